@@ -8,7 +8,7 @@ help:
 	@echo 'make test-deep  run the tests with full counts and the compared libraries, then the mutants'
 	@echo 'make test-live  test real model providers whose keys are set'
 	@echo 'make check      check lint, format, types, layers, lengths and public names'
-	@echo 'make bench      run every benchmark and list the missed limits'
+	@echo 'make bench      run the benchmarks and list the missed limits'
 	@echo 'make bench-compare OLD=COMMIT   compare the gate at a commit with the working tree'
 	@echo 'make bench-peers ARGS="--only floor,handrail"   compare with other frameworks (bench/README.md)'
 	@echo 'make wheel      build the package into dist and test it in clean environments'

@@ -1,4 +1,4 @@
-"""Run all benchmarks, and report at the end which limits were missed.
+"""Run the benchmarks in PARTS, and list the missed limits at the end.
 
 A benchmark that fails or misses a limit does not stop the others. The exit status is 1 if anything was missed.
 """
@@ -14,7 +14,7 @@ PARTS = ("imports.py", "run.py", "directory.py", "journal.py", "parked.py")
 
 
 def run(part: str) -> list[str]:
-    """Run one benchmark, show its output, and return the limits it missed."""
+    """Run one benchmark, print its output, and return the lines of the limits that it missed."""
     print(f"== {part}", flush=True)
     missed: list[str] = []
     with subprocess.Popen([sys.executable, HERE / part], stdout=subprocess.PIPE, text=True) as process:

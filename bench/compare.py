@@ -1,11 +1,10 @@
-"""Compare the gate at an old commit and in the working tree, in one run, as ratios to the floor.
+"""Compare the gate at an old commit with the gate in the working tree, as ratios to the floor.
 
     python bench/compare.py COMMIT
 
-Each side is a process that measures with its own bench/run.py, and they take turns, so a busy machine slows
-both. The cost of a side is divided by its own floor in the same round. Where a process happens to put its objects
-changes its figures by up to a tenth, so both sides are restarted several times. The bare gate may be at most 1 µs
-slower than at COMMIT.
+Each side is a process that measures with its own bench/run.py. The two take turns, so a busy machine slows both. The
+cost of a side is divided by its own floor in the same round. A process's figures vary by up to a tenth with its memory
+layout, so both sides are restarted several times. The bare gate may be at most 1 µs slower than at COMMIT.
 """
 
 from __future__ import annotations
@@ -22,15 +21,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
-"""How often each process measures."""
+"""How many rounds each process measures."""
 PROCESSES = int(os.environ.get("PROCESSES", "12"))
-"""How many processes measure each side, one after the other."""
+"""How many processes measure each side."""
 MOST = 1.0
 """Maximum number of microseconds by which the bare gate may be slower."""
 
 
 def measure() -> None:
-    """Measure a round for every line of standard input. This runs in the process of one side."""
+    """Measure one round for each line of standard input. This is the main function of a side's process."""
     import run
 
     side: Any = run
@@ -69,7 +68,7 @@ class Process:
         print("go", file=self._process.stdin, flush=True)
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit("a process that measures ended early")
+            raise SystemExit("a measuring process ended early")
         return json.loads(line)
 
     def close(self) -> None:
@@ -87,7 +86,7 @@ class Side:
         return statistics.median(each[name] for each in self.rounds)
 
     def ratio(self, name: str) -> float:
-        """Return the cost as a ratio to the floor of the same round."""
+        """Return the median ratio of a cost to the floor of the same round."""
         floor = "writing floor" if name == "writing" else "floor"
         return statistics.median(each[name] / each[floor] for each in self.rounds)
 

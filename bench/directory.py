@@ -1,7 +1,7 @@
 """Measure the cost of a call on a real folder, and compare it with bare disk operations and a git snapshot.
 
-The figures are medians of wall time over interleaved rounds, since the disk is the bottleneck. Each row has a
-limit, and says whether it was met.
+The figures are medians of wall time over interleaved rounds, since the disk is the bottleneck. Rows with a limit say
+whether it was met.
 
     python bench/directory.py [FOLDER]      (a folder on the disk to measure; by default the current one)
 """
@@ -56,7 +56,7 @@ def folder_of(base: Path, files: int) -> Path:
 
 
 async def timed(work: Work, calls: int) -> float:
-    """Return the microseconds of one iteration."""
+    """Return the wall time of one iteration, in microseconds."""
     began = time.perf_counter()
     for _ in range(calls):
         await work()
@@ -133,8 +133,8 @@ async def writes(few: Path, base: Path) -> bool:
     kept = True
     for name, words in (
         ("no journal", "one-file write through the gate, no journal"),
-        ("process", "the same with a journal that outlives kill -9"),
-        ("power", "the same with a journal that outlives a power cut"),
+        ("process", "the same with a journal that survives kill -9"),
+        ("power", "the same with a journal that survives a power cut"),
     ):
         ratio = found[name] / found["bare, synced"]
         say(words, f"{found[name]:.0f} µs")
@@ -148,7 +148,7 @@ def git(folder: Path, *arguments: str) -> None:
 
 
 async def snapshots(base: Path) -> None:
-    """Change one file with git: snapshot before, change, snapshot after, then restore it."""
+    """Compare a git commit that changes one file and its reset with a call that changes the file and its undo."""
     for files in GIT:
         folder = folder_of(base / "git", files)
         git(folder, "init", "-q")
@@ -176,7 +176,7 @@ async def snapshots(base: Path) -> None:
 
 
 async def searches() -> bool:
-    """Search 200,000 lines in memory, with the linear engine and with Python's engine."""
+    """Search 200,000 lines in memory, with Handrail's linear engine and with Python's."""
     lines = [
         f"    value_{number} = compute({number % 97}, name='line {number}')" for number in range(200_000)
     ]

@@ -1,7 +1,7 @@
-"""Measure the cost of importing hello world's names, compared with the pydantic and asyncio names they use.
+"""Measure the cost of importing the names that hello world uses, compared with the libraries behind them.
 
-The figures are medians of the CPU time of fresh interpreters, over interleaved rounds. Bytecode is on disk, as
-for an installed package.
+The figures are medians of the CPU time of fresh interpreters, over interleaved rounds. Bytecode is on disk, as for an
+installed package.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LIMITS = [
 
 
 def cpu_milliseconds(line: str, environment: dict[str, str]) -> float:
-    """Return the user and system time of a fresh interpreter that runs one line."""
+    """Return the user and system time of a fresh interpreter that runs one line, in milliseconds."""
     process = subprocess.Popen([sys.executable, "-c", line], env=environment)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -51,7 +51,7 @@ def main() -> None:
             for name, line in LINES.items():
                 taken[name].append(cpu_milliseconds(line, environment))
     medians = {name: statistics.median(times) for name, times in taken.items()}
-    print(f"CPU of a fresh interpreter, median of {ROUNDS}")
+    print(f"CPU time of a fresh interpreter, median of {ROUNDS} rounds")
     for name, line in LINES.items():
         print(f"{name:24} {medians[name]:7.1f} ms   {line}")
     for name, floor, most in LIMITS:

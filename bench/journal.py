@@ -34,7 +34,7 @@ from handrail.question import Answer
 
 
 class Pick(BaseModel):
-    """The answer that is requested."""
+    """The type of the answer that is requested."""
 
     number: int
 
@@ -100,17 +100,17 @@ async def costs(folder: Path, count: int) -> None:
         size = int(units[0])
         journal.close()
         bare = inserts(folder / f"bare-{durability}.db", count, size, synchronous)
-        say(f'with one, durability="{durability}"', f"{spent * 1e6:.0f} µs")
+        say(f'with a journal, durability="{durability}"', f"{spent * 1e6:.0f} µs")
         say(f"  a bare insert of the same {size} bytes", f"{bare * 1e6:.0f} µs")
         say("  the cost of the record, in bare inserts", f"{(spent - plain) / bare:.1f}")
 
 
 MAC_LIMIT = 6.0
-"""Maximum cost of a record's MAC and link, in microseconds."""
+"""Maximum cost of a record's MAC and of its link to the previous record, in microseconds."""
 
 
 class Unchained(Chains):
-    """Chains that write the same rows without a MAC and without a head, as the baseline."""
+    """Chains that write the same rows without a MAC or a head, for comparison."""
 
     def append(
         self, connection: sqlite3.Connection, chain: str, kind: str, key: str, body: bytes, **more: Any
@@ -121,7 +121,7 @@ class Unchained(Chains):
 
 
 def chained(path: Path, count: int, make: type[Chains]) -> float:
-    """Return the CPU seconds that adding a record to a chain takes, in one transaction."""
+    """Return the CPU seconds that it takes to add a record to a chain. All records are added in one transaction."""
     database = Database(str(path), clock=SYSTEM_CLOCK, new_id="bench", inline=True)
     chains, body = make("bench", str(path), b"k" * 32), b"x" * 350
 
@@ -139,7 +139,7 @@ def chained(path: Path, count: int, make: type[Chains]) -> float:
 
 
 def chains(folder: Path, count: int) -> None:
-    """Report the cost of a record's MAC, from the fastest of seven rounds with and without it."""
+    """Print the cost of a record's MAC: the difference between the fastest of seven rounds with it and without it."""
     rounds = [
         (
             chained(folder / f"bare{each}.db", count, Unchained),
@@ -154,7 +154,7 @@ def chains(folder: Path, count: int) -> None:
 
 
 class Steps:
-    """A model that requests one call after another. It stores nothing, so only the run is measured."""
+    """A model that requests one call after another. It keeps no requests, so that only the run is measured."""
 
     name = "bench:steps"
     traits = Traits(price=Price(Decimal(0), Decimal(0)))
@@ -170,14 +170,14 @@ class Steps:
 
 
 async def parked(path: Path, steps: int) -> SqliteJournal:
-    """Run this many steps, then ask a question and wait."""
+    """Run this many steps, the last of which asks a question, and return the journal of the parked run."""
     journal = SqliteJournal(path, watch=None)
     adapter = Adapter(Steps(steps), journal=journal, environment=LaterEnvironment())
     try:
         await adapter.evaluate(PROMPT, "go", run_id="long")
     except RunParked:
         return journal
-    raise AssertionError("the run did not park")
+    raise AssertionError("the run was not parked")
 
 
 async def resumed(folder: Path, steps: int) -> None:
@@ -194,8 +194,8 @@ async def resumed(folder: Path, steps: int) -> None:
     spent = time.process_time() - began
     assert response.text == "end"
     journal.close()
-    say(f"{steps:,} steps: made in (CPU), a step", f"{made:.2f} s, {made / steps * 1e6:.0f} µs")
-    say("  resumed in (CPU), a step", f"{spent:.2f} s, {spent / steps * 1e6:.0f} µs")
+    say(f"{steps:,} steps: CPU time to run them, and per step", f"{made:.2f} s, {made / steps * 1e6:.0f} µs")
+    say("  CPU time to resume, and per step", f"{spent:.2f} s, {spent / steps * 1e6:.0f} µs")
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from handrail.runs import list_runs
 
 
 class Pick(BaseModel):
-    """The answer that is requested."""
+    """The type of the answer that is requested."""
 
     number: int
 
@@ -64,17 +64,17 @@ async def park(path: Path, runs: int) -> None:
             await adapter.evaluate(PROMPT, "go", run_id=f"run-{number:06}")
         except RunParked:
             continue
-        raise AssertionError("a run did not park")
+        raise AssertionError("a run was not parked")
     spent = time.perf_counter() - began
-    say(f"{runs:,} runs parked, a run", f"{spent / runs * 1e3:.2f} ms")
+    say(f"{runs:,} runs parked: time per run", f"{spent / runs * 1e3:.2f} ms")
     say("resident memory before", f"{before:.0f} MB")
     say("resident memory with all runs parked", f"{resident():.0f} MB")
     journal.close()
-    say("the file", f"{path.stat().st_size / 1e6:.1f} MB")
+    say("size of the file", f"{path.stat().st_size / 1e6:.1f} MB")
 
 
 async def answer(path: Path) -> None:
-    """List the runs, answer one question and resume its run, in the second process."""
+    """List the runs, answer one question and resume its run. This runs in the second process."""
     before = resident()
     began = time.perf_counter()
     journal = SqliteJournal(path, watch=None)
@@ -82,21 +82,21 @@ async def answer(path: Path) -> None:
     for limit in (100, 1_000_000):
         began = time.perf_counter()
         found = await list_runs(journal, limit=limit)
-        say(f"{len(found):,} listed", f"{(time.perf_counter() - began) * 1e3:.1f} ms")
+        say(f"time to list {len(found):,} runs", f"{(time.perf_counter() - began) * 1e3:.1f} ms")
     one = found[len(found) // 2].id
     began = time.perf_counter()
     (question,) = await journal.questions.open(one)
     journal.questions.answer(
         Answer(question_id=question.id, digest=question.digest, by=question.principal, value={"number": 2})
     )
-    say("one answered", f"{(time.perf_counter() - began) * 1e3:.2f} ms")
+    say("time to answer one question", f"{(time.perf_counter() - began) * 1e3:.2f} ms")
     began = time.perf_counter()
     adapter = Adapter(ScriptedModel(["thanks"]), journal=journal, environment=LaterEnvironment())
     response = await adapter.resume(one, PROMPT)
     assert response.text == "thanks"
-    say("time to resume the run to its end", f"{(time.perf_counter() - began) * 1e3:.2f} ms")
+    say("time to resume the run and finish it", f"{(time.perf_counter() - began) * 1e3:.2f} ms")
     del found
-    say("resident memory at its start and now", f"{before:.0f}, {resident():.0f} MB")
+    say("resident memory at the start and at the end", f"{before:.0f}, {resident():.0f} MB")
     journal.close()
 
 

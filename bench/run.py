@@ -58,7 +58,7 @@ async def sleeping_handler(params: Forecast, *, context: ToolContext) -> ToolRes
 
 
 class Allows:
-    """A policy that inspects a call and allows it."""
+    """A policy that allows every call."""
 
     name = "allows"
 
@@ -79,7 +79,7 @@ Timed = Callable[[], Awaitable[float]]
 
 
 async def cpu_of(work: Callable[[], Awaitable[Any]], calls: int = CALLS) -> float:
-    """Return the CPU microseconds of one iteration."""
+    """Return the CPU time of one iteration, in microseconds."""
     gc.collect()
     began = time.process_time()
     for _ in range(calls):
@@ -88,7 +88,7 @@ async def cpu_of(work: Callable[[], Awaitable[Any]], calls: int = CALLS) -> floa
 
 
 async def floor() -> float:
-    """Measure a call by hand: parse with a cached validator, await the handler, store its result."""
+    """Measure a call written by hand: parse with a cached validator, await the handler, store its result."""
     validate = TypeAdapter(Forecast).validator.validate_json
     kept: list[Any] = []
 
@@ -99,7 +99,7 @@ async def floor() -> float:
 
 
 async def writing_floor() -> float:
-    """Measure a call by hand that also writes a file to a dict and an event to a list."""
+    """Measure a call written by hand that also writes a file to a dict and an event to a list."""
     validate = TypeAdapter(Forecast).validator.validate_json
     kept: list[Any] = []
     files: dict[str, bytes] = {}
@@ -117,7 +117,7 @@ async def writing_floor() -> float:
 
 
 def a_gate(body: Any = handler, *, timeout: float | None = None, items: int = 0, files: int = 0) -> Gate:
-    """Return a gate with a policy, a subscriber to every event, and this many items and files."""
+    """Return a gate with a policy, a subscriber to every event, and this many session items and files."""
     session = Session()
     for number in range(items):
         session.dispatch(Seen(str(number)))
@@ -128,7 +128,7 @@ def a_gate(body: Any = handler, *, timeout: float | None = None, items: int = 0,
 
 
 def through(gate: Gate) -> Timed:
-    """Return a function that measures calls which enter the gate as a model's turn does."""
+    """Return a function that measures calls that enter the gate as they do in a model's turn."""
 
     async def work() -> Any:
         return await gate.pass_through(new_call(gate, "forecast", ARGUMENTS))
@@ -137,7 +137,7 @@ def through(gate: Gate) -> Timed:
 
 
 def invoked(gate: Gate) -> Timed:
-    """Return a function that measures calls which enter the gate as a program's do, through an operation."""
+    """Return a function that measures calls that enter the gate through `invoke`, as a program's do."""
 
     async def work() -> Any:
         return await gate.invoke("forecast", ARGUMENTS)
@@ -219,7 +219,7 @@ async def forks() -> None:
         return timed
 
     def appending(items: int, siblings: int) -> Timed:
-        """Measure forks that append 32 times each, so that every fill level of the last block counts once."""
+        """Measure forks that append 32 items each, so that the last block of 32 is measured at every fill level."""
         session = filled(items)
 
         async def timed() -> float:

@@ -32,7 +32,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def serve(folder: Path) -> None:
-    """Serve on a free port, and print it."""
+    """Serve on a free port, and print the port."""
     from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal, ToolCall, ToolContext, tool
     from handrail.messages import AssistantMessage, ModelRequest
     from handrail.models.scripted import Reply, Scripted
@@ -70,7 +70,7 @@ def serve(folder: Path) -> None:
 
 
 class _Nothing(list[Any]):
-    """A list that stores nothing, so that only the server's memory is measured."""
+    """A list that keeps nothing, so that the model's recorded requests do not count as the server's memory."""
 
     def append(self, item: Any, /) -> None: ...
 
@@ -85,7 +85,7 @@ class Server(NamedTuple):
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def resident(self) -> float:
-        """Return the server's memory in MB."""
+        """Return the server's resident memory in MB."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
@@ -139,7 +139,7 @@ def asked(port: int, thread: str, text: str) -> bytes:
 
 
 async def stream(port: int, thread: str, text: str = "go") -> Took:
-    """Make one run as an AG-UI client does, and measure it."""
+    """Make one run as an AG-UI client does, and return its times."""
     async with connected(port) as (reader, writer):
         began = time.perf_counter()
         writer.write(asked(port, thread, text))
@@ -211,7 +211,7 @@ async def over(port: int, thread: str) -> None:
 async def stalled(at: Server, runs: int, rounds: int = 3) -> None:
     """Measure runs alone, and beside a client that never reads its long answer.
 
-    The two kinds alternate, because the machine's speed varies.
+    The two cases alternate, because the machine's speed varies.
     """
     alone: list[Took] = []
     beside: list[Took] = []

@@ -2,8 +2,8 @@
 
     python bench/shell.py [FOLDER]      (FOLDER is where the files are made; by default /tmp)
 
-The figures are medians of the wall time of `true` over interleaved rounds. The shell itself checks the overlay's mount
-on every run. The only limit is that the overlay costs the same at any size.
+The figures are medians of the wall time of `true` over interleaved rounds. The shell checks the overlay's mounts on
+every run, so the figures include that. The only limit is that the overlay costs about the same at any size.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIMIT = 1.3
 
 
 def make(base: Path, count: int) -> Layers:
-    """Create a folder with this many files, a thousand per subfolder, and layers over it."""
+    """Create a folder with this many files, a thousand per subfolder, and return layers over it."""
     for name in ("root", "upper", "work"):
         (base / name).mkdir(parents=True)
     for number in range(count):

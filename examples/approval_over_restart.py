@@ -77,7 +77,7 @@ def editor(folder: Path, model: str | None) -> Agent[None]:
 
 
 def ask(folder: Path, model: str | None) -> None:
-    """Start the run. It is parked once all it can do is wait."""
+    """Start the run. It is parked as soon as its call waits for approval."""
     try:
         editor(folder, model).run("Publish our hours, 10 to 18, as hours.txt.", run_id=RUN).wait()
     except RunParked as parked:
@@ -103,7 +103,7 @@ def resume(folder: Path, model: str | None) -> None:
 
 
 def play(model: str | None) -> None:
-    """Play the whole story twice: approved, and then denied."""
+    """Run all three steps twice. The first time the change is approved, the second time it is denied."""
     for said in (["yes"], ["no", "not on a Friday"]):
         with tempfile.TemporaryDirectory() as folder:
             for act in (["ask", folder], ["answer", folder, *said], ["resume", folder]):

@@ -100,7 +100,10 @@ SCRIPT = ScriptedModel(
 
 
 def rule(folder: Path) -> Person:
-    """Return a person who refuses to remove an Anna, and approves everything else."""
+    """Return a person who denies changes that remove an Anna, and approves all others.
+
+    While the first question is open, a row is added to the file, as if somebody else had edited it.
+    """
     asked: list[Question] = []
 
     def look(question: Question) -> bool | str:
@@ -148,9 +151,7 @@ def main() -> None:
         print(f"\n{response.text}")
         if not given.model:
             print(f"\n{Path(folder, 'contacts.csv').read_text()}")
-            print(
-                f"The last change was kept, and is undone: {', '.join(files.undo('by-mail', run_id=response.run_id))}"
-            )
+            print(f"The last change is undone in: {', '.join(files.undo('by-mail', run_id=response.run_id))}")
             print(f"{len(Path(folder, 'contacts.csv').read_text().splitlines()) - 1} rows again.")
 
 

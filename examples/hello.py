@@ -1,7 +1,7 @@
-"""Run an agent with one tool, and show what the gate does with calls.
+"""Run an agent with one tool, then show how the gate commits, undoes, isolates, refuses and stops calls.
 
-The gate commits, undoes, isolates, refuses, asks and stops. Everything is in memory, and the program ends by itself.
-The model is scripted. To use another model, name it, as in "openai:gpt-5".
+Everything is in memory, and nobody has to answer anything. The model is scripted. To use a real model, pass its name to
+`Agent`, such as "openai:gpt-5".
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ async def main() -> None:
     )
     show("as before")
 
-    print("3. Calls of one turn run at once and do not see each other. A failure undoes only its own call.")
+    print(
+        "3. The calls of a turn run concurrently and do not see each other's changes. A failure undoes only its own call."
+    )
     turn = await run_turn(
         gate,
         [
@@ -106,7 +108,7 @@ async def main() -> None:
         print("  ", result.render())
     show("one of two kept")
 
-    print("4. The arguments of a call are checked, and the model is told all mistakes at once.")
+    print("4. The arguments of a call are checked, and the model is told about all mistakes at once.")
     print("  ", (await gate.invoke("add_to_list", '{"itme": "eggs", "count": "six"}')).render(), "\n")
 
     print("5. A call that can't be undone needs approval, and nobody can be asked here.")

@@ -1,8 +1,8 @@
-"""Run a model in this process, without a key or a network. It answers a question, and then does some work.
+"""Answer a question, extract orders and classify reviews with a model in this process, without a key or a network.
 
-The model is SmolLM2 with 135M parameters. It is far too small to choose a tool or to calculate, but with a few
-examples it can extract and classify. Its calls go through the gate like those of any model. The program takes
-half a minute on one core.
+The model is SmolLM2 with 135M parameters. It is far too small to choose a tool or to calculate, but with a few examples
+it can extract and classify. Its calls go through the gate like those of any model. The program takes half a minute on
+one core.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from handrail.models.local import LocalModel
 
 
 def hello() -> None:
-    """Run the smallest agent, with a model that is told to call a tool first."""
+    """Run the smallest agent. Its model always calls `fare` first."""
 
     @tool(effect="read")
     async def fare(city: str) -> str:
@@ -55,7 +55,7 @@ async def record_order(customer: str, item: str, quantity: int, context: ToolCon
 
 
 def orders() -> None:
-    """Extract orders from free text with a tool. An order is undone if it can't be met."""
+    """Extract orders from emails with a tool. The call for an order that can't be met is undone."""
     files = MemoryFilesystem()
     model = LocalModel(first_call=record_order, max_tokens=48)
     agent = Agent(model, "You are a helpful assistant.", tools=[record_order])
@@ -101,8 +101,8 @@ if __name__ == "__main__":
     )
     hello()
     print(
-        "\n2. The model extracts orders from mails with a tool. The third can't be met, so its call is undone."
+        "\n2. The model extracts orders from emails with a tool. The third order can't be met, so its call is undone."
     )
     orders()
-    print("\n3. The model sorts reviews after a few examples in plain text.")
+    print("\n3. The model classifies reviews, after a few examples in plain text.")
     reviews()

@@ -1,7 +1,7 @@
-"""Use one extra in an environment that has the installed package and nothing of the checkout.
+"""Use one extra in an environment in which Handrail is installed and the checkout is not on the path.
 
     python -I scripts/extras.py EXTRA             uses the extra, and fails if that fails
-    python -I scripts/extras.py EXTRA --missing   checks that the error names the extra if it is not installed
+    python -I scripts/extras.py EXTRA --missing   checks that using a missing extra raises an error that names it
 
 scripts/wheel.py runs this in clean environments. Each function uses its extra as a user would.
 """
@@ -67,7 +67,7 @@ def local() -> str:
 
 
 def prices() -> str:
-    """Check that a cost budget applies to a model whose price only the table knows."""
+    """Check that a run under a money limit gets its cost from the price table."""
     model = ScriptedModel([Reply("done", usage=Usage(1000, 100))], name="openai:gpt-5")
     answer = Adapter(model).evaluate(Prompt("p", "Answer."), "Hello", budget=Budget(money=1)).wait()
     assert answer.cost, answer
@@ -88,7 +88,7 @@ def bridge() -> str:
 
 
 def workers() -> str:
-    """Check that a worker file is read, and that its template is rendered."""
+    """Check that a worker file is read, and that the package contains the JSON Schema of worker files."""
     from handrail import WorkerRegistry
     from handrail.workers import WORKER_SCHEMA
 
@@ -101,7 +101,7 @@ def workers() -> str:
 
 
 def cli() -> str:
-    """Check that the program creates its starter folder, and that `handrail workers check` accepts the folder."""
+    """Check that `handrail new` creates its starter folder, and that `handrail workers check` accepts the folder."""
     program = Path(sys.executable).with_name("handrail")
     with tempfile.TemporaryDirectory() as folder:
         for arguments in (["new", "demo"], ["workers", "check", "demo"]):
@@ -146,16 +146,16 @@ def serve() -> str:
                 assert response.read(), name
         return len(scripts)
 
-    return f"the page came, with {asyncio.run(visit())} scripts"
+    return f"the page was served, with {asyncio.run(visit())} scripts"
 
 
 def oidc() -> str:
-    """Check that people can sign in through a provider."""
+    """Check that a sign-in provider can be configured, and that its OAuth client can be imported."""
     from handrail.serve import OidcProvider
 
     OidcProvider("https://login.example.org", "handrail", "secret")
     import_module("authlib.integrations.httpx_client")
-    return "a provider can be named"
+    return "a provider can be configured"
 
 
 USES: dict[str, Callable[[], str]] = {
@@ -164,7 +164,7 @@ USES: dict[str, Callable[[], str]] = {
 
 
 def main(extra: str, *, missing: bool) -> int:
-    """Use the extra. With `--missing`, check that the error says how to install it."""
+    """Use the extra, and return the exit status. With `missing`, check that the error says how to install the extra."""
     try:
         said = USES[extra]()
     except Exception as error:
@@ -172,7 +172,7 @@ def main(extra: str, *, missing: bool) -> int:
             raise
         named = f"pip install 'handrail[{extra}]'"
         if named in str(error):
-            print(f"{extra}: without it, {type(error).__name__} names {named}")
+            print(f"{extra}: if it is missing, {type(error).__name__} names {named}")
             return 0
         print(f"{extra}: without this extra, the error does not say {named}: {error!r}")
         return 1

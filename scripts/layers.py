@@ -24,11 +24,11 @@ LAYERS = {
     }.items()
     for name in names.split()
 }
-# These modules are outside the layers. They may import any module below the doors, and nothing imports them.
+# These modules are outside the layers. They may import any module below layer DOORS, and no other module imports them.
 BESIDE = {"testing", "telemetry"}
 DOORS = 5
 
-# Only these modules may read the machine's time, random numbers or ids.
+# Only these modules may read the system's clock or generate random numbers and ids.
 SOURCES = {"clock", "ids", "testing"}
 READS_TIME = {
     *(f"time.{name}" for name in ("time", "monotonic", "perf_counter")),
@@ -65,7 +65,7 @@ def is_private(name: str) -> bool:
 
 
 def nodes_for_types(tree: ast.Module) -> set[ast.AST]:
-    """Return every node under `if TYPE_CHECKING:`."""
+    """Return every node in the body of an `if TYPE_CHECKING:`."""
     return {
         inner
         for node in ast.walk(tree)
@@ -76,9 +76,9 @@ def nodes_for_types(tree: ast.Module) -> set[ast.AST]:
 
 
 def own_imports(tree: ast.Module, package: tuple[str, ...]) -> Iterator[Import]:
-    """Yield the imports of handrail's own modules, anywhere in the file.
+    """Yield the imports of Handrail's own modules, anywhere in the file.
 
-    `package` is the base of the file's relative imports.
+    `package` is the package that the file's relative imports start from.
     """
     for_types = nodes_for_types(tree)
     for node in ast.walk(tree):
@@ -97,7 +97,7 @@ def own_imports(tree: ast.Module, package: tuple[str, ...]) -> Iterator[Import]:
 
 
 def check_imports(file: Path, owner: str, imports: Iterator[Import]) -> Iterator[Finding]:
-    """Check the imports of one file, which belongs to the top-level module `owner`."""
+    """Yield the findings about the imports of one file, which belongs to the top-level module `owner`."""
     for line, path, for_types in imports:
         target = path[0] if path else ""
         if target == owner:
@@ -121,7 +121,11 @@ def check_imports(file: Path, owner: str, imports: Iterator[Import]) -> Iterator
             hint = "import it from the module that defines it (a new module: add it to LAYERS in scripts/layers.py)"
             yield Finding(file, line, what, hint)
         elif target in BESIDE:
-            hint = f"turn it round: {target} imports {owner}" if owner not in BESIDE else "use a lower module"
+            hint = (
+                f"reverse the import: {target} may import {owner}"
+                if owner not in BESIDE
+                else "use a lower module"
+            )
             yield Finding(file, line, f"{owner} imports {target}, which nothing imports", hint)
         elif owner in BESIDE and LAYERS[target] >= DOORS:
             what = f"{owner} imports {target} (layer {DOORS})"
@@ -142,8 +146,8 @@ def origin(node: ast.expr, names: dict[str, str]) -> str:
 
 
 def check_sources(file: Path, tree: ast.Module) -> Iterator[Finding]:
-    """Find direct use of the machine's time and randomness."""
-    time_hint = "take a Clock and ask it (handrail.clock)"
+    """Yield a finding for each direct use of the system's clock or of randomness."""
+    time_hint = "take a Clock as a parameter and use it (handrail.clock)"
     chance_hint = "take it as a parameter, or from handrail.ids"
     for_types = nodes_for_types(tree)
     names: dict[str, str] = {}
@@ -176,7 +180,7 @@ def check_package(root: Path) -> Iterator[Finding]:
         try:
             tree = ast.parse(file.read_bytes(), str(file))
         except SyntaxError as error:
-            yield Finding(file, error.lineno or 1, f"does not parse: {error.msg}", "correct it")
+            yield Finding(file, error.lineno or 1, f"does not parse: {error.msg}", "fix the syntax")
             continue
         if owner not in SOURCES:
             yield from check_sources(file, tree)

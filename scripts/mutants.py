@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Break the code on purpose, one place at a time, and check that the tests notice.
+"""Break the code on purpose, in one place at a time, and check that the tests notice.
 
-Each mutant removes a guarantee. If no test catches one, that guarantee is untested, and this script fails.
-`make test-deep` runs this script. Arguments select mutants by name. `--jobs N`, before them, tries N at a time
-instead of two. `--find` only checks that each mutant can still be made. If a change to the code breaks a
-mutant, update the mutant.
+Each mutant removes a guarantee. If no test catches one, that guarantee is untested, and this script fails. `make
+test-deep` runs this script. Arguments select mutants by name. `--jobs N`, before the names, tries N mutants at a time
+instead of two. `--find` only checks that the text which each mutant replaces is still in the code. If a change to the
+code removes that text, update the mutant.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ MUTANTS = [
     Mutant(
         "file rollback skipped",
         "dispatch/transaction.py",
-        "        for fork in self.touched:\n            fork.drop()",
-        "        for fork in self._forks.values() if self._forks else ():\n            fork.prepare()\n            fork.apply()",
+        "                fork.drop()\n",
+        "                if not isinstance(fork, SessionFork):\n                    fork.prepare()\n                    fork.apply()\n",
         "tests/dispatch/test_failure_table.py",
     ),
     Mutant(
@@ -48,10 +48,24 @@ MUTANTS = [
         "tests/dispatch/test_effects.py tests/dispatch/test_transactions.py",
     ),
     Mutant(
+        "results are shown after the commit",
+        "dispatch/handlers.py",
+        "    _check_rendering(tool, result, attempt)\n",
+        "    pass\n",
+        "tests/dispatch/test_shown_results.py",
+    ),
+    Mutant(
+        "an error holds on to its call",
+        "dispatch/gate.py",
+        "            forget_frames(error)",
+        "            pass",
+        "tests/dispatch/test_any_error.py",
+    ),
+    Mutant(
         "double end event",
         "dispatch/gate.py",
-        "        result = self._end(passage)  # 10\n",
-        "        result = self._end(passage)  # 10\n        self._end(passage)\n",
+        "        self._end(passage, ending)  # 10\n",
+        "        self._end(passage, ending)  # 10\n        self._end(passage, ending)\n",
         "tests/dispatch/test_gate.py",
     ),
     Mutant(
@@ -586,9 +600,9 @@ MUTANTS = [
     # --- parking ---------------------------------------------------------------------------------------
     Mutant(
         "what a parked run did is undone",
-        "dispatch/gate.py",
-        "        if self.frame.left_to_the_record:\n",
-        "        if False:\n",
+        "dispatch/rollback.py",
+        "    if frame.left_to_the_record:\n",
+        "    if False:\n",
         "tests/replay/test_parked_run.py::test_by_force_nothing_is_undone",
     ),
     Mutant(
@@ -609,7 +623,7 @@ MUTANTS = [
 
 
 def find(mutant: Mutant) -> str:
-    """Return the problem with a mutant's definition: its code is not found, or its tests are missing."""
+    """Return why a mutant can't be made: its code is not found exactly once, or a test is missing. Or return ""."""
     file = ROOT / "src" / "handrail" / mutant.file
     if not file.is_file():
         return f"there is no {mutant.file}"

@@ -3,10 +3,11 @@
     python scripts/wheel.py [--lean]      builds dist/*.tar.gz and dist/*.whl, inspects and tests them
     python scripts/wheel.py --look WHEEL  inspects an existing wheel
 
-The wheel is built from the sdist, so the sdist is complete too. It is installed into a clean environment of each
-supported Python found here; then, on the one that runs this, with each extra alone, into its own environment.
-With --lean there is one environment, of the Python that runs this. It is tested first without extras, then with all
-of them except the embedded model, which is left to the tests. scripts/wheel runs this script and prepares its inputs.
+The wheel is built from the sdist, so this shows that the sdist is complete too. The wheel is installed without extras
+into a clean environment of each supported Python found here. On the Python that runs this script, each extra is also
+installed alone, into an environment of its own. With --lean there is only one environment, on the Python that runs this
+script. It is tested first without extras, then with all of them except `local`, which the ordinary tests cover.
+scripts/wheel prepares the inputs of this script and runs it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "handrail"
 VENDOR = "handrail/serve/page/vendor"
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "-qq"]
-# `import handrail` must not load a package of an extra.
+# Run in a clean environment. It fails if `import handrail` loads any other installed package.
 PROBE = """
 import sys
 before = set(sys.modules)
@@ -59,9 +60,9 @@ def look(wheel: Path) -> Iterator[str]:
         metadata = {name for name in names if PurePosixPath(name).parts[0].endswith(".dist-info")}
         wanted = {path.relative_to(PACKAGE.parent).as_posix() for path in files_under(PACKAGE)}
         for name in sorted(wanted - names):
-            yield f"{name} is missing: the package has it, the wheel does not"
+            yield f"{name} is missing: it is in the package, but not in the wheel"
         for name in sorted(names - wanted - metadata):
-            yield f"{name} is too much: the package has no such file"
+            yield f"{name} is superfluous: the package has no such file"
         if not any(name.endswith("/licenses/LICENSE") for name in metadata):
             yield "the licence is missing"
         texts = {name: opened.read(name).decode() for name in names if name.endswith((".js", ".html"))}
@@ -75,17 +76,17 @@ def look(wheel: Path) -> Iterator[str]:
 
 
 def files_under(folder: Path) -> Iterator[Path]:
-    """Return the files of a package, without Python's caches."""
+    """Return the files of a package, without Python's bytecode caches."""
     return (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
 
 
 def look_at_page(names: set[str], texts: dict[str, str]) -> Iterator[str]:
-    """Check that the page's libraries have their licences, and that every imported script exists."""
+    """Yield a problem for each missing licence of the page's libraries, and for each imported script that is missing."""
     hint = "run scripts/page, then build again"
     libraries = json.loads((ROOT / "package.json").read_text())["dependencies"]
     for library in libraries:
         if f"{VENDOR}/LICENSE.{library}" not in names:
-            yield f"the licence of {library} is missing, and with it the page's library: {hint}"
+            yield f"the licence of {library} is missing, so the library itself is probably missing too: {hint}"
     lacking: set[str] = set()
     for name, text in texts.items():
         if name.endswith(".js"):
@@ -96,7 +97,7 @@ def look_at_page(names: set[str], texts: dict[str, str]) -> Iterator[str]:
 
 
 def look_at_digests(found: dict[str, str]) -> Iterator[str]:
-    """Check that each file of the page's libraries has the digest listed in package.sha256."""
+    """Yield a problem for each file of the page's libraries whose digest is not the one in package.sha256."""
     lines = (ROOT / "package.sha256").read_text().splitlines()
     wanted = {f"{VENDOR}/{name}": digest for digest, name in (line.split() for line in lines)}
     for name, digest in sorted(found.items()):
@@ -134,7 +135,7 @@ def build(into: Path) -> Path:
 
 
 def run(command: list[object], *, cwd: Path | None = None) -> str:
-    """Run a command and return its output. Raises if it fails."""
+    """Run a command and return its output. Raises `Wrong` if it fails."""
     ended = subprocess.run(
         [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=300
     )
@@ -149,7 +150,7 @@ class Wrong(Exception):
 
 
 def fetch(wheel: Path, extras: list[str], into: Path) -> Path:
-    """Download everything the wheel and its extras need into a folder, so that the index is asked only once."""
+    """Download what the wheel and its extras need into a folder, check the digests, and return the folder."""
     wanted = f"{wheel}[{','.join(extras)}]"
     run([*PIP, "download", "-c", ROOT / "constraints.txt", "-d", into, wanted])
     if findings := list(look_at_downloads(into, wheel.name)):
@@ -158,14 +159,14 @@ def fetch(wheel: Path, extras: list[str], into: Path) -> Path:
 
 
 def look_at_downloads(folder: Path, own: str) -> Iterator[str]:
-    """Check that each downloaded file has a digest in constraints.sha256. Handrail's own wheel has none."""
+    """Yield a problem for each download, except Handrail's own wheel, whose digest is not in constraints.sha256."""
     lines = (ROOT / "constraints.sha256").read_text().splitlines()
     wanted = {name: digest for digest, name in (line.split() for line in lines)}
     for path in sorted(folder.iterdir()):
         if path.name not in wanted and path.name != own:
             yield f"{path.name} has no digest: after a review, add it to constraints.sha256 (sha256sum)"
         elif path.name != own and wanted[path.name] != hashlib.sha256(path.read_bytes()).hexdigest():
-            yield f"the digest of {path.name} differs from constraints.sha256: the file has changed since"
+            yield f"the digest of {path.name} differs from constraints.sha256: the file has changed since the digest was recorded"
 
 
 def clean(python: object, folder: Path, *install: object) -> Path:
@@ -177,7 +178,7 @@ def clean(python: object, folder: Path, *install: object) -> Path:
 
 
 def try_core(version: str, python: str, folder: Path, wheel: Path) -> list[str]:
-    """Check that the wheel imports without extras on one interpreter, with the right version and public names."""
+    """Check that the wheel imports without extras on one Python, with the right version and public names."""
     made = clean(python, folder / f"core-{version}", "-c", ROOT / "constraints.txt", wheel)
     found = run([made, "-I", "-c", PROBE], cwd=folder).split()
     if found[0] != project()["version"]:
@@ -189,7 +190,7 @@ def try_core(version: str, python: str, folder: Path, wheel: Path) -> list[str]:
 
 
 def try_extra(extra: str, folder: Path, wheel: Path) -> list[str]:
-    """Use one extra in an environment with no other extra."""
+    """Install one extra alone into a new environment, and use it."""
     offline = ["--no-index", "--find-links", folder / "fetched"]
     made = clean(sys.executable, folder / extra, *offline, f"{wheel}[{extra}]")
     if extra == "local":
@@ -199,7 +200,7 @@ def try_extra(extra: str, folder: Path, wheel: Path) -> list[str]:
 
 
 def try_extras(extras: list[str], made: Path, folder: Path, wheel: Path) -> list[str]:
-    """Add all extras to an environment without any, and use them one after the other."""
+    """Install all these extras into an environment that has none, and use them one after the other."""
     wanted = f"{wheel}[{','.join(extras)}]"
     offline = ["--no-index", "--find-links", fetch(wheel, extras, folder / "fetched")]
     run([*PIP, "--python", made, "install", "--no-compile", *offline, wanted])
@@ -208,12 +209,12 @@ def try_extras(extras: list[str], made: Path, folder: Path, wheel: Path) -> list
 
 
 def try_without(extra: str, made: Path, folder: Path) -> list[str]:
-    """Check that a missing extra is reported by name."""
+    """Check that using a missing extra raises an error that names it."""
     return [run([made, "-I", "-W", "error", ROOT / "scripts" / "extras.py", extra, "--missing"], cwd=folder)]
 
 
 def interpreters() -> dict[str, str]:
-    """Return the supported versions found here with their paths, and print the missing ones."""
+    """Return the path of each supported Python found here, by version, and print the versions that are missing."""
     found = dict(line.split(" ", 1) for line in run([ROOT / "scripts" / "find-python", "--all"]).splitlines())
     listed = {line.rsplit(" ", 1)[1] for line in classifiers()}
     if listed != set(found):
@@ -231,7 +232,7 @@ def classifiers() -> list[str]:
 
 
 def try_out(wheel: Path) -> None:
-    """Run everything that needs an environment, two at a time."""
+    """Test the wheel in clean environments, two at a time. Raises `Wrong` with all problems."""
     found, own, names = interpreters(), own_version(), extra_names()
     with tempfile.TemporaryDirectory() as kept, ThreadPoolExecutor(2) as pool:
         folder = Path(kept)

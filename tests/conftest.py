@@ -1,7 +1,7 @@
-"""Settings for all tests: the number of examples drawn, and the model servers.
+"""Settings for all tests: Hypothesis profiles, hooks and the model servers.
 
-An ordinary run draws the same examples every time, so its verdict depends on the code alone; a deep run draws new
-ones. The servers (see servers.py) start when a test first needs one.
+An ordinary run draws the same examples every time, so that its verdict depends only on the code. A deep run draws
+new ones. The servers (see servers.py) start when a test first needs one.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from support.servers import Aimock, Embedded, Llmock, aimock, embedded, llmock
 __all__ = ["folders", "new_files"]
 
 UNCHECKED = [HealthCheck.too_slow, HealthCheck.filter_too_much]
-"""Health checks that fail no test, since both depend on which examples Hypothesis happens to draw."""
+"""Health checks that are suppressed, because both depend on which examples Hypothesis happens to draw."""
 
 settings.register_profile(
     "quick", max_examples=25, deadline=None, derandomize=True, suppress_health_check=UNCHECKED
 )
 settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=UNCHECKED)
 settings.register_profile("brief", settings.get_profile("quick"), max_examples=10)
-"""The profile for every interpreter but the first: these runs only look for differences between Python versions."""
+"""The profile for all Python versions but the first, whose runs only look for differences between versions."""
 settings.load_profile(
     os.environ.get("HANDRAIL_EXAMPLES") or ("deep" if os.environ.get("HANDRAIL_DEEP") else "quick")
 )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep default journals out of the developer's own state folder, in this process and those it starts."""
+    """Keep default journals out of the developer's state folder, in this process and in those it starts."""
     state = tempfile.TemporaryDirectory(prefix="handrail-state-")
     config.add_cleanup(state.cleanup)
     os.environ["XDG_STATE_HOME"] = state.name

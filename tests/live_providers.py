@@ -1,8 +1,8 @@
-"""Contract tests against real providers whose keys are set: `make test-live`. A run costs a few cents.
+"""Contract tests against the real providers whose keys are set: `make test-live`. A run costs a few cents.
 
-HANDRAIL_LIVE names other models (`HANDRAIL_LIVE="openai:gpt-5 groq:llama-3.3-70b"`); HANDRAIL_LIVE_AT is the
-address of a server to use instead of OpenAI and Anthropic. A real model's words can't be predicted, so each
-case checks only what holds for any answer. With no key and no model named, the run ends with an error.
+HANDRAIL_LIVE names other models (`HANDRAIL_LIVE="openai:gpt-5 groq:llama-3.3-70b"`). HANDRAIL_LIVE_AT is the
+address of a server to use instead of OpenAI and Anthropic. A real model's words can't be predicted, so each test
+checks only what holds for any answer. Without a key or a named model, the run ends with an error.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ KEYS = {
     "MISTRAL_API_KEY": "mistral:mistral-small-latest",
     "GROQ_API_KEY": "groq:llama-3.3-70b-versatile",
 }
-"""For each provider, the variable that holds its key and the model to test by default."""
+"""For each provider, the variable that has its key and the model to test by default."""
 
 PLAIN = Prompt("plain", "You are a helpful assistant.")
 CAPITAL = "What is the capital of France?"
 ROOM = 2000
-"""Maximum tokens of an answer. Reasoning models need some of them to think first."""
+"""Maximum number of tokens in an answer. Reasoning models use some of them to think first."""
 
 
 @dataclass(frozen=True)
 class City:
-    """The structured output that is requested."""
+    """The output type that the model is asked for."""
 
     city: str
     country: str
 
 
 def subjects() -> dict[str, Callable[[str], Model]]:
-    """Return one model factory for each model name."""
+    """Return a model factory for each subject's name."""
     named = os.environ.get("HANDRAIL_LIVE", "").split()
     found: dict[str, Callable[[str], Model]] = {}
     for each in named or [model for key, model in KEYS.items() if os.environ.get(key)]:
@@ -83,7 +83,7 @@ def model_of(subject: str, name: str = "") -> Model:
 
 
 async def test_text_streamed_and_whole(subject: str):
-    """An answer arrives whole or in pieces that add up to it, with a stop reason and its token count."""
+    """An answer arrives whole or in chunks that add up to it, with a stop reason and its token counts."""
     adapter = Adapter(model_of(subject))
     whole = await adapter.evaluate(PLAIN, CAPITAL, max_tokens=ROOM)
     streaming = adapter.stream(PLAIN, CAPITAL, max_tokens=ROOM)

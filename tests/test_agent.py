@@ -1,4 +1,4 @@
-"""`Agent`: a prompt with a model, run, streamed, resumed, served, and called by other agents."""
+"""`Agent`: a prompt and a model that can be run, streamed, resumed, served, and called by other agents."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_run_arguments_reach_the_run() -> None:
 
 @pytest.mark.parametrize("text", ["It costs $5.", "$name", "${x} and $$", "100 % { } \\n"])
 def test_text_is_literal(text: str) -> None:
-    """Instructions given as text are used literally, without placeholders."""
+    """Instructions given as text are used literally, so a dollar sign is not a placeholder."""
     seen: list[str] = []
 
     def answer(request: ModelRequest) -> str:
@@ -170,7 +170,7 @@ def test_what_can_not_work_is_an_error_at_definition() -> None:
     "more", [{"tools": [fare]}, {"name": "desk"}, {"output": Report}, {"policies": [CapabilityPolicy()]}]
 )
 def test_a_prompt_brings_its_own_tools_and_name(more: dict[str, Any]) -> None:
-    assert "Give them to the Prompt" in wrong("openai:gpt-5", Prompt("guide", "Answer."), **more)
+    assert "Pass them to the Prompt" in wrong("openai:gpt-5", Prompt("guide", "Answer."), **more)
 
 
 def test_an_agent_is_frozen() -> None:
@@ -189,9 +189,9 @@ def test_a_message_is_text() -> None:
 
 @pytest.mark.parametrize("description", [None, 5])
 def test_a_description_is_text(description: Any) -> None:
-    """A description that is not text is refused when it is given, not when the agent becomes a tool."""
+    """A description that is not text is refused when the agent is defined, not when it becomes a tool."""
     with pytest.raises(
-        DefinitionError, match=rf"^description is {description}\. Pass a text, or leave it out\.$"
+        DefinitionError, match=rf"^description is {description}\. Pass a string, or leave it out\.$"
     ):
         Agent(script(), "Answer.", description=description)
 
@@ -203,7 +203,7 @@ def test_a_misspelt_argument_is_named() -> None:
 
 
 def test_a_key_is_needed_at_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An agent can be defined without a key; a run without one fails and names the variable."""
+    """An agent can be defined without a key. A run without one fails, and the error names the variable."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     agent = Agent("openai:gpt-5", "Answer.")
     with pytest.raises(PromptEvaluationError) as caught:
@@ -265,7 +265,7 @@ else:
 
 
 def test_a_run_is_resumed_after_a_crash(tmp_path: Path) -> None:
-    """A run that is resumed after a crash does not repeat recorded calls: `look` runs once."""
+    """A run resumed after a crash does not repeat recorded calls: `look` runs only once."""
     (tmp_path / "desk.py").write_text(CRASHING)
 
     def start(*given: str) -> tuple[int, str, str]:
@@ -315,13 +315,13 @@ def test_an_agent_is_a_tool_of_another() -> None:
 
 
 def test_it_needs_no_adapter_around_it() -> None:
-    """An agent's tool can be called through a gate that has no model."""
+    """An agent's tool can be called through a gate without a model."""
     result = open_gate([desk().as_tool()]).invoke("desk", {"message": "Rome?"}).wait()
     assert result.value == "It is 129 euros."
 
 
 def test_its_workers_are_its_own(tmp_path: Path) -> None:
-    """An agent that is called as a tool uses the workers of its own adapter."""
+    """An agent that is called as a tool uses its own adapter's workers."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -338,7 +338,7 @@ def test_its_workers_are_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by_model", [True, False])
 def test_its_tools_have_its_own_adapter(by_model: bool) -> None:
-    """Prompts that an agent's tools evaluate run on the agent's own model, whoever calls the agent."""
+    """A prompt that an agent's tool evaluates runs on the agent's own model, whoever calls the agent."""
 
     @tool
     async def think(context: ToolContext) -> str:
@@ -434,7 +434,7 @@ def test_depth_is_counted_through_agents() -> None:
 
 
 def test_approvals_reach_the_people_of_the_caller() -> None:
-    """An inner agent's approval requests go through the caller's broker, with the inner agent's path."""
+    """An inner agent's requests for approval go to the caller's person, and are denied if the caller has none."""
 
     @tool(effect="irreversible")
     async def send() -> str:
@@ -497,7 +497,7 @@ async def test_an_agent_is_served_like_a_prompt(tmp_path: Path, monkeypatch: pyt
 
 
 def test_an_app_reference_names_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recorded run with an app reference finds its agent by name."""
+    """A run that was recorded with an app reference can be resumed without naming its prompt."""
     (tmp_path / "recorded_desk.py").write_text(APP)
     monkeypatch.syspath_prepend(tmp_path)
     journal = MemoryJournal()

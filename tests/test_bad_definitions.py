@@ -1,4 +1,4 @@
-"""Invalid definitions and arguments: each is refused where it is made, and the error has its name and a hint.
+"""Invalid definitions: each is refused where it is made, with an error that names it and gives a hint.
 
 A row of a table has the action, the error class, the name that the message must contain, and part of the hint.
 """
@@ -31,7 +31,7 @@ from handrail.context import ExtraKey, Extras, Ticket
 from handrail.errors import DefinitionError, ExtraKeyError, TicketError, ToolDefinitionError
 from handrail.tools import legacy_handler, tool_context
 
-# Many calls here are wrong on purpose, so they go through names that pyright can't check.
+# Many calls here are wrong on purpose, so they use names that pyright does not check.
 # pyright: reportMissingParameterType=false, reportUndefinedVariable=false
 any_tool: Any = tool
 any_tool_class: Any = Tool
@@ -107,7 +107,7 @@ def handler(params: Params, *, context: ToolContext) -> ToolResult[int]:
 
 
 def make(**changed: Any) -> Tool[Any, Any]:
-    """Make a valid tool with some arguments replaced."""
+    """Return a valid tool with some arguments replaced."""
     return any_tool_class(
         **{"name": "weather", "description": "Tell the weather.", "handler": handler, **changed}
     )
@@ -1015,7 +1015,7 @@ TABLE: dict[str, Row] = {**FIELDS, **HANDLERS, **TYPES, **COMPANIONS, **FUNCTION
 
 
 def test_no_row_hides_another():
-    """No row of the table replaces another of the same name, and the table has at least 45 rows."""
+    """No row of one table replaces a row of another, and there are at least 45 rows."""
     parts = (FIELDS, HANDLERS, TYPES, COMPANIONS, FUNCTIONS, OTHERS)
     assert len(TABLE) == sum(map(len, parts))
     assert len(TABLE) >= 45
@@ -1023,7 +1023,7 @@ def test_no_row_hides_another():
 
 @pytest.mark.parametrize("name", TABLE)
 def test_wrong_definition(name: str):
-    """A wrong definition raises a Handrail error of one line that has the name and the hint."""
+    """A wrong definition raises a Handrail error in one line, with the name and the hint."""
     act, kind, thing, hint = TABLE[name]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # legacy_handler must check before it warns
@@ -1039,7 +1039,7 @@ def test_wrong_definition(name: str):
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row[1] is ToolDefinitionError])
 def test_a_tool_s_error_carries_its_parts(name: str):
-    """The error has the tool, the problem and the hint as attributes, which together make up its message."""
+    """The error has the tool, the problem and the hint as attributes, and its message is made of them."""
     with pytest.raises(ToolDefinitionError) as caught:
         TABLE[name][0]()
     error = caught.value
@@ -1048,7 +1048,7 @@ def test_a_tool_s_error_carries_its_parts(name: str):
 
 
 def test_the_tool_that_the_rows_change_is_right():
-    """The tool that the rows modify is valid, so each row is refused because of its modification."""
+    """The tool that the rows change is valid without the change, so each row is refused because of its change."""
     assert make().params is Params
     assert make(effect="compensable", compensate=undo, probe=happened).compensate is undo
 
@@ -1079,5 +1079,5 @@ class Later(BaseModel):
     ids=range(15),
 )
 def test_what_is_at_the_edge_is_accepted(act: Callable[[], object]):
-    """Values just inside the limits that the invalid rows exceed are accepted."""
+    """Values at the edge of what is allowed are accepted."""
     assert isinstance(act(), Tool)

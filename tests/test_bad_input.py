@@ -1,7 +1,7 @@
 """Invalid calls, paths, keys, snapshots, answers, limits, policies, bindings and events.
 
 A row of a table has the action, the error class, the name that the message must contain, and part of the hint. The
-mistakes in the second table are made in a call, so they are reported to the model.
+mistakes in `TOLD` are made in a call, so the model is told about them.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ from handrail.resources.memory import FileLimits, MemoryFilesystem
 from handrail.session import Session, kept, load, save
 from handrail.testing import Nobody, Person, RecordingSubscriber, VirtualClock, run_virtual
 
-# Many calls here are wrong on purpose, so they go through names that pyright can't check.
+# Many calls here are wrong on purpose, so they use names that pyright does not check.
 any_gate: Any = open_gate
 any_binding: Any = Binding
 any_resources: Any = RunResources
@@ -613,7 +613,7 @@ TABLE = {**SESSIONS, **FILES, **ANSWERS, **LIMITS, **POLICIES, **GATES}
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_mistake_is_refused_with_its_name_and_a_hint(name: str):
-    """A mistake raises a Handrail error of the expected class, whose single line has the name and the hint."""
+    """A mistake raises a Handrail error of the expected class, in one line with the name and the hint."""
     act, kind, thing, hint = TABLE[name]
 
     async def main() -> None:
@@ -631,7 +631,7 @@ def test_a_mistake_is_refused_with_its_name_and_a_hint(name: str):
 
 
 def test_the_table_is_long_enough():
-    """The tables have at least 75 mistakes, and no row replaces another."""
+    """The tables have at least 75 mistakes, and no row of one table replaces a row of another."""
     assert len(TABLE) == sum(map(len, (SESSIONS, FILES, ANSWERS, LIMITS, POLICIES, GATES)))
     assert len(TABLE) + len(TOLD) >= 75
 

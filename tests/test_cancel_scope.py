@@ -1,4 +1,4 @@
-"""`CancelScope`: which cancellations stop a call, and which belong to a handler itself."""
+"""`CancelScope`: which cancellations stop a call, and which are a handler's own affair."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def fail_after(seconds: float) -> None:
 
 
 async def recover(seconds: float = 1.0) -> None:
-    """Recover from a task group whose member fails."""
+    """Recover from a task group in which a member fails."""
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(fail_after(seconds))
@@ -42,7 +42,7 @@ async def recover_in_body() -> None:
 
 
 async def recover_with_stragglers() -> None:
-    """Recover from a task group in which a second member is slow to end after the first one fails."""
+    """Recover from a task group in which a second member ends slowly after the first one fails."""
 
     async def slow() -> None:
         try:
@@ -77,7 +77,7 @@ async def in_background() -> AsyncGenerator[None]:
 
 
 async def recover_behind_generator() -> None:
-    """Recover from a task group inside an async generator, as in many libraries."""
+    """Recover from a task group inside an async generator, as many libraries have it."""
     try:
         async with in_background():
             pass
@@ -123,7 +123,7 @@ def task_count() -> int:
 
 @pytest.mark.parametrize("helper", HELPERS, ids=lambda helper: helper.__name__)
 def test_a_helper_recovers_from_a_failed_member(helper: Callable[[], Awaitable[None]]) -> None:
-    """A call whose helper recovers from a failed task group is committed, with its task's cancel count at zero."""
+    """A call whose helper recovers from a failed task group is committed, and its task's cancel count is zero."""
 
     async def main() -> None:
         rig = rig_for(helper)
@@ -161,7 +161,7 @@ def test_a_cancel_from_outside_is_never_taken_for_the_groups(
 
 
 def test_a_cancel_that_is_swallowed_after_a_recovery_is_rolled_back() -> None:
-    """A handler that swallows a cancel after recovering from a failed task group is still rolled back."""
+    """A call is rolled back even if its handler swallows a cancel after it recovered from a failed task group."""
 
     async def swallow() -> None:
         await recover()
@@ -182,7 +182,7 @@ def test_a_cancel_that_is_swallowed_after_a_recovery_is_rolled_back() -> None:
 
 @pytest.mark.parametrize("how", ["asyncio.timeout", "anyio", "wait_for"])
 def test_a_timeout_inside_a_handler_is_its_own(how: str) -> None:
-    """A timeout inside a handler ends only what it surrounds, even directly after a recovered task group."""
+    """A timeout inside a handler ends only what it surrounds, even right after a recovered task group."""
 
     async def limited() -> None:
         await recover()
@@ -225,7 +225,7 @@ def test_a_group_around_the_call_stops_it() -> None:
 
 
 def test_an_inner_call_right_after_a_recovery_is_cancelled_as_such() -> None:
-    """A cancel from outside reaches an inner call that begins directly after a recovered task group."""
+    """A cancel from outside reaches an inner call that began right after a recovered task group."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -251,7 +251,7 @@ def test_an_inner_call_right_after_a_recovery_is_cancelled_as_such() -> None:
 
 
 def test_an_inner_call_recovers_for_itself() -> None:
-    """A recovery inside an inner call does not prevent the outer call from being cancelled."""
+    """After an inner call has recovered from a failed task group, the outer call can still be cancelled."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -262,7 +262,7 @@ def test_an_inner_call_recovers_for_itself() -> None:
 
         @tool(effect="staged")
         async def outer(context: ToolContext) -> str:
-            """Call, then swallow any exception."""
+            """Call, then swallow a cancel."""
             said = (await context.call("inner")).value
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(5)
@@ -280,7 +280,7 @@ def test_an_inner_call_recovers_for_itself() -> None:
 
 
 def test_timeout_and_deadline_are_distinguished_from_a_recovered_group() -> None:
-    """After a recovered task group, a timeout and a deadline each end the call with their own status."""
+    """After a recovered task group, a timeout and a deadline each end the call as what they are."""
 
     async def forever() -> None:
         await recover()

@@ -1,4 +1,4 @@
-"""Cancellation: a single cancel stops a whole tree of runs once, children first."""
+"""Cancellation: one cancel stops a whole tree of runs, children first, and each task only once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def nothing() -> list[asyncio.Task[Any]]:
 
 
 class Works:
-    """A node of the tree with one task, which records when it was cancelled."""
+    """A node in the tree with one task that records when it is cancelled."""
 
     def __init__(self, name: str, stopped: list[str], parent: Works | None = None) -> None:
         self.name = name
@@ -122,7 +122,7 @@ def test_a_child_of_the_cancelled_is_cancelled():
 
 
 def test_watchers_are_told_once_and_can_be_taken_back():
-    """A cancel calls each watcher once, including those of children; a removed watcher is not called."""
+    """A cancel calls each watcher once, even those of children. A removed watcher is not called."""
     root = Cancellation(nothing)
     child = Cancellation(nothing, root)
     told: list[str] = []
@@ -138,7 +138,7 @@ def test_watchers_are_told_once_and_can_be_taken_back():
 
 
 def test_a_watcher_that_raises_stops_nobody(caplog: pytest.LogCaptureFixture):
-    """If a watcher raises, the error is logged, and the other watchers and tasks are still cancelled."""
+    """If a watcher raises, the error is logged, and the other watchers are called and the tasks cancelled."""
 
     async def script() -> None:
         stopped: list[str] = []
@@ -157,7 +157,7 @@ def test_a_watcher_that_raises_stops_nobody(caplog: pytest.LogCaptureFixture):
 
     in_loop(script)
     (record,) = caplog.records
-    assert "a watcher of a cancellation raised" in record.getMessage()
+    assert "a cancellation watcher raised" in record.getMessage()
 
 
 def test_watchers_may_change_the_tree():
@@ -175,7 +175,7 @@ def test_watchers_may_change_the_tree():
 
 
 def test_a_run_that_is_over_is_left_alone():
-    """A closed run is removed from the tree: cancelling its parent does not cancel its task. Closing it twice is harmless."""
+    """A closed run leaves the tree, so cancelling its parent does not cancel its task. Closing it twice is harmless."""
 
     async def script() -> None:
         stopped: list[str] = []
@@ -195,7 +195,7 @@ def test_a_run_that_is_over_is_left_alone():
 
 
 def test_what_is_done_is_not_cancelled():
-    """Cancelling a run whose task has finished leaves the task's result."""
+    """Cancelling a run whose task has finished does not change the task's result."""
 
     async def script() -> None:
         async def quick() -> str:
@@ -213,7 +213,7 @@ def test_what_is_done_is_not_cancelled():
 
 @given(st.lists(st.integers(0, 30), max_size=12), st.lists(st.integers(0, 30), max_size=6))
 def test_any_tree_and_any_cancels_stop_exactly_what_is_below(parents: list[int], cancels: list[int]):
-    """Every node at or below a cancelled one is stopped once, before its parent, with the first reason."""
+    """Every node at or below a cancelled one is cancelled once, before its parent, and keeps its first reason."""
     order: list[int] = []
     nodes = [Cancellation(nothing)]
     above = [-1]

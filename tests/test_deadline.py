@@ -1,4 +1,4 @@
-"""Deadlines, stored as wall-clock time and enforced on a monotonic clock."""
+"""Deadlines: stored as wall-clock time, and enforced by a monotonic clock."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -13,7 +13,7 @@ START = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
 class FakeClock:
-    """A clock whose wall and monotonic times are set by hand, together or separately."""
+    """A clock whose wall time and monotonic time are moved by hand, together or separately."""
 
     def __init__(self) -> None:
         self.wall = START
@@ -48,7 +48,7 @@ def test_it_is_kept_in_utc(clock: FakeClock):
 
 
 def test_a_time_without_a_zone_is_refused_with_a_hint(clock: FakeClock):
-    """A time without a zone is refused, since it means a different moment on every machine."""
+    """A time without a zone is refused, because it means a different moment on every machine."""
     with pytest.raises(
         DefinitionError, match=r"2030-01-01T00:00:00 has no time zone.*`Deadline.after\(300\)`"
     ):
@@ -77,7 +77,7 @@ def test_after_the_end_of_the_calendar_is_refused(seconds: float, clock: FakeClo
 
 
 def test_one_in_the_past_has_passed(clock: FakeClock):
-    """A deadline in the past is accepted and has expired, since it may come from a record."""
+    """A deadline in the past is accepted, because it may come from a record, and has expired."""
     deadline = Deadline(START - timedelta(seconds=5), clock=clock)
     assert deadline.expired
     assert deadline.remaining() == -5
@@ -108,7 +108,7 @@ def test_setting_the_machines_clock_changes_nothing(wall: datetime, clock: FakeC
 
 
 def test_check_says_which_deadline_and_what_did_not_happen(clock: FakeClock):
-    """`check` raises a `TimeoutError` that names the deadline and the act once the deadline has passed."""
+    """Once the deadline has passed, `check` raises a `TimeoutError` that names the deadline and what it prevented."""
     deadline = Deadline.after(1, clock=clock)
     deadline.check("calling search")
     clock.pass_time(1)
@@ -121,7 +121,7 @@ def test_check_says_which_deadline_and_what_did_not_happen(clock: FakeClock):
 
 
 def test_a_pause_does_not_count_where_people_are_waited_for(clock: FakeClock):
-    """No time passes for the deadline between `pause` and `resume`, which move it by the length of the pause."""
+    """Between `pause` and `resume` no time passes for the deadline, which moves by the length of the pause."""
     deadline = Deadline.after(10, clock=clock, pauses_for_people=True)
     clock.pass_time(4)
     deadline.pause()
@@ -136,7 +136,7 @@ def test_a_pause_does_not_count_where_people_are_waited_for(clock: FakeClock):
 
 
 def test_pauses_nest(clock: FakeClock):
-    """When two pauses overlap, the clock continues only after both have been resumed."""
+    """When two pauses overlap, the deadline continues only after both have been resumed."""
     deadline = Deadline.after(10, clock=clock, pauses_for_people=True)
     deadline.pause()
     clock.pass_time(5)
@@ -164,7 +164,7 @@ def test_it_can_be_paused_again(clock: FakeClock):
 
 
 def test_a_pause_does_not_follow_the_time_of_day(clock: FakeClock):
-    """Setting the wall clock during a pause moves the deadline only by the elapsed time."""
+    """A pause moves the deadline by the elapsed time, even if the wall clock is set meanwhile."""
     deadline = Deadline.after(10, clock=clock, pauses_for_people=True)
     deadline.pause()
     clock.set_wall(START + timedelta(days=3))

@@ -41,7 +41,7 @@ async def weather(city: str) -> str:
 
 
 def wrongly(value: object) -> Any:
-    """Return a value whose type is hidden from the type checker."""
+    """Return the value as `Any`, to hide its type from the type checker."""
     return value
 
 
@@ -52,7 +52,7 @@ def adapter(*answers: Any) -> Adapter:
 @pytest.mark.parametrize(
     ("mistake", "words"),
     [
-        (lambda: Prompt("p", wrongly([FileTools])), r"Make one: FileTools\(\.\.\.\)"),
+        (lambda: Prompt("p", wrongly([FileTools])), r"Create one: FileTools\(\.\.\.\)"),
         (
             lambda: Prompt("p", "x", tools=[wrongly(FileTools())]),
             "It is a section: put it among the sections",
@@ -75,7 +75,7 @@ def adapter(*answers: Any) -> Adapter:
     ],
 )
 def test_a_mistake_is_answered_with_a_hint(mistake: Any, words: str) -> None:
-    """Each mistake is refused before anything runs, with the wrong name and what to write instead."""
+    """Each mistake is refused with an error that says what to write instead."""
     with pytest.raises(DefinitionError, match=words):
         mistake()
 
@@ -97,7 +97,7 @@ def test_a_stream_is_not_its_response() -> None:
 
 
 def test_text_among_sections() -> None:
-    """A plain string may be used as a section, more than once, and has no heading."""
+    """Strings may be used as sections, more than once, and have no heading."""
     prompt = Prompt("p", ["Be brief.", FileTools(writes=False), "Be kind."], tools=[weather])
     text = prompt.render().text
     assert text.startswith("Be brief.\n\n## Files")
@@ -106,7 +106,7 @@ def test_text_among_sections() -> None:
 
 
 def test_commands_are_writes_too() -> None:
-    """A policy that denies writing files also denies commands, since a command may write any file."""
+    """A policy that denies writing files also denies commands, because a command may write any file."""
     section = ShellTools(Shell([Allow("touch", ...)]))
     session = Session()
     model = ScriptedModel([ToolCall("run_command", {"command": ["touch", "x"]}), "Done."])
@@ -118,7 +118,7 @@ def test_commands_are_writes_too() -> None:
 
 
 def test_what_the_run_says_is_told_from_what_the_user_says() -> None:
-    """Messages that the run itself adds are marked, so that a model can tell them from the user's."""
+    """Messages that the run adds are marked, so that they can be told from the user's."""
     from dataclasses import dataclass
 
     @dataclass(frozen=True)
@@ -142,9 +142,9 @@ def test_what_the_run_says_is_told_from_what_the_user_says() -> None:
 def test_a_module_that_does_not_load_is_its_own_mistake(
     text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The error for a module that can't be loaded names the module and the line."""
+    """The error for a module that can't be loaded names the file and, where possible, the line."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setitem(sys.modules, "served_wrongly", sys)  # the entry is removed after the test
+    monkeypatch.setitem(sys.modules, "served_wrongly", sys)  # monkeypatch removes the entry after the test
     file = tmp_path / "served_wrongly.py"
     file.write_text(text)
     with pytest.raises(DefinitionError, match=rf"served_wrongly\.py can't be loaded: {words}"):
@@ -152,7 +152,7 @@ def test_a_module_that_does_not_load_is_its_own_mistake(
 
 
 def test_an_answer_that_does_not_fit_is_said_with_one_full_stop():
-    """When an answer is refused, the question that is asked again ends with the hint."""
+    """When an answer is refused, the question is asked again with the hint at its end."""
     person = Person(lambda question: {"approved": True, "scope": "all of it"})
 
     @tool(capabilities={"money"})
@@ -166,6 +166,6 @@ def test_an_answer_that_does_not_fit_is_said_with_one_full_stop():
 
 
 def test_a_folder_given_as_a_text_is_told_what_makes_it_files():
-    """A string given as the filesystem is refused, and the error shows how to open a folder."""
+    """A string passed as the filesystem is refused, and the error shows how to open a folder."""
     with pytest.raises(DefinitionError, match=r"filesystem is a str.*DirectoryFilesystem\('folder'\)"):
         open_gate([weather], filesystem=wrongly("site"))

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_logged")
 
 
 def test_gather_gives_values_in_the_order_given():
-    """`gather` returns the values in the order of the operations, whichever ends first."""
+    """`gather` returns the values in the order of its arguments, whichever operation ends first."""
 
     async def main() -> None:
         gate = asyncio.Event()
@@ -60,7 +60,7 @@ def test_gather_runs_its_members_at_once():
 
 
 def test_when_one_fails_the_others_are_cancelled_and_awaited():
-    """When a member fails, its error is raised after all other members have been cancelled and have ended."""
+    """When a member fails, its error is raised once all other members have been cancelled and have ended."""
 
     async def main() -> None:
         others = [Stuck(cleanup=3), Stuck(cleanup=7)]
@@ -78,7 +78,7 @@ def test_when_one_fails_the_others_are_cancelled_and_awaited():
 
 
 def test_the_first_of_several_failures_is_raised():
-    """Errors that other members raise in their cleanup do not replace the first error, and are not logged."""
+    """Errors that other members raise while they clean up do not replace the first error, and are not logged."""
 
     async def main() -> None:
         began = asyncio.Event()
@@ -101,7 +101,7 @@ def test_the_first_of_several_failures_is_raised():
 
 
 def test_gather_cancelled_from_outside_ends_its_members_first():
-    """Cancelling a gather cancels every member, and the cancellation is raised once they have ended."""
+    """Cancelling a gather cancels every member, and `CancelledError` is raised once all of them have ended."""
 
     async def main() -> None:
         members = [Stuck(cleanup=2), Stuck(cleanup=5)]
@@ -136,7 +136,7 @@ def test_a_second_cancellation_does_not_leave_members_running():
 
 
 def test_a_member_that_raises_cancelled_itself_fails_the_gather():
-    """A member that raises `CancelledError` itself fails the gather, and the other members end."""
+    """If a member raises `CancelledError` itself, the gather fails after the other members have ended."""
 
     async def main() -> None:
         other = Stuck(cleanup=2)
@@ -156,7 +156,7 @@ def test_a_member_that_raises_cancelled_itself_fails_the_gather():
 
 
 def test_gather_of_nothing_is_empty():
-    """A gather without members ends at once with no values."""
+    """A gather without members returns an empty tuple at once."""
 
     async def main() -> None:
         assert await gather() == ()
@@ -183,7 +183,7 @@ def test_gather_takes_anything_that_can_be_awaited():
 
 
 def test_gather_can_be_waited_for_from_a_thread():
-    """A sync handler's `.wait()` runs every member of a gather on the call's loop."""
+    """When a thread waits for a gather, every member runs on the call's event loop."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -218,7 +218,7 @@ def test_gathers_nest():
 
 
 def test_members_belong_to_their_gather():
-    """A member of a gather can't be used outside it, nor twice in it."""
+    """A member of a gather can't be used outside it, or twice in it."""
 
     async def main() -> None:
         member = value_of(1)
@@ -234,7 +234,7 @@ def test_members_belong_to_their_gather():
 
 
 def test_a_gather_never_awaited_warns_once_for_all():
-    """An unused gather warns once, naming its members, which do not warn separately."""
+    """An unused gather warns once and names its members, which do not warn themselves."""
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         gather(value_of(1), value_of(2))

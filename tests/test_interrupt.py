@@ -1,4 +1,4 @@
-"""Waiting for operations: Ctrl-C, the end of the program, a closed loop, and forks."""
+"""Waiting for operations: Ctrl-C, the end of the program, a closed event loop, and forks."""
 
 import asyncio
 import signal
@@ -19,7 +19,7 @@ from support.operations import finished, script, value_of
 
 INTERRUPTED = """
     import signal, sys
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may ignore it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the process that runs the tests may ignore it
 
     async def work():
         print("ready", flush=True)
@@ -57,13 +57,13 @@ def interrupted(tmp_path: Any, times: int = 1, **parts: str) -> tuple[list[str],
 
 
 def test_ctrl_c_cancels_and_waits_for_the_cleanup(tmp_path: Any):
-    """SIGINT cancels the work, and `KeyboardInterrupt` is raised after the work's cleanup."""
+    """SIGINT cancels the work, and `KeyboardInterrupt` is raised after the work has cleaned up."""
     lines, err, code = interrupted(tmp_path, cleanup="await asyncio.sleep(0.01)", after="sys.exit(7)")
     assert (lines, err, code) == (["cleaned up", "interrupted"], "", 7)
 
 
 def test_ctrl_c_that_nobody_catches_ends_the_program_as_usual(tmp_path: Any):
-    """An uncaught SIGINT ends the program with SIGINT's exit code, after the work's cleanup."""
+    """An uncaught SIGINT ends the program with SIGINT's exit code, after the work has cleaned up."""
     lines, err, code = interrupted(tmp_path, after="raise")
     assert (lines, code) == (["cleaned up", "interrupted"], -signal.SIGINT)
     assert err.rstrip().endswith("KeyboardInterrupt")
@@ -77,14 +77,14 @@ def test_the_program_continues_after_a_caught_ctrl_c(tmp_path: Any):
 
 
 def test_a_second_ctrl_c_does_not_wait(tmp_path: Any):
-    """A second SIGINT during a slow cleanup ends the wait without waiting for the cleanup."""
+    """A second SIGINT during a slow cleanup ends the wait at once."""
     cleanup = 'print("ready", flush=True); await asyncio.Event().wait()'
     lines, err, code = interrupted(tmp_path, times=2, cleanup=cleanup, after="import os; os._exit(9)")
     assert (lines, err, code) == (["interrupted"], "", 9)
 
 
 def test_an_interrupt_before_the_hand_over_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):
-    """An interrupt before the loop has taken over the work ends the wait, and loses no coroutine."""
+    """An interrupt before the loop has taken over the work ends the wait, and leaves no coroutine unawaited."""
     loop = background_loop()
     real = loop.call_soon_threadsafe
     struck: list[int] = []
@@ -102,7 +102,7 @@ def test_an_interrupt_before_the_hand_over_leaves_nothing_behind(monkeypatch: py
 
 
 def test_an_abandoned_thread_does_not_hold_the_program_open(tmp_path: Any):
-    """A program ends even if a handler's thread never returns, since that thread is a daemon."""
+    """A program ends even if a handler's thread never returns, because that thread is a daemon."""
     text = """
         import threading
         from handrail.threads import run_in_thread
@@ -152,19 +152,19 @@ def test_a_thread_stuck_in_a_wait_does_not_hold_the_program_open(tmp_path: Any):
 
 
 def test_a_loop_that_is_gone_is_an_error():
-    """Waiting for an operation whose loop is closed raises an error, and loses no coroutine."""
+    """Waiting for an operation whose event loop is closed raises `LoopGone`, and leaves no coroutine unawaited."""
 
     async def main() -> Home:
         return Home(asyncio.get_running_loop(), "call")
 
     home = asyncio.run(main())
-    with pytest.raises(LoopGone, match="the event loop it belongs to has ended") as caught:
+    with pytest.raises(LoopGone, match="the event loop it belongs to is closed") as caught:
         value_of(1, home).wait()
     assert caught.value.operation == "value"
 
 
 def test_a_loop_that_goes_while_somebody_waits_is_an_error(monkeypatch: pytest.MonkeyPatch):
-    """If the loop is closed while a thread waits for it, the wait raises `LoopGone` instead of hanging."""
+    """If the event loop is closed while a thread waits for it, the wait raises `LoopGone` instead of hanging."""
     monkeypatch.setattr(threads, "_LOOK_SECONDS", 0.01)
     loop = asyncio.new_event_loop()
     raised: list[BaseException] = []
@@ -188,14 +188,14 @@ def test_a_loop_that_goes_while_somebody_waits_is_an_error(monkeypatch: pytest.M
     loop.close()
     thread.join(timeout=300)
     assert [type(error) for error in raised] == [LoopGone]
-    assert "ended while it ran" in str(raised[0])
+    assert "closed while it ran" in str(raised[0])
     for task in tasks:
         task.get_coro().close()  # pyright: ignore[reportOptionalMemberAccess]
         task._log_destroy_pending = False  # pyright: ignore[reportAttributeAccessIssue]  # it is destroyed on purpose
 
 
 def test_a_forked_child_can_wait_too(tmp_path: Any):
-    """After `os.fork`, parent and child can both wait, since the child starts its own background thread."""
+    """After `os.fork`, parent and child can both wait, because the child starts its own background thread."""
     text = """
         import os, sys, warnings
         warnings.simplefilter("ignore", DeprecationWarning)  # Python dislikes any fork beside threads

@@ -1,4 +1,4 @@
-"""An app's folder is not on `sys.path`: only the app itself can import the modules beside it."""
+"""An app's folder is not on `sys.path`: only the app and the modules beside it can import from it."""
 
 import importlib
 import importlib.util
@@ -33,14 +33,14 @@ STOLEN = "raise SystemExit('what a model wrote has run')\n"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Fixture: an app's folder that a model has written to, and a library that is installed elsewhere."""
+    """Provide an app's folder that a model has written to, and a library installed elsewhere."""
     modules, meta = dict(sys.modules), list(sys.meta_path)
     installed = tmp_path / "installed"
     installed.mkdir()
     (installed / "some_library.py").write_text(LIBRARY)
     paths = [
         path for path in sys.path if path
-    ]  # "" is the current folder, which the tests' own process may have
+    ]  # "" stands for the current folder, and may be on this process's path
     monkeypatch.setattr(sys, "path", [*paths, str(installed)])
     work = tmp_path / "work"
     work.mkdir()
@@ -86,7 +86,7 @@ def assert_out_of_reach(folder: Path) -> None:
 
 
 def test_an_app_imports_its_neighbours_and_libraries_do_not(folder: Path):
-    """The app and its neighbours can import from its folder, at any level of a module; a library can't."""
+    """The app and the modules beside it can import from its folder. A library can't."""
     (folder / "front_desk.py").write_text(APP)
     module = load_module(str(folder / "front_desk.py"))
     assert (module.WORD, module.VALUE, module.is_pythons_own) == ("booked", "booked", True)
@@ -94,7 +94,7 @@ def test_an_app_imports_its_neighbours_and_libraries_do_not(folder: Path):
 
 
 def test_an_app_by_its_name_is_found_in_the_current_folder(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    """An app is found in the current folder by its name, even in a package, and again when its run is resumed."""
+    """An app is found by its name in the current folder, even in a package, and again when its run is resumed."""
     (folder / "desk_by_name.py").write_text(APP)
     monkeypatch.chdir(folder)
     assert load("desk_by_name").source.name == "desk"
@@ -117,7 +117,7 @@ def test_a_library_in_the_same_folder_is_no_neighbour(folder: Path, monkeypatch:
 
 
 def test_a_neighbour_hides_nothing_that_is_installed(folder: Path):
-    """A neighbour never replaces a standard or installed module of the same name, even for the app itself."""
+    """A module in the app's folder never replaces a standard or installed one with the same name, even for the app."""
     (folder / "front_desk.py").write_text("import json, pydantic, typing_extensions, some_library\n")
     (folder / "some_library.py").write_text(STOLEN)
     module = load_module(str(folder / "front_desk.py"))
@@ -126,7 +126,7 @@ def test_a_neighbour_hides_nothing_that_is_installed(folder: Path):
 
 
 def test_the_tools_of_workers_import_their_neighbours(folder: Path):
-    """A worker's `tools.py` can import the modules beside it, but a library can't."""
+    """A worker's `tools.py` can import the modules beside it. A library can't."""
     (folder / "main.md").write_text("---\ntools: [book]\n---\nBook.\n")
     (folder / "tools.py").write_text(
         "import some_library\nfrom beside import WORD\n\ndef book() -> str:\n    '''Book.'''\n    return WORD\n"
@@ -137,7 +137,7 @@ def test_the_tools_of_workers_import_their_neighbours(folder: Path):
 
 
 def poison(file: Path) -> None:
-    """Write bytecode that Python would take for that of the file, as a tool could."""
+    """Write bytecode that Python would take for the file's own, as a tool could."""
     facts = file.stat()
     head = importlib.util.MAGIC_NUMBER + struct.pack("<III", 0, int(facts.st_mtime), facts.st_size)
     stolen = marshal.dumps(compile(STOLEN, str(file), "exec"))
@@ -147,7 +147,7 @@ def poison(file: Path) -> None:
 
 
 def test_bytecode_in_the_folder_is_not_run(folder: Path):
-    """What a model wrote to `__pycache__` does not run instead of a module, in packages of either kind either."""
+    """Bytecode that a model wrote to `__pycache__` does not run in place of a module, even one in a package."""
     (folder / "front_desk.py").write_text(APP + "import spaces.inner\n")
     (folder / "tools.py").write_text("def book() -> str:\n    '''Book.'''\n    return 'booked'\n")
     (folder / "main.md").write_text("---\ntools: [book]\n---\nBook.\n")
@@ -166,11 +166,11 @@ def test_bytecode_in_the_folder_is_not_run(folder: Path):
     module = load_module(str(folder / "front_desk.py"))
     assert (module.WORD, module.VALUE) == ("booked", "booked")
     assert not list(WorkerRegistry(folder).check())
-    assert not list(folder.rglob("beside_later*.pyc"))  # and none is written
+    assert not list(folder.rglob("beside_later*.pyc"))  # none is written either
 
 
 def test_a_neighbour_without_its_source_is_not_found(folder: Path):
-    """Neither bytecode nor a compiled module is taken, also where it would come before a file of the same name."""
+    """Bytecode and compiled modules are not imported, even where Python would prefer them to a source file."""
     (folder / "front_desk.py").write_text("import beside_that\nimport compiled_desk\n")
     (folder / f"beside_that{EXTENSION_SUFFIXES[0]}").write_bytes(b"not even a library")
     (folder / "compiled_desk.pyc").write_bytes(b"")
@@ -190,7 +190,7 @@ def test_a_file_that_fails_leaves_no_trace(folder: Path):
 
 @pytest.mark.parametrize("command", ["run", "runs", "serve"])
 def test_commands_do_not_import_what_lies_in_the_current_folder(tmp_path: Path, command: str):
-    """No command imports a file in the current folder that has the name of an optional or missing module."""
+    """No command imports a file in the current folder that has the name of an optional module."""
     for name in (
         "brotli",
         "zstandard",

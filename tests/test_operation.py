@@ -1,4 +1,4 @@
-"""`Operation`, with which one verb serves both sync and async code."""
+"""`Operation`: what a verb returns, for sync and async code alike."""
 
 import asyncio
 import contextvars
@@ -31,7 +31,7 @@ LABEL: contextvars.ContextVar[str] = contextvars.ContextVar("LABEL", default="no
 
 
 def test_a_script_waits_for_it(tmp_path: Any):
-    """`.wait()` works at the top level of a script, which exits without warnings."""
+    """`.wait()` works at the top level of a script, and the script exits without warnings."""
     text = """
         async def work():
             await asyncio.sleep(0)
@@ -67,7 +67,7 @@ def test_an_async_handler_awaits_it():
 
 
 def test_a_sync_handler_waits_for_it_on_the_calls_own_loop():
-    """In a handler's thread, `.wait()` runs the work on the loop of the call."""
+    """In a handler's thread, `.wait()` runs the work on the call's event loop."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -82,7 +82,7 @@ def test_a_sync_handler_waits_for_it_on_the_calls_own_loop():
 
 
 def test_a_thread_of_the_users_waits_for_it():
-    """Any thread can wait for an operation, since the operation knows its loop."""
+    """Any thread can wait for an operation, because the operation knows its event loop."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -131,7 +131,7 @@ def test_asyncios_task_group_starts_it():
 
 
 def test_its_task_can_be_shown_and_debugged():
-    """The repr of an operation's task, as shown in debug mode, neither fails nor uses up the operation."""
+    """The repr of an operation's task, which debug mode shows, neither fails nor uses up the operation."""
 
     async def main() -> None:
         stuck = Stuck()
@@ -156,7 +156,7 @@ def test_its_task_can_be_shown_and_debugged():
 
 
 def test_a_task_can_test_its_coroutine():
-    """An operation that has a task is true before, while and after it runs, since asyncio tests it."""
+    """An operation that has a task is truthy before, during and after it runs, because asyncio tests it."""
     truth: Callable[[object], bool] = operator.truth
 
     async def main() -> None:
@@ -180,7 +180,7 @@ def test_a_task_can_test_its_coroutine():
 
 
 def test_anyios_task_group_starts_it():
-    """anyio's `start_soon` accepts an operation, which is also a function that returns itself."""
+    """anyio's `start_soon` accepts an operation, because calling an operation returns the operation itself."""
     seen: list[int] = []
 
     async def work() -> None:
@@ -207,7 +207,7 @@ def test_asyncios_gather_wait_for_and_shield_take_it():
 
 
 def test_a_task_cancelled_before_it_began_leaves_no_warning():
-    """Cancelling the task of an operation before it starts counts as using the operation."""
+    """Cancelling an operation's task before it starts counts as a use of the operation."""
 
     async def main() -> None:
         stuck = Stuck()
@@ -221,7 +221,7 @@ def test_a_task_cancelled_before_it_began_leaves_no_warning():
 
 
 def test_nested_sync_calls_never_starve():
-    """Eight chains of sync handlers, each 200 deep and waiting for the next, all end."""
+    """Eight chains of sync handlers, each 200 levels deep and waiting for the next level, all end."""
     depth, chains = 200, 8
 
     async def main() -> None:
@@ -242,7 +242,7 @@ def test_nested_sync_calls_never_starve():
 
 
 def test_work_begun_by_one_wait_outlives_it():
-    """A task that one `.wait()` leaves behind continues during the next, since both run on one background loop."""
+    """A task that one `.wait()` leaves behind continues during the next, because both run on one background loop."""
     events: list[asyncio.Event] = []
     tasks: list[asyncio.Task[str]] = []
 
@@ -265,7 +265,7 @@ def test_work_begun_by_one_wait_outlives_it():
 
 
 def test_scripts_share_one_loop_and_it_is_not_a_callers_thread():
-    """Waits from two threads run on the same loop, which has its own daemon thread."""
+    """Waits from two threads run on the same event loop, which has its own daemon thread."""
 
     async def where() -> tuple[object, threading.Thread]:
         return asyncio.get_running_loop(), threading.current_thread()
@@ -282,7 +282,7 @@ def test_scripts_share_one_loop_and_it_is_not_a_callers_thread():
 
 
 def test_many_threads_wait_at_once():
-    """Waits from fifty threads at the same time do not disturb each other."""
+    """Fifty threads can wait at the same time, and each gets its own value."""
     got: list[int] = []
     all_there = threading.Barrier(50)
 
@@ -299,7 +299,7 @@ def test_many_threads_wait_at_once():
 
 
 def test_a_program_ends_what_is_left_on_the_background_loop(tmp_path: Any):
-    """When a program exits, tasks left on the background loop are cancelled and cleaned up, without output."""
+    """When a program exits, tasks left on the background loop are cancelled and clean up, without a warning."""
     text = """
         async def later():
             try:
@@ -323,7 +323,7 @@ def test_a_program_ends_what_is_left_on_the_background_loop(tmp_path: Any):
 
 
 def test_waiting_on_the_loops_own_thread_is_an_error_with_a_hint():
-    """`.wait()` on the loop's own thread, which would deadlock, raises an error that says what to write."""
+    """`.wait()` on the loop's own thread, where it would deadlock, raises an error that says what to write."""
 
     async def main() -> None:
         operation = value_of(1, Home(asyncio.get_running_loop(), "call"))
@@ -337,7 +337,7 @@ def test_waiting_on_the_loops_own_thread_is_an_error_with_a_hint():
 
 
 def test_a_callback_on_the_background_loop_may_not_wait_either():
-    """`.wait()` in a callback on the background loop of scripts is refused."""
+    """`.wait()` in a coroutine on the background loop of scripts is refused."""
 
     async def inner() -> None:
         value_of(1).wait()
@@ -363,7 +363,7 @@ def test_one_never_awaited_warns_once():
 
 @pytest.mark.parametrize("way", ["await", "wait", "task", "close", "gather", "truth", "wait on loop"])
 def test_one_that_was_used_does_not_warn(way: str):
-    """Any use of an operation, even one that raises, prevents the warning (warnings are errors here)."""
+    """Any use of an operation, even one that raises, prevents the warning."""
 
     async def use(operation: Operation[int]) -> None:
         if way == "await":
@@ -402,7 +402,7 @@ def test_one_that_was_used_does_not_warn(way: str):
     ids=["bool", "not", "and", "if"],
 )
 def test_it_has_no_truth_value(use: Callable[[Operation[Any]], object]):
-    """Using an operation as a condition raises an error that asks for `await`, so a forgotten one is never true."""
+    """Using an operation as a condition raises an error that asks for `await`."""
     with pytest.raises(OperationHasNoTruth, match=r"Write `await` before it, or `.wait\(\)` after") as caught:
         use(value_of(True))
     assert isinstance(caught.value, TypeError)
@@ -431,7 +431,7 @@ def test_it_is_single_use(first: str, second: str):
                 operation.wait()
         else:
             await use(operation, first)
-        with pytest.raises(OperationUsedTwice, match="call the verb again for another"):
+        with pytest.raises(OperationUsedTwice, match="call the verb again for a new one"):
             await use(operation, second)
 
     run(main)
@@ -439,7 +439,7 @@ def test_it_is_single_use(first: str, second: str):
 
 
 def test_two_tasks_can_not_be_made_of_one():
-    """A second task made from one operation fails, and the first continues undisturbed."""
+    """Further tasks made from one operation fail, and the first continues undisturbed."""
 
     async def main() -> None:
         stuck = Stuck()
@@ -462,7 +462,7 @@ def test_two_tasks_can_not_be_made_of_one():
 
 
 def test_a_cancelled_second_task_does_not_cancel_the_first():
-    """Cancelling a second task made from one operation does not cancel the first."""
+    """Cancelling a second task made from an operation does not cancel the first."""
 
     async def main() -> None:
         stuck = Stuck()
@@ -481,7 +481,7 @@ def test_a_cancelled_second_task_does_not_cancel_the_first():
 
 
 def test_it_is_cold():
-    """Nothing happens before an operation is awaited: not even its factory is called."""
+    """Nothing happens before an operation is awaited. Not even its factory is called."""
     happened: list[str] = []
 
     def factory() -> Coroutine[Any, Any, None]:
@@ -501,7 +501,7 @@ def test_it_is_cold():
 
 
 def test_its_repr_says_what_it_is():
-    """An operation's repr has its name, and whether it has been used."""
+    """An operation's repr has its name and whether it has been used."""
     operation = Operation(value_of(1).give_up(), "call('search')")
     assert repr(operation) == "<Operation call('search')>"
     operation.wait()
@@ -511,7 +511,7 @@ def test_its_repr_says_what_it_is():
 @pytest.mark.parametrize("thrown", [ValueError("mine"), ValueError], ids=["an error", "a class"])
 @pytest.mark.parametrize("begun", [True, False])
 def test_throwing_into_it_raises_there(thrown: Any, begun: bool):
-    """`throw` raises in the operation's work, or ends the operation before it starts."""
+    """`throw` raises the error inside the operation's work, or ends an operation that has not started."""
     seen: list[str] = []
 
     async def work() -> None:
@@ -533,7 +533,7 @@ def test_throwing_into_it_raises_there(thrown: Any, begun: bool):
 
 
 def test_context_variables_travel_onto_the_loop_and_into_the_thread():
-    """The work sees the context variables of its waiter, even through a thread."""
+    """The work sees its waiter's context variables, even through a thread."""
 
     async def on_loop() -> list[str]:
         home = Home(asyncio.get_running_loop(), "call")
@@ -566,7 +566,7 @@ def test_context_variables_travel_onto_the_loop_and_into_the_thread():
 
 @pytest.mark.parametrize("way", ["script", "await", "wait", "task", "gather"])
 def test_an_error_keeps_its_type_and_its_traceback(way: str):
-    """The waiter gets the exception object that the work raised, with the line that raised it in its traceback."""
+    """The waiter gets the exception object that the work raised, with the raising line in its traceback."""
     error = LookupError("original")
 
     async def the_line_that_raises() -> None:
@@ -585,7 +585,7 @@ def test_an_error_keeps_its_type_and_its_traceback(way: str):
 
 
 def test_a_timeout_error_of_the_work_is_its_own():
-    """A `TimeoutError` from the work is raised unchanged, although the wait uses a timeout internally."""
+    """A `TimeoutError` that the work raises is passed on unchanged, although the wait uses a timeout internally."""
     error = TimeoutError("the work's own")
     with pytest.raises(TimeoutError) as caught:
         failing(error).wait()
@@ -614,7 +614,7 @@ def test_an_outcome_that_comes_as_the_wait_looks_up_is_not_lost(monkeypatch: pyt
     "error", [SystemExit(3), KeyboardInterrupt()], ids=["SystemExit", "KeyboardInterrupt"]
 )
 def test_an_exit_in_the_work_reaches_the_waiter(error: BaseException):
-    """`sys.exit()` in the work is raised by the wait, and the shared loop continues."""
+    """`SystemExit` or `KeyboardInterrupt` in the work is raised by the wait, and the shared loop goes on."""
     with pytest.raises(type(error)) as caught:
         failing(error).wait()
     assert caught.value is error
@@ -622,7 +622,7 @@ def test_an_exit_in_the_work_reaches_the_waiter(error: BaseException):
 
 
 def test_an_exit_in_a_handlers_thread_reaches_the_waiter():
-    """`sys.exit()` on a handler's thread is raised by the wait, and the shared loop continues."""
+    """`sys.exit()` on a handler's thread is raised by the wait, and the shared loop goes on."""
 
     def leave() -> None:
         sys.exit(4)
@@ -634,7 +634,7 @@ def test_an_exit_in_a_handlers_thread_reaches_the_waiter():
 
 
 def test_work_that_is_cancelled_by_itself_is_told_so():
-    """If the work raises `CancelledError` itself, the wait raises an error that says so."""
+    """If the work raises `CancelledError` itself, the wait raises one that names the operation."""
     with pytest.raises(asyncio.CancelledError, match="failing was cancelled"):
         failing(asyncio.CancelledError()).wait()
 
@@ -657,7 +657,7 @@ def test_done_may_be_awaited_or_waited_for_or_left():
 
 
 def test_waiting_is_over_as_soon_as_the_work_is(monkeypatch: pytest.MonkeyPatch):
-    """A wait returns as soon as the work ends, without waiting for its periodic check, which is an hour here."""
+    """A wait returns as soon as the work ends, not at its next periodic check, which is an hour away here."""
     monkeypatch.setattr(threads, "_LOOK_SECONDS", 3600)
     for number in range(200):
         assert value_of(number).wait() == number

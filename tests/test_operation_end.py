@@ -1,4 +1,4 @@
-"""The end of operations with their call: wherever they run, they end with `ContextExpired`."""
+"""When a call ends, its operations end with `ContextExpired`, wherever they run."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("nothing_is_logged")
 
 
 def test_closing_ends_operations_in_tasks_the_handler_spawned():
-    """An operation in a stray task ends with `ContextExpired` after its cleanup, and the task continues."""
+    """When a call ends, its operation in a stray task ends with `ContextExpired` after its cleanup, and the task goes on."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call-7")
@@ -71,7 +71,7 @@ def test_closing_ends_operations_started_as_tasks_themselves():
 
 
 def test_closing_ends_operations_that_threads_wait_for():
-    """Closing a call ends the wait of every thread in `.wait()` with `ContextExpired`."""
+    """Closing a call ends every thread's `.wait()` with `ContextExpired`."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -95,11 +95,11 @@ def test_closing_ends_operations_that_threads_wait_for():
 
 
 def test_closing_ends_a_gather_once_with_all_its_members():
-    """Closing a call ends a gather's members once, and does not interrupt a cleanup that awaits."""
+    """Closing a call cancels each member of a gather once, and does not interrupt a cleanup that awaits."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
-        inner = [Stuck(home, cleanup=5) for _ in range(16)]  # many members, since they may end in any order
+        inner = [Stuck(home, cleanup=5) for _ in range(16)]  # many members, because they may end in any order
         log: list[str] = []
 
         async def around(stuck: Stuck) -> None:
@@ -125,7 +125,7 @@ def test_closing_ends_a_gather_once_with_all_its_members():
 
 @pytest.mark.parametrize("first", ["close", "cancel"])
 def test_an_outer_cancellation_at_the_same_time_still_cancels(first: str):
-    """A cancellation of the task at the same time as the end of the call still cancels the task."""
+    """If the task is cancelled at the same time as its call ends, it is still cancelled."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -184,7 +184,7 @@ def test_an_earlier_cancellation_does_not_confuse_the_end_of_the_call():
 
 @pytest.mark.parametrize("how", ["returns", "raises"])
 def test_work_that_takes_no_notice_leaves_its_task_uncancelled(how: str):
-    """If work swallows the end of its call, the task that awaits it is not left with a pending cancellation."""
+    """If work swallows the end of its call, the task that awaits it is left without a pending cancellation."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -219,7 +219,7 @@ def test_work_that_takes_no_notice_leaves_its_task_uncancelled(how: str):
 
 
 def test_operations_inside_operations_end_together():
-    """An operation that awaits another of the same call ends together with it, and the task continues."""
+    """An operation that awaits another one of the same call ends together with it, and the task goes on."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -271,7 +271,7 @@ def test_closing_an_inner_call_leaves_the_outer_one_alone():
 
 
 def test_closing_does_not_cancel_the_closing_task():
-    """Closing a call does not cancel the task that closes it, even from inside an operation."""
+    """Closing a call does not cancel the task that closes it, even inside an operation."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")
@@ -288,7 +288,7 @@ def test_closing_does_not_cancel_the_closing_task():
 
 @pytest.mark.parametrize("way", ["await", "wait", "task", "gather", "gather before"])
 def test_one_made_before_the_end_and_used_after_is_refused(way: str):
-    """An operation that was created during a call does nothing when it is used after the call."""
+    """An operation that was created during a call is refused after the call, and does nothing."""
     happened: list[int] = []
 
     async def work() -> None:
@@ -308,7 +308,7 @@ def test_one_made_before_the_end_and_used_after_is_refused(way: str):
 
 
 def test_one_handed_to_the_loop_before_the_end_is_refused_when_it_begins(monkeypatch: pytest.MonkeyPatch):
-    """A thread's wait that starts before the end of the call but reaches the loop after it is refused."""
+    """A thread's wait that begins before the call ends, but reaches the loop afterwards, is refused."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Regular expressions from outside: written in Python's syntax, matched by Rust's engine, with bounded work."""
+"""Regular expressions from outside: in Python's syntax, matched by Rust's engine with bounded work."""
 
 import re
 import warnings
@@ -25,7 +25,7 @@ from handrail.patterns import MAX_LENGTH, MAX_SIZE, MAX_STEPS, Pattern, compile_
     ],
 )
 def test_patterns_that_make_an_engine_backtrack_end(pattern: str) -> None:
-    """A pattern that would take Python's engine years is matched at once, in at most `size * length` steps a line."""
+    """A pattern that would take Python's engine years is matched at once."""
     assert not Pattern(pattern).found_in("a" * 20_000 + "!")
 
 
@@ -45,7 +45,7 @@ def test_patterns_that_make_an_engine_backtrack_end(pattern: str) -> None:
     ],
 )
 def test_what_only_backtracking_can_match_is_refused_by_name(pattern: str, name: str) -> None:
-    """A pattern that needs backtracking is refused, and the error names the construct and says what to do instead."""
+    """A pattern that needs backtracking is refused, and the error names the construct and says what to do."""
     with pytest.raises(ValueError, match=re.escape(f"patterns can't contain {name}")) as refused:
         Pattern(pattern)
     assert "Write a pattern without it" in str(refused.value)
@@ -77,7 +77,7 @@ def test_a_pattern_has_a_limited_length() -> None:
 
 
 def test_a_text_has_a_limited_length() -> None:
-    """A text is refused if its length times the pattern's size is above the limit."""
+    """A text is refused if its length times the pattern's size exceeds the limit."""
     large = Pattern("[ab]{900}")
     assert large.size * large.longest <= MAX_STEPS
     with pytest.raises(ValueError, match=f"at most {large.longest}"):
@@ -86,14 +86,14 @@ def test_a_text_has_a_limited_length() -> None:
 
 @pytest.mark.parametrize("pattern", ["(", "a)", "[a", "*", r"\q", "(?q)"])
 def test_an_invalid_pattern_says_what_is_wrong(pattern: str) -> None:
-    """An invalid pattern is refused with an error that says it is not a valid regular expression."""
+    """An invalid pattern is refused as not a valid regular expression."""
     with pytest.raises(ValueError, match="not a valid regular expression"):
         Pattern(pattern)
 
 
 @pytest.mark.parametrize("pattern", ["a b", "naïve", "x" * 50, "{{", "foo<bar>"])
 def test_plain_text_matches_itself(pattern: str) -> None:
-    """Plain text is matched literally, even if it contains braces."""
+    """Plain text matches itself, even if it contains braces."""
     assert Pattern(pattern).found_in(f"..{pattern}..")
     assert is_plain(pattern) == (re.escape(pattern).replace("\\ ", " ") == pattern)
 
@@ -144,7 +144,7 @@ _atoms = st.recursive(
 @example("a(?#comment)b", "ab")
 @example("[[:alpha:]]", "a]")
 def test_python_and_rust_find_the_same(pattern: str, text: str) -> None:
-    """Rust's engine finds a match exactly where Python's does, for every pattern that both support."""
+    """For every pattern that both support, Rust's engine finds a match exactly if Python's does."""
     if "[:alpha:]" in pattern:
         assert Pattern(pattern).found_in(text)
         return
@@ -159,19 +159,19 @@ def test_python_and_rust_find_the_same(pattern: str, text: str) -> None:
 
 @given(st.lists(_atoms, min_size=1, max_size=4).map("".join), st.integers(0, 2000))
 def test_the_size_counts_every_repetition(pattern: str, times: int) -> None:
-    """A pattern that is repeated n times counts as at least n times its size, or is refused as too large."""
+    """A pattern that is repeated n times has at least n times its size, or is refused as too large."""
     size = compile_pattern(f"(?:{pattern})").size
     whole = f"(?:{pattern}){{{times}}}"
     if size * times > MAX_SIZE:
         with pytest.raises(ValueError, match="too large"):
             Pattern(whole)
-    elif size * max(times, 1) < MAX_SIZE // 2:  # classes can be too large for the engine before that
+    elif size * max(times, 1) < MAX_SIZE // 2:  # the engine may find classes too large even below the limit
         assert Pattern(whole).size >= size * times
 
 
 @given(st.lists(st.text("ab", max_size=4), max_size=300), st.integers(1, 40))
 def test_lines_are_numbered_however_they_are_divided(lines: list[str], size: int) -> None:
-    """Lines are matched in batches, and the line numbers do not depend on the batch size."""
+    """Lines are matched in batches, and the result does not depend on how the lines are divided."""
     pattern = Pattern(f"a{{1,{size}}}b")
     assert list(pattern.matching(lines)) == [(n, line) for n, line in enumerate(lines, 1) if "ab" in line]
 

@@ -1,4 +1,4 @@
-"""Laws of `Place`: one text for each place, a partial order, and keys that ignore attempts."""
+"""Laws of `Place`: each place has its own text, `within` is a partial order, and keys ignore attempts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = st.text(min_size=1, max_size=8).map(lambda text: f"once {text}")
 
 @st.composite
 def places(draw: st.DrawFn, *, numbers: st.SearchStrategy[int] = NUMBERS) -> Place:
-    """Generate any place, up to about a dozen steps deep."""
+    """Generate any place, up to a dozen steps deep."""
     place = RUN
     for _ in range(draw(st.integers(0, 12))):
         steps = {
@@ -57,13 +57,13 @@ def places(draw: st.DrawFn, *, numbers: st.SearchStrategy[int] = NUMBERS) -> Pla
 
 
 def without_attempts(place: Place) -> list[tuple[str, int, str]]:
-    """Return the steps of a place without attempts."""
+    """Return the kind, number and name of each step of a place that is not an attempt."""
     steps = [each for each in (place, *place.parents) if each.kind != "attempt"]
     return [(each.kind, each.number, each.name) for each in steps]
 
 
 def with_attempts(place: Place, number: int) -> Place:
-    """Return the same place with every attempt replaced by `number`."""
+    """Return the same place with `number` as the number of every attempt."""
     if place.parent is None:
         return place
     around = with_attempts(place.parent, number)

@@ -1,4 +1,4 @@
-"""The nearest known name, for names of any length."""
+"""Suggesting the nearest known name, with bounded work."""
 
 import difflib
 from typing import Any
@@ -10,13 +10,13 @@ from handrail.spelling import nearest
 
 
 def test_a_misspelt_name_is_recognised() -> None:
-    """`nearest` returns the known name that is probably meant, or None if there is none."""
+    """`nearest` returns the most similar known name, or None if no name is similar."""
     assert nearest("read_flie", ["write_file", "read_file"]) == "read_file"
     assert nearest("zzz", ["read_file"]) is None
 
 
 def test_a_long_name_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names that are too long are not compared, and only some of many known names are."""
+    """Names that are too long are not compared, and only some of very many known names are."""
     compared: list[int] = []
 
     def close(name: str, known: Any, **options: Any) -> list[str]:
@@ -36,7 +36,7 @@ async def pay(amount: int) -> None:
 
 
 async def test_thousands_of_unknown_arguments_make_a_bounded_message() -> None:
-    """The message about thousands of unknown arguments describes only the first ones, so its length is bounded."""
+    """The message about thousands of unknown arguments has a bounded length."""
     result = await open_gate([pay]).invoke("pay", {f"field{number}": 1 for number in range(20_000)})
     assert not result.success
     assert len(result.message) < 20_000

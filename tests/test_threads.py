@@ -1,4 +1,4 @@
-"""Threads for sync handlers: daemons without a limit, which are reused, and abandoned rather than stopped."""
+"""Threads for sync handlers: unlimited daemon threads that are reused, and abandoned rather than stopped."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ LABEL: contextvars.ContextVar[str] = contextvars.ContextVar("LABEL", default="no
 
 @pytest.fixture(autouse=True)
 def no_other_threads() -> None:
-    """Wait for the threads of earlier tests to end, so that each test starts without any."""
+    """Wait until the threads of earlier tests have ended, so that each test starts without any."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threads, "_IDLE_SECONDS", 0.0)
         last: Any = SimpleNamespace(run=lambda: None)
@@ -82,7 +82,7 @@ def test_an_idle_thread_is_used_again():
 
 
 def test_a_thread_that_raised_is_used_again():
-    """A thread on which a function raised is used again, even after `SystemExit`."""
+    """A thread on which a function raised an error is reused."""
 
     def fails() -> None:
         idents.append(threading.get_ident())
@@ -113,11 +113,11 @@ def test_an_idle_thread_ends_after_a_while(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_job_handed_over_as_a_thread_gives_up_is_not_lost(monkeypatch: pytest.MonkeyPatch):
-    """A job that is handed to a thread just as the thread gives up waiting for work is still done."""
+    """A job that is handed to a thread just as the thread gives up waiting is still done."""
     handed: list[asyncio.Future[Any]] = []
 
     class Idle(deque[Any]):
-        """Hands a job to the thread just before it removes itself from the list."""
+        """Hands a job to the thread just before the thread removes itself."""
 
         def remove(self, value: Any, /) -> None:
             if not handed:
@@ -163,7 +163,7 @@ def test_there_is_no_limit():
 
 
 def test_stop_iteration_becomes_a_runtime_error():
-    """`StopIteration`, which a future can't carry, becomes a `RuntimeError`, as in an async function."""
+    """`StopIteration`, which a future can't carry, becomes a `RuntimeError`, as in a coroutine."""
 
     async def main() -> None:
         with pytest.raises(RuntimeError, match="StopIteration") as caught:
@@ -192,7 +192,7 @@ def test_context_variables_go_along_and_do_not_leak_back():
 
 
 def test_cancelling_abandons_the_thread():
-    """Cancelling frees the awaiting task at once, while the thread continues and its result is dropped."""
+    """Cancelling frees the awaiting task at once. The thread continues, and its result is dropped."""
 
     async def main() -> None:
         began, release, ended = threading.Event(), threading.Event(), threading.Event()
@@ -218,7 +218,7 @@ def test_cancelling_abandons_the_thread():
 
 
 def test_an_abandoned_error_is_dropped_in_silence():
-    """The error of an abandoned function is ignored, and its thread is reused."""
+    """An error that an abandoned function raises is ignored, and its thread is reused."""
 
     async def main() -> None:
         release, began = threading.Event(), threading.Event()
@@ -239,7 +239,7 @@ def test_an_abandoned_error_is_dropped_in_silence():
 
 
 def test_a_thread_may_outlive_its_loop():
-    """A function may return after its loop was closed, and is then no longer counted."""
+    """A function may return after its event loop was closed, and is then no longer counted."""
     release, began = threading.Event(), threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []
 
@@ -287,7 +287,7 @@ def test_a_thread_at_work_is_counted_until_its_outcome_is_there():
         loop = asyncio.get_running_loop()
         task = asyncio.create_task(run_in_thread(lambda: "value"))
         await asyncio.sleep(0)
-        # Block the loop until the thread is idle again, so that only the value is still to arrive.
+        # Block the loop until the thread is idle again, so that only the value is yet to arrive.
         while not threads._idle:
             assert not task.done()
         assert threads_at_work(loop) == 1

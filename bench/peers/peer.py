@@ -1,9 +1,9 @@
-"""Measure a peer. `main(ItsClass)` runs one scenario and prints one JSON object.
+"""Measure a peer. `main(PeerClass)` runs one scenario and prints one JSON object.
 
     python peer_NAME.py SCENARIO [--variant http --base-url URL] [--calls N] [--runs N] [--repeat N]
 
-In process, the framework gets a stub through its own extension point. Over HTTP it uses its own client. Every
-run is checked for its calls, arguments, turns and the answer.
+In process, the framework's model is a stub that uses the framework's own extension point. Over HTTP, the framework uses
+its own client. Every run is checked for its calls, arguments, turns and answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AROUND = 7  # turns before and after a point that are measured with it
 
 
 class Peer(ABC):
-    """One framework that does the work."""
+    """A framework that does the work."""
 
     name: str
     dists: tuple[str, ...]  # packages whose versions are reported
@@ -55,7 +55,7 @@ class Peer(ABC):
         """Do the work once, and return the answer."""
 
     async def close(self) -> None:  # noqa: B027 (most have nothing to close)
-        """Close everything that was opened."""
+        """Close everything that the peer opened."""
 
 
 # --- checks --------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class WrongWork(Exception):
 
 
 def check_run(script: Script, context: Context, answer: object) -> None:
-    """Check that every call was made once with its arguments, and that the answer came last."""
+    """Raise `WrongWork` unless every call was made once with its arguments, and the answer is right."""
     wanted = (script.calls, script.calls * (script.calls - 1) // 2)
     if (context.calls, context.total) != wanted:
         raise WrongWork(f"calls and the sum of their indices: {(context.calls, context.total)}, not {wanted}")
@@ -84,7 +84,7 @@ def turns_made(peer: Peer) -> int:
 
 
 async def checked(peer: Peer, turns: int, work: Awaitable[Any]) -> None:
-    """Run the work, and check that it took exactly this many turns."""
+    """Run the work. Raises `WrongWork` unless the model was asked for exactly this many turns."""
     before = turns_made(peer)
     await work
     made = turns_made(peer) - before
@@ -107,7 +107,7 @@ async def timed(peer: Peer, script: Script, agent: Any, marks: list[float] | Non
 
 
 async def tool_loop(peer: Peer, options: argparse.Namespace) -> dict[str, float]:
-    """Measure the CPU time of one call and its turn: the median of several runs, per call."""
+    """Measure the CPU time of a call and its turn: the median over several runs, divided by the calls of a run."""
     script = Script(options.calls, final_tool=peer.final_tool)
     taken: list[float] = []
 
@@ -123,7 +123,7 @@ async def tool_loop(peer: Peer, options: argparse.Namespace) -> dict[str, float]
 
 
 async def growth(peer: Peer, options: argparse.Namespace) -> dict[str, float]:
-    """Measure the CPU time of one turn when a long run's conversation has this many messages."""
+    """Measure the CPU time of one turn of a long run, when the conversation has each number of messages in POINTS."""
     short = Script(20, final_tool=peer.final_tool)
     await timed(peer, short, peer.build(short))
     script = Script(options.calls, final_tool=peer.final_tool)
@@ -131,11 +131,11 @@ async def growth(peer: Peer, options: argparse.Namespace) -> dict[str, float]:
     await checked(peer, script.calls + 1, timed(peer, script, peer.build(script), marks))
     figures: dict[str, float] = {}
     for point in POINTS:
-        middle = point // 2  # the index of the call made after about this many messages
+        middle = point // 2  # the index of the call that is made after about `point` messages
         if middle + AROUND + 1 < script.calls:
             near = range(max(1, middle - AROUND), middle + AROUND + 1)
             turns = sorted(marks[turn] - marks[turn - 1] for turn in near)
-            # The slowest quarter is left out, because it includes garbage collection and other work of the machine.
+            # The slowest quarter is left out, because it includes garbage collection and other work on the machine.
             figures[f"us_turn_{point}"] = statistics.mean(turns[: max(1, len(turns) * 3 // 4)]) * 1e6
     return figures
 
@@ -167,7 +167,8 @@ async def concurrency(peer: Peer, options: argparse.Namespace) -> dict[str, floa
 
 
 Scenario = Callable[[Peer, argparse.Namespace], Awaitable[dict[str, float]]]
-# name: description, calls in process, calls over HTTP (where a long conversation is sent again each turn)
+# By name: the function, the number of calls in process, and the number over HTTP, where the whole conversation is sent
+# on each turn.
 SCENARIOS: dict[str, tuple[Scenario, int, int]] = {
     "tool_loop": (tool_loop, 50, 50),
     "growth": (growth, 520, 270),
@@ -179,7 +180,7 @@ SCENARIOS: dict[str, tuple[Scenario, int, int]] = {
 
 
 def calibration() -> float:
-    """Return the CPU milliseconds of a fixed piece of Python. Two different results mean that the machine's speed changed."""
+    """Return the CPU milliseconds of a fixed piece of code. If results differ, the machine's speed has changed."""
     best = float("inf")
     for _ in range(3):
         began = time.process_time()
@@ -191,7 +192,7 @@ def calibration() -> float:
 
 
 def versions(dists: tuple[str, ...]) -> dict[str, str]:
-    """Return the versions of the installed packages."""
+    """Return the versions of those packages that are installed."""
     found: dict[str, str] = {}
     for name in dists:
         with suppress(importlib.metadata.PackageNotFoundError):

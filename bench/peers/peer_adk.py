@@ -1,7 +1,7 @@
-"""google-adk uses the benchmark's `BaseLlm` in process, and LiteLlm over HTTP (in its own venv).
+"""google-adk: a `BaseLlm` stub in process, and LiteLlm over HTTP (in a venv of its own).
 
-Creating a session is part of each run. A session's state must be plain data, so it contains a key that identifies
-the run's context.
+Creating a session is part of each run. A session's state must be plain data, so it contains a key that identifies the
+run's context.
 """
 
 # pyright: basic, reportMissingImports=false

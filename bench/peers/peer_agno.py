@@ -1,6 +1,6 @@
-"""agno uses the benchmark's `Model` in process, and OpenAIChat over HTTP.
+"""agno: a `Model` stub in process, and OpenAIChat over HTTP.
 
-Telemetry is off, because it would post each run.
+Telemetry is off, because it would send data about each run.
 """
 
 # pyright: basic, reportMissingImports=false

@@ -1,4 +1,4 @@
-"""The floor is the loop written by hand, with only typed arguments and JSON results.
+"""The floor: the loop written by hand, with only typed arguments and JSON results.
 
 Over HTTP it uses aiohttp, as Handrail does.
 """

@@ -1,6 +1,6 @@
-"""Handrail does the same work through its public interface.
+"""Handrail, through its public interface.
 
-The context of the work reaches a tool as a resource. Every call goes through the gate with its events and its
+The context of the work reaches the tool as a resource. Every call goes through the gate with its events and its
 transaction, and the session keeps the conversation. No feature is switched off.
 """
 
@@ -29,7 +29,7 @@ USAGE = Usage(10, 5, 0, 0, 1)
 
 
 class Stub:
-    """The scripted model, with the only method that a model needs."""
+    """The scripted model in process, with the one method that a model needs."""
 
     name = "bench:stub"
     traits = Traits(native_output=True)

@@ -1,4 +1,4 @@
-"""langchain's create_agent (langgraph) uses a BaseChatModel in process, and ChatOpenAI over HTTP."""
+"""langchain's create_agent (langgraph): a BaseChatModel stub in process, and ChatOpenAI over HTTP."""
 
 # pyright: basic, reportMissingImports=false
 # The framework is installed in its own venv, which the type checker does not see.
@@ -31,7 +31,7 @@ class StubChat(BaseChatModel):
         return "bench-stub"
 
     def bind_tools(self, tools, **rest):
-        # As in ChatOpenAI, the tools are converted once per bind and passed on.
+        # As in ChatOpenAI, tools are converted when they are bound, not on every turn.
         from langchain_core.utils.function_calling import convert_to_openai_tool
 
         rest.pop("tool_choice", None)

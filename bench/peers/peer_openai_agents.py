@@ -1,6 +1,6 @@
-"""openai-agents uses the benchmark's `Model` in process, and OpenAIChatCompletionsModel over HTTP.
+"""openai-agents: a `Model` stub in process, and OpenAIChatCompletionsModel over HTTP.
 
-Tracing is off, since its exporter posts to a provider.
+Tracing is off, because its exporter sends data to the provider.
 """
 
 # pyright: basic, reportMissingImports=false

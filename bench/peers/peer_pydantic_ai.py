@@ -1,4 +1,4 @@
-"""pydantic-ai uses FunctionModel in process, and OpenAIChatModel over HTTP."""
+"""pydantic-ai: FunctionModel in process, and OpenAIChatModel over HTTP."""
 
 # pyright: basic, reportMissingImports=false
 # The framework is installed in its own venv, which the type checker does not see.
@@ -19,7 +19,7 @@ NO_LIMIT = UsageLimits(request_limit=None)  # the default stops at 50 requests
 def stub(script: Script) -> FunctionModel:
     async def answer(messages, info) -> ModelResponse:
         turn = await script.aturn(messages[-1].parts[-1].content)
-        # The usage is explicit, because FunctionModel would otherwise estimate it over the whole history.
+        # The usage is given, because FunctionModel would otherwise estimate it from the whole history.
         usage = RequestUsage(input_tokens=10, output_tokens=5)
         if turn.calls:
             parts = [ToolCallPart(call.name, call.args_json, call.id) for call in turn.calls]

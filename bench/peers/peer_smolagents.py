@@ -1,7 +1,7 @@
-"""smolagents' ToolCallingAgent uses the benchmark's `Model` in process, and OpenAIModel over HTTP.
+"""smolagents' ToolCallingAgent: a `Model` stub in process, and OpenAIModel over HTTP.
 
 It is synchronous, so each run has a thread. It can't pass a context to a tool, so the tool object holds the context.
-The answer is a call of `final_answer`, and results return to the model as user text.
+The answer is a call of `final_answer`, and results go back to the model as user text.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -83,7 +83,7 @@ class Smolagents(Peer):
     def model(self, script):
         if not self.http:
             return StubModel(script)
-        if script.model_name not in self.models:  # one client for all runs
+        if script.model_name not in self.models:  # one model and client for all runs of a script
             from smolagents import OpenAIModel
 
             self.models[script.model_name] = OpenAIModel(

@@ -1,7 +1,7 @@
-"""strands-agents uses the benchmark's `Model` in process, and OpenAIModel without streaming over HTTP.
+"""strands-agents: a `Model` stub in process, and OpenAIModel without streaming over HTTP.
 
-An agent keeps its conversation, so each run needs a new one. Its loop recurses once per turn. With
-Python's default recursion limit a run fails after about 320 calls, so `growth` raises the limit.
+An agent keeps its conversation, so each run needs a new agent. Its loop recurses once per turn. With Python's default
+recursion limit a run fails after about 320 calls, so `growth` raises the limit.
 """
 
 # pyright: basic, reportMissingImports=false
@@ -85,7 +85,7 @@ class Strands(Peer):
             model=model,
             system_prompt=SYSTEM,
             callback_handler=None,
-            # The default drops messages beyond 40, which would change the work.
+            # The default manager keeps only the last 40 messages, which would change the work.
             conversation_manager=NullConversationManager(),
             name="agent",
             tools=[work],

@@ -1,4 +1,4 @@
-"""Format the results of a run as tables.
+"""Format a benchmark's results as tables.
 
 python bench/peers/report.py bench/results/peers.jsonl
 """
@@ -16,7 +16,7 @@ Result = dict[str, Any]
 
 
 class Row(NamedTuple):
-    """A figure in the tables. `limit` is the maximum cost of Handrail as a multiple of the floor."""
+    """One line of the tables. `limit` is the maximum cost of Handrail as a multiple of the floor."""
 
     what: str
     variant: str
@@ -26,12 +26,12 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row("in process: tool loop, µs a call", "inproc", "tool_loop", "us_per_call", 4),
+    Row("in process: tool loop, µs per call", "inproc", "tool_loop", "us_per_call", 4),
     Row("in process: turn at 10 messages, µs", "inproc", "growth", "us_turn_10"),
     Row("in process: turn at 100 messages, µs", "inproc", "growth", "us_turn_100"),
     Row("in process: turn at 500 messages, µs", "inproc", "growth", "us_turn_500"),
     Row("in process: turn at 1000 messages, µs", "inproc", "growth", "us_turn_1000"),
-    Row("HTTP: tool loop, µs a call", "http", "tool_loop", "us_per_call", 1.6),
+    Row("HTTP: tool loop, µs per call", "http", "tool_loop", "us_per_call", 1.6),
     Row("HTTP: turn at 500 messages, µs", "http", "growth", "us_turn_500", 1.6),
     Row("HTTP: 500 runs at once, s", "http", "concurrency", "cpu_s", 2),
 )
@@ -39,7 +39,7 @@ OURS = ("floor", "handrail")
 
 
 def figure(results: Iterable[Result], row: Row, peer: str) -> float | None:
-    """Return the median over the rounds, or None if there is no result."""
+    """Return a peer's median over the rounds, or None if it has no result."""
     wanted = (peer, row.variant, row.scenario)
     taken = [
         result["figures"][row.figure]
@@ -66,7 +66,7 @@ def _table(head: list[str], lines: list[list[str]]) -> str:
 
 
 def summary(results: list[Result], peers: list[str]) -> str:
-    """Compare Handrail with the floor and with the best peer at each figure."""
+    """Return a table that compares Handrail with the floor and with the best peer, figure by figure."""
     lines: list[list[str]] = []
     for row in ROWS:
         floor, ours = (figure(results, row, name) for name in OURS)
@@ -78,21 +78,24 @@ def summary(results: list[Result], peers: list[str]) -> str:
         if row.limit:
             must = f"≤ {row.limit:g}×"
             if floor and ours:
-                must += ", kept" if ours <= row.limit * floor else ", MISSED"
+                must += ", met" if ours <= row.limit * floor else ", MISSED"
         shown = f"{_number(best)} ({name})" if name else "–"
         lines.append(
             [row.what, _number(floor), _number(ours), _times(ours, floor), must, shown, _times(ours, best)]
         )
-    return _table(["CPU", "floor", "Handrail", "to the floor", "must", "best peer", "Handrail to it"], lines)
+    return _table(
+        ["CPU time", "floor", "Handrail", "Handrail / floor", "limit", "best peer", "Handrail / best peer"],
+        lines,
+    )
 
 
 def tables(results: list[Result]) -> str:
-    """Format all tables: summary, figures of every peer, failures, versions, and the machine's steadiness."""
+    """Return the whole report: the summary, the figures of every peer, failures, versions and calibration times."""
     peers = list(dict.fromkeys(result["peer"] for result in results))
     every = [[row.what, *(_number(figure(results, row, peer)) for peer in peers)] for row in ROWS]
     parts = [summary(results, peers), _table(["CPU", *peers], every)]
     if any(result.get("quick") for result in results):
-        parts.append("Tiny counts: it runs, and that is all these figures say.")
+        parts.append("These counts are tiny. The figures only show that everything runs.")
     if failed := [result for result in results if "error" in result]:
         parts.append(
             "\n".join(
@@ -111,7 +114,7 @@ def tables(results: list[Result]) -> str:
         parts.append("\n".join([f"Python {pythons}", *versions]))
         parts.append(
             f"The same piece of Python took {min(steady):.1f} to {max(steady):.1f} ms (median "
-            f"{statistics.median(steady):.1f}) in these {len(steady)} processes: so much did the machine change."
+            f"{statistics.median(steady):.1f}) in these {len(steady)} processes, so the machine's speed varied by that much."
         )
     return "\n\n".join(parts)
 

@@ -4,9 +4,9 @@
     python bench/peers/run.py --only floor,handrail   two of them
     python bench/peers/run.py --quick                 tiny counts, to check that everything runs
 
-There is one process for each figure. Peers take turns, in another order each round, so that a busy minute
-affects all of them. Only the loopback is used. The benchmark ends by itself. No process runs longer than
---timeout, and after --minutes no other process is started.
+Each combination of a peer and a scenario runs in its own process. Peers take turns, in a different order each round,
+so that a busy minute affects all of them. Only loopback is used. The benchmark ends by itself: no process runs longer
+than --timeout, and no process is started after --minutes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ QUIET = {
 
 
 class Job(NamedTuple):
-    """One process: a peer in one scenario."""
+    """One process, which measures a peer in one scenario."""
 
     round: int
     variant: str
@@ -63,7 +63,7 @@ def environment() -> dict[str, str]:
 
 
 def jobs(peers: list[str], rounds: int) -> Iterator[Job]:
-    """Yield all jobs in order."""
+    """Yield all jobs. Each round starts with a different peer."""
     for number in range(rounds):
         turned = peers[number % len(peers) :] + peers[: number % len(peers)]
         for variant, scenario in SCENARIOS:

@@ -1,10 +1,10 @@
-"""Serve chat completions on the loopback, for the peers' own HTTP clients.
+"""Serve chat completions on loopback, for the peers' own HTTP clients.
 
     python server.py        prints its address and serves until its standard input is closed
 
-The request's `model` names the script. The number of `@r` marks in the body is the number of results that the
-model has seen. A framework that loses or repeats a result gets a wrong conversation, and fails the checks.
-GET /stats returns the number of requests served. The server uses only the standard library.
+The request's `model` names the script. The number of `@r` marks in the body is the number of results that the model has
+seen. If a framework loses or repeats a result, it gets the wrong turn, and its run fails the checks. GET /stats returns
+the number of requests served. The server uses only the standard library.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def reply(status: int, body: bytes) -> bytes:
 def answer(name: bytes, step: int) -> tuple[float, bytes]:
     """Return the seconds to wait, and the response.
 
-    Responses are cached, so that the server costs the peers as little as possible.
+    Responses are cached, so that the server takes as little CPU time from the peers as possible.
     """
     script = Script.named(name)
     return script.delay_ms / 1000, reply(200, completion(script.turn_at(step), script.model_name))
@@ -70,7 +70,7 @@ class Connection(asyncio.Protocol):
             self.handle(*request)
 
     def take(self) -> tuple[bytes, bytes] | None:
-        """Return the next complete request, head and body."""
+        """Return the head and the body of the next request, or None if it is not complete yet."""
         end = self.buffer.find(b"\r\n\r\n")
         if end < 0:
             return None
@@ -90,7 +90,7 @@ class Connection(asyncio.Protocol):
         return head, body
 
     def chunks(self, position: int) -> tuple[bytes, int] | None:
-        """Return the body of a chunked request, and the position where it ends."""
+        """Return the body of a chunked request and the position where it ends, or None if it is not complete yet."""
         body = b""
         while True:
             line = self.buffer.find(b"\r\n", position)
@@ -111,7 +111,7 @@ class Connection(asyncio.Protocol):
         Connection.served += 1
         try:
             if b'"stream":true' in body or b'"stream": true' in body:
-                raise ValueError("streams are not served here")
+                raise ValueError("this server does not stream")
             start = body.find(b"bench-")
             delay, response = answer(body[start : body.find(b"-end", start) + 4], body.count(b"@r"))
         except ValueError as wrong:
@@ -129,12 +129,12 @@ class Connection(asyncio.Protocol):
 
 
 async def serve() -> None:
-    """Serve on a free port of the loopback."""
+    """Serve on a free loopback port, until standard input is closed."""
     server = await asyncio.get_running_loop().create_server(Connection, "127.0.0.1", 0, backlog=2048)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
     gc.freeze()
     async with server:
-        # If the parent is killed, the system closes standard input, and the server ends too.
+        # If the parent is killed, the system closes this pipe, and the server ends too.
         await asyncio.to_thread(sys.stdin.read)
 
 

@@ -1,4 +1,4 @@
-"""Creates the peers' venvs from requirements/NAME.txt, under .venv-peers, which git ignores."""
+"""Create the peers' venvs from requirements/NAME.txt, under .venv-peers, which git ignores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VENVS = ROOT / ".venv-peers"
 
 
 def python_of(venv: str | None) -> Path:
-    """Return the path of a venv's Python. None means the project's own venv."""
+    """Return the path of a venv's Python. None stands for the project's own venv."""
     return (VENVS / venv if venv else ROOT / ".venv") / "bin" / "python"
 
 
@@ -25,7 +25,7 @@ def ready(venv: str | None) -> Path:
     stamp = VENVS / venv / "stamp"
     wanted = f"{python}\n{requirements.read_text()}"
     if not stamp.exists() or stamp.read_text() != wanted:
-        # Use the interpreter of the project's venv, so that all peers run on the same one.
+        # Use the same interpreter as for the project's venv, so that all peers run on the same Python.
         found = subprocess.run([ROOT / "scripts" / "find-python"], capture_output=True, text=True, check=True)
         print(f"== making {(VENVS / venv).relative_to(ROOT)}", flush=True)
         subprocess.run([found.stdout.strip(), "-m", "venv", "--clear", VENVS / venv], check=True)

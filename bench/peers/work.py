@@ -1,7 +1,7 @@
 """The work that every peer does, and the scripted model that requests it.
 
-A run is a number of calls of one tool, one after the other, then an answer. The tool gets two typed arguments
-and a context of the run, which counts the calls, so that a run that did less is detected. The module uses only the
+A run consists of a number of calls of one tool, one after the other, and then an answer. The tool gets two typed
+arguments and the run's context, which counts the calls, so that missing work is detected. The module uses only the
 standard library, so it works in every peer's venv.
 """
 
@@ -33,7 +33,7 @@ class Context:
         self.marks = marks
 
     def work(self, index: int, label: str) -> dict[str, Any]:
-        """Do the tool's work. `@r` and the index mark the result in later messages."""
+        """Do the tool's work. The tag `@r` and the index identify the result in later messages."""
         self.calls += 1
         self.total += index
         if self.marks is not None:
@@ -42,7 +42,7 @@ class Context:
 
 
 class Call(NamedTuple):
-    """A tool call of the model, with its arguments as the text a provider would send."""
+    """A tool call by the model, with its arguments as the text that a provider would send."""
 
     id: str
     name: str
@@ -55,7 +55,7 @@ class Call(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """One turn of the model: calls, or the answer."""
+    """One turn of the model, which has either calls or the answer."""
 
     calls: list[Call]
     text: str | None
@@ -65,18 +65,20 @@ class Turn(NamedTuple):
 class Script:
     """The model of a run: a number of calls, then the answer.
 
-    The newest result alone determines the next turn.
+    The next turn depends only on the number of results so far.
     """
 
     calls: int
     delay_ms: int = 0
-    final_tool: str | None = None  # the name of the final call, for frameworks whose answer is a call
+    final_tool: str | None = (
+        None  # name of the call that carries the answer, for frameworks whose answer is a call
+    )
 
-    made: ClassVar[int] = 0  # number of turns requested in this process
+    made: ClassVar[int] = 0  # number of turns requested in this process, over all scripts
 
     @property
     def model_name(self) -> str:
-        """The script encoded as a model name, so that it reaches the server."""
+        """The script's parameters as a model name, so that the server can read them from a request."""
         final = f"-f{self.final_tool}" if self.final_tool else ""
         return f"bench-n{self.calls}-d{self.delay_ms}{final}-end"
 
@@ -85,17 +87,17 @@ class Script:
         """Return the script whose name occurs in `text`."""
         found = _NAME.search(text)
         if found is None:
-            raise ValueError("no script is named in the request's `model`")
+            raise ValueError("the request's `model` names no script")
         calls, delay, final = found.groups()
         return cls(int(calls), int(delay), final.decode() if final else None)
 
     @property
     def answer(self) -> str:
-        """The answer of a run in which every result arrived."""
+        """The answer of a run in which all results reached the model."""
         return f"@r{max(self.calls - 1, 0)} done"
 
     def turn_at(self, step: int) -> Turn:
-        """Return the turn after this many results."""
+        """Return the turn that follows this many results."""
         if step < self.calls:
             return Turn([Call(f"call_{step}", "work", f'{{"index": {step}, "label": "item-{step}"}}')], None)
         if self.final_tool:
@@ -103,7 +105,7 @@ class Script:
         return Turn([], self.answer)
 
     def turn(self, newest: object) -> Turn:
-        """Return the turn that follows the newest message, given in any form whose text contains the result."""
+        """Return the turn that follows the newest message, which may be any object whose text contains the result."""
         Script.made += 1
         found = _RESULT.search(newest if isinstance(newest, str) else str(newest))
         return self.turn_at(int(found.group(1)) + 1 if found else 0)

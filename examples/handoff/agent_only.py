@@ -60,7 +60,7 @@ def model() -> ScriptedModel:
 
 
 def main() -> None:
-    """Run all three acts with a model, then with only a person, then the middle act alone."""
+    """Run all three acts with a model, then with only a person, and then the client act alone."""
     for environment in (AgentEnvironment(model()), Person()):
         gate = open_gate([deep_analysis], environment=environment)
         print(gate.invoke("deep_analysis", {"topic": "weather"}).wait().render())

@@ -83,7 +83,7 @@ def by_hand(task: dict[str, str]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Run the tree with models, with a person and with nobody, and print the longest path."""
+    """Run the nested handoffs with models, with a person and with nobody, then print the longest path of calls."""
     session = Session()
     for environment in (
         AgentEnvironment(ScriptedModel(lambda request: '{"output": "done by a model"}')),

@@ -51,7 +51,7 @@ async def report(nothing: None, findings: list[str], *, context: ToolContext) ->
 
 
 def model() -> ScriptedModel:
-    """Return a model that asks for more at first, and then is done."""
+    """Return a model whose first answer says that more is needed, and whose second does not."""
     return ScriptedModel(
         [
             '{"findings": ["rain"], "needs_more": true}',

@@ -1,4 +1,4 @@
-"""Pattern 7: the act streams events, and its parent receives them as they happen.
+"""Pattern 7: the client act emits events, and listeners receive them as they happen.
 
 python examples/handoff/streaming.py
 """
@@ -58,7 +58,7 @@ def model() -> ScriptedModel:
 
 
 def main() -> None:
-    """Run the middle act alone, then all three acts with a subscriber on the session."""
+    """Run the client act alone, then all three acts with a listener on the session."""
     answer = run_as_agent(work_through, Plan(2), model=model(), on_emit=lambda event: print("heard", event))
     print(answer.wait())
     session = Session()

@@ -1,4 +1,4 @@
-"""`make run`: the embedded model sorts the inbox, is killed half-way, and continues.
+"""`make run`: the embedded model sorts the inbox. Its process is killed half-way, and another one resumes the run.
 
 python examples/inbox [--messages N] [--kill-after N]
 """
@@ -30,7 +30,7 @@ RUN = "sort-the-inbox"
 
 
 def alone() -> dict[str, Any]:
-    """Return the options of a run without a person, in which a model sorts the messages and a rule approves the bills."""
+    """Return the arguments for a run without a person: a model sorts the messages, and a rule approves the bills."""
     return {
         "environment": AgentEnvironment(LocalModel(max_tokens=64)),
         "approvals": SmallBills(report.decided),
@@ -38,7 +38,7 @@ def alone() -> dict[str, Any]:
 
 
 async def begin(kill_after: int) -> None:
-    """Sort the inbox, and kill this process with SIGKILL after `kill_after` messages."""
+    """Sort the inbox, and kill this process with SIGKILL when `kill_after` messages are sorted."""
     bus, sorted_ones = Dispatcher(), 0
 
     def count(event: ToolInvoked) -> None:

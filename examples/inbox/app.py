@@ -149,7 +149,7 @@ prompt = Prompt(
 
 
 def adapter_for(folder: Path, journal: Journal | None = None) -> Adapter:
-    """Create an adapter for a family's folder. Each run says who sorts and who approves."""
+    """Create an adapter for a family's folder. The environment and the approvals are set for each run."""
     return Adapter(
         LocalModel(first_call=sort_inbox, max_tokens=48),
         filesystem=DirectoryFilesystem(folder),

@@ -41,7 +41,7 @@ def _head(text: str) -> None:
 
 
 def title(messages: int) -> None:
-    """Print a title for the next part of the run."""
+    """Print the title of the output and a note about the time that the messages take."""
     _head("A 135M model on this machine sorts a family's inbox, without a key or a network")
     _say(
         f"  {messages} messages, three at once. The first takes longest, because the model reads its examples,"
@@ -70,7 +70,7 @@ def decided(request: ApprovalRequest, approval: Approval) -> None:
 
 
 def killed(run: RunTree) -> None:
-    """Print what the killed process has recorded."""
+    """Print how much the killed process recorded."""
     _say(("\n  kill -9  ", "bold red"), f"{_recorded(run)} are in the journal.")
     _say("           Another process continues from there, and reads the examples again.\n")
 
@@ -90,7 +90,7 @@ def listing(folder: Path) -> Listing:
 
 
 def summary(killed: RunTree, run: RunTree, asked: int, before: Listing, folder: Path) -> None:
-    """Print the results: the tree of files, and which calls were undone, approved and not repeated."""
+    """Print the results: the calls, the filed messages, the folder before and after, and what was not repeated."""
     _head("The calls of the run (the times include waiting, because there is only one model)")
     _out.print(_tree(run))
     _head("The messages and where the model filed them")
@@ -111,7 +111,7 @@ def summary(killed: RunTree, run: RunTree, asked: int, before: Listing, folder: 
 
 
 def _left_behind(folder: Path, bills: list[CallNode]) -> str:
-    """Check that the folder contains all booked bills and no others."""
+    """Say whether the folder contains exactly the bills that were booked."""
     booked = sorted(call.message for call in bills if call.status == "ok")
     files = [file.read_text() for file in folder.glob("filed/*/*.txt")]
     marked = sorted(
@@ -198,7 +198,7 @@ def _turns(run: RunTree) -> list[Turn]:
 
 
 def _usage(call: CallNode) -> Usage | None:
-    """Return the usage of the answers inside a call."""
+    """Return the total usage of the model answers inside a call, or None if there are none."""
 
     def inside(call: CallNode) -> Iterator[Usage]:
         yield from (turn.usage for nested in call.runs for turn in nested.turns if turn.usage is not None)

@@ -1,4 +1,4 @@
-"""A rule that approves bills when nobody is there."""
+"""A rule that approves small bills, for runs in which nobody can be asked."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from typing import Any
 from handrail import ToolContext, ToolResult, tool
 
 PAYMENTS = {"ada": [2000, 2000], "bob": [90000], "eve": [1500, 1500]}
-"""The payments of each customer, in cents. This simulates a bank, so it can't be rolled back."""
+"""The payments of each customer, in cents. They stand for a bank, whose state Handrail can't roll back."""
 
 
 @tool(effect="read")

@@ -1,7 +1,7 @@
 """Handrail: a runtime for the tools of AI agents, where every call is a transaction.
 
-The names below are the public API. Each is imported on first use, so `import handrail` itself is fast, and modules
-that need an extra are imported only by programs that use them.
+The names below are the public API. Each is imported on first use, so `import handrail` itself is fast, and a module that
+needs an extra is imported only by programs that use one of its names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Agent`: a prompt with the model that runs it."""
+"""`Agent`: a prompt and the model that runs it."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class Agent(Generic[OutputT]):
     """A prompt with its model: `Agent("openai:gpt-5", "Answer briefly.", tools=[fare]).run("…").wait().text`.
 
     `model` is a model, its name (`provider:name`), or an `Adapter` with its own settings. Instructions given
-    as text are literal: `$5` means five dollars. Sections among them are templates as usual, and a whole
-    `Prompt` replaces instructions, tools, output and policies. An invalid definition raises `DefinitionError`
+    as text are literal: `$5` means five dollars. Sections among them are templates as usual. A whole `Prompt` may be
+    passed in place of instructions, name, tools, output and policies. An invalid definition raises `DefinitionError`
     here; a missing key or extra is reported at the first run.
     """
 
     model: Adapter | Model | str
     prompt: Prompt[OutputT]
     description: str
-    """A description of what the agent does, for the people it is served to and the models that call it."""
+    """What the agent does, for the people it is served to and the models that call it."""
 
     @overload
     def __init__(
@@ -87,14 +87,14 @@ class Agent(Generic[OutputT]):
         elif not isinstance(model, Adapter):
             checked_model(model)
         if not isinstance(description, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
-            raise DefinitionError(f"description is {description!r}. Pass a text, or leave it out.")
+            raise DefinitionError(f"description is {description!r}. Pass a string, or leave it out.")
         prompt: Any = instructions
         if not isinstance(instructions, Prompt):
             prompt = Prompt(name, _literal(instructions), tools=tools, output=output, policies=policies)
         elif name != _NAME or tools or output is not None or policies:
             raise DefinitionError(
-                f"the prompt {instructions.name!r} has a name, tools, output and policies of its own. "
-                "Give them to the Prompt, or give the Agent its instructions as text."
+                f"the prompt {instructions.name!r} already has a name, tools, output and policies. "
+                "Pass them to the Prompt, or pass the Agent its instructions as text."
             )
         for field, value in (("model", model), ("prompt", prompt), ("description", description)):
             object.__setattr__(self, field, value)
@@ -132,15 +132,15 @@ class Agent(Generic[OutputT]):
     ) -> Operation[PromptResponse[OutputT]]:
         """Resume a recorded run that was parked, or whose process ended.
 
-        Recorded work is not repeated. The journal is the adapter's, unless `journal=` gives another.
+        Recorded work is not repeated. The adapter's journal is used, unless `journal=` names a different one.
         """
         return self.adapter.resume(run_id, self.prompt, **arguments)
 
     def as_tool(self) -> Tool[Any, Any]:
-        """Return this agent as a tool for another agent. Each call of the tool is a run inside that call.
+        """Return this agent as a tool for another agent. Each call to the tool runs the agent inside that call.
 
         The tool takes a `message`, or the prompt's params if the prompt has templates. It uses the caller's budget,
-        deadline, session, files and environment. Its model and workers are its own.
+        deadline, session, files and environment, but its own model and workers.
         """
         if not self.description.strip():
             raise DefinitionError(
@@ -168,7 +168,7 @@ class Agent(Generic[OutputT]):
 
         attempt = context._source  # pyright: ignore[reportPrivateUsage]  # the run is nested in its frame
         if not isinstance(attempt, Attempt):
-            raise NotSupported("an agent", "Call it through a gate.")
+            raise NotSupported("adapter", "Call the agent through a gate.")
         workers = self.adapter.workers
         if isinstance(params, AgentCall):
             options = RunOptions(message=params.message, workers=workers)
@@ -183,14 +183,14 @@ class Agent(Generic[OutputT]):
 
 
 @dataclasses.dataclass(frozen=True)
-class AgentCall:  # no docstring, because a model would be shown it
+class AgentCall:  # no docstring: it would be shown to the model
     message: Annotated[
         str, Field(description="What to ask the agent. It sees nothing else of this conversation.")
     ]
 
 
 class AgentTool(Tool[Any, Any]):
-    """A tool that runs an agent. Everything the agent does happens in calls inside the tool's call."""
+    """A tool that runs an agent. Everything the agent does is nested in the tool's call."""
 
     delegates: ClassVar[bool] = True
 
@@ -198,7 +198,7 @@ class AgentTool(Tool[Any, Any]):
 def strongest(effects: Iterable[Effect]) -> Effect:
     """Return the effect of calling an agent whose tools have these effects.
 
-    It is at least `idempotent`: a model's answers cost money and differ each time, so a call of an agent must not be
+    It is at least `idempotent`: a model's answers cost money and differ each time, so a call to an agent must not be
     rerun as freely as a call whose effects are all in a transaction.
     """
     most = max((EFFECTS[effect].strength for effect in effects), default=0)
@@ -206,7 +206,7 @@ def strongest(effects: Iterable[Effect]) -> Effect:
 
 
 def result_of(name: str, response: PromptResponse[Any], has_output: bool) -> ToolResult[Any]:
-    """Return the result of a call that ran an agent: the agent's output, or else its text."""
+    """Return an agent's response as a tool result: its output or its text, or an error if the model refused."""
     if response.stop_reason == "refused":
         return ToolResult.error(f"{name} refused: {response.text}")
     cut = "Its answer was cut off because it was too long." if response.stop_reason == "length" else ""
@@ -214,7 +214,7 @@ def result_of(name: str, response: PromptResponse[Any], has_output: bool) -> Too
 
 
 def _literal(instructions: Any) -> Any:
-    """Return the instructions with their texts escaped, so that a `$` in them is literal."""
+    """Return the instructions with every `$` in their texts doubled, so that it is literal."""
     if isinstance(instructions, str):
         return instructions.replace("$", "$$")
     if not isinstance(instructions, list | tuple):

@@ -4,7 +4,7 @@ A `CancelScope` covers a piece of work in one task: a call, a request to a model
 cancellations; all other code asks its scope. A `Cancellation` stops a whole tree of runs.
 
 asyncio cancels tasks, not scopes, and counts the cancellations of a task. A scope therefore notes the count when it
-is opened, and takes back the cancellations that it requested itself. Any others came from outside.
+is opened, and takes back the cancellations that it requested itself. Those that remain came from outside.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from contextvars import Context, copy_context
 from types import coroutine
 from typing import Any, TypeVar, cast
 
@@ -31,7 +33,7 @@ Watcher = Callable[[], None]
 
 
 class TimedOut(Exception):
-    """Raised if a handler is still running when its timeout passes."""
+    """Raised when a scope's timeout has cancelled its work."""
 
 
 class CancelScope(msgspec.Struct, eq=False):
@@ -47,6 +49,8 @@ class CancelScope(msgspec.Struct, eq=False):
     _run: Cancellation
     _is_ended: bool = False
     _timeout: Timer | None = None
+    """The newest timeout, which may have been stopped."""
+    _timeout_left: float | None = None
     _deadline: Deadline | None = None
     _deadline_timer: Timer | None = None
 
@@ -58,22 +62,22 @@ class CancelScope(msgspec.Struct, eq=False):
         return self.task.cancelling() > self._before
 
     def is_stopped(self) -> bool:
-        """Return whether the task or its run was cancelled, so that the work must stop, even if it ignored that."""
+        """Return whether the task or its run has been cancelled, even if the work ignored the cancellation."""
         if _deliveries:
             _settle(self.task)
         return self.task.cancelling() > self._before or self._run.cancelled
 
     def close(self) -> bool:
-        """End the scope. Returns whether the task was cancelled from outside and `CancelledError` is still to be raised.
+        """Close the scope. Returns whether the task was cancelled from outside, so `CancelledError` must still be raised.
 
-        If a deadline passed while the work was shielded from it, the deadline's cancellation is taken back.
+        If the deadline has cancelled the task and `explain` has not taken that back, it is taken back here.
         """
         if self._deadline_timer is not None:
             self._stop(self._deadline_timer)
         return self.task.cancelling() > self._before
 
     def absorb(self) -> None:
-        """Take back every cancellation since the scope was opened, because another error takes their place."""
+        """Take back every cancellation since the scope was opened, because a different error is raised instead."""
         while self.task.cancelling() > self._before:
             self.task.uncancel()
 
@@ -100,7 +104,7 @@ class CancelScope(msgspec.Struct, eq=False):
     def explain(self, error: BaseException, doing: str) -> BaseException:
         """Return `DeadlineExceededError` if the deadline cancelled the work; otherwise return `error` itself.
 
-        `doing` describes what did not happen in time. The deadline is no longer watched afterwards.
+        `doing` describes what did not happen in time. This also stops watching the deadline.
         """
         deadline, timer = self._deadline, self._deadline_timer
         if deadline is None or timer is None or not self._stop(timer):
@@ -110,17 +114,27 @@ class CancelScope(msgspec.Struct, eq=False):
         return error
 
     def start_timeout(self, seconds: float) -> None:
-        """Cancel the work after this many seconds."""
-        self._timeout = timers_of(self.task.get_loop()).start(seconds, self.task.cancel)
+        """Cancel the work after this many seconds, less what `continue_timeout` has noted."""
+        timers = timers_of(self.task.get_loop())
+        self._timeout = timers.start(seconds, self.task.cancel, None, self._timeout_left)
 
     def stop_timeout(self) -> None:
         """Stop the timeout, because the work is over. Raises `TimedOut` if only the timeout cancelled it."""
-        timer, self._timeout = self._timeout, None
+        timer = self._timeout
         if timer is not None and self._stop(timer) and not self.interrupted:
             raise TimedOut(timer.seconds)
 
+    def timeout_left(self) -> float:
+        """Return the seconds until the timeout, whether or not it was stopped; infinity if none was started."""
+        return math.inf if self._timeout is None else self._timeout.left()
+
+    def continue_timeout(self) -> None:
+        """Let the next timeout go on from where the last one is now, because both are for the same work."""
+        if self._timeout is not None:
+            self._timeout_left = max(self._timeout.left(), 0.0)
+
     def pause(self) -> Callable[[], None]:
-        """Stop the timeout while a person decides. Call the returned function to continue it."""
+        """Pause the timeout while a person decides. Call the returned function to resume it."""
         timer = self._timeout
         if timer is None:
             return _do_nothing
@@ -139,7 +153,7 @@ _current_task: Callable[[asyncio.AbstractEventLoop], Any] = asyncio.current_task
 if sys.version_info < (
     3,
     12,
-):  # before 3.12, `current_task` is written in Python and takes a third of a scope's time
+):  # before 3.12, `current_task` is written in Python and accounts for a third of a scope's cost
     _current_task = cast(Any, asyncio.tasks)._current_tasks.get
 
 
@@ -155,7 +169,7 @@ def _do_nothing() -> None: ...
 
 
 async def shielded(work: Coroutine[Any, Any, T]) -> T:
-    """Finish `work` even if this task is cancelled meanwhile.
+    """Await `work` to its end, even if this task is cancelled meanwhile, and return its value.
 
     The cancellation is not lost: the task still counts it, and the scope around the work reports it.
     """
@@ -186,43 +200,39 @@ _deliveries: dict[asyncio.Task[Any], tuple[asyncio.CancelledError, int]] = {}
 _ENDED = object()
 
 
-def begin_foreign(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
-    """Start work that calls user code, up to its first wait. Await the returned value; None means it has ended.
+def begin_isolated(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
+    """Run work that calls user code up to its first suspension. Await the returned value; None means the work is done.
+
+    The work runs in the current task, but in a copy of its context: context variables that it sets stay in it. A
+    task of its own would do the same, at ten times the cost.
 
     Before Python 3.13, a task group whose member fails while the group waits at its end cancels the task
-    and never takes that back. The task then looks as if it had been cancelled from outside. It does not matter
-    in which helper the group is: the cancellation is delivered through here, and its traceback shows which
+    and never takes that back. The task then looks as if it had been cancelled from outside. The group may be
+    anywhere below the user code: the cancellation is delivered through here, and its traceback shows which
     code caught it.
     """
-    steps = work.__await__()
-    waiting = next(steps, _ENDED)
-    return None if waiting is _ENDED else _watch(steps, waiting)
+    context, steps = copy_context(), work.__await__()
+    waiting = context.run(next, steps, _ENDED)
+    return None if waiting is _ENDED else _drive(steps, waiting, context)
 
 
-if TASK_GROUPS_UNCANCEL:
-
-    def begin_foreign(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
-        """Return the work: a task group takes back what it cancelled, so nothing needs to be watched."""
-        return work
-
-
-async def await_foreign(work: Awaitable[T]) -> T:
-    """Await user code in the current task, with the safeguards of `begin_foreign`, and return its value."""
+async def isolated(work: Awaitable[T]) -> T:
+    """Await user code in the current task, as `begin_isolated` does, and return its value."""
     value: Any = None
 
     async def keep() -> None:
         nonlocal value
         value = await work
 
-    rest = begin_foreign(keep())
+    rest = begin_isolated(keep())
     if rest is not None:
         await rest
     return value
 
 
 @coroutine
-def _watch(steps: Generator[Any, Any, None], waiting: Any) -> Generator[Any, Any, None]:
-    """Continue work that waits, and watch each cancellation that is delivered to it."""
+def _drive(steps: Generator[Any, Any, None], waiting: Any, context: Context) -> Generator[Any, Any, None]:
+    """Drive suspended work to its end in its context, and watch each cancellation that is delivered to it."""
     task: Any = asyncio.current_task()
     while waiting is not _ENDED:
         counted = task.cancelling()
@@ -230,24 +240,29 @@ def _watch(steps: Generator[Any, Any, None], waiting: Any) -> Generator[Any, Any
         try:
             yield waiting
         except GeneratorExit:
-            steps.close()
+            context.run(steps.close)
             raise
         except BaseException as error:
             thrown = error
         try:
-            waiting = next(steps, _ENDED) if thrown is None else _deliver(steps, thrown, task, counted)
+            if thrown is None:
+                waiting = context.run(next, steps, _ENDED)
+            else:
+                waiting = context.run(_deliver, steps, thrown, task, counted)
         finally:
             thrown = None  # its traceback refers to this frame
 
 
 def _deliver(steps: Generator[Any, Any, None], error: Any, task: asyncio.Task[Any], counted: int) -> Any:
-    """Throw an error into work that waits, and return what the work waits for next.
+    """Throw an error into suspended work, and return what the work waits for next.
 
     If the error is a cancellation that a task group requested and caught, take it back.
     """
-    error.__traceback__ = error.__traceback__.tb_next  # as if the error had not passed through here
+    error.__traceback__ = (
+        error.__traceback__.tb_next
+    )  # drop the caller's frame, as if the error had not passed through here
     is_outermost = task not in _deliveries
-    if isinstance(error, asyncio.CancelledError):
+    if not TASK_GROUPS_UNCANCEL and isinstance(error, asyncio.CancelledError):
         _deliveries[task] = error, counted
     try:
         return steps.throw(error)
@@ -320,7 +335,7 @@ class Cancellation:
         return lambda: self._watchers.remove(watcher) if watcher in self._watchers else None
 
     def cancel(self, reason: str = "cancelled") -> None:
-        """Stop this run and every run below it. Call this on the loop's own thread."""
+        """Stop this run and every run below it. Call this only on the event loop's thread."""
         if self.cancelled:
             return
         stopping: list[Cancellation] = []
@@ -360,4 +375,4 @@ def _tell(watcher: Watcher) -> None:
     try:
         watcher()
     except Exception:
-        log.exception("a watcher of a cancellation raised; the other watchers are still called")
+        log.exception("a cancellation watcher raised; the other watchers are still called")

@@ -1,6 +1,6 @@
 """Clocks, through which Handrail reads the time.
 
-Tests inject a clock of their own. No other module of the package reads the system's time.
+Tests inject their own clock. No other module of the package calls `time.monotonic` or `datetime.now`.
 """
 
 from __future__ import annotations

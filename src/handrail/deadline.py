@@ -8,11 +8,11 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DeadlineExceededError, DefinitionError
 
 _CENTURIES = 1000 * 365.25 * 24 * 3600.0
-"""The longest allowed span, in seconds. Dates beyond it may not be representable."""
+"""The longest allowed span, in seconds. A date further away may not be representable."""
 
 
 def is_span(seconds: object) -> bool:
-    """Return whether a value is a positive number of seconds that dates can represent."""
+    """Return whether a value is a positive number of seconds, no longer than the longest allowed span."""
     return not isinstance(seconds, bool) and isinstance(seconds, int | float) and 0 < seconds <= _CENTURIES
 
 
@@ -29,7 +29,7 @@ class Deadline:
     def __init__(self, at: datetime, *, clock: Clock = SYSTEM_CLOCK, pauses_for_people: bool = False) -> None:
         if not isinstance(at, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
             raise DefinitionError(
-                f"a deadline at {at!r} is not a time. Pass a datetime, or use `Deadline.after(300)`."
+                f"the deadline {at!r} is not a datetime. Pass one, or use `Deadline.after(300)`."
             )
         if at.tzinfo is None:
             raise DefinitionError(
@@ -65,7 +65,7 @@ class Deadline:
 
     @property
     def paused(self) -> bool:
-        """Whether the deadline is paused while a person decides."""
+        """Whether the deadline is paused, which it is while a person decides."""
         return self._pauses > 0
 
     @property

@@ -1,14 +1,14 @@
 """The exceptions that cross layers, in one tree.
 
-Each is both Handrail's and the builtin that a caller expects, and carries data besides its message. Errors that
-belong to one package are defined there: commands in `resources.shell.shell_errors`, requests to models in `models`,
-serving in `serve.refusals`, simulations in `testing.simulation`.
+Most also derive from the built-in exception that a caller would expect, and carry data besides their message. Errors
+that concern a single package are defined there: those of commands in `resources.shell.shell_errors`, of requests to
+models in `models`, of serving in `serve.refusals`, and of simulations in `testing.simulation`.
 
     HandrailError
     ├── DefinitionError (ValueError)             a definition is wrong; raised where it is defined
     │   ├── ToolDefinitionError                    .tool, .problem, .hint
     │   ├── PromptDefinitionError                  .place, .problem, .hint
-    │   │   └── PromptValidationError                .tool, .places: two tools of one name
+    │   │   └── PromptValidationError                .tool, .places: two tools with the same name
     │   ├── ExtraKeyError                          .key
     │   └── WorkerError                            .problems: everything wrong with a worker's file
     ├── ToolError                                raised by a handler, or before it runs
@@ -21,13 +21,13 @@ serving in `serve.refusals`, simulations in `testing.simulation`.
     │   ├── ContextExpired                         .call: the call is over
     │   ├── CapabilityMissing (LookupError)        .capability: this environment does not have it
     │   ├── NotRendered (LookupError)              the prompt has not been rendered yet
-    │   ├── NotSupported (NotImplementedError)     .member: not available in this run
+    │   ├── NotSupported (NotImplementedError)     .member: a member of the context is not available
     │   └── TicketError (ValueError)               .problem: not a ticket, forged, or too old
     ├── OperationError (RuntimeError)            .operation
     │   ├── OperationUsedTwice                     awaited or waited for twice
     │   ├── OperationHasNoTruth (TypeError)        used as a condition: the await is missing
     │   ├── WaitOnLoopThread                       `.wait()` where `await` belongs
-    │   └── LoopGone                               the event loop it belongs to has ended
+    │   └── LoopGone                               the event loop it belongs to is closed
     ├── NoAnswer                                 a question got no answer: .question
     │   ├── Declined                               .reason: the person said no
     │   ├── QuestionCancelled                      it was withdrawn
@@ -45,7 +45,7 @@ serving in `serve.refusals`, simulations in `testing.simulation`.
     │   ├── EffectRefused (PermissionError)        .effect: a call did more than its tool's effect allows
     │   ├── JournalError (ValueError)              .journal: not a journal, or one that can't be used
     │   │   ├── JournalAltered                       .chain, .id, .record: a record was altered
-    │   │   └── JournalExposed                       other users or tools could change it
+    │   │   └── JournalExposed                       other users or tools could read or change it
     │   ├── BlobNotFoundError (LookupError)        .digest: a journal has no such bytes
     │   ├── ResourceError (LookupError)            .resource
     │   └── FileError (OSError)                    .path
@@ -129,7 +129,7 @@ class PromptValidationError(PromptDefinitionError):
 
 
 class ExtraKeyError(DefinitionError):
-    """A key or a value of a context's extras is invalid."""
+    """A key or a value in a context's extras is invalid."""
 
     def __init__(self, key: object, problem: str, hint: str) -> None:
         super().__init__(f"extra {key!r}: {problem}. {hint}")
@@ -160,7 +160,13 @@ class ToolValidationError(ToolError, ValueError):
 
 
 class TransientError(ToolError):
-    """The call failed but may succeed if retried, after `retry_after` seconds if that is known."""
+    """The call failed but may succeed if retried, after `retry_after` seconds if that is known.
+
+    The gate waits at most a minute, and never past the tool's timeout or the run's deadline. A call that would have
+    to wait longer fails at once, and the model is told how long.
+    """
+
+    retry_after: float | None = None
 
     def __init__(self, message: str = "a transient failure", *, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -209,7 +215,7 @@ class ContextExpired(ContextError):
         super().__init__(
             f"the call {call!r} has ended, so its context can no longer be used. "
             "Finish what needs the context before the handler returns; work that must outlive "
-            "the call belongs in a call or a run of its own."
+            "the call belongs in another call or run."
         )
         self.call = call
 
@@ -267,11 +273,11 @@ class OperationHasNoTruth(OperationError, TypeError):
 
 
 class WaitOnLoopThread(OperationError):
-    """`.wait()` was called on a thread that runs an event loop, where it would block that loop forever."""
+    """`.wait()` was called on a thread that runs an event loop, which it would block."""
 
 
 class LoopGone(OperationError):
-    """The event loop the operation belongs to has ended."""
+    """The event loop that the operation belongs to is closed."""
 
 
 class OperationNeverAwaited(RuntimeWarning):
@@ -430,9 +436,9 @@ class JournalAltered(JournalError):
             "The journal was not used. `handrail runs verify` lists every alteration.",
         )
         self.chain = chain
-        """What the record belongs to: `run`, `outside`, `decisions` or `step`."""
+        """What kind of chain the record belongs to: `run`, `outside`, `decisions` or `step`; `blob` for a blob."""
         self.id = id
-        """The run, or the session and principal, that the record belongs to."""
+        """The id of the run, the session and principal, the key of the step, or the digest of the blob."""
         self.record = record
         """1-based position of the record in its chain."""
         self.what = what
@@ -464,7 +470,7 @@ class EffectRefused(StateError, PermissionError):
         )
         self.tool = tool
         self.effect = effect
-        """The declared effect; None if all that is known is that it does not write, so it is `pure` or `read`."""
+        """The declared effect; None if it is `pure` or `read` and nobody knows which."""
 
 
 class ResourceError(StateError, LookupError):
@@ -605,7 +611,7 @@ class Diverged(RunError):
         super().__init__(
             run_id,
             f"at {place} the record has {recorded}, and the run now has {now}",
-            "Do whatever depends on time or chance in a verb of the context, whose value is recorded.",
+            "Use a context verb, whose value is recorded, for anything that depends on time or chance.",
         )
         self.place = place
         self.recorded = recorded

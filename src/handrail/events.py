@@ -28,7 +28,7 @@ class Fact(msgspec.Struct, frozen=True):
 
 
 class ToolStarted(Fact, frozen=True, gc=False):
-    """A call was requested. It has not been looked up, parsed or allowed yet."""
+    """A call was requested. Its tool has not been looked up yet, nor its arguments parsed, nor any policy checked."""
 
     call_id: str
     tool: str
@@ -51,14 +51,18 @@ class ToolInvoked(Fact, frozen=True):
     seconds: float
     attempts: int
     stale: tuple[str, ...]
-    """The slices and paths that the call had read, and that somebody else changed before the call committed."""
+    """Slices and paths that the call had read and that something else changed before the call committed."""
     error: BaseException | None
-    """The exception with its traceback, for telemetry. It is never shown to a model."""
+    """The exception, for telemetry. It is never shown to a model.
+
+    Listeners see its whole traceback. Once they have returned, the variables in it are cleared, so that a session does
+    not hold on to calls that are over. An exception that also ends the run is a copy without a traceback.
+    """
     run_context: RunContext
 
 
 class ToolRolledBack(Fact, frozen=True):
-    """A call was undone."""
+    """An attempt at a call was rolled back."""
 
     call_id: str
     tool: str
@@ -81,7 +85,7 @@ class Progress(Fact, frozen=True):
 
 
 class Emitted(Fact, frozen=True):
-    """A tool published its own event, which is wrapped in this one under the tool's name."""
+    """A tool published its own `event` with `context.emit`."""
 
     call_id: str
     tool: str
@@ -90,7 +94,7 @@ class Emitted(Fact, frozen=True):
 
 
 class ApprovalRequested(Fact, frozen=True):
-    """A call needs approval. A person is asked, unless it can be decided without one."""
+    """A call needs approval. A person is asked, unless the request can be decided without one."""
 
     question_id: str
     call_id: str
@@ -122,7 +126,7 @@ class ApprovalRemembered(Fact, frozen=True):
     """The tool that the question was about."""
     covers: Literal["exact", "scope"]
     scope: str
-    """A description of what the decision covers, which is the text that the person agreed to."""
+    """A description of what the decision covers, as the person read it."""
     approved: bool
     reason: str
     by: str
@@ -135,7 +139,7 @@ class ApprovalRemembered(Fact, frozen=True):
 
 
 class ApprovalRevoked(Fact, frozen=True):
-    """A remembered decision was revoked. The event comes from outside, so it belongs to no run."""
+    """A remembered decision was revoked. That happens outside of runs, so the event has no run context."""
 
     id: str
     tool: str
@@ -145,7 +149,7 @@ class ApprovalRevoked(Fact, frozen=True):
 
 
 class QuestionAsked(Fact, frozen=True):
-    """A call waits for an answer."""
+    """A call has asked a question and waits for the answer."""
 
     question_id: str
     call_id: str
@@ -168,7 +172,7 @@ class QuestionAnswered(Fact, frozen=True):
 
 
 class PromptRendered(Fact, frozen=True):
-    """A run begins, with its prompt rendered."""
+    """A run has begun, and its prompt has been rendered."""
 
     prompt: str
     text: str
@@ -185,7 +189,7 @@ class MessageAdded(Fact, frozen=True):
 
 
 class SectionOpened(Fact, frozen=True):
-    """A section that was shown as a summary is shown in full from now on."""
+    """A section that was shown as a summary will be shown in full from now on."""
 
     conversation: str
     path: str
@@ -226,21 +230,21 @@ class ModelFailed(Fact, frozen=True):
 
 
 class TextDelta(Fact, frozen=True, gc=False):
-    """A piece of the answer's text arrived, in a streamed run."""
+    """A chunk of the answer's text arrived in a streamed run."""
 
     text: str
     run_context: RunContext
 
 
 class ThinkingDelta(Fact, frozen=True, gc=False):
-    """A piece of the model's thinking arrived, in a streamed run."""
+    """A chunk of the model's thinking arrived in a streamed run."""
 
     text: str
     run_context: RunContext
 
 
 class CallDelta(Fact, frozen=True, gc=False):
-    """A piece of a call that the model is writing arrived, in a streamed run. The first piece has the `name`."""
+    """A chunk of a call that the model is writing arrived in a streamed run. The first chunk has the `name`."""
 
     index: int
     call_id: str
@@ -250,7 +254,7 @@ class CallDelta(Fact, frozen=True, gc=False):
 
 
 class Advised(Fact, frozen=True):
-    """The model was given advice or told what is missing, or a provider or checker raised an error."""
+    """A feedback provider gave the model advice, a completion checker told it what is missing, or one of them raised."""
 
     kind: Literal["feedback", "completion"]
     by: str

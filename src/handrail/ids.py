@@ -10,12 +10,12 @@ NewId = Callable[[], str]
 
 
 def random_id() -> str:
-    """Return 128 random bits in hex, which are safe in a URL and in a file name."""
+    """Return 128 random bits as hexadecimal digits, which are safe in URLs and file names."""
     return secrets.token_hex(16)
 
 
 Chance = Callable[[], float]
-"""A function that returns a number from 0 to 1. It is injected wherever chance is needed, so that tests can choose."""
+"""A function that returns a number from 0 to 1. It is injected wherever randomness is needed, so tests can choose it."""
 
 
 def random_fraction() -> float:

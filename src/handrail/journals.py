@@ -1,7 +1,7 @@
-"""`Journal`: the durable record from which a run resumes, split by role.
+"""`Journal`: the durable record from which runs are resumed, split into roles.
 
-A journal consists of its id, its key and its roles. Each role is a small protocol, so code that only asks
-questions depends on `Questions` alone. One contract suite tests every implementation.
+Each role is a small protocol, so code that only asks questions depends on `Questions` alone. One contract test suite
+covers every implementation.
 
 Only the process that owns a run adds to it. A role raises `RunBusy` in a process whose lease was taken over.
 """
@@ -47,15 +47,15 @@ class Runs(Protocol):
     async def take(self, run_id: str, /) -> RunRow:
         """Take the lease of a run to resume it. Raises `RunBusy` while another process holds it.
 
-        Returns the run's row as it was before, with the number of `deaths` so far: the processes in a row that ended
-        without leaving the run. The count starts over once the run makes progress.
+        Returns the run's row as it was before. Its `deaths` is the number of consecutive processes that ended without
+        leaving the run. The count starts over once the run makes progress.
         """
         ...
 
     async def keep(self, run_id: str, /) -> bool:
         """Renew the lease, and return whether the run should be cancelled.
 
-        Raises `RunBusy` if another process has taken it over.
+        Raises `RunBusy` if another process has taken the lease over.
         """
         ...
 
@@ -82,7 +82,7 @@ class Runs(Protocol):
         limit: int = 100,
         before: Mark | None = None,
     ) -> Sequence[RunRow]:
-        """Return a page of runs, newest first; with a session, all of its runs, oldest first.
+        """Return a page of runs, newest first. With `session_id`, return all runs of that session, oldest first.
 
         To get the next page, pass the mark of this page's last record as `before`.
         """
@@ -91,7 +91,7 @@ class Runs(Protocol):
     async def sessions(
         self, principal: str, /, *, limit: int = 100, before: Mark | None = None
     ) -> Sequence[SessionRow]:
-        """Return a page of a principal's sessions, last changed first."""
+        """Return a page of a principal's sessions, most recently changed first."""
         ...
 
     async def add(self, copy: RunCopy, /) -> None:
@@ -102,10 +102,10 @@ class Runs(Protocol):
         ...
 
     async def verify(self, run_id: str | None = None, /) -> Verification:
-        """Find alterations that something other than Handrail made, in a run and its session or in the whole journal.
+        """Check a run and its session, or the whole journal, for changes made by anything other than Handrail.
 
-        `take`, `add` of a fork, and every method that returns records for a resume, an answer or an undo, raise
-        the first of these errors.
+        `take`, `add` of a fork, and every method that returns records for a resume, an answer or an undo, make the same
+        check and raise the first `JournalAltered`.
         """
         ...
 
@@ -126,7 +126,7 @@ class Calls(Protocol):
         ...
 
     async def applied(self, unit: CommitUnit, /) -> None:
-        """Record that the files of a unit have been changed."""
+        """Record that a unit's file changes have been applied."""
         ...
 
     async def void(self, unit: CommitUnit, /) -> None:
@@ -134,8 +134,9 @@ class Calls(Protocol):
         ...
 
     async def unapplied(self) -> Sequence[CommitUnit]:
-        """Return the units of all runs, in order, that are neither applied nor void nor being applied by a
-        live process.
+        """Return the units of all runs that still have to be applied, in order.
+
+        Units that are applied, void, or being applied by a live process are left out.
         """
         ...
 
@@ -184,7 +185,7 @@ class Steps(Protocol):
         ...
 
     async def load(self, run_id: str, /) -> Sequence[tuple[str, bytes | None]]:
-        """Return the keys of a run's steps with their settled values; None if the outcome is unknown."""
+        """Return the key and the settled value of each of a run's steps. The value is None if the outcome is unknown."""
         ...
 
 
@@ -201,7 +202,7 @@ class Questions(Protocol):
     ) -> Answer:
         """Record a question, put it to the asker, and wait for its answer.
 
-        The answer may come from the asker or through `answer`. If there is none, the outcome says why.
+        The answer may come from the asker or through `answer`. If nobody answers, the returned answer's outcome says why.
         An answer whose value `check` rejects is refused. An answer with secrets is recorded as `mask` returns it;
         if such a question is asked again, it needs a new answer.
         """
@@ -215,10 +216,10 @@ class Questions(Protocol):
         ...
 
     async def open(self, run_id: str | None = None, /, *, principal: str | None = None) -> Sequence[Question]:
-        """Return the questions without an answer, of one run or of all, oldest first.
+        """Return the open questions of one run, or of all runs, oldest first.
 
-        People decide on what this returns, so it is what was recorded. Raises `JournalAltered` if the run was altered.
-        A list of all runs leaves altered ones out.
+        People decide by what they are shown, so each question is returned exactly as it was recorded. Raises
+        `JournalAltered` if the given run was altered. If no run is given, altered runs are left out.
         """
         ...
 
@@ -236,7 +237,7 @@ class Questions(Protocol):
 
 
 class Votes(Protocol):
-    """Votes of people on questions that quorums decide."""
+    """People's votes on questions that quorums decide."""
 
     async def cast(self, run_id: str, vote: Vote, /) -> Sequence[Vote]:
         """Record a vote, and return all votes on the question. Casting the same vote twice is harmless.
@@ -262,7 +263,7 @@ class Decisions(Protocol):
         ...
 
     async def read(self, session_id: str, principal: str, /) -> Sequence[Decision]:
-        """Return the decisions in a session of this principal, in order."""
+        """Return a principal's decisions in a session, in order."""
         ...
 
 
@@ -278,7 +279,7 @@ class Tickets(Protocol):
         ...
 
     async def claim(self, run_id: str, place: str, by: str, again: bool, /) -> bytes:
-        """Claim a ticket to redeem it, or renew the claim. Returns the earlier deposit, or b"".
+        """Claim a ticket to redeem it, or renew the claim. Returns the earlier deposit, or b"" if there is none.
 
         If an earlier redemption was cut short, its outcome is unknown: this raises `OutcomeUnknown`, unless
         the ticket may be redeemed `again`.
@@ -342,7 +343,7 @@ class Journal(Protocol):
 
     @property
     def synced(self) -> bool:
-        """Whether records survive a power cut, so that files must be synced, too."""
+        """Whether records survive a power failure. If so, files must be synced too."""
         ...
 
     @property
@@ -368,5 +369,5 @@ class Recoverable(Protocol):
     """Files whose commits can be finished from the journal after a crash."""
 
     def recover(self, journal: Journal, /) -> Awaitable[object]:
-        """Apply the commits that the journal recorded but whose process ended before applying them."""
+        """Apply the recorded commits whose process ended before it had applied them."""
         ...

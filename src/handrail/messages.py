@@ -1,7 +1,7 @@
 """Messages between a run and its model: the conversation, requests, the parts of an answer, and usage.
 
-A conversation is a `Sent[Message]`, which only grows. Each message is encoded once for a wire and kept as bytes, so
-that the cost of a turn does not grow with the conversation.
+A conversation is a `Sent[Message]`, which only grows. Each message is encoded once for each wire and kept as bytes, so
+that the cost of encoding a turn does not grow with the conversation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CallAsked(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """Data that a provider requires back unchanged, such as signed thinking. Only that provider's wire reads it."""
+    """Data that must be sent back to its provider unchanged, such as signed thinking. Only that provider's wire reads it."""
 
     wire: str
     data: bytes
@@ -43,7 +43,7 @@ class UserMessage(msgspec.Struct, frozen=True, tag="user"):
 
     text: str
     by_run: bool = False
-    """Whether the run itself wrote the message: advice, or a request for a correction."""
+    """Whether the run itself wrote the message, for example as advice or to request a correction."""
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
@@ -66,7 +66,7 @@ class CallAnswered(msgspec.Struct, frozen=True):
 
 
 class ToolMessage(msgspec.Struct, frozen=True, tag="tool"):
-    """The results of one turn, with one for every call of the preceding message, in the same order."""
+    """The results of one turn: one for each call in the preceding message, in the same order."""
 
     results: tuple[CallAnswered, ...]
 
@@ -79,14 +79,14 @@ class ToolMessage(msgspec.Struct, frozen=True, tag="tool"):
 Message = UserMessage | AssistantMessage | ToolMessage
 
 Encode = Callable[[Any], bytes]
-"""A function that encodes an item as JSON for one wire, as one element or as several with commas between them."""
+"""A function that encodes an item as JSON for one wire: one array element, or several separated by commas."""
 
 
 class Sent(Generic[T]):
     """An append-only sequence that caches its encoding for each wire.
 
-    `encoded(encode)` joins the items with commas; an item is encoded once for each encoder. Encoders
-    are compared by identity, so a wire must use one function for all its requests.
+    `encoded(encode)` joins the items with commas. Each encoder encodes an item only once. Encoders are compared by
+    identity, so a wire must use one function for all its requests.
     """
 
     __slots__ = ("_encoded", "_items")
@@ -99,7 +99,7 @@ class Sent(Generic[T]):
         self._items.append(item)
 
     def encoded(self, encode: Encode) -> bytes:
-        """Return all items as one wire encodes them, with commas between them."""
+        """Return all items, encoded for one wire and separated by commas."""
         items = self._items
         done, written = self._encoded.get(encode, (0, None))
         if written is None:
@@ -149,7 +149,7 @@ class Usage(msgspec.Struct, frozen=True):
     """Token counts as the provider reported them."""
 
     input: int = 0
-    """All input tokens, including those read from the provider's cache."""
+    """All input tokens, including those read from or written to the provider's cache."""
     output: int = 0
     cached: int = 0
     """Input tokens read from the provider's cache."""
@@ -173,7 +173,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class SentPart(msgspec.Struct, frozen=True):
-    """The request was sent. This part has its body without secrets, and the headers of the response."""
+    """The request was sent. This part holds its body and headers without secrets, its id, and the remaining rate limit."""
 
     body: bytes
     headers: dict[str, str]
@@ -184,19 +184,19 @@ class SentPart(msgspec.Struct, frozen=True):
 
 
 class TextPart(msgspec.Struct, frozen=True):
-    """A piece of the answer's text."""
+    """A chunk of the answer's text."""
 
     text: str
 
 
 class ThinkingPart(msgspec.Struct, frozen=True):
-    """A piece of the model's thinking. It is shown to people and never part of the answer."""
+    """A chunk of the model's thinking. It is shown to people but is never part of the answer."""
 
     text: str
 
 
 class CallPart(msgspec.Struct, frozen=True):
-    """A call, or a piece of one. Pieces of the same call have the same `index`."""
+    """A call, or a chunk of one. Chunks of the same call have the same `index`."""
 
     index: int
     id: str = ""
@@ -225,7 +225,7 @@ class Offered(msgspec.Struct, frozen=True):
 
     tool: Tool[Any, Any]
     deferred: bool = False
-    """Whether the tool was added to a conversation that had already begun."""
+    """Whether the tool was added after the conversation had begun."""
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
@@ -239,13 +239,13 @@ class ModelRequest(msgspec.Struct, frozen=True):
     temperature: float | None = None
     max_tokens: int | None = None
     stream: bool = False
-    """Whether the answer is streamed while it is written."""
+    """Whether to stream the answer while the model writes it."""
     must_call: bool = False
     """Whether the model must answer with a call."""
 
 
 class Price(msgspec.Struct, frozen=True):
-    """Prices in US dollars for a million tokens."""
+    """Prices in US dollars per million tokens."""
 
     input: Decimal
     output: Decimal

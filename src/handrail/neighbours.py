@@ -1,9 +1,9 @@
-"""The modules of an app's folder, imported without putting the folder on `sys.path`.
+"""Imports from an app's folder, without putting the folder on `sys.path`.
 
 Every library can import what is on `sys.path`, and many try to import an optional module, such as `brotli`. Tools may
 be allowed to write to an app's folder, so a file with such a name would run in the next process. To prevent that,
-the modules beside an app are found only by imports in the app itself or in one of these modules. They never hide a
-module that is installed or part of Python.
+the modules beside an app are found only by imports in the app itself or in one of these modules. They never shadow an
+installed module or one from the standard library.
 
 They are loaded from source only. Python would prefer the bytecode in `__pycache__`, or a compiled module of the same
 name, and a diff does not show what those do.
@@ -39,14 +39,14 @@ def _sources_in(folder: str) -> FileFinder:
 
 
 class _Neighbours(MetaPathFinder):
-    """Finds modules in the folders of apps, only for imports by modules of the same folder.
+    """Finds apps by name, and the modules in their folders for imports by modules of the same folder.
 
     It is the last finder in `sys.meta_path`.
     """
 
     def __init__(self) -> None:
         self.searched: dict[str, None] = {}
-        """The folders in which apps are searched by name."""
+        """The folders that are searched for an app by name."""
         self.homes: dict[str, str] = {}
         """The app folder from which each top-level module was loaded."""
         self.packages: dict[str, None] = {}
@@ -70,7 +70,7 @@ class _Neighbours(MetaPathFinder):
         return None
 
     def find_in_package(self, folder: str) -> FileFinder:
-        """Find modules in a folder of a package that was found here. It is one of `sys.path_hooks`."""
+        """Return a finder for a folder of a package that was loaded from an app folder. It is one of `sys.path_hooks`."""
         if any(folder == package or folder.startswith(package + os.sep) for package in self.packages):
             return _sources_in(folder)
         raise ImportError(f"{folder} is not a neighbour", path=folder)
@@ -80,8 +80,8 @@ _finder = _Neighbours()
 
 
 def _importer() -> str:
-    """Return the top-level name of the module whose import is being resolved."""
-    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # documented, and nothing else says who imports
+    """Return the top-level name of the module that contains the import statement being resolved."""
+    frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # nothing else shows which module imports
     while frame is not None:
         name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if name != "importlib" and frame.f_globals is not globals():
@@ -98,7 +98,7 @@ def _install() -> None:
 
 
 def search(folder: Path) -> None:
-    """Add a folder in which apps are searched by name."""
+    """Add a folder that is searched for apps by name."""
     _install()
     _finder.searched[os.path.realpath(folder)] = None
 
@@ -113,19 +113,19 @@ def _wanting(name: str) -> Generator[None]:
 
 
 def import_app(name: str) -> ModuleType:
-    """Import a user's module by name, from the installed packages or from the folders that are searched for apps."""
+    """Import a user's module by name, from the installed packages or from the folders added by `search`."""
     with _wanting(name):
         return importlib.import_module(name)
 
 
 def find_app(name: str) -> ModuleSpec | None:
-    """Find a user's module by name, without importing it."""
+    """Return the spec of a user's module by name, without importing it; None if there is no such module."""
     with _wanting(name):
         return importlib.util.find_spec(name)
 
 
 def load_file(path: Path, name: str) -> ModuleType:
-    """Import a file as a module with this name. The module can import other modules from the file's folder.
+    """Import a file as a module with this name, and return it. The module can import others from the file's folder.
 
     If the import fails, `sys.modules` is restored.
     """

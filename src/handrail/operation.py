@@ -1,7 +1,7 @@
 """`Operation`: the return value of every verb that waits. It can be run from sync and async code.
 
 `await` it, start it in a task group, or call `.wait()` where there is no event loop: in a script, in
-a synchronous handler, or in a thread of your own. Each verb is written once; there are no `_sync` variants.
+a synchronous handler, or in your own thread. Each verb is written once; there are no `_sync` variants.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Home:
             raise ContextExpired(self.call)
 
     def close(self) -> None:
-        """End the call's operations and refuse later ones. Must be called on the loop's own thread."""
+        """End the call's operations and refuse later ones. Must be called on the loop's thread."""
         self.closed = True
         if self._live:
             # The members of a gather are left to the gather, which cancels each of them once and waits for them.
@@ -65,13 +65,13 @@ class Home:
                     scope.end()
 
     async def run(self, operation: Operation[T], factory: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run an operation's work. Closing the home ends it."""
+        """Run an operation's work and return its value. Raises `ContextExpired` if the home is closed meanwhile."""
         self.check()
         if asyncio.get_running_loop() is not self.loop:
             raise OperationError(
                 operation.name,
                 "it was awaited on a different event loop than its call's. Await it in the handler itself; "
-                "from a thread with a loop of its own call `.wait()` outside that loop.",
+                "from a thread with its own loop, call `.wait()` outside that loop.",
             )
         live = self._live
         if live is None:
@@ -94,7 +94,7 @@ class Home:
 
     @contextlib.contextmanager
     def own(self, tasks: Sequence[asyncio.Task[Any]]) -> Generator[None]:
-        """Exempt these tasks from being cancelled if the home is closed during the block. Their owner ends them."""
+        """Exempt these tasks from cancellation if the home is closed during the block. Whoever owns them ends them."""
         owned = self._owned
         if owned is None:
             owned = self._owned = set()
@@ -182,7 +182,8 @@ class Operation(Coroutine[Any, Any, T]):
 
     def _used_twice(self) -> OperationUsedTwice:
         return OperationUsedTwice(
-            self.name, "it has been used already. An operation runs once: call the verb again for another."
+            self.name,
+            "it has already been used. An operation runs only once: call the verb again for a new one.",
         )
 
     # The coroutine protocol, for task groups.
@@ -289,7 +290,7 @@ def _instance(kind: type[BaseException], value: BaseException | object) -> BaseE
 
 
 async def _begun(begin: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Create and run the work on its own loop, not on the waiting thread."""
+    """Create the coroutine on the loop that runs it, not on the waiting thread, and return its value."""
     return await begin()
 
 
@@ -370,12 +371,12 @@ async def _gather(
         finally:
             await cancel_and_await(tasks)
     if failed is not None:
-        failed.result()  # raises the error of the task, including `CancelledError`
+        failed.result()  # raises the task's error, which may be `CancelledError`
     return tuple(task.result() for task in tasks)
 
 
 async def cancel_and_await(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel these tasks and wait for them. A cancellation of the caller in the meantime is raised afterwards."""
+    """Cancel these tasks and wait until they end. If the caller is cancelled meanwhile, that is raised afterwards."""
     cancelled: asyncio.CancelledError | None = None
     unfinished: list[asyncio.Task[Any]] = [task for task in tasks if not task.done()]
     for task in unfinished:
@@ -388,6 +389,6 @@ async def cancel_and_await(tasks: Sequence[asyncio.Task[Any]]) -> None:
         unfinished = [task for task in unfinished if not task.done()]
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # the results are dropped, because the tasks were cancelled on purpose
+            task.exception()  # marks the exception as seen, so asyncio does not log it
     if cancelled is not None:
         raise cancelled

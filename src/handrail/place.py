@@ -1,20 +1,21 @@
 """`Place`: where something happened in a run.
 
-A place is a path of steps from the run to what happened in it. Every step is counted, never chosen at
-random, so a run that is resumed finds its records under the same places.
+A place is a path of steps from the run to what happened in it. Steps are numbered in order, never at
+random, so a resumed run finds its records under the same places.
 
     run           (nothing)   the run itself
     call          .2          second call of a run, or second verb of a handler
-    attempt       ~1          first try at a call
+    attempt       ~1          first attempt at a call
     nested run    /3          run started by the third verb of a handler
     question      ?3          question asked by the third verb; `?once pay` is asked by a `once`
     approval      !1          first approval the gate asked for in an attempt
-    compensation  -           what undoes a call
-    probe         =           what finds out whether an interrupted call happened
+    compensation  -           call that undoes a call
+    probe         =           call that finds out whether an interrupted call took effect
     answer        #4          fourth answer of the model
-    advice        @2          second time the run's advisers were heard
+    advice        @2          second time the run asked its advisers
 
-So `.2~1/3.1` is the first call of the run that the third verb of the first try at the second call started.
+For example, `.2~1/3.1` is the second call of a run, its first attempt, the run that the attempt's third verb
+started, and that run's first call.
 """
 
 from __future__ import annotations
@@ -61,19 +62,19 @@ _LEADING_CALL = re.compile(r"\.([1-9][0-9]*)")
 
 
 class Place(msgspec.Struct, frozen=True):
-    """One step of a run, with the places around it. `Place()` is the run itself."""
+    """A step in a run, linked to the places that contain it. `Place()` is the run itself."""
 
     parent: Place | None = None
     kind: PlaceKind = "run"
     number: int = 0
-    """The number of the step, counted from 1 in the order of the run; 0 for a step that is not counted."""
+    """The 1-based number of the step, in the order of the run; 0 for a step without a number."""
     name: str = ""
     """The name of a question that has a name instead of a number; "" for every other step."""
 
     # Text forms.
 
     def __str__(self) -> str:
-        """Return the text of the place with attempts, for journal keys and question ids."""
+        """Return the text of the place, including attempts, for journal keys and question ids."""
         return self._text(attempts=True)
 
     def __repr__(self) -> str:
@@ -81,7 +82,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """The text of the place without attempts, which stays the same however often something is tried."""
+        """The text of the place without attempts, which is the same for every attempt."""
         return self._text(attempts=False)
 
     def _text(self, attempts: bool) -> str:
@@ -118,13 +119,13 @@ class Place(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_id(cls, id: str, run_id: str) -> Place:
-        """Return the place of an id in the run `run_id`. Raises `ValueError` if the id is not in that run."""
+        """Return the place that `id` names in the run `run_id`. Raises `ValueError` if the id is not in that run."""
         if not id.startswith(run_id):
             raise ValueError(f"{id!r} is not in the run {run_id!r}")
         return cls.parse(id[len(run_id) :])
 
     def prefix(self, run_id: str = "") -> str:
-        """Return the prefix of the ids of everything inside the attempts at this call. No other id has it."""
+        """Return the common prefix of all ids inside this call's attempts. No other id starts with it."""
         return f"{run_id}{self}{_SIGNS['attempt']}"
 
     # Steps.
@@ -168,7 +169,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def probe(self) -> Place:
-        """The place of the probe that finds out whether the interrupted call at this place happened."""
+        """The place of the probe that finds out whether the interrupted call at this place took effect."""
         return self._step("probe", 0)
 
     def _step(self, kind: PlaceKind, number: int, name: str = "") -> Place:
@@ -176,11 +177,11 @@ class Place(msgspec.Struct, frozen=True):
             raise ValueError(f"there is no {kind} in the {self.kind} at {str(self)!r}")
         return Place(self, kind, number, name)
 
-    # The places around it.
+    # The places that contain it.
 
     @property
     def parents(self) -> Iterator[Place]:
-        """The places around this one, nearest first, ending with the run itself."""
+        """The places that contain this one, nearest first, ending with the run itself."""
         place = self.parent
         while place is not None:
             yield place
@@ -208,12 +209,12 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def run(self) -> Place:
-        """The nearest run around this place: a nested run, or the run itself."""
+        """The nearest run that contains this place: a nested run, or the run itself."""
         return next((each for each in self.parents if each.kind == "run"), RUN)
 
     @property
     def outer(self) -> Place | None:
-        """The nearest call or nested run around this place; None if only the run itself is around it."""
+        """The nearest call or nested run that contains this place; None if only the run itself does."""
         around = next(
             (each for each in self.parents if each.kind in ("call", "compensation", "probe", "run")), RUN
         )
@@ -241,14 +242,14 @@ def is_in_run(id: str, run_id: str) -> bool:
 
 
 def split_run_id(id: str) -> tuple[str, Place]:
-    """Return the outermost run's id in a nested run's id, and the nested run's place in that run."""
+    """Split the id of a nested run into the outermost run's id and the nested run's place in that run."""
     found = _NESTED_RUN.search(id)
     at = len(id) if found is None else found.start()
     return id[:at], Place.parse(id[at:])
 
 
 def leading_call(text: str) -> int | None:
-    """Return the number of the call with which a key or a place begins; None if it belongs to the run itself."""
+    """Return the number of the outermost call in a key or a place; None if it belongs to the run itself."""
     found = _LEADING_CALL.match(text)
     return None if found is None else int(found[1])
 
@@ -262,9 +263,9 @@ def inner_call_id(call_id: str, attempt: int, number: int) -> str:
 
 
 def outer_call_ids(call_id: str) -> Iterator[tuple[str, int, int]]:
-    """Yield the calls that may contain the call `call_id`, each with the attempt and the number in it.
+    """Yield the calls that may contain the call `call_id`, as `(id, attempt, number of this call in the attempt)`.
 
-    Ids of outer calls are chosen by models and may themselves end like a later attempt, so there may be two.
+    Models choose the ids of outermost calls, and such an id may itself end like `~2`, so there may be two.
     """
     head, dot, number = call_id.rpartition(".")
     if not dot or not number.isdecimal():

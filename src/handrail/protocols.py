@@ -85,7 +85,7 @@ class SessionView(Protocol):
     def dispatcher(self) -> EventBus: ...
     def __getitem__(self, kind: type[T], /) -> Slice[T]: ...
     def dispatch(self, event: object, /) -> None:
-        """Reduce an event into the slices. If a reducer raises, the event is undone and the error is raised here."""
+        """Apply an event to the slices. If a reducer raises, nothing is changed and the error is raised here."""
         ...
 
 
@@ -105,11 +105,11 @@ class Fork(Protocol):
     """Whether this is a `DurableFork`."""
 
     def stale(self) -> Sequence[str]:
-        """Return the names of what this fork has read and somebody else has changed since."""
+        """Return the names of everything that this fork has read and something else has changed since."""
         ...
 
     def prepare(self) -> None:
-        """Close the fork and check that it can be applied. Raises `Conflict`, which names what prevents it."""
+        """Close the fork and check that it can be applied. Raises a `Conflict` that names what prevents it."""
         ...
 
     def apply(self) -> None:
@@ -121,7 +121,7 @@ class Fork(Protocol):
         ...
 
     def seal(self) -> None:
-        """Refuse further changes, so that exactly what is shown now is applied later."""
+        """Refuse further changes, so that what is shown now is exactly what is applied later."""
 
     def diff(self) -> str | None:
         """Return the changes as text for a person; None if they can't be shown."""
@@ -132,15 +132,15 @@ class Fork(Protocol):
         return None
 
     def read_places(self) -> Sequence[str]:
-        """Return what was read, by name, for the record."""
+        """Return the names of everything that was read, for the record."""
         return ()
 
     def written_places(self) -> Sequence[str]:
-        """Return what was changed, by name, for the record."""
+        """Return the names of everything that was changed, for the record."""
         return ()
 
     def file_changes(self) -> Sequence[Any]:
-        """Return the reads and changes of files as plain data, for `redo` in another process."""
+        """Return the files that were read and changed, as plain data, for `redo` in another process."""
         return ()
 
 
@@ -148,8 +148,8 @@ class DurableFork(Fork, Protocol):
     """A fork of something that outlives the process, such as a folder on disk.
 
     Other processes can't be locked out: after `prepare` has checked everything, somebody may still change
-    a file, and a disk may be full. So durable forks are applied before those in memory, and may still
-    fail. Their changes are stored first, so that the next process can finish them after a crash.
+    a file, and a disk may be full. Durable forks are therefore applied before those in memory, and applying one may
+    still fail. Their changes are stored first, so that the next process can finish them after a crash.
     """
 
     __slots__ = ()
@@ -172,7 +172,7 @@ class DurableFork(Fork, Protocol):
         ...
 
     def applied(self) -> None:
-        """Finish the commit, once all its parts are applied. It can't be reverted any more."""
+        """Finish the commit once all its parts are applied. After that it can no longer be reverted."""
         ...
 
 
@@ -189,7 +189,7 @@ class Forkable(Protocol):
 
 
 class Resources(Protocol):
-    """The resources of a run, which a tool gets by the protocol they satisfy."""
+    """A run's resources. A tool gets each one by a protocol that it satisfies."""
 
     def get(self, protocol: type[T], /) -> T: ...
     def open(self, protocol: type[T], /) -> Operation[T]:
@@ -275,7 +275,7 @@ class CostTracker(Protocol):
 
 
 class PolicyDecision(msgspec.Struct, frozen=True):
-    """The decision of a policy: allow, deny with a reason, or ask the run's principal, or the `quorums` if given."""
+    """A policy's decision: allow the call, deny it with a reason, or ask the run's principal or the given `quorums`."""
 
     kind: Literal["allow", "deny", "ask"]
     reason: str = ""
@@ -292,7 +292,7 @@ class PolicyDecision(msgspec.Struct, frozen=True):
 
     @staticmethod
     def ask(reason: str = "", *others: Quorum) -> PolicyDecision:
-        """Return the decision to ask the person whose run it is, or these quorums instead. They are shown the reason."""
+        """Return the decision to ask the run's principal, or these quorums instead. They are shown the reason."""
         return PolicyDecision("ask", reason, others)
 
 
@@ -322,7 +322,7 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     arguments: Any
     diff: str = ""
     startup_files: tuple[str, ...] = ()
-    """Changed files that run later by themselves. Only a person's answer approves them, no mode and nothing remembered."""
+    """Changed files that will be run automatically later. Only a person can approve them, never a mode or a remembered decision."""
     scopes: tuple[str, ...] = ()
     """Descriptions of the wider scopes to which the decision can apply, narrowest first."""
     recall: ApprovalRecall | None = None
@@ -357,7 +357,7 @@ class DecisionBook(Protocol):
         """Record a decision before it takes effect. May be called from any thread."""
 
     async def read(self) -> None:
-        """Add the decisions that any process has recorded since the last read to the session."""
+        """Add to the session the decisions that any process has recorded since the last read."""
 
 
 class ApprovalController(Protocol):
@@ -375,7 +375,7 @@ class ApprovalController(Protocol):
 
 @runtime_checkable
 class ApprovalBroker(Protocol):
-    """Decides, at the root of a run, the requests that policies make.
+    """Decides the approval requests of a run and of the runs nested in it.
 
     If `shows_previews` is true, it is asked about a staged call after the call ran in its fork, with a diff.
     """
@@ -393,7 +393,7 @@ class Asker(Protocol):
 
 
 class Environment(ABC):
-    """An environment of runs, which answers their questions: a browser, terminal, MCP client, model, or nobody.
+    """Where a run's questions are answered: in a browser, a terminal or an MCP client, by a model, or by nobody.
 
     Subclass it, and define who answers (`run_mode`) and how to ask (`ask`). The other members declare what
     else the environment can do.
@@ -411,7 +411,7 @@ class Environment(ABC):
 
     @abstractmethod
     async def ask(self, question: Question, /) -> Answer | None:
-        """Ask a question and return the answer, or None to leave it open: its answer comes through the journal."""
+        """Ask a question and return the answer, or None to leave it open until its answer comes through the journal."""
 
     def voters(self, quorum: Quorum, principal: str, /) -> Sequence[str]:
         """Return the names of the people who could vote in this quorum on this principal's run. The default is nobody."""
@@ -421,9 +421,9 @@ class Environment(ABC):
         """Handle the start of a run that may be parked. Called on the run's loop."""
 
     def run_waiting(self, parking: Parking) -> None:
-        """Handle a run in which everything waits for an answer: park it, the default, or leave it in memory.
+        """Handle a run in which everything waits for answers. The default parks it; otherwise it stays in memory.
 
-        Called on the run's loop, and again whenever a question has been asked or is over.
+        Called on the run's loop, and again whenever a question has been asked or closed.
         """
         parking.park()
 

@@ -66,7 +66,7 @@ def ask(role: str | None = None, approvals: int = 1) -> Quorum:
         raise DefinitionError(
             f"ask(approvals={approvals!r}) is not a number of people. Pass a whole number of at least 1."
         )
-    if role is not None and (not isinstance(role, str) or not role):  # pyright: ignore[reportUnnecessaryIsInstance]  # a policy's own
+    if role is not None and (not isinstance(role, str) or not role):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
         raise DefinitionError(
             f"ask(role={role!r}) is not the name of a role. Pass one, such as 'finance', or leave it out."
         )
@@ -118,7 +118,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     quorums: tuple[Quorum, ...] = ()
     """The people who decide an approval instead of the principal. All quorums must be met."""
     secret: bool = False
-    """Whether the answer may contain a secret. It is then recorded masked, and accepted only while the asker waits."""
+    """Whether the answer may contain a secret. If so, it is recorded masked, and accepted only while the asker waits."""
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -149,7 +149,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_of_payload(kind: QuestionKind, payload: Any) -> tuple[Row, ...]:
-    """Return the rows of a question with this payload."""
+    """Return a question's payload as rows."""
     if kind == "approval" and isinstance(payload, dict):
         payload = cast(dict[str, Any], payload).get("arguments")
     if isinstance(payload, dict):

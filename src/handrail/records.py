@@ -1,6 +1,6 @@
-"""The records of a journal: runs, what happened in them, their questions and decisions.
+"""The records of a journal: runs, what happened in them, and their questions and decisions.
 
-They are plain data, so that another process, or a later version, can read them.
+They are plain data, so that another process or a later version can read them.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ EntryKind = Literal[
 ]
 """The kinds of entries in a run's record.
 
-`undoing`: a call is being undone. `undone`: it has been; the key is the call's id. `told`: the model was told so.
-`deadline`: the run's deadline, which was paused for people. `approval`: what a remembered decision decided at this
-place, so that a resumed run decides the same.
+`undoing`: a call is being undone. `undone`: the call has been undone; the key is its id. `told`: the model has been
+told so. `deadline`: the state of a deadline that pauses for people. `approval`: what a remembered decision decided at
+this place, so that a resumed run decides the same.
 """
 
 
 Mark = tuple[float, str]
-"""The end of a page: when its last row began or was changed, and that row's id, since times may be equal."""
+"""The end of a page: when its last row began or changed, and that row's id, because times may be equal."""
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +84,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     stopping: bool = False
     """Whether the run's owner has been asked to cancel it."""
     deaths: int = 0
-    """How many processes in a row ended while they executed the run, without progress."""
+    """How many consecutive processes ended while they executed the run, without any progress."""
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +93,7 @@ class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str
     runs: int
     changed_at: float
-    """When a run of the session last began, was taken or was left."""
+    """When a run of the session last began, was resumed or was released."""
     first: RunRecord
     newest: RunRow
     questions: int = 0
@@ -170,7 +170,7 @@ class QuestionRecord(msgspec.Struct, frozen=True):
 
 
 class RunCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a journal holds about a run, to be added to a journal under another id."""
+    """Everything a journal holds about a run, to be added to a journal as a new run."""
 
     row: RunRow
     entries: Sequence[Entry] = ()
@@ -189,7 +189,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     """How many records were checked."""
     altered: Sequence[JournalAltered]
-    """The first alteration of each run, and of each session's decisions."""
+    """The first alteration of each run and of each other chain, and every altered blob."""
     imported: Sequence[str]
     """The runs that were imported. Alterations before the import can't be detected."""
 

@@ -19,7 +19,7 @@ import msgspec
 
 FOLD_CHARACTERS = 600
 FOLD_LINES = 12
-"""Maximum number of characters, and of lines, of a value before the rest is folded."""
+"""Maximum number of characters, and of lines, that are shown of a value. The rest is folded."""
 
 _MAX_MARKS = 3
 """Maximum number of combining marks on one character. More of them would cover the text around it."""
@@ -35,7 +35,7 @@ _BREAK = re.compile("[\t\n]")
 _UNCLEAR_CATEGORIES = frozenset(["Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"])
 _IGNORABLE = re.compile(f"[{_INVISIBLE}\ufe0f]")
 _BLANK = frozenset("\u2800\U00013441\U00013442\U00016fe4\U0001d159")
-"""Characters that are drawn as nothing, although their category is visible."""
+"""Characters that are drawn as blanks, although their category counts as visible."""
 
 _RETURN = "↵"
 """Marks a line break in a value. Without it, a break would look like a line that an environment has wrapped."""
@@ -63,27 +63,27 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def escape(text: str) -> str:
-    """Escape invisible characters in running text, except line breaks and tabs."""
+    """Return running text with its invisible characters escaped, except line breaks and tabs."""
     return _HIDDEN.sub(_escape_match, text.replace("\r\n", "\n"))
 
 
 def escape_line(text: str, limit: int | None = None) -> str:
-    """Escape text into a single line, cut to at most `limit` characters."""
+    """Return text escaped into a single line, and cut to at most `limit` characters."""
     line = _BREAK.sub(_escape_match, escape(text))
     return line if limit is None or len(line) <= limit else f"{line[: max(limit - 1, 0)]}…"
 
 
 def exact(text: str, *, tabs: bool = False) -> str:
-    """Write a text so that every character can be seen and no two texts look the same. Line breaks are kept.
+    """Return a string with every character made visible, so that no two strings look the same. Line breaks are kept.
 
-    A backslash that would make the text look like an escape is itself escaped. With `tabs`, tabs are kept too,
+    A backslash that would make the string look like an escape is itself escaped. With `tabs`, tabs are kept too,
     since a diff of indented code could not be read otherwise.
     """
     return visible(_IMITATED.sub(r"\\x5c", text), tabs=tabs)
 
 
 def visible(text: str, *, tabs: bool = False) -> str:
-    """Write a text so that every character can be seen, but keep backslashes. The function is idempotent."""
+    """Return a string with every character made visible. Backslashes are kept, so the function is idempotent."""
     clear = (_UNCLEAR_ASCII_BUT_TABS if tabs else _UNCLEAR_ASCII).sub(lambda found: _number(found[0]), text)
     if clear.isascii():
         return clear
@@ -93,7 +93,7 @@ def visible(text: str, *, tabs: bool = False) -> str:
 
 
 def exact_line(text: str) -> str:
-    """Write a text on one line, as `exact` does. Line breaks are escaped."""
+    """Return a string as `exact` does, but on one line: line breaks are escaped too."""
     return exact(text).replace("\n", r"\x0a")
 
 
@@ -103,12 +103,12 @@ def rows_of(values: Mapping[str, Any]) -> tuple[Row, ...]:
 
 
 def _written_name(name: str) -> str:
-    """Quote a name unless it is a plain word, so that it can't look like a name followed by a value."""
+    """Return a name, quoted unless it is a plain word, so that it can't look like a name followed by a value."""
     return name if _PLAIN_NAME.fullmatch(name) else exact_line(_quoted(name))
 
 
 def _written(value: Any) -> str:
-    """Write a JSON value. Strings are quoted only if they could be mistaken for another value."""
+    """Return a JSON value as text. Strings are quoted only if they could be mistaken for a different value."""
     if isinstance(value, str) and not _needs_quotes(value):
         text = exact(value)
         first = _number(text[0]) if text[0] in " \n" else text[0]  # blanks at the ends would be invisible
@@ -126,7 +126,7 @@ def _needs_quotes(text: str) -> bool:
 
 
 def _json(value: Any, line: str) -> Iterator[str]:
-    """Write JSON over several lines. In strings, only quotes, backslashes and line breaks are escaped, as JSON does."""
+    """Yield the parts of a JSON text over several lines. In strings, only quotes, backslashes and newlines are escaped."""
     if isinstance(value, dict) and value:
         named, before = cast("dict[str, Any]", value), "{"
         for name, each in named.items():
@@ -170,7 +170,7 @@ def _is_mark(character: str) -> bool:
 
 
 def _number(character: str) -> str:
-    """Return the escape of a character by its code point."""
+    """Return a character's code point as an escape."""
     number = ord(character)
     if number < 0x100:
         return f"\\x{number:02x}"
@@ -182,7 +182,7 @@ def _escape_match(found: re.Match[str]) -> str:
 
 
 def _escape_marks(text: str) -> Iterator[str]:
-    """Escape combining marks that follow no character, or that are more than any script needs on one character."""
+    """Yield a string's characters. Combining marks without a base character, or beyond `_MAX_MARKS` on one, are escaped."""
     marks = _MAX_MARKS
     for character in text:
         marks = marks + 1 if _is_mark(character) else 0

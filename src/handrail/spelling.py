@@ -1,4 +1,4 @@
-"""Spelling: finds the known name that is closest to a misspelt one."""
+"""Finds the known name that is closest to a misspelt one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _MOST = 500
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known name that is most similar to a name, or None.
+    """Return the known name that is most similar to `name`, or None if none is similar enough.
 
-    Names come from models, so the time for comparisons is bounded: long names are not compared, and only the first
-    few hundred known names are.
+    Names come from models, so the time for comparisons is bounded: long names are skipped, and at most the first
+    few hundred known names are compared.
     """
-    import difflib  # imported only for errors
+    import difflib  # only errors need it
 
     if len(name) > _LONGEST:
         return None

@@ -1,7 +1,7 @@
 """Threads and event loops: run a function in a thread, or a coroutine on a loop from a thread.
 
 The number of threads for synchronous handlers is unlimited. A handler may wait for another handler,
-so any limit would cause a deadlock at some depth. The threads are daemons, because a handler that
+so any limit would cause a deadlock at some depth of nesting. The threads are daemons, because a handler that
 outlives its timeout must not keep the program alive.
 """
 
@@ -52,7 +52,7 @@ async def call_either(function: Callable[..., Any], *given: Any, **named: Any) -
 
 
 def threads_at_work(loop: asyncio.AbstractEventLoop) -> int:
-    """Return the number of functions started by `run_in_thread` on this loop that have not returned yet."""
+    """Return the number of jobs started by `run_in_thread` on this loop whose outcome has not reached the loop yet."""
     return sum(job.loop is loop for job in list(_running))
 
 
@@ -79,7 +79,7 @@ class _Job:
         try:
             value = self.context.run(self.function)
         except StopIteration as stop:
-            # A future can't carry `StopIteration`. It is converted as an async function would.
+            # A future can't carry `StopIteration`. It becomes a `RuntimeError`, as in an async function.
             error = RuntimeError("the function raised StopIteration")
             error.__cause__ = stop
         except BaseException as raised:
@@ -92,7 +92,7 @@ class _Job:
             error = None  # breaks a cycle: the error's traceback refers to this frame
 
     def _settle(self, value: Any, error: BaseException | None) -> None:
-        # The job ends here, on the loop, because virtual time must not advance while an outcome is on its way.
+        # The job counts as running until here, because virtual time must not advance while an outcome is on its way.
         _running.discard(self)
         if self.future.done():
             return
@@ -141,10 +141,10 @@ def _submit(job: _Job) -> None:
 
 
 def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: str) -> T:
-    """Run `work` as a task on `loop`, which runs in another thread, and wait for it here.
+    """Run `work` as a task on `loop`, which runs in another thread, wait for it here, and return its value.
 
-    Context variables are passed on. Ctrl-C cancels the task and waits for it before
-    `KeyboardInterrupt` continues; a second Ctrl-C does not wait.
+    Context variables are passed on. Ctrl-C cancels the task and waits for it before raising
+    `KeyboardInterrupt`; a second Ctrl-C does not wait.
     """
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
     context = contextvars.copy_context()
@@ -180,11 +180,11 @@ def _hand_over(
         loop.call_soon_threadsafe(start)
     except RuntimeError:
         work.close()
-        raise LoopGone(name, "the event loop it belongs to has ended.") from None
+        raise LoopGone(name, "the event loop it belongs to is closed.") from None
 
 
 _LOOK_SECONDS = 1.0
-"""Seconds between a waiting thread's checks that its loop is still alive."""
+"""Seconds between a waiting thread's checks that its loop is still open."""
 
 
 def _outcome_of(outcome: concurrent.futures.Future[T], loop: asyncio.AbstractEventLoop, name: str) -> T:
@@ -193,9 +193,9 @@ def _outcome_of(outcome: concurrent.futures.Future[T], loop: asyncio.AbstractEve
             return outcome.result(timeout=_LOOK_SECONDS)
         except TimeoutError:
             if outcome.done():
-                return outcome.result()  # the loop ended just now, or this is the work's own error
+                return outcome.result()  # the work has just ended, or the `TimeoutError` is its own
             if loop.is_closed():
-                raise LoopGone(name, "the event loop it belongs to ended while it ran.") from None
+                raise LoopGone(name, "the event loop it belongs to was closed while it ran.") from None
 
 
 def _report(task: asyncio.Task[T], outcome: concurrent.futures.Future[T]) -> None:
@@ -230,7 +230,7 @@ def _run_background(loop: asyncio.AbstractEventLoop) -> None:
         try:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
-            # The work raised this. asyncio stops the loop on it, and the waiter of the work receives it.
+            # A task raised this. asyncio stops the loop, and whoever waits for the task receives the error.
             continue
         return
 
@@ -261,7 +261,7 @@ def _end_background(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -
 
 
 def forget_closed(kept: WeakKeyDictionary[asyncio.AbstractEventLoop, Any]) -> None:
-    """Drop the entries of closed loops. The values may hold references to their loops."""
+    """Drop the entries of closed loops. Weak keys do not suffice, because a value may hold a reference to its loop."""
     for found in kept.keyrefs():
         loop = found()
         if loop is not None and loop.is_closed():

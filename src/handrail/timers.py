@@ -1,4 +1,4 @@
-"""Cheap timers: a heap of due times that share one timer of the event loop."""
+"""Cheap timers: a heap of due times, served by a single timer of the event loop."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import msgspec
 from handrail.threads import forget_closed
 
 _FEW = 64
-"""Maximum number of stopped timers in the heap before they are removed."""
+"""Number of stopped or paused timers that may stay in the heap before it is cleaned up."""
 
 
 class Timer(msgspec.Struct, eq=False):
-    """A timer that calls a function at a given time, unless it is stopped before. It can be paused."""
+    """A timer that calls a function at a given time, unless it is stopped first. It can be paused."""
 
     _timers: Timers
     _call: Callable[[], object] | None
@@ -51,6 +51,10 @@ class Timer(msgspec.Struct, eq=False):
             self._left = None
             self._timers.put(self, self._when)
 
+    def left(self) -> float:
+        """Return the seconds until the timer is due, or would be due if it had not been stopped."""
+        return self._when - self._timers.loop.time() if self._left is None else self._left
+
     def is_due(self, when: float) -> bool:
         """Return whether the heap's entry for this time is still valid."""
         return self._call is not None and self._left is None and self._when == when
@@ -73,7 +77,7 @@ class Timers:
     __slots__ = ("_handle", "_heap", "_loop", "_next", "_number", "_stopped")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = ref(loop)  # weak, because the loop keeps its timers alive
+        self._loop = ref(loop)  # weak, because otherwise the entry in `_timers` would keep the loop alive
         self._heap: list[tuple[float, int, Timer]] = []
         self._number = 0
         self._stopped = 0
@@ -87,14 +91,18 @@ class Timers:
         return loop
 
     def start(
-        self, seconds: float, call: Callable[[], object], extend: Callable[[], float] | None = None
+        self,
+        seconds: float,
+        call: Callable[[], object],
+        extend: Callable[[], float] | None = None,
+        left: float | None = None,
     ) -> Timer:
-        """Start a timer that calls `call` after this many seconds.
+        """Start a timer that calls `call` after this many seconds, or after `left` if some have passed already.
 
         When they have passed, `extend` is called. If it returns a positive number, the timer waits that many more
         seconds; otherwise it fires.
         """
-        when = self.loop.time() + seconds
+        when = self.loop.time() + (seconds if left is None else left)
         timer = Timer(self, call, seconds, when, extend)
         self.put(timer, when)
         return timer
@@ -106,7 +114,7 @@ class Timers:
             self._schedule(when)
 
     def count_stopped(self) -> None:
-        """Count an invalid entry of the heap. Invalid entries are removed once there are many."""
+        """Count an invalid entry in the heap. Invalid entries are removed once there are many."""
         self._stopped += 1
         if self._stopped > _FEW and self._stopped * 2 > len(self._heap):
             self._heap = [entry for entry in self._heap if entry[2].is_due(entry[0])]

@@ -1,4 +1,4 @@
-"""The agent loop: what an evaluation does and how it ends."""
+"""The agent loop: what an evaluation does, and how it ends."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ from handrail.testing import Agent, RecordingSubscriber, VirtualClock, run_virtu
 
 @dataclass(frozen=True)
 class Verdict:
-    """The expected output type."""
+    """The output type of a prompt."""
 
     verdict: Annotated[str, Field(description="判決。" * 60)]
 
 
 ONE = Price(Decimal(1_000_000), Decimal(1_000_000))
-"""One dollar per token, so that the cost equals the token count."""
+"""A price of one dollar per token, so that the cost equals the token count."""
 
 
 @tool
@@ -79,7 +79,7 @@ GUIDE = Prompt("guide", "Answer briefly.", tools=[weather])
 
 
 def wrongly(value: object) -> Any:
-    """Return a value whose type is hidden from the type checker."""
+    """Return the value as `Any`, to hide its type from the type checker."""
     return value
 
 
@@ -91,7 +91,7 @@ def scripted(*answers: Any, **options: Any) -> ScriptedModel:
 
 
 def test_hello_world() -> None:
-    """An evaluation of a prompt with a tool returns the model's answer and records the full transcript."""
+    """Evaluating a prompt with a tool returns the model's answer, and each request has the conversation so far."""
     model = scripted(ToolCall("weather", {"city": "Oslo"}), "Take an umbrella.")
     response = Adapter(model).evaluate(GUIDE, "What is it like in Oslo?").wait()
     assert (response.text, response.output, response.stop_reason) == ("Take an umbrella.", None, "done")
@@ -106,7 +106,7 @@ def test_hello_world() -> None:
 
 
 def test_parallel_calls_run_at_once() -> None:
-    """The calls of one model answer run concurrently, and their results keep the order of the calls."""
+    """The calls in one model answer run concurrently, and their results are in the order of the calls."""
 
     @tool
     async def wait(seconds: int) -> str:
@@ -127,7 +127,7 @@ def test_parallel_calls_run_at_once() -> None:
 
 
 def test_a_run_is_told_in_events() -> None:
-    """A run publishes its events in order, and every start event has its end event."""
+    """A run publishes its events in order, all with the same run id."""
     session = Session()
     with RecordingSubscriber(session) as seen:
         Adapter(scripted(ToolCall("weather", {"city": "Oslo"}), "Rain.")).evaluate(
@@ -152,7 +152,7 @@ def test_a_run_is_told_in_events() -> None:
 
 
 def test_a_bus_of_ones_own_hears_the_run() -> None:
-    """Subscribers of `bus` receive the run's events, with or without a session."""
+    """A `bus` passed to a run receives that run's events, with or without a session, and no later run's."""
 
     class Listening:
         def __init__(self) -> None:
@@ -208,7 +208,7 @@ def test_a_conversation_outlives_its_session_object() -> None:
 
 
 def test_one_evaluation_at_a_time() -> None:
-    """A second evaluation of a busy conversation is refused, and allowed once the first has ended."""
+    """A second evaluation of a busy conversation is refused. It is allowed once the first has ended."""
 
     async def scenario() -> None:
         session = Session()
@@ -234,7 +234,7 @@ def test_a_session_is_let_go() -> None:
 
 
 def test_params_fill_the_prompt() -> None:
-    """Params fill the templates, and the user turn is `message` or a default text."""
+    """Params fill the templates, and the user's turn is `message` or a default text."""
 
     @dataclass(frozen=True)
     class Topic:
@@ -284,13 +284,13 @@ def test_params_fill_the_prompt() -> None:
     ],
 )
 def test_bad_input_is_refused_by_name(wrong: Any, words: str) -> None:
-    """Common first mistakes are refused with an error that says how to fix them."""
+    """Common first mistakes are refused with an error that says what is wrong or what to pass."""
     with pytest.raises(DefinitionError, match=words):
         wrong(Adapter(scripted("x")))
 
 
 def test_a_script_that_is_over_says_so() -> None:
-    """A request beyond the end of the script is refused, and the error says how many answers were scripted."""
+    """A request beyond the end of the script fails, and the error says how many answers were scripted."""
     with pytest.raises(PromptEvaluationError, match="its script has 1 answers, and one more was requested"):
         Adapter(scripted(ToolCall("weather", {"city": "Oslo"}))).evaluate(GUIDE, "hi").wait()
 
@@ -299,7 +299,7 @@ def test_a_script_that_is_over_says_so() -> None:
 
 
 def test_a_script_iterates_a_stream() -> None:
-    """In a script, iterating a stream yields the run's events, and `.response` is its response."""
+    """A script can iterate a stream to get the run's events, and `.response` is the response."""
     stream = Adapter(scripted(ToolCall("weather", {"city": "Oslo"}), "It rains a lot.")).stream(GUIDE, "hi")
     seen = list(stream)
     assert "".join(event.text for event in seen if isinstance(event, TextDelta)) == "It rains a lot."
@@ -310,12 +310,12 @@ def test_a_script_iterates_a_stream() -> None:
 
 
 def test_a_stream_that_is_only_asked_for_its_response() -> None:
-    """Reading only `.response` of a stream executes the run."""
+    """Reading only a stream's `.response` executes the run."""
     assert Adapter(scripted("Hi.")).stream(GUIDE, "hi").response.wait().text == "Hi."
 
 
 def test_a_stream_shows_what_failed_and_the_response_raises_it() -> None:
-    """Iterating a stream never raises the run's error; `.response` does."""
+    """Iterating a stream never raises the run's error, and `.response` does."""
     stream = Adapter(scripted(ModelUnavailable("m", "down")), retry=Retry(attempts=1)).stream(GUIDE, "hi")
     last = list(stream)[-1]
     assert isinstance(last, PromptExecuted)
@@ -325,7 +325,7 @@ def test_a_stream_shows_what_failed_and_the_response_raises_it() -> None:
 
 
 def test_leaving_a_stream_cancels_its_run() -> None:
-    """A run whose stream is abandoned is cancelled, and its calls are rolled back."""
+    """If a stream is abandoned, its run is cancelled and the handler in progress ends."""
     began: list[str] = []
     ended: list[str] = []
 
@@ -371,7 +371,7 @@ def test_a_stream_has_nested_runs_and_no_others() -> None:
 
 
 def test_budget_of_requests() -> None:
-    """A run that uses up its requests ends with an error that names the limit."""
+    """A run that has used up its requests ends with an error that names the limit."""
     model = ScriptedModel(lambda request: ToolCall("weather", {"city": "Oslo"}))
     with pytest.raises(PromptEvaluationError, match="requests") as raised:
         Adapter(model).evaluate(GUIDE, "hi", budget=Budget(requests=3)).wait()
@@ -381,7 +381,7 @@ def test_budget_of_requests() -> None:
 
 
 def test_usage_and_cost_of_request_run_and_subtree() -> None:
-    """Usage is exact for each request, for each run, and for each run with everything nested in it."""
+    """Usage and cost are exact for each request and for each run with everything nested in it."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -408,7 +408,7 @@ def test_usage_and_cost_of_request_run_and_subtree() -> None:
 
 
 def test_an_unknown_price_is_unknown() -> None:
-    """Without a price the cost is None, and a cost limit refuses the request before it is sent."""
+    """Without a price the cost is None, and a money limit refuses the request before it is sent."""
     model = scripted("Hi.", "Hi.")
     assert Adapter(model).evaluate(GUIDE, "hi").wait().cost is None
     with pytest.raises(PromptEvaluationError, match="unknown amount") as raised:
@@ -418,7 +418,7 @@ def test_an_unknown_price_is_unknown() -> None:
 
 
 def test_little_money_makes_answers_short() -> None:
-    """If the longest answer is too expensive, a shorter one is requested; if none is affordable, it is refused."""
+    """If the longest answer costs too much, a shorter one is requested. If no answer is affordable, the run ends."""
     seen: list[int] = []
 
     def answer(request: Any) -> Reply:
@@ -449,7 +449,7 @@ def test_the_table_of_prices() -> None:
 
 
 def test_tokens_are_reserved_before_and_settled_after() -> None:
-    """A request reserves an upper bound of tokens, which its actual usage replaces afterwards."""
+    """A request reserves an upper bound of tokens, which is replaced by the actual usage."""
     tracker = BudgetTracker(Budget(tokens=100_000))
     left: list[float] = []
 
@@ -465,7 +465,7 @@ def test_tokens_are_reserved_before_and_settled_after() -> None:
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "anthropic"])
 def test_what_is_reserved_is_at_least_what_is_said_of_tools_and_answer(wire: str) -> None:
-    """The reservation counts bytes, not characters, and includes tools that an opened section reveals."""
+    """The reservation counts bytes, not characters, and includes the tools of an opened section."""
     from handrail.models import anthropic, openai, responses
 
     encoder = {
@@ -494,7 +494,7 @@ def test_what_is_reserved_is_at_least_what_is_said_of_tools_and_answer(wire: str
     reserved: list[int] = []
 
     def answer(request: Any) -> Reply:
-        spent = 2 * len(reserved)  # the usage that was reported, to which new messages are added
+        spent = 2 * len(reserved)  # the usage reported so far, to which new messages are added
         reserved.append(100_000 - spent - int(tracker.remaining()["tokens"]) - request.max_tokens)
         said = script[len(reserved) - 1]
         usage = Usage(1, 1, 0, 0, 1)
@@ -510,7 +510,7 @@ def test_what_is_reserved_is_at_least_what_is_said_of_tools_and_answer(wire: str
 
 
 def test_eight_children_can_not_pass_a_limit_of_four() -> None:
-    """Nested parallel runs share one budget, and none can use tokens that another has reserved."""
+    """Parallel nested runs share one budget and together never make more requests than it allows."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -535,7 +535,7 @@ def test_eight_children_can_not_pass_a_limit_of_four() -> None:
 
 
 def test_a_share_for_a_child() -> None:
-    """If a child uses up its own share of the budget, its call fails and the outer run continues."""
+    """If a nested run spends its own share of the budget, its call fails, and the outer run continues."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -580,7 +580,7 @@ def test_deadline_before_and_during_a_request() -> None:
 
 
 def test_the_run_of_a_child_ends_with_the_deadline_of_its_parent() -> None:
-    """A parent's deadline ends all runs below it; a child's own, tighter deadline fails only the child."""
+    """A parent's deadline ends all runs below it. A nested run's own, tighter deadline fails only that run."""
 
     @tool
     async def ask(seconds: int, context: ToolContext) -> str:
@@ -613,7 +613,7 @@ def test_the_run_of_a_child_ends_with_the_deadline_of_its_parent() -> None:
 
 
 def test_waits_grow_and_are_cut_by_chance() -> None:
-    """Waits between retries double up to a limit, and jitter removes up to half of each."""
+    """Waits between retries double up to a limit, and jitter shortens each by up to half."""
     retry = Retry(attempts=9, first_wait=1, longest_wait=5, chance=lambda: 1.0)
     error = ModelUnavailable("m", "down")
     assert [retry.wait_after(attempt, error) for attempt in range(1, 6)] == [1, 2, 4, 5, 5]
@@ -625,7 +625,7 @@ def test_waits_grow_and_are_cut_by_chance() -> None:
 
 
 def test_a_throttle_holds_requests_back() -> None:
-    """A throttle limits concurrent requests and requests per minute, and pauses when a provider asks for it."""
+    """A throttle limits concurrent requests and requests per minute, and can hold all requests for a while."""
 
     async def scenario() -> None:
         clock, loop = VirtualClock(), asyncio.get_running_loop()
@@ -656,7 +656,7 @@ def test_a_throttle_holds_requests_back() -> None:
 
 
 def test_a_rate_limit_holds_everybody_who_shares_the_throttle() -> None:
-    """After a rate limit, every run that shares the throttle waits instead of being refused."""
+    """After a rate limit, every run that shares the throttle waits."""
 
     async def scenario() -> None:
         clock, loop = VirtualClock(), asyncio.get_running_loop()
@@ -678,7 +678,7 @@ def test_a_rate_limit_holds_everybody_who_shares_the_throttle() -> None:
 
 
 def test_a_tool_sees_the_request_that_led_to_it() -> None:
-    """A tool can read the request that led to its call, the accumulator and the extras."""
+    """A tool can read the request that led to its call, the accumulated response and the extras."""
     seen: list[Any] = []
 
     @tool
@@ -739,7 +739,7 @@ def test_what_a_call_evaluates_is_undone_with_it() -> None:
 
 
 def test_nested_runs_are_conversations_of_their_own() -> None:
-    """A nested run neither sees nor extends the outer conversation, nor that of another nested run."""
+    """A nested run neither sees nor extends the outer conversation or another nested run's."""
 
     @tool
     async def ask(context: ToolContext) -> str:
@@ -765,7 +765,7 @@ def test_nested_runs_are_conversations_of_their_own() -> None:
 
 
 def test_a_nested_prompt_with_resources_of_its_own_says_where_they_belong() -> None:
-    """A resource that only an inner prompt binds is refused by name; bound on the outer run, it is available."""
+    """A resource that only a nested prompt binds is refused by name. If the outer run binds it, it is available."""
     from handrail.resources.bindings import given
 
     class Settings:
@@ -802,7 +802,7 @@ def test_a_nested_prompt_with_resources_of_its_own_says_where_they_belong() -> N
 
 
 def test_depth_is_limited_through_nested_runs() -> None:
-    """A prompt that evaluates itself is stopped at the depth limit, and the error has the path of calls."""
+    """A prompt that evaluates itself is stopped at the depth limit, and the outer run continues."""
 
     @tool
     async def deeper(context: ToolContext) -> str:
@@ -856,7 +856,7 @@ def test_cancelling_stops_the_whole_tree() -> None:
 
 
 def test_an_expired_adapter_refuses() -> None:
-    """The adapter of a finished call refuses to evaluate."""
+    """A finished call's adapter refuses to evaluate."""
     from handrail.errors import ContextExpired
 
     kept: list[Any] = []
@@ -881,7 +881,7 @@ class Choice:
 
 
 def test_prompt_model_gives_a_typed_answer() -> None:
-    """`prompt_model` makes one structured request, has an invalid answer repaired, and streams the model's text."""
+    """`prompt_model` returns a typed answer, has an invalid one corrected, and streams the model's text."""
     texts: list[str] = []
 
     @tool
@@ -910,7 +910,7 @@ def test_prompt_model_gives_a_typed_answer() -> None:
 
 
 def test_prompt_model_takes_any_type_and_gives_up_after_two_repairs() -> None:
-    """`prompt_model` wraps types that are not classes in an object, and fails after two failed repairs."""
+    """`prompt_model` wraps a type that is not a class in an object, and fails after two failed corrections."""
     from typing import Literal
 
     from pydantic import TypeAdapter
@@ -939,7 +939,7 @@ def test_prompt_model_takes_any_type_and_gives_up_after_two_repairs() -> None:
 
 
 def test_prompt_model_may_call_tools_and_another_model() -> None:
-    """Tools called in `prompt_model` pass the gate as inner calls, and `model=` selects another model."""
+    """Tools called in `prompt_model` are inner calls, and `model=` selects a different model."""
     from handrail import models as package
 
     other = scripted(ToolCall("weather", {"city": "Rome"}), '{"selected": "rain"}', name="test:other")
@@ -958,7 +958,7 @@ def test_prompt_model_may_call_tools_and_another_model() -> None:
 
 
 def test_prompt_model_is_not_there_for_a_person() -> None:
-    """Without an agent environment `prompt_model` is absent, and tools that require it are not offered."""
+    """Without an agent environment, `prompt_model` is None."""
 
     @tool
     async def look(context: ToolContext) -> str:
@@ -994,7 +994,7 @@ def _closed_prompt() -> Prompt[None]:
 
 
 def test_a_section_opens_in_place() -> None:
-    """The model opens a section, receives its text as the result, and can call its tool in the next turn."""
+    """A model opens a section, gets its text as the result, and can call its tool in the next turn."""
     model = scripted(
         ToolCall("weather", {"city": "Oslo"}),
         ToolCall("open_sections", {"sections": ["weather"]}),
@@ -1020,7 +1020,7 @@ def test_a_section_opens_in_place() -> None:
 
 
 def test_marks_for_the_cache_can_be_left_out() -> None:
-    """A server that refuses marks for a cache gets none, neither in the system prompt nor beside the messages."""
+    """With `cache=False`, neither the system prompt nor the messages have cache marks."""
     from handrail.models.anthropic import AnthropicModel
 
     model = scripted("Rain.")
@@ -1076,7 +1076,7 @@ def test_opening_leaves_every_byte_before_it(wire: str) -> None:
 def test_an_adapter_that_can_not_open_in_place_says_so() -> None:
     """With `opens_in_place=False`, opening a section raises `VisibilityExpansionRequired`, which names the section.
 
-    The caller can then evaluate again with the section opened.
+    The caller can then evaluate again with that section opened.
     """
     model = scripted(ToolCall("open_sections", {"sections": ["weather"]}), "It rains.")
     adapter = Adapter(model, opens_in_place=False)
@@ -1090,7 +1090,7 @@ def test_an_adapter_that_can_not_open_in_place_says_so() -> None:
 
 
 def test_a_closed_section_can_not_be_opened_by_a_wrong_path() -> None:
-    """Opening an unknown section is refused with the list of known sections, and nothing is opened."""
+    """Opening an unknown section is refused with the list of sections, and nothing is opened."""
     model = scripted(ToolCall("open_sections", {"sections": ["wether"]}), "Sorry.")
     session = Session()
     Adapter(model).evaluate(_closed_prompt(), "hi", session=session).wait()
@@ -1101,7 +1101,7 @@ def test_a_closed_section_can_not_be_opened_by_a_wrong_path() -> None:
 
 
 def test_failures_are_recorded_as_facts() -> None:
-    """Each failed model request is recorded in the session, with the time until its retry."""
+    """Each failed model request is recorded in the session, with the wait before its retry."""
     session = Session()
     adapter = Adapter(
         scripted(ModelUnavailable("m", "down"), "up"), retry=Retry(first_wait=0.001, chance=lambda: 1.0)

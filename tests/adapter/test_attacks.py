@@ -67,7 +67,7 @@ def threads_take_turns() -> Iterator[None]:
 
 @pytest.mark.usefixtures("threads_take_turns")
 def test_two_threads_meet_in_a_session_that_was_just_loaded() -> None:
-    """Of two threads that use a newly loaded session, each sees the whole conversation or is refused as busy."""
+    """When two threads use a newly loaded session, each sees the whole conversation or is refused as busy."""
     history = [each for _ in range(5000) for each in (UserMessage("u"), AssistantMessage("a"))]
     session = Session()
     Adapter(ScriptedModel(["x"])).evaluate(PLAIN, "hi", session=session, history=history).wait()
@@ -109,7 +109,7 @@ async def list_files() -> str:
 
 
 async def test_half_a_character_does_not_end_a_conversation() -> None:
-    """A file name that is not UTF-8, or a lone surrogate in a message, is sent with replacement characters."""
+    """A file name that is not UTF-8 and a lone surrogate in a message are sent with replacement characters."""
     call = {"id": "a", "type": "function", "function": {"name": "list_files", "arguments": "{}"}}
     async with raw_server(said(None, tool_calls=[call]), said("ok")) as raw:
         adapter = Adapter(OpenAIModel("m", base_url=raw.url, key_variable=None))
@@ -128,13 +128,13 @@ async def test_half_a_character_does_not_end_a_conversation() -> None:
 
 @dataclass(frozen=True)
 class Choice:
-    """The choice that was made."""
+    """The choice that a person or a model makes."""
 
     selected: str
 
 
 class Thinking(Person):
-    """A person who takes a while to answer."""
+    """A person who takes a hundred seconds to answer."""
 
     async def ask(self, question: Question, /) -> Answer:
         await asyncio.sleep(100)
@@ -181,7 +181,7 @@ def test_a_person_asked_in_a_nested_run_stops_every_clock(tighter: bool) -> None
 
 
 class Counts(TypedDict):
-    """How many there are."""
+    """The number of apples."""
 
     apples: int
 
@@ -192,7 +192,7 @@ BY_CALL = Traits(native_output=False)
 @pytest.mark.parametrize("wanted", [dict[str, int], Mapping[str, int], Counts])
 @pytest.mark.parametrize("native", [True, False])
 def test_mappings_can_be_asked_for_from_any_model(wanted: Any, native: bool) -> None:
-    """`prompt_model` can ask for a mapping, although a mapping can't be the params of a tool."""
+    """`prompt_model` can ask for a mapping, although a tool's params can't be one."""
 
     @tool
     async def count(context: AgentContext) -> str:
@@ -213,7 +213,7 @@ def test_mappings_can_be_asked_for_from_any_model(wanted: Any, native: bool) -> 
 
 
 def test_a_model_that_writes_where_it_should_call_is_told_to_call() -> None:
-    """A model that writes text instead of the expected tool call is told to make that call."""
+    """A model that writes text instead of calling `final_answer` is told to call it."""
     model = ScriptedModel(["The blue one.", ToolCall("final_answer", {"selected": "blue"})], traits=BY_CALL)
     response = Adapter(model).evaluate(Prompt("p", "Go.", output=Choice), "hi").wait()
     assert response.output == Choice("blue")
@@ -233,7 +233,7 @@ class Place:
 
 
 def test_params_that_do_not_fit_lose_nothing() -> None:
-    """After invalid params were refused, the same session and history can be evaluated with valid ones."""
+    """After invalid params are refused, the same session and history can be evaluated with valid ones."""
     prompt = Prompt("p", [MarkdownSection[Place](title="Where", key="where", template="In $city.")])
     adapter, session = Adapter(ScriptedModel(["ok"])), Session()
     history = [UserMessage("u"), AssistantMessage("a")]
@@ -243,7 +243,7 @@ def test_params_that_do_not_fit_lose_nothing() -> None:
 
 
 def test_a_history_with_repeated_ids_is_sent_with_ids_that_do_not_repeat() -> None:
-    """Repeated call ids in a history are made distinct, since some providers refuse them."""
+    """Repeated call ids in a history are made unique, because some providers refuse them."""
     turn = (CallAsked("0", "x", "{}"), CallAsked("0", "y", "{}"))
     results = ToolMessage((CallAnswered("0", "x", "first"), CallAnswered("0", "y", "second")))
     model = ScriptedModel(["ok"])
@@ -258,7 +258,7 @@ def test_a_history_with_repeated_ids_is_sent_with_ids_that_do_not_repeat() -> No
 
 
 def test_two_messages_are_refused_in_a_call_too() -> None:
-    """A nested evaluation that is given two messages is refused, so that neither is silently dropped."""
+    """A nested evaluation with two messages is refused, so that neither is silently dropped."""
 
     @tool
     async def delegate(context: ToolContext) -> str:
@@ -276,7 +276,7 @@ def test_two_messages_are_refused_in_a_call_too() -> None:
 
 
 def test_large_prompts_are_not_kept() -> None:
-    """Encoding large texts keeps none of them in memory."""
+    """Encoding large texts does not keep them in memory."""
     gc.collect()
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""The law of histories: whatever happens in a run, the next messages sent to a model are well-formed."""
+"""The law of histories: whatever happens in a run, every conversation sent to a model is well formed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Doing = Literal["fine", "raise", "slow", "fail", "stop the run", "retry", "cance
 
 @tool
 async def act(how: Doing, context: ToolContext) -> str:
-    """Do what the argument says."""
+    """Behave as the argument says."""
     if how == "slow":
         await asyncio.sleep(50)
     if how == "raise":
@@ -89,7 +89,7 @@ programs = st.tuples(
 
 
 class Whimsical:
-    """A model that gives random answers with missing or repeated ids, and checks every request it gets."""
+    """A model that gives random answers with missing or repeated ids, and checks each request that it gets."""
 
     name = "test:whimsical"
     traits = Traits(native_output=True)
@@ -134,7 +134,7 @@ async def _evaluate(model: Whimsical, session: Session, cancel: float | None, **
 
 @given(programs)
 def test_every_conversation_is_well_formed(program: Any) -> None:
-    """After a cancel, a timeout, an error or a spent budget, each call has one result and the next run can continue."""
+    """After a cancel, a timeout, an error or a spent budget, each call has one result, and the next run can continue."""
     script, cancel, late, most = program
     session = Session()
     model = Whimsical(script)
@@ -160,7 +160,7 @@ def test_every_conversation_is_well_formed(program: Any) -> None:
 
 
 def test_an_interrupted_session_is_repaired() -> None:
-    """A call that a killed process left without a result is given one that says so, before the next request."""
+    """A call that a killed process left without a result gets a failed one before the next request."""
     session = Session()
     conversation = root_conversation(session)
     conversation.add(UserMessage("go"), "run")
@@ -189,13 +189,13 @@ RESULT = ToolMessage((CallAnswered("a", "act", "done"),))
     ],
 )
 def test_a_malformed_history_is_refused(messages: Any, words: str) -> None:
-    """A malformed history, which a provider would refuse, is refused."""
+    """A history that is not well formed is refused."""
     with pytest.raises(DefinitionError, match=words):
         Adapter(Whimsical([])).evaluate(Prompt("law", "Act."), "go", history=messages).wait()
 
 
 def test_a_history_continues() -> None:
-    """A history given with the first evaluation is sent first, and only once."""
+    """A history passed with the first evaluation is sent first, and can't be passed again."""
     model = Whimsical([])
     session = Session()
     adapter = Adapter(model)
@@ -215,7 +215,7 @@ items = st.lists(st.text(max_size=6), max_size=8)
 
 @given(st.lists(st.tuples(items, st.booleans()), max_size=6))
 def test_what_was_encoded_once_is_not_encoded_again(steps: list[tuple[list[str], bool]]) -> None:
-    """Each item is encoded only once as the history grows, and the bytes equal those of encoding it all."""
+    """As a history grows, each item is encoded only once, and the bytes equal those of encoding everything anew."""
     sent: Sent[str] = Sent()
     encoded: list[str] = []
 
@@ -236,7 +236,7 @@ def test_what_was_encoded_once_is_not_encoded_again(steps: list[tuple[list[str],
 
 @given(st.lists(st.booleans(), max_size=8), st.integers(0, 8))
 def test_what_could_not_be_encoded_leaves_nothing_half_written(fails: list[bool], before: int) -> None:
-    """After a failed encoding, the next attempt neither repeats nor loses anything."""
+    """After an encoding that failed, the next one neither repeats nor loses anything."""
     sent: Sent[int] = Sent()
     broken = {number for number, fail in enumerate(fails) if fail}
 
@@ -257,7 +257,7 @@ def test_what_could_not_be_encoded_leaves_nothing_half_written(fails: list[bool]
 
 
 def test_only_new_messages_are_encoded_in_a_run() -> None:
-    """In a long run, the wire encodes each message only once."""
+    """However long a run is, each message is encoded only once."""
     from handrail.models import openai
 
     conversation: Sent[Message] = Sent([USER])
@@ -278,7 +278,7 @@ def test_only_new_messages_are_encoded_in_a_run() -> None:
 
 
 def test_tool_results_are_kept_as_facts() -> None:
-    """The result of every call is recorded in the session, separately from the conversation."""
+    """Each call's result is recorded in the session, separately from the conversation."""
     session = Session()
     Adapter(Whimsical([[CallPart(0, "a", "act", '{"how": "fine"}')]])).evaluate(
         Prompt("law", "Act.", tools=[act]), "go", session=session
@@ -307,7 +307,7 @@ def test_a_model_that_can_not_be_reached_leaves_the_message() -> None:
 
 
 def test_scripts_may_repeat_ids() -> None:
-    """Calls to which the model gave the same id are given distinct ids."""
+    """If the model gives several calls the same id, they get unique ids."""
     session = Session()
     same = [CallPart(0, "x", "act", '{"how": "fine"}'), CallPart(0, "x", "act", '{"how": "fine"}')]
     Adapter(Whimsical([same, same])).evaluate(

@@ -53,7 +53,7 @@ class Pick(BaseModel):
 
 
 class Counted:
-    """Tools that record each time they are entered."""
+    """Tools that record each time their handler starts."""
 
     def __init__(self) -> None:
         self.ran: list[str] = []
@@ -109,7 +109,7 @@ async def until_parked(begun: Any) -> RunParked:
 
 
 async def test_a_run_in_which_everything_waits_is_parked_and_resumed(tmp_path: Path):
-    """Another process finds a parked run's questions and answers them one by one, and no work is repeated."""
+    """Another process answers a parked run's questions one by one, and finished calls are not repeated."""
     tools = Counted()
     script = ScriptedModel([ToolCall("look"), [ToolCall("ask"), ToolCall("send")], "done"])
     prompt = Prompt("p", "Do.", tools=tools.all, policies=[CapabilityPolicy()])
@@ -118,7 +118,7 @@ async def test_a_run_in_which_everything_waits_is_parked_and_resumed(tmp_path: P
     assert sorted(each.name for each in parked.questions) == ["pick", "send"]
     assert tools.ran == ["look", "ask", "mark"]
 
-    other = journal_at(tmp_path)  # the journal treats this connection as another process
+    other = journal_at(tmp_path)  # the journal treats this as a different process
     later = Adapter(script, journal=other, environment=LaterEnvironment())
     assert [row.questions for row in await other.runs.list()] == [2]
     approval = next(each for each in await other.questions.open("run") if each.kind == "approval")
@@ -172,7 +172,7 @@ async def test_a_nested_agent_is_replayed_without_asking_its_model(tmp_path: Pat
 
 
 async def test_a_process_killed_while_somebody_thinks_three_days(tmp_path: Path):
-    """When a process is killed while a question is open, another resumes the run three days later.
+    """If a process is killed while a question is open, another can resume the run three days later.
 
     `before` and `after` each run once, and no secret is shown.
     """
@@ -191,7 +191,7 @@ async def test_a_process_killed_while_somebody_thinks_three_days(tmp_path: Path)
 
 
 async def test_answers_from_another_process_reach_a_run_that_waits(tmp_path: Path):
-    """A run that waits for its connected client accepts an answer from another process: the first answer wins."""
+    """A run that waits for its own client also accepts an answer from another process, because the first answer wins."""
     tools = Counted()
     asked = asyncio.Event()
 
@@ -214,7 +214,7 @@ async def test_answers_from_another_process_reach_a_run_that_waits(tmp_path: Pat
 
 
 async def test_an_answer_that_does_not_fit_is_asked_for_again(tmp_path: Path):
-    """An answer that does not fit the schema is refused at once; one that fails validation is asked for again."""
+    """An answer that does not match the schema is refused at once. One that fails validation is asked for again."""
     tools = Counted()
     prompt = Prompt("p", "Do.", tools=tools.all)
     script = ScriptedModel([ToolCall("ask"), "done"])
@@ -239,7 +239,7 @@ async def test_an_answer_that_does_not_fit_is_asked_for_again(tmp_path: Path):
     ],
 )
 async def test_a_forged_answer_to_a_parked_run_is_refused(tmp_path: Path, change: dict[str, str], words: str):
-    """A forged answer is refused by a process that has only the journal file."""
+    """A process that has only the journal's file refuses a forged answer."""
     tools = Counted()
     adapter = Adapter(
         ScriptedModel([ToolCall("ask")]), journal=journal_at(tmp_path), environment=LaterEnvironment()
@@ -255,7 +255,7 @@ async def test_a_forged_answer_to_a_parked_run_is_refused(tmp_path: Path, change
 
 
 async def test_a_verb_in_another_ones_place_is_a_divergence(tmp_path: Path):
-    """If the handler has changed while its run was parked, the model is told that the call's outcome is unknown."""
+    """If a handler has changed while its run was parked, the model is told that the call's outcome is unknown."""
     tools = Counted()
     script = ScriptedModel([ToolCall("ask"), "noted"])
     adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
@@ -278,7 +278,7 @@ async def test_a_verb_in_another_ones_place_is_a_divergence(tmp_path: Path):
 
 
 async def test_the_conversation_is_sent_as_it_was(tmp_path: Path):
-    """A resumed run sends the same bytes as before, even if the prompt has changed since."""
+    """A resumed run sends the same system text and messages as before, even if the prompt has changed since."""
     tools = Counted()
     script = ScriptedModel([ToolCall("look"), ToolCall("ask"), "done"])
     adapter = Adapter(script, journal=journal_at(tmp_path), environment=LaterEnvironment())
@@ -317,7 +317,7 @@ async def test_a_session_of_several_runs_is_rebuilt(tmp_path: Path):
 
 
 async def test_what_can_not_be_resumed_says_why(tmp_path: Path):
-    """The error for a run that can't be resumed names the run and says how to fix the problem."""
+    """The error for a run that can't be resumed says why."""
     journal = journal_at(tmp_path)
     prompt = Prompt("p", "Do.")
     adapter = Adapter(ScriptedModel(["done", ValueError("no")]), journal=journal)
@@ -336,7 +336,7 @@ async def test_what_can_not_be_resumed_says_why(tmp_path: Path):
 
 
 async def test_an_app_that_is_not_there_is_refused_by_name(tmp_path: Path):
-    """An app that can't be imported is refused when a run begins, and when a recorded run is resumed."""
+    """An app that can't be imported is refused when a run begins and when a recorded run is resumed."""
     journal = SqliteJournal(tmp_path / "runs.db")
     adapter = Adapter(ScriptedModel(["Hi."]), journal=journal)
     with pytest.raises(
@@ -406,7 +406,7 @@ async def test_an_overtaken_process_stops_and_undoes_nothing(tmp_path: Path):
 
 
 async def test_a_journal_in_memory_parks_too():
-    """A journal in memory keeps the questions of a parked run until the run ends."""
+    """A journal in memory keeps a parked run's questions until the run ends."""
     tools = Counted()
     journal = MemoryJournal()
     adapter = Adapter(
@@ -427,7 +427,7 @@ async def test_a_journal_in_memory_parks_too():
 
 
 async def test_another_prompt_or_no_files_take_nothing(tmp_path: Path):
-    """A resume with another prompt or without files is refused, and the run stays parked with its question open."""
+    """Resuming with a different prompt or without files is refused, and the run stays parked with its question open."""
     tools = Counted()
     script = ScriptedModel([ToolCall("ask"), "done"])
     prompt = Prompt("p", "Do.", tools=tools.all)
@@ -448,7 +448,7 @@ async def test_another_prompt_or_no_files_take_nothing(tmp_path: Path):
 
 
 async def test_nothing_that_has_to_be_marked_begins_in_an_overtaken_run(tmp_path: Path):
-    """Once one call has noticed that another process owns the run, no other call's handler starts."""
+    """Once one call has noticed that another process has taken the run, no other call's handler starts."""
     journal = journal_at(tmp_path)
     entered: list[str] = []
     learnt = asyncio.Event()

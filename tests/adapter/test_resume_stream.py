@@ -1,4 +1,4 @@
-"""Events of a resumed run: only new events are published, not those recorded earlier."""
+"""A resumed run publishes only new events, not those recorded earlier."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -69,7 +69,7 @@ PROMPT: Prompt[None] = Prompt("p", "Do.", tools=[note, ask, delegate])
 
 
 class Recorded:
-    """A run that is parked, and then resumed as by another process."""
+    """A run that is parked, then resumed as if by another process."""
 
     def __init__(self, folder: Path, *script: Any) -> None:
         self.model = ScriptedModel(list(script))
@@ -90,7 +90,7 @@ class Recorded:
 
 
 def said(events: list[object]) -> list[tuple[str, str]]:
-    """Return each event as a pair of short texts."""
+    """Return each event as a pair of short strings, and skip other kinds of events."""
     found: list[tuple[str, str]] = []
     for event in events:
         match event:
@@ -108,7 +108,7 @@ def said(events: list[object]) -> list[tuple[str, str]]:
 
 
 async def test_only_what_is_new_is_heard(tmp_path: Path):
-    """A resumed run publishes no finished call again, restarts the interrupted call, and streams the new answer."""
+    """A resumed run publishes no finished call again, starts the parked call again, and streams the new answer."""
     recorded = Recorded(tmp_path, ToolCall("note", {"text": "a"}), [ToolCall("ask")], "done")
     await recorded.park()
     assert ("ToolInvoked", "note") in said(recorded.first)
@@ -142,7 +142,7 @@ async def test_only_what_is_new_is_heard(tmp_path: Path):
 
 
 async def test_of_nested_runs_only_the_one_under_way_is_heard(tmp_path: Path):
-    """A nested agent that had finished is replayed without events; an interrupted one continues and publishes them."""
+    """A finished nested run is replayed without events, and one in progress publishes events as it continues."""
     script = [
         ToolCall("delegate"),
         ToolCall("note", {"text": "a"}),
@@ -177,7 +177,7 @@ async def test_of_nested_runs_only_the_one_under_way_is_heard(tmp_path: Path):
 
 
 async def test_everything_is_heard_once_of_a_run_that_was_parked(tmp_path: Path):
-    """The events before and after parking together have each end and message once; only a start is repeated."""
+    """Taken together, the events before and after parking have each end and each message once. Only starts are repeated."""
     script = [ToolCall("note", {"text": "a"}), [ToolCall("ask"), ToolCall("note", {"text": "b"})], "done"]
     recorded = Recorded(tmp_path, *script)
     await recorded.park()
@@ -201,7 +201,7 @@ async def test_everything_is_heard_once_of_a_run_that_was_parked(tmp_path: Path)
 
 
 async def test_a_run_cut_while_its_model_was_asked_says_what_the_model_says_then(tmp_path: Path):
-    """If a run was interrupted during a model request, the resumed run publishes the model's new answer."""
+    """If a run was parked during a model request, the resumed run publishes the model's new answer."""
     asked = asyncio.Event()
 
     class Stopping(LaterEnvironment):
@@ -265,7 +265,7 @@ async def test_what_can_not_be_resumed_is_said_by_the_response(tmp_path: Path):
 
 
 async def test_a_stream_that_is_left_cancels_the_resumed_run(tmp_path: Path):
-    """Leaving the stream of a resumed run cancels the run."""
+    """Leaving a resumed run's stream cancels the run."""
     going = asyncio.Event()
 
     @tool(effect="pure")

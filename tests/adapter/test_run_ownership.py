@@ -1,4 +1,4 @@
-"""Ownership of runs: leases, time limits, and the order of a session's runs."""
+"""Run ownership: leases, time limits, and the order of a session's runs."""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -79,7 +79,7 @@ async def test_an_active_run_is_not_resumed_by_its_own_process(journal: Journal)
 
 
 async def test_of_two_concurrent_resumes_one_wins(journal: Journal):
-    """Of two concurrent resumes, one continues the run, and the other is told that the run is taken."""
+    """Of two concurrent resumes, one continues the run, and the other raises `RunBusy`."""
     prompt = Prompt("p", "Do.", tools=[ask])
     script = ScriptedModel([ToolCall("ask"), "done"])
     adapter = Adapter(script, journal=journal, environment=LaterEnvironment())
@@ -96,7 +96,7 @@ async def test_of_two_concurrent_resumes_one_wins(journal: Journal):
 
 
 async def test_a_resume_that_can_not_begin_leaves_the_run_as_it_was(journal: Journal):
-    """If a resume fails to start, the run stays parked and unowned, and can be resumed or cancelled."""
+    """If a resume fails to start, the run stays parked and unowned, and can still be cancelled."""
     prompt = Prompt("p", "Do.", tools=[ask])
     adapter = Adapter(
         ScriptedModel([ToolCall("ask"), "done"]), journal=journal, environment=LaterEnvironment()
@@ -132,7 +132,7 @@ async def test_a_cancel_that_can_not_be_done_leaves_the_run_as_it_was(journal: J
 
 
 class Shifted:
-    """A wall clock that can be set, like a computer's."""
+    """A wall clock that can be set, as a computer's can."""
 
     def __init__(self) -> None:
         self.by = timedelta()
@@ -163,7 +163,7 @@ async def test_what_people_take_does_not_count_however_often_a_run_is_parked(tmp
 
 
 async def test_a_resumed_run_keeps_its_budget_and_its_deadline(tmp_path: Path):
-    """A resumed run keeps the budget and the time it had left when it was parked."""
+    """A resumed run keeps its budget and its deadline."""
     clock = Shifted()
     journal = SqliteJournal(tmp_path / "runs.db", clock=clock)
     prompt = Prompt("p", "Do.", tools=[ask])
@@ -181,7 +181,7 @@ async def test_a_resumed_run_keeps_its_budget_and_its_deadline(tmp_path: Path):
 
 
 async def test_the_lease_of_a_run_at_work_is_renewed(journal: Journal, monkeypatch: pytest.MonkeyPatch):
-    """While a process works on a run, its lease is renewed, so that no other process can take the run."""
+    """While a process works on a run, it renews the lease, so that no other process can take the run."""
     monkeypatch.setattr("handrail.adapter.run_lease.LEASE_SECONDS", 0.1)
 
     @tool(effect="staged")
@@ -199,7 +199,7 @@ async def test_the_lease_of_a_run_at_work_is_renewed(journal: Journal, monkeypat
 
 
 async def test_runs_of_a_session_are_in_order_although_the_clock_was_set_back(journal: Any):
-    """The second run of a session builds on the first, even if the wall clock was set back in between."""
+    """A session's second run builds on its first, even if the wall clock was set back in between."""
     clock = Shifted()
     prompt = Prompt("p", "Do.", tools=[ask])
     script = ScriptedModel(["first", ToolCall("ask"), "second"])
@@ -216,7 +216,7 @@ async def test_runs_of_a_session_are_in_order_although_the_clock_was_set_back(jo
 
 
 async def test_one_of_two_answers_is_enough_for_a_handler_that_takes_the_first(tmp_path: Path):
-    """A handler that takes the first of two answers continues with it, and is not parked for the other."""
+    """A handler that takes the first of two answers continues with it, and its run is not parked for the other."""
     handed: list[int] = []
 
     @tool(effect="staged")

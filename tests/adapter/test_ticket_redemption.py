@@ -1,4 +1,4 @@
-"""Redemption of tickets: a tool that runs elsewhere commits with the call that issued the ticket, or not at all."""
+"""Redeeming tickets: a tool that runs elsewhere commits with the call that issued the ticket, or not at all."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ from support.warm_python import Program
 
 pytestmark = (
     pytest.mark.once
-)  # separate processes, kills and foreign programs do not depend on the Python version
+)  # subprocesses, kills and other programs behave the same under every Python version
 
 APP = SUPPORT / "ticket_app.py"
 Body = Callable[[ToolContext], Awaitable[str]]
@@ -75,7 +75,7 @@ def said_by(process: Program) -> str:
 
 
 def giving(folder: Path, end: str, effect: str = "staged") -> Program:
-    """Start the first process, and wait until its handler has issued a ticket."""
+    """Start the process that issues a ticket, and wait until its handler has done so."""
     (folder / "files").mkdir()
     process = start(folder, "give", end, effect)
     assert process.stdout is not None
@@ -84,11 +84,11 @@ def giving(folder: Path, end: str, effect: str = "staged") -> Program:
 
 
 def test_what_another_process_did_commits_with_the_call(tmp_path: Path):
-    """Another process's file and event appear when the call commits, not earlier; then the ticket is refused."""
+    """Another process's file and event appear when the call commits, and not before. Then the ticket is refused."""
     first = giving(tmp_path, "ok")
     assert said_by(start(tmp_path, "redeem")) == "done at depth 0, 4 left"
     assert os.listdir(tmp_path / "files") == []
-    assert said_by(start(tmp_path, "redeem")) == "done at depth 0, 4 left"  # returns the recorded result
+    assert said_by(start(tmp_path, "redeem")) == "done at depth 0, 4 left"  # the recorded result
     (tmp_path / "go").touch()
     assert json.loads(said_by(first)) == {
         "notes": ["before", "done here", "done there"],
@@ -96,13 +96,13 @@ def test_what_another_process_did_commits_with_the_call(tmp_path: Path):
         "text": "over",
     }
     done = (tmp_path / "files" / "done.txt").read_text()
-    assert done.startswith("2 by ")  # this commit is the second one
+    assert done.startswith("2 by ")  # this was the second commit
     assert done.endswith(".1")
     assert "its run 'run' is over" in said_by(start(tmp_path, "redeem"))
 
 
 def test_nothing_of_it_is_left_where_the_call_fails(tmp_path: Path):
-    """If the call fails, neither the file nor the event that another process made remains."""
+    """If the call fails, neither the file nor the event from the other process remains."""
     first = giving(tmp_path, "fail")
     assert said_by(start(tmp_path, "redeem")) == "done at depth 0, 4 left"
     (tmp_path / "go").touch()
@@ -113,7 +113,7 @@ def test_nothing_of_it_is_left_where_the_call_fails(tmp_path: Path):
 
 
 def test_one_killed_while_redeeming_leaves_nothing(tmp_path: Path):
-    """If a process is killed while it redeems a ticket, nothing of it remains, and another can redeem the ticket."""
+    """If a process is killed while it redeems a ticket, nothing of its work remains, and another can redeem the ticket."""
     first = giving(tmp_path, "ok")
     killed = start(tmp_path, "hang")
     assert killed.stdout is not None
@@ -128,7 +128,7 @@ def test_one_killed_while_redeeming_leaves_nothing(tmp_path: Path):
 
 @pytest.mark.parametrize("effect", ["staged", "irreversible"])
 def test_a_deposit_outlives_the_process_that_gave_the_ticket_out(tmp_path: Path, effect: str):
-    """A deposit survives the issuer's kill: a rerun call uses it, and a call that can't be rerun reports it."""
+    """A deposit survives the issuer's death. A call that is rerun uses it, and one that can't be rerun reports it."""
     first = giving(tmp_path, "ok", effect)
     assert said_by(start(tmp_path, "redeem", effect=effect)) == "done at depth 0, 4 left"
     first.send_signal(signal.SIGKILL)
@@ -162,7 +162,7 @@ class Pick(BaseModel):
 
 
 def acting(body: Body, effect: Any = "staged", **options: Any) -> Tool[Any, Any]:
-    """Make the tool `work` with this body, for the issuer or the redeemer."""
+    """Return the tool `work` with this body, for the issuer or the redeemer."""
 
     @tool(name="work", description="Work.", effect=effect, **options)
     async def work(context: ToolContext) -> Any:
@@ -172,7 +172,7 @@ def acting(body: Body, effect: Any = "staged", **options: Any) -> Tool[Any, Any]
 
 
 async def mark(context: ToolContext) -> str:
-    """Leave a note and a file, as the work of the redeemer."""
+    """Leave a note and a file, as the redeemer's work."""
     context.session.dispatch(Note("there"))
     context.filesystem.write("there.txt", "there")
     return "marked"
@@ -182,7 +182,7 @@ MARK = acting(mark)
 
 
 class Stage:
-    """A run of one tool, with its journal opened a second time as another process would."""
+    """A run of one tool, with its journal opened a second time as if by another process."""
 
     def __init__(self, tmp_path: Path, *, memory: bool = False) -> None:
         self.here = MemoryJournal() if memory else SqliteJournal(tmp_path / "runs.db", watch=0.02)
@@ -195,7 +195,7 @@ class Stage:
         return Adapter(script, journal=self.here, filesystem=self.files, **options)
 
     async def run(self, *tools: Tool[Any, Any], **options: Any) -> str:
-        """Evaluate a prompt with these tools, and return the result of the `work` call."""
+        """Evaluate a prompt with these tools, and return the rendered result of the last call."""
         await self.adapter().evaluate(
             Prompt("p", "Do.", tools=list(tools)), "go", session=self.session, run_id="run", **options
         )
@@ -221,9 +221,9 @@ def stage(tmp_path: Path) -> Stage:
 
 @pytest.mark.parametrize("memory", [False, True])
 async def test_a_deposit_is_applied_as_an_inner_call(tmp_path: Path, memory: bool):
-    """Deposits are applied in ticket order after the handler's own changes.
+    """Deposits are applied in ticket order, after the handler's own changes.
 
-    Their ends are recorded, and published by the redeemer.
+    Their ends are recorded in the issuer's session, and also published by the redeemer.
     """
     stage, heard = Stage(tmp_path, memory=memory), list[object]()
 
@@ -249,7 +249,7 @@ async def test_a_deposit_is_applied_as_an_inner_call(tmp_path: Path, memory: boo
 
 
 async def test_a_ticket_of_a_nested_call_commits_with_it(stage: Stage):
-    """A nested call's ticket is committed with the inner call, and then with the outer one."""
+    """A nested call's deposit is committed with the inner call, and then with the outer one."""
 
     async def inner(context: ToolContext) -> str:
         return (await stage.redeem(context.ticket(), MARK)).render()
@@ -283,7 +283,7 @@ async def test_a_ticket_of_a_nested_call_commits_with_it(stage: Stage):
     ],
 )
 async def test_a_ticket_is_for_what_it_says(stage: Stage, work: Any, options: Any, words: str):
-    """A ticket is refused for another tool, a stronger effect or another journal, and stays valid."""
+    """A ticket is refused for more capabilities, a stronger effect, another tool or another journal, and stays valid."""
 
     async def here(context: ToolContext) -> str:
         ticket = context.ticket()
@@ -330,7 +330,7 @@ async def test_an_expired_ticket_is_refused(stage: Stage):
 
 
 async def test_a_call_that_is_over_takes_nothing(stage: Stage):
-    """When a call ends, work still in progress under its ticket is compensated, or reported if it can't be."""
+    """If a call ends while work under its ticket is in progress, that work is compensated, or reported if it can't be."""
     begun, over, undone = asyncio.Event(), asyncio.Event(), list[str]()
     redeeming: list[asyncio.Task[Any]] = []
 
@@ -389,7 +389,7 @@ async def test_a_call_that_fails_answers_for_what_was_done_under_its_tickets(sta
 
 
 async def test_a_deposit_that_does_not_fit_any_more_fails_the_call(tmp_path: Path):
-    """If a deposit conflicts with the handler's own change, the call fails and the deposit is compensated."""
+    """If a deposit conflicts with the handler's own change, the call fails, and the deposit is compensated."""
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("old")
     stage, undone = Stage(tmp_path), list[str]()
@@ -440,7 +440,7 @@ async def test_another_try_has_tickets_of_its_own(stage: Stage):
 
 
 async def test_a_ticket_is_redeemed_once(stage: Stage):
-    """A second redemption returns the recorded result, and is refused while the first is in progress."""
+    """A second redemption returns the recorded result. While the first is in progress, it is refused."""
     entered: list[str] = []
 
     async def there(context: ToolContext) -> str:
@@ -479,7 +479,7 @@ async def test_what_no_handler_began_can_be_redeemed_still(stage: Stage):
 
 
 async def test_a_failure_is_recorded_too(stage: Stage):
-    """A failed redemption is recorded; it does not fail the call, and its changes are not applied."""
+    """A failed redemption is recorded, does not fail the call, and applies none of its changes."""
 
     async def there(context: ToolContext) -> str:
         await mark(context)
@@ -525,7 +525,7 @@ async def test_one_that_was_cancelled_is_spent(stage: Stage):
 async def test_one_who_could_not_keep_a_ticket_once_keeps_it_all_the_same(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """A redeemer keeps its ticket if renewing the claim fails once, for example because the disk is full."""
+    """A redeemer keeps its claim if renewing it fails once, for example because the disk is full."""
     monkeypatch.setattr(redemption, "LEASE_SECONDS", 0.03)
     claim, claims = stage.there.tickets.claim, list[str]()
     kept = asyncio.Event()
@@ -559,7 +559,7 @@ def dead_owner() -> str:
 
 @pytest.mark.parametrize("effect", ["idempotent", "irreversible"])
 async def test_one_cut_is_done_again_only_where_that_is_harmless(stage: Stage, effect: str):
-    """A redemption interrupted by a crash is repeated only if that is harmless; otherwise its outcome is unknown."""
+    """A redemption that was interrupted by a crash is repeated only if that is harmless. Otherwise, its outcome is unknown."""
 
     async def here(context: ToolContext) -> str:
         ticket = context.ticket()
@@ -581,7 +581,7 @@ async def test_one_cut_is_done_again_only_where_that_is_harmless(stage: Stage, e
 
 
 def left_after(session: Session, trackers: list[Any]) -> list[Any]:
-    """Return the remaining budget after each call, before the next model request."""
+    """Return a list to which the remaining budget is added after each call."""
     found: list[Any] = []
     session.dispatcher.subscribe(ToolInvoked, lambda event: found.append(dict(trackers[0].left())))
     return found
@@ -600,7 +600,7 @@ async def test_shares_of_the_budget_add_up(stage: Stage):
     async def here(context: ToolContext) -> str:
         tracker = tracker_of(context)
         trackers.append(tracker)
-        tracker.reserve(tokens=tracker.remaining()["tokens"] - 1000)  # leaves a round number
+        tracker.reserve(tokens=tracker.remaining()["tokens"] - 1000)  # so that a round number is left
         one, two = context.ticket(), context.ticket()
         assert tracker.remaining() == {"tokens": 250, "money": 0.25, "tool_calls": 3}
         assert Ticket.open(two, stage.here.key).budget == {"tokens": 250, "money": 0.25, "tool_calls": 2}
@@ -611,7 +611,7 @@ async def test_shares_of_the_budget_add_up(stage: Stage):
     await stage.run(acting(here), budget=Budget(tokens=100_000, money=1, tool_calls=11))
     assert there_left == [
         {"tokens": 430, "money": 0.45, "tool_calls": 4}
-    ]  # less than half, since the call itself counts as one
+    ]  # one less than half of the calls, because the redeemed call counts as one
     assert left == [{"tokens": 930, "money": Decimal("0.95"), "tool_calls": 9}]
 
 
@@ -641,7 +641,7 @@ async def test_more_than_the_share_is_refused_there(stage: Stage):
     spends=st.lists(st.none() | st.floats(0, 1), max_size=5),
 )
 def test_no_share_is_more_than_there_was(requests: int, money: Any, spends: list[float | None]):
-    """Law: whatever is issued and spent, the limits hold, and in the end exactly the amount spent is missing."""
+    """Whatever is issued and spent, the shares stay within the limits, and in the end exactly what was spent is missing."""
     journal, session = MemoryJournal(), Session()
     spent: list[int] = []
     trackers: list[Any] = []
@@ -673,7 +673,7 @@ def test_no_share_is_more_than_there_was(requests: int, money: Any, spends: list
         session=session,
         budget=Budget(requests=requests + 1, money=money),
     )
-    with contextlib.suppress(PromptEvaluationError):  # there may be nothing left to answer with
+    with contextlib.suppress(PromptEvaluationError):  # nothing may be left for the model's answer
         running.wait()
     assert left == [{"requests": requests - sum(spent), "money": money}]
 
@@ -690,7 +690,7 @@ def answered(parked: RunParked, journal: Any) -> None:
 
 @pytest.mark.parametrize("when", ["before", "while"])
 async def test_a_deposit_waits_for_a_run_that_is_parked(tmp_path: Path, when: str):
-    """When a parked run's handler reruns, it issues the same ticket and share, and the deposit is applied once."""
+    """When a parked run's handler reruns, it gets the same ticket with the same share, and the deposit is applied once."""
     stage, tickets = Stage(tmp_path), list[str]()
 
     async def here(context: ToolContext) -> str:
@@ -722,7 +722,7 @@ async def test_a_deposit_waits_for_a_run_that_is_parked(tmp_path: Path, when: st
 
 
 async def test_what_was_spent_under_tickets_of_a_finished_call_is_billed_again(tmp_path: Path):
-    """What was spent under the tickets of finished calls counts against a resumed run's budget."""
+    """What was spent under a finished call's tickets counts against a resumed run's budget."""
     stage, left = Stage(tmp_path), list[Any]()
 
     async def there(context: ToolContext) -> str:
@@ -751,7 +751,7 @@ async def test_what_was_spent_under_tickets_of_a_finished_call_is_billed_again(t
 
 
 async def test_a_handler_that_gives_no_ticket_any_more_has_diverged(tmp_path: Path):
-    """If a rerun handler no longer issues its ticket, it has diverged from the record, as with any other verb."""
+    """A rerun handler that no longer issues its ticket has diverged from the record, and the call fails."""
     stage = Stage(tmp_path)
 
     async def here(context: ToolContext) -> str:
@@ -815,7 +815,7 @@ STEPS = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(steps=STEPS)
 def test_both_journals_keep_tickets_alike(steps: list[tuple[str, str, str]], tmp_path_factory: Any):
-    """Law: the same steps give the same outcomes in memory and in a file, with at most one deposit."""
+    """The same steps have the same outcomes in memory and in a file, with at most one deposit for each ticket."""
     owners = {"alive": new_owner(), "other": new_owner(), "dead": dead_owner()}
 
     async def outcomes(journal: Any) -> list[str]:

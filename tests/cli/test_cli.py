@@ -1,4 +1,4 @@
-"""The program `handrail` without a terminal: exit codes, streams, errors and signals."""
+"""Tests for the program `handrail` without a terminal: exit codes, streams, errors and signals."""
 
 import io
 import json
@@ -36,7 +36,7 @@ Here = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Here]:
-    """Run the program in this process with empty standard input, which is faster than a child process."""
+    """Fixture: runs the program in this process with empty standard input, which is faster than in a child process."""
     log = logging.getLogger("handrail")
     before = log.propagate, list(log.handlers)
     monkeypatch.chdir(folder.parent)
@@ -75,13 +75,13 @@ agent = Agent(ScriptedModel([ToolCall("write"), "The end."]), "Write.", tools=[w
 
 
 def test_approving_everything_does_not_cover_files_that_run_later(folder: Path, here: Here):
-    """With `--approve all`, and with nobody there, such a change is denied with its reason and the option to give."""
+    """With `--approve all`, and if nobody is there, such a change is denied. `--startup-files` allows it."""
     (folder.parent / "hooks.py").write_text(_HOOK)
     (folder.parent / "work").mkdir()
     for mode in ("all", "ask"):
         code, _, said = here("run", "hooks.py", "x", "--files", "work", "--no-journal", "--approve", mode)
         assert code == 3
-        assert "need a person's approval, which nothing else stands in for" in said
+        assert "need a person's approval, and nothing can replace it" in said
         assert not (folder.parent / "work" / ".envrc").exists()
     options = ("--files", "work", "--no-journal", "--startup-files", "x", "--startup-files", ".envrc")
     assert here("run", "hooks.py", "x", *options)[0] == 0
@@ -95,7 +95,7 @@ def test_approving_everything_does_not_cover_files_that_run_later(folder: Path, 
         ("crasher", [], 0, "crash failed"),
         ("failing", [], 1, "the key is wrong"),
         ("cut", [], 1, "The answer was cut off"),
-        ("nobody", [], 2, "nothing says which model"),
+        ("nobody", [], 2, "no model is set for the worker"),
         ("writer", [], 3, "Not approved, so it did not run: write"),
         ("writer", ["--approve", "strict"], 3, "the approval mode is strict"),
         ("payer", [], 3, "nobody there"),
@@ -107,7 +107,7 @@ def test_approving_everything_does_not_cover_files_that_run_later(folder: Path, 
     ],
 )
 def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said: str):
-    """Each outcome of a run has its own exit code, and its reason is printed on standard error."""
+    """Each kind of outcome has its own exit code, and its reason is printed on standard error."""
     done = run(folder, worker, *more)
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
     assert said in done.stderr
@@ -137,7 +137,7 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
         (["run", "team/none", "x"], "there is no worker 'none'"),
         (["run", "team/none.md", "x"], "There are: "),
         (["run", "team/sub/none.md", "x"], "Name a worker's file, or a folder with workers."),
-        (["serve", "team/nobody.md"], "nothing says which model runs the worker 'nobody'"),
+        (["serve", "team/nobody.md"], "no model is set for the worker 'nobody'"),
         (["run", "team", "x"], "has several workers: "),
         (["run", "team/tools.py", "x"], "serve its prompt: `handrail serve team/tools.py`"),
         (["chat", "team/tools.py:clerk"], "team/tools.py has no Agent called 'clerk'"),
@@ -170,14 +170,14 @@ def test_a_wrong_command_line_is_refused_with_advice(
 
 @pytest.mark.parametrize("provider", ["mistral", "groq", "google", "openai"])
 def test_a_planted_module_is_no_provider(folder: Path, here: Here, provider: str):
-    """A module that has a provider's name is never imported in its place: a tool may have written it."""
+    """A module with a provider's name is never imported in the provider's place, because a tool may have written it."""
     (folder.parent / f"{provider}.py").write_text("raise SystemExit('what a model wrote has run')\n")
     found = here("run", "team/hello.md", "x", "--model", f"{provider}:model")
     assert "what a model wrote" not in "".join(map(str, found))
 
 
 def test_your_own_model_is_found_in_the_current_folder(folder: Path):
-    """`--model module:name` finds a module in the current folder, even if Python itself would not."""
+    """`--model module:name` finds a module in the current folder, although that folder is not on Python's path."""
     (folder.parent / "mine.py").write_text(
         "from handrail import ScriptedModel\nmodel = ScriptedModel(['It is mine.'])\n"
     )
@@ -193,7 +193,7 @@ def test_your_own_model_is_found_in_the_current_folder(folder: Path):
 
 
 def test_an_agent_of_a_module_is_run_and_resumed(folder: Path, here: Here):
-    """`handrail run module:agent` records the run and accepts `--model`, and `runs resume` finds the agent again."""
+    """`handrail run module:agent` accepts `--model` and records the run, and `runs resume` finds the agent again."""
     (folder.parent / "desk.py").write_text(
         "from handrail import Agent, CapabilityPolicy, ScriptedModel, ToolCall, tool\n\n\n"
         "@tool(capabilities={'net'})\n"
@@ -220,7 +220,7 @@ def test_an_agent_of_a_module_is_run_and_resumed(folder: Path, here: Here):
 
 
 def test_a_resumed_agent_keeps_its_own_model_and_resources(folder: Path, here: Here):
-    """`runs resume` without `--model` uses the model and resources of the agent's own adapter."""
+    """`runs resume` without `--model` uses the model and the resources of the agent's own adapter."""
     (folder.parent / "till.py").write_text(
         "from handrail import Adapter, Agent, CapabilityPolicy, ScriptedModel, ToolCall, ToolContext, given, tool\n\n\n"
         "class Till:\n"
@@ -250,7 +250,7 @@ def test_a_resumed_agent_keeps_its_own_model_and_resources(folder: Path, here: H
     "arguments", [["--version"], ["--help"], ["run", "team/hello.md", "x"], ["workers", "team"]]
 )
 def test_output_that_cannot_be_written_is_reported(folder: Path, arguments: list[str], buffered: bool):
-    """If standard output can't be written, for example on a full disk, a message is printed instead of a traceback."""
+    """If standard output can't be written, because the disk is full, a message is printed instead of a traceback."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [str(Path(sys.executable).with_name("handrail")), *arguments],
@@ -278,7 +278,7 @@ def test_a_run_that_is_not_recorded_says_so(folder: Path, here: Here):
 
 
 def test_a_broken_worker_is_reported_with_its_line(folder: Path):
-    """`run` and `workers check` report a broken worker's file, line and problem, with exit code 2."""
+    """`run` and `workers check` report the file, the line and the problem of a broken worker, with exit code 2."""
     (folder / "bad.md").write_text("---\nmodel: test:hello\ntols: [a]\n---\nGo.\n")
     for arguments in (["run", "team/bad.md", "x"], ["workers", "check", "team"]):
         done = handrail(*arguments, cwd=folder.parent)
@@ -302,7 +302,7 @@ def test_tracebacks_are_shown_on_request(folder: Path):
 
 
 def test_only_the_answer_goes_to_standard_output(folder: Path):
-    """Standard output has only the answer. All other text goes to standard error, or nowhere with `--quiet`."""
+    """Standard output contains only the answer. Everything else goes to standard error, or nowhere with `--quiet`."""
     done = run(folder, "writer", "--approve", "all")
     assert done.stdout == "Written.\n"
     assert "I write." in done.stderr
@@ -314,7 +314,7 @@ def test_only_the_answer_goes_to_standard_output(folder: Path):
 
 @pytest.mark.parametrize("worker", ["hello", "writer", "half", "payer", "failing", "caller"])
 def test_nothing_piped_has_an_escape(folder: Path, worker: str):
-    """Piped output has no colours, spinner or cursor movement, and no escape byte on either stream."""
+    """Piped output has no colours, no spinner and no cursor movement: neither stream contains an escape byte."""
     done = run(folder, worker, "--deadline", "1s")
     assert "\x1b" not in done.stdout + done.stderr
     assert "\r" not in done.stdout + done.stderr
@@ -330,7 +330,7 @@ def test_force_color_colours_a_pipe(folder: Path):
 
 
 def test_json_is_one_object(folder: Path):
-    """`--json` prints one line with the raw text, usage, cost and run id."""
+    """`--json` prints one line with the unescaped text, the usage, the cost and the run's id."""
     done = run(folder, "hello", "--json")
     said = json.loads(done.stdout)
     assert done.stdout.count("\n") == 1
@@ -359,7 +359,7 @@ def test_json_is_one_object(folder: Path):
     ],
 )
 def test_errors_are_json_too(folder: Path, arguments: list[str], code: int, kind: str, here: Here):
-    """With `--json`, an error is printed as an object with the exit code, kind and message."""
+    """With `--json`, an error is printed as an object with the exit code, the kind and the message."""
     ended, out, _ = here("run", *arguments, "--json")
     said = json.loads(out)
     assert (ended, said["ok"], said["exit_code"], said["error"]["kind"]) == (
@@ -372,7 +372,7 @@ def test_errors_are_json_too(folder: Path, arguments: list[str], code: int, kind
 
 
 def test_json_says_what_was_not_approved(folder: Path):
-    """With `--json`, the object has the answer and the calls that were not approved."""
+    """With `--json`, the object lists the calls that were not approved."""
     said = json.loads(run(folder, "payer", "--json").stdout)
     assert (said["ok"], said["exit_code"], said["not_approved"]) == (False, 3, ["pay"])
 
@@ -403,7 +403,7 @@ def test_files_are_attached_by_the_workers_rule(folder: Path):
 
 
 def test_a_worker_is_found_by_file_by_name_and_by_folder(folder: Path):
-    """A worker is found by its file, by its folder and name, or by a folder with a `main`."""
+    """A worker is found by its file, by its folder and name, or by a folder that has a `main`."""
     for named in ("team/hello.md", "team/hello"):
         assert handrail("run", named, "x", cwd=folder.parent).returncode == 0
     (folder / "main.md").write_text("---\nmodel: test:hello\n---\nGo.\n")
@@ -421,7 +421,7 @@ def test_other_files_and_another_model(folder: Path):
 
 
 def test_chat_reads_piped_lines(folder: Path):
-    """In a piped chat, each line is a message or a command, and the last turn determines the exit code."""
+    """In a piped chat, each line is a message or a command, and the exit code is that of the last turn."""
     done = handrail("chat", "team/hello.md", cwd=folder.parent, stdin="one\n/cost\ntwo\n/nonsense\n")
     assert done.stdout == "Hello\\x1b[31m there.\n" * 2
     assert "1 request · 12 tokens in, 3 out" in done.stderr
@@ -450,7 +450,7 @@ def test_new_makes_a_folder_that_runs_at_once(tmp_path: Path):
     assert handrail("workers", "check", "demo", cwd=tmp_path).returncode == 0
     done = handrail("run", "demo/main.md", "buy bread", "--approve", "all", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert WHAT_IT_IS in done.stderr  # the demonstration model says that it is one
+    assert WHAT_IT_IS in done.stderr  # the demonstration model says what it is
     assert "✓ reviewer" in done.stderr
     assert (tmp_path / "demo/files/notes.txt").read_text().endswith("- buy bread\n")
     before = (tmp_path / "demo/main.md").read_text()
@@ -459,7 +459,7 @@ def test_new_makes_a_folder_that_runs_at_once(tmp_path: Path):
 
 
 def test_the_starter_is_whole():
-    """The package contains all files of the starter, and imports none of them."""
+    """The package contains all files of the starter. Its tools are a text file, so they are never imported."""
     assert sorted(path.name for path in STARTER.iterdir() if path.name != "__pycache__") == [
         "README.md",
         "files",
@@ -470,7 +470,7 @@ def test_the_starter_is_whole():
 
 
 def test_there_is_one_demonstration():
-    """The demonstration model is found by name like every other, and an unknown name is refused."""
+    """The demonstration model is found by name like any other model, and an unknown demonstration is refused."""
     assert isinstance(model_named("demo:notes"), DemoModel)
     with pytest.raises(DefinitionError, match="no demonstration 'songs'"):
         DemoModel("songs")
@@ -501,7 +501,7 @@ def test_version_and_help():
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]])
 def test_help_loads_little(arguments: list[str]):
-    """Printing the help loads no models, workers or views."""
+    """Printing the help loads no workers, no adapter and no libraries that only a run needs."""
     code = (
         "import sys\n"
         f"sys.argv = ['handrail', *{arguments!r}]\n"
@@ -517,7 +517,7 @@ def test_help_loads_little(arguments: list[str]):
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_the_extra_it_says_how_to_get_it(missing: str):
-    """Without the extra, the program is installed and prints how to install the extra."""
+    """Without the extra, the program says how to install it."""
     code = (
         "import sys\n"
         f"sys.modules[{missing!r}] = None\n"
@@ -535,7 +535,7 @@ def test_without_the_extra_it_says_how_to_get_it(missing: str):
 
 
 def started(folder: Path, worker: str, *more: str, until: str) -> warm_python.Program:
-    """Start a run and wait until it reports progress."""
+    """Start a run, and wait until it has written this text to standard error."""
     command = ["-m", "handrail", "run", f"team/{worker}.md", "go", *more]
     process = warm_python.start(command, cwd=folder.parent, env=environment())
     assert process.stderr is not None
@@ -549,7 +549,7 @@ def started(folder: Path, worker: str, *more: str, until: str) -> warm_python.Pr
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_cancels_and_leaves_the_files_as_they_were(folder: Path, number: signal.Signals, code: int):
-    """After a signal, every call ends, its changes are undone, and a message says so."""
+    """After a signal, unfinished calls end, their changes are undone, and a message says so."""
     process = started(folder, "half", until="at it")
     process.send_signal(number)
     out, err = process.communicate(timeout=300)
@@ -569,13 +569,13 @@ def test_a_cancelled_run_is_json_too(folder: Path):
 
 
 def test_a_second_ctrl_c_ends_it_at_once(folder: Path):
-    """A second Ctrl-C ends the program at once, even if a handler ignores cancellation."""
+    """A second Ctrl-C ends the program at once, even if a handler ignores the cancellation."""
     process = started(folder, "deaf", until="deaf")
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     while "Cancelling" not in process.stderr.readline():
         assert process.poll() is None
-    time.sleep(0.2)  # one Ctrl-C was not enough, so it is still running
+    time.sleep(0.2)  # after one Ctrl-C, the program is still running
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=300)
@@ -623,7 +623,7 @@ def noisy(folder: Path) -> Path:
 
 
 def test_what_tools_print_is_not_part_of_the_answer(noisy: Path):
-    """Standard output has only the answer or the JSON object. What tools print goes to standard error."""
+    """Standard output contains only the answer or the JSON object. What tools print goes to standard error."""
     plain = run(noisy, "loud")
     assert plain.stdout == "The answer.\n"
     said = run(noisy, "loud", "--json")
@@ -649,7 +649,7 @@ def test_what_tools_print_is_not_part_of_the_answer(noisy: Path):
     ],
 )
 def test_closed_streams_are_harmless(folder: Path, closed: str, more: str, code: int, out: str):
-    """With closed streams there is no traceback, and no output goes to another stream."""
+    """If streams are closed, there is no traceback, and no output goes to the wrong stream."""
     command = f"{shlex.join(HANDRAIL)} run team/hello.md go {more} {closed}"
     done = subprocess.run(
         ["sh", "-c", command], cwd=folder.parent, env=environment(), capture_output=True, text=True
@@ -661,7 +661,7 @@ def test_closed_streams_are_harmless(folder: Path, closed: str, more: str, code:
 
 
 def test_characters_outside_the_encoding_are_escaped(folder: Path):
-    """Characters that the terminal's encoding lacks are escaped in the answer."""
+    """Characters that standard output's encoding lacks are escaped in the answer."""
     tools = folder / "tools.py"
     tools.write_text(tools.read_text().replace("Hello", "Grüße"))
     env = environment(PYTHONUTF8="0", PYTHONIOENCODING="ascii")
@@ -688,7 +688,7 @@ def test_chat_takes_odd_commands(folder: Path):
 
 
 def test_ctrl_c_ends_a_piped_chat(folder: Path):
-    """Ctrl-C ends a piped chat, but at a prompt it only prints how to leave."""
+    """Ctrl-C ends a piped chat. (In a chat at a terminal, it does not.)"""
     process = warm_python.start(
         ["-m", "handrail", "chat", "team/hello.md"], cwd=folder.parent, env=environment()
     )
@@ -699,7 +699,7 @@ def test_ctrl_c_ends_a_piped_chat(folder: Path):
     assert process.stdout.readline().startswith("Hello")
     while (
         "pipe_read" not in Path(f"/proc/{process.pid}/wchan").read_text()
-    ):  # it reads its next message there
+    ):  # the program waits for its next message there
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=300) == 130
@@ -707,7 +707,7 @@ def test_ctrl_c_ends_a_piped_chat(folder: Path):
 
 
 def test_an_approval_can_be_answered_later(folder: Path):
-    """A run that waits for approval is parked with its own exit code, and can be resumed after the answer."""
+    """With `--approve later`, a run that needs approval is parked with its own exit code, and can be answered."""
     parked = run(folder, "writer", "--approve", "later")
     assert parked.returncode == 5
     assert "The run waits for an answer to write." in parked.stderr

@@ -1,4 +1,4 @@
-"""Lines about a run: finished calls, calls in progress, and streamed text."""
+"""Tests for the lines about a run: finished calls, calls in progress, and streamed text."""
 
 import math
 from decimal import Decimal
@@ -31,7 +31,7 @@ PIECES = st.lists(st.text("ab 漢\n\t-", max_size=12), max_size=12)
 
 @given(PIECES, st.integers(10, 30))
 def test_flowing_text_fits_and_loses_nothing(pieces: list[str], width: int):
-    """Every line fits into the width, and no text except white space is lost or reordered."""
+    """Every line fits the width, and no text except white space is lost or reordered."""
     flow = TextFlow(width)
     out: list[str] = []
     for piece in pieces:
@@ -46,7 +46,7 @@ def test_flowing_text_fits_and_loses_nothing(pieces: list[str], width: int):
 @example(["aaaaaaaaaa ", " b"], 10)
 @given(PIECES, st.integers(10, 30))
 def test_streaming_does_not_change_the_lines(pieces: list[str], width: int):
-    """Text streamed one character at a time gives the same lines as the whole text, except for tabs."""
+    """Text that is streamed one character at a time gives the same lines as the whole text. Tabs are replaced first."""
     text = "".join(pieces).replace("\t", " ")
     whole, letters = TextFlow(width), TextFlow(width)
     at_once = [*whole.feed(text), *whole.end()]
@@ -64,7 +64,7 @@ def test_a_line_ending_may_be_split_between_pieces():
 
 
 def test_markdown_is_coloured_and_otherwise_unchanged():
-    """Colouring Markdown adds and removes no characters, and code lasts until its closing fence."""
+    """Colouring Markdown neither adds nor removes characters, and a code block lasts until its closing fence."""
     markdown = Markdown()
     source = ["# Head", "some `code` and **bold** [red]x[/red]", "```py", "# no head", "```", "plain"]
     made = [markdown.line(line) for line in source]
@@ -78,7 +78,7 @@ def test_markdown_is_coloured_and_otherwise_unchanged():
     ("spent", "said"), [(0.04, "0.0 s"), (3.25, "3.2 s"), (9.96, "10 s"), (59.4, "59 s"), (125, "2 m 05 s")]
 )
 def test_times_are_short(spent: float, said: str):
-    """Short times are shown with tenths of a second, and long ones in minutes."""
+    """Short times are shown with tenths of a second, and long ones with minutes."""
     assert format_seconds(spent) == said
 
 
@@ -92,12 +92,12 @@ def test_times_are_short(spent: float, said: str):
     ],
 )
 def test_money_keeps_significant_digits(cost: Decimal | None, said: str):
-    """A small amount of money is not rounded to zero, and an unknown cost is not shown as free."""
+    """A small amount is not rounded to zero, and an unknown cost is not shown as free."""
     assert format_money(cost) == said
 
 
 def test_a_row_has_a_spinner_its_time_and_a_bar():
-    """A row for a call in progress has a spinner, its time and a bar, and is indented by its path."""
+    """The row of a call in progress has a spinner, its time and a bar, and is indented by the depth of its path."""
     row = Row("index", ("outer", "index"), since=10.0, message="files", done=5, total=20)
     text = row_line(row, 13.21).plain
     assert text.startswith("    ")
@@ -120,7 +120,7 @@ def test_a_row_has_a_spinner_its_time_and_a_bar():
     ],
 )
 def test_invalid_progress_is_still_shown(done: Any, total: Any, said: str):
-    """Progress without a total has no bar, and progress beyond its total has a full bar."""
+    """Progress with an unusable total has no bar, and progress beyond its total has a full one."""
     assert format_progress(Row("t", ("t",), 0, "m", done, total)) == said
 
 
@@ -162,7 +162,7 @@ def free(request: Any) -> Any:
 
 
 async def run_and_say(model: ScriptedModel, *, verbose: bool = False) -> tuple[Activity, list[str]]:
-    """Run the model, feed every event to an `Activity`, and return its lines."""
+    """Run the model, pass every event to an `Activity`, and return the activity and its lines."""
     activity = Activity(SYSTEM_CLOCK, verbose)
     said: list[str] = []
     prompt = Prompt("desk", "Answer.", tools=[look, hide, ask_guide])
@@ -176,7 +176,7 @@ def _timeless(line: str) -> str:
 
 
 async def test_nested_calls_are_below_a_heading():
-    """Inner calls are indented below a heading, and the outer call's own line follows with its cost."""
+    """Inner calls are indented below a heading. The outer call's own line follows them, with its cost."""
     model = ScriptedModel(free, traits=Traits(Price(Decimal(1000), Decimal(2000)), native_output=True))
     activity, said = await run_and_say(model)
     assert "  ✗ look path=none" in said
@@ -190,14 +190,14 @@ async def test_nested_calls_are_below_a_heading():
 
 
 async def test_secrets_are_masked_in_lines():
-    """Secret arguments of a tool are not shown in its line."""
+    """A tool's secret arguments are masked in its line."""
     _, said = await run_and_say(ScriptedModel([ToolCall("hide", {"key": "hunter2"}), "Done."]))
     assert "hunter2" not in "\n".join(said)
     assert any(line.startswith('  ✓ hide key="**') for line in said)
 
 
 async def test_every_started_call_is_live_until_it_ends():
-    """Each call in progress has a row, and the model has one only while no call is in progress."""
+    """Each call in progress has a row, and a waiting model has one too. At the end there are none."""
     activity = Activity(SYSTEM_CLOCK)
     seen: list[str] = []
     async for event in Adapter(ScriptedModel(free)).stream(
@@ -213,14 +213,14 @@ async def test_every_started_call_is_live_until_it_ends():
 
 
 def test_more_rows_than_fit_are_counted():
-    """If more rows are in progress than fit, the number of the others is shown."""
+    """If more calls are in progress than fit, the number of the others is shown."""
     activity = Activity(SYSTEM_CLOCK)
     activity.rows = {str(number): Row(f"t{number}", ("t",), number) for number in range(9)}
     assert [text.plain for text in activity.live_lines(3)][-1] == "… 6 more in progress"
 
 
 async def test_a_failed_request_and_its_retry_are_shown(monkeypatch: pytest.MonkeyPatch):
-    """A failed model request has a line with the error and the time until the retry."""
+    """A failed model request has a line with the error and the time until the next attempt."""
     session_events: list[object] = []
     from handrail import Session
     from handrail.models import ModelUnavailable

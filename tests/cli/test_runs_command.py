@@ -1,4 +1,4 @@
-"""`handrail runs`: what its commands print, as text and as JSON, and their exit codes."""
+"""Tests for `handrail runs`: what its commands print, as text and as JSON, and their exit codes."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ model = ScriptedModel(["the end"])
 
 
 class Line:
-    """The command line, in a folder with a journal and an app."""
+    """The command line, in a folder that has a journal and an app."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -45,7 +45,7 @@ class Line:
         return said
 
     def record(self, run_id: str, *script: Any, **options: Any) -> list[str]:
-        """Record a run of this folder's app and return the ids of its calls."""
+        """Record a run of the app in this folder, and return the ids of its calls."""
         from handrail.adapter.run_record import prompt_of
 
         async def main() -> list[str]:
@@ -71,7 +71,7 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
 
 
 def test_list_and_show(line: Line):
-    """`list` prints a row per run, and `show` a tree with calls, results and diffs."""
+    """`list` prints a line for each run, and `show` prints a tree with calls, results and diffs."""
     line.record("tea", call("write", path="a.md", text="hot\x1b[31m\n"), call("choose"))
     assert "tea\tparked\twork" in line("list")
     (row,) = line.json("list")["runs"]
@@ -92,7 +92,7 @@ def test_list_and_show(line: Line):
 
 
 def test_answer_and_resume(line: Line):
-    """A parked run can be answered and resumed, and a change to its code since then is reported."""
+    """A parked run can be answered and resumed, and a change to its code since its start is reported."""
     line.record("tea", call("choose"))
     assert "handrail runs answer tea" in line("resume", "tea", "--model", "the_app:model", code=5)
     waits = line.json("resume", "tea", "--model", "the_app:model", code=5)
@@ -105,7 +105,7 @@ def test_answer_and_resume(line: Line):
     digest = waits["questions"][0]["digest"]
     for wrong in ("0" * 16, digest[:15], f"{digest}0"):
         said = line("answer", "tea", "--value", '{"n": 3}', "--digest", wrong, code=2)
-        assert "has another digest" in " ".join(said.split())
+        assert "has a different digest" in " ".join(said.split())
     assert f"digest {digest[:16]}" in line("show", "tea")
     assert "handrail runs resume tea" in line("answer", "tea", "--value", '{"n": 3}', "--digest", digest[:16])
     assert "is not waiting for an answer" in line("answer", "tea", "--value", "1", code=2)
@@ -117,7 +117,7 @@ def test_answer_and_resume(line: Line):
 
 
 def test_fork_undo_replay(line: Line):
-    """`fork`, `undo` and `replay` print their results and change only what they should."""
+    """`fork`, `undo` and `replay` print their results, and a replay reports the first difference."""
     note, written = line.record("tea", call("note", text="x"), call("write", path="a", text="1"), "end")
     assert line.json("fork", "tea", 1, "--as", "two")["run_id"] == "two"
     assert "Files are as they are now" in line("fork", "tea", 1)
@@ -177,7 +177,7 @@ def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_mistakes_are_reported(line: Line, words: list[str], said: str, code: int):
-    """Mistakes are reported as text or JSON, and the exit code distinguishes a wrong command from a failed one."""
+    """Mistakes are reported as text or JSON. The exit code tells a wrong command line (2) from a failed command (1)."""
     line.record("tea", "end")
     line.record("tee", "end")
     (line.base / "broken.py").write_text("1 / 0")
@@ -208,7 +208,7 @@ def test_a_question_is_asked_at_the_terminal(line: Line, monkeypatch: pytest.Mon
 
 
 def test_the_commands_are_those_of_the_program(line: Line):
-    """`handrail runs list` is available in the `handrail` program itself."""
+    """`handrail runs list` is a command of the `handrail` program."""
     from handrail.cli.commands import app as program
 
     line.record("tea", "end")
@@ -217,7 +217,7 @@ def test_the_commands_are_those_of_the_program(line: Line):
 
 
 def test_the_next_command_can_be_typed_as_printed(line: Line, monkeypatch: pytest.MonkeyPatch):
-    """The next command that is printed names the journal, unless that is the default one."""
+    """The next command, as it is printed, names the journal unless the command would use that journal anyway."""
     line.record("tea", "end")
     assert "Continue with: handrail runs resume" in (said := line("fork", "tea", 1))
     assert "--journal" not in said
@@ -233,7 +233,7 @@ def test_the_next_command_can_be_typed_as_printed(line: Line, monkeypatch: pytes
 
 
 def test_questions_with_the_same_name_need_an_id(line: Line):
-    """If several questions have the same name, the command lists their ids."""
+    """If several questions have the given name, the command lists their ids."""
     line.record("tea", (call("choose"), call("choose")))
     said = line("answer", "tea", "pick", "--value", '{"n": 1}', code=2)
     assert "say which question" in said
@@ -241,7 +241,7 @@ def test_questions_with_the_same_name_need_an_id(line: Line):
 
 
 def test_ctrl_c_cancels_a_command(line: Line, monkeypatch: pytest.MonkeyPatch):
-    """Ctrl-C cancels a command, which is reported by its message, exit code and JSON."""
+    """If a command is cancelled by Ctrl-C, its message, exit code and JSON say so."""
 
     async def pressed(*given: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
@@ -253,7 +253,7 @@ def test_ctrl_c_cancels_a_command(line: Line, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_an_answer_that_is_cut_off_fails(line: Line):
-    """A resumed run whose answer is cut off has the same exit code as with `handrail run`."""
+    """If the answer of a resumed run is cut off, the exit code is the same as with `handrail run`."""
     (line.base / "the_app.py").write_text(
         APP.replace('["the end"]', '[Reply("the e", stop="length")]').replace(
             "import ScriptedModel", "import Reply, ScriptedModel"

@@ -1,6 +1,6 @@
-"""The program `handrail` on a pseudo-terminal, with its screen interpreted by pyte.
+"""Tests for the program `handrail` on a pseudo-terminal, whose screen pyte draws.
 
-The first test follows docs/terminal.md and compares every screen on that page.
+The first test follows docs/terminal.md, and compares every screen on that page.
 """
 
 import re
@@ -32,13 +32,13 @@ def start(seen: Window, cwd: Path, *arguments: str, **env: str) -> None:
 
 
 def sane(seen: Window) -> None:
-    """Assert that the terminal is restored, with echo and a visible cursor."""
+    """Assert that the terminal is restored: it echoes, and the cursor is visible."""
     assert seen.echoes
     assert not seen.cursor_hidden
 
 
 def timeless(text: str) -> str:
-    """Replace times and digests in the text, since they differ between runs."""
+    """Replace times and digests, which differ between runs."""
     return re.sub(r"digest [0-9a-f]{16}", "digest 0", re.sub(r"\d+(\.\d)? s\b", "0.0 s", text))
 
 
@@ -48,7 +48,7 @@ def page_screens() -> list[str]:
 
 
 def test_the_page_shows_what_a_person_sees(tmp_path: Path, seen: Window):
-    """A chat with streamed text, calls, an approval, a form, Ctrl-C and undo looks as it does on the documentation page."""
+    """A chat with streamed text, calls, an approval, a form, Ctrl-C and undo looks as it does in the documentation."""
     handrail("new", "demo", cwd=tmp_path)
     notes = tmp_path / "demo/files/notes.txt"
     start(seen, tmp_path, "chat", "demo/main.md")
@@ -104,7 +104,7 @@ def team(tmp_path: Path) -> Path:
 
 
 def test_a_run_shows_what_is_in_progress(team: Path, seen: Window):
-    """A run shows a spinner with a time and a bar, does not echo typed text, and exits with 130 after Ctrl-C."""
+    """A run shows a spinner with a time and a bar, and does not echo what is typed. After Ctrl-C it exits with 130."""
     start(seen, team, "run", "team/half.md", "go")
     seen.wait_for("━━━━━─────────────── 25% at it")
     first = next(line for line in seen.shown().split("\n") if "half_done" in line)
@@ -116,7 +116,7 @@ def test_a_run_shows_what_is_in_progress(team: Path, seen: Window):
     assert seen.end() == 130
     assert "impatient" not in seen.text()
     assert "■ half_done" in seen.text()
-    assert "25%" not in seen.shown()  # the call's row has disappeared from the screen
+    assert "25%" not in seen.shown()  # the call's row is gone from the screen
     assert not (team / "team/files/half.txt").exists()
     sane(seen)
 
@@ -146,7 +146,7 @@ def test_a_terminated_run_leaves_a_sane_terminal(team: Path, seen: Window):
     ("key", "code", "content"), [("y", 0, "new\n"), ("n", 3, "old\n"), ("\x04", 3, "old\n")]
 )
 def test_a_run_asks(team: Path, seen: Window, key: str, code: int, content: str):
-    """Approving a change writes the file. Denying it or Ctrl-D does not. Each sets its own exit code."""
+    """Approving a change writes the file. A denial or Ctrl-D does not, and the exit code is then 3."""
     start(seen, team, "run", "team/writer.md", "go")
     seen.wait_for(CHOICE)
     seen.type(key if key == "\x04" else f"{key}\n")
@@ -156,7 +156,7 @@ def test_a_run_asks(team: Path, seen: Window, key: str, code: int, content: str)
 
 
 def test_an_approval_for_the_session_is_asked_once_listed_and_forgotten(team: Path, seen: Window):
-    """A call approved with `e` is not asked about again, until `/approvals 1` forgets the approval."""
+    """A call that was approved with `e` is not asked about again, until `/approvals 1` forgets the decision."""
     start(seen, team, "chat", "team/again.md")
     seen.wait_for(PROMPT)
     seen.type("pay\n")
@@ -186,13 +186,13 @@ def test_an_approval_for_the_session_is_asked_once_listed_and_forgotten(team: Pa
 
 
 def test_a_screen_is_still_while_somebody_is_asked(team: Path, seen: Window):
-    """The line of a call that ends while a question is shown is written only after the answer."""
+    """If a call ends while a question is shown, its line is written only after the answer."""
     start(seen, team, "run", "team/both.md", "go")
     seen.wait_for(CHOICE)
     before = seen.raw
     (team / "go").touch()
     while not (team / "told").exists():
-        seen.take(0.05)  # until the other call ends
+        seen.take(0.05)  # until the other call has ended
     seen.take(0.5)  # long enough for several redraws of the screen
     assert seen.raw == before
     seen.type("y\n")
@@ -202,7 +202,7 @@ def test_a_screen_is_still_while_somebody_is_asked(team: Path, seen: Window):
 
 
 def test_undo_is_refused_after_another_change(team: Path, seen: Window):
-    """An undo after a later change is refused with the name of the file, which keeps its new content."""
+    """An undo after a later change is refused with the name of the file, and the file keeps its content."""
     start(seen, team, "chat", "team/writer.md")
     seen.wait_for(PROMPT)
     seen.type("write\n")
@@ -222,7 +222,7 @@ def test_undo_is_refused_after_another_change(team: Path, seen: Window):
 
 
 def test_a_question_shows_the_path_of_its_asker(team: Path, seen: Window):
-    """A question from a nested worker's tool shows the path of calls that led to the tool."""
+    """A question from a nested worker's tool shows the path of calls that led to it."""
     start(seen, team, "run", "team/caller.md", "go")
     seen.wait_for(CHOICE)
     assert "payer › pay" in seen.text()
@@ -264,7 +264,7 @@ def test_escape_sequences_of_a_model_are_shown_as_text(team: Path, seen: Window)
 
 
 def test_a_screen_of_size_zero_shows_the_answer(team: Path, seen: Window):
-    """With `COLUMNS=0`, which some programs set for their children, the answer is still shown."""
+    """With `COLUMNS=0`, which some programs set for their child processes, the answer is still shown."""
     start(seen, team, "run", "team/hello.md", "go", COLUMNS="0", LINES="0")
     assert seen.end() == 0
     assert "there." in seen.text()

@@ -34,11 +34,11 @@ class Choice(BaseModel):
 
 
 class Everything(UserContext, AgentContext, frozen=True, eq=False):
-    """A context with every capability, as a user's subclass might be."""
+    """A context with every capability, as a user might define it."""
 
 
 def everything() -> ToolContext:
-    """Make a context on which every verb can be called, including those of an environment."""
+    """Return a context on which every verb can be called, even those that need an environment."""
     answer = {"pick": {"selected": "tea"}}
     call: Any = MockCall(answer, answer, approve=True, results={"add": 3})
     return Everything(call)
@@ -93,13 +93,13 @@ def test_each_member_is_read_from_the_call_behind_it(member: str):
     "member", ["tool", "invocation", "run_context", "depth", "extras", "wait_for", "prompt_model"]
 )
 def test_the_calls_own_facts_are_read_from_it_too(member: str):
-    """The facts that every call has are read from the call."""
+    """The facts that every call has are read from the call behind the context."""
     context = headless_context()
     assert getattr(context, member) is getattr(context._source, member)
 
 
 def test_the_table_of_the_specification_is_all_there():
-    """A context has every member and verb of the specification's table, and no other public names."""
+    """A context has every member and verb in the specification's table, and no other public names."""
     this_call = {"call_id", "tool", "invocation"}
     the_run = {"prompt", "rendered_prompt", "adapter", "session", "event_bus", "run_context", "depth"}
     providers_side = {"request", "response_accumulator", "extras"}
@@ -132,7 +132,7 @@ def test_the_runs_ids_are_all_there_from_the_start():
 
 
 def test_what_a_provider_gives_is_optional():
-    """Without a model request, the request, accumulator, deadline and rendered prompt are None."""
+    """The request, the accumulator, the deadline and the rendered prompt are None unless they were given."""
     context = headless_context()
     assert (context.request, context.response_accumulator) == (None, None)
     assert (context.deadline, context.rendered_prompt) == (None, None)
@@ -145,7 +145,7 @@ def test_what_a_provider_gives_is_optional():
 
 
 def test_require_rendered_gives_it_or_names_the_prompt():
-    """`require_rendered` returns the rendered prompt; before rendering, it raises an error that names the prompt."""
+    """`require_rendered` returns the rendered prompt, and raises an error that names the prompt before rendering."""
     prompt = SimpleNamespace(name="reviewer", sections=())
     with pytest.raises(NotRendered, match="prompt 'reviewer' has not been rendered yet") as caught:
         headless_context(prompt=prompt).require_rendered()
@@ -173,14 +173,14 @@ def test_it_is_frozen(kind: Callable[[], Any], name: str):
 
 
 def test_it_holds_one_thing():
-    """A context has a single slot, which holds the call behind it."""
+    """A context has a single field, which holds the call behind it."""
     for context in (headless_context(), user_context(), agent_context()):
         assert type(context).__struct_fields__ == ("_source",)
         assert not hasattr(context, "__dict__")
 
 
 def test_two_contexts_are_never_the_same():
-    """Contexts are compared by the identity of their call, and are hashable."""
+    """Contexts are compared by the identity of their calls, and are hashable."""
     one, two = headless_context(), headless_context()
     assert one != two
     assert len({one, two, one}) == 2
@@ -191,7 +191,7 @@ def test_two_contexts_are_never_the_same():
     [(headless_context, "ToolContext"), (user_context, "UserContext"), (agent_context, "AgentContext")],
 )
 def test_its_repr_names_the_call_the_tool_and_whether_it_has_ended(make: Callable[..., Any], name: str):
-    """A context's repr is one line with the call, the tool and whether it has ended, and no content of the call."""
+    """A context's repr has the call, the tool and whether the call has ended, and nothing of the call's content."""
     context = make(call_id="call-4", tool=Tool("search", "Searches."))
     assert repr(context) == f"<{name} call-4 of search>"
     expire(context)
@@ -199,7 +199,7 @@ def test_its_repr_names_the_call_the_tool_and_whether_it_has_ended(make: Callabl
 
 
 def test_a_mock_call_is_a_call():
-    """The mock call behind a context satisfies the protocol of a call, member by member."""
+    """The mock call behind a context has every member of the `ContextSource` protocol."""
     members = {name for name in vars(ContextSource) if not name.startswith("_")}
     given = dict.fromkeys(MEMBERS, object())
     call = headless_context(**given)._source
@@ -231,7 +231,7 @@ def test_verbs_that_act_at_once_return_done(verb: str):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_refuses_after_the_end(verb: str):
-    """After the call has ended, every verb raises `ContextExpired` with the call and a hint."""
+    """After the call has ended, every verb raises `ContextExpired` with the call's id and a hint."""
 
     async def main() -> None:
         context = everything()
@@ -248,7 +248,7 @@ def test_every_verb_refuses_after_the_end(verb: str):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_refuses_after_the_end_from_another_thread(verb: str):
-    """After the call has ended, its verbs also refuse in a thread that outlived a timeout, and in a script."""
+    """After the call has ended, its verbs refuse even in a thread that outlived it, and in a script."""
 
     async def main() -> None:
         context = everything()
@@ -290,14 +290,14 @@ def test_an_operation_made_before_the_end_is_refused_after(verb: str):
 
 
 def test_facts_can_be_read_after_the_end():
-    """A call's facts can be read after its end, for example by a late log line."""
+    """A call's facts can be read after its end, for example in a late log line."""
     context = headless_context(call_id="call-5")
     expire(context)
     assert (context.call_id, context.depth, context.invocation.attempt) == ("call-5", 0, 1)
 
 
 def test_expire_ends_what_a_thread_waits_for():
-    """A thread in `.wait()` is released when another thread ends the call."""
+    """A thread that waits in `.wait()` is released when another thread ends the call."""
     context = user_context({"pick": {"selected": "tea"}})
     began = threading.Event()
 
@@ -322,7 +322,7 @@ def test_expire_ends_what_a_thread_waits_for():
 
 
 def test_expire_works_after_the_loop_has_gone():
-    """A context whose loop has been closed can still be expired, and its verbs then refuse."""
+    """A context whose event loop is closed can still be expired, and its verbs then refuse."""
 
     async def main() -> ToolContext:
         return headless_context()
@@ -334,7 +334,7 @@ def test_expire_works_after_the_loop_has_gone():
 
 
 def test_call_passes_any_argument_name_on():
-    """`call` passes on arguments named `name` or `self`, which do not clash with its own parameters."""
+    """`call` passes on arguments named `name`, `self` or `arguments`, which do not clash with its own parameters."""
 
     async def main() -> None:
         context = headless_context(results={"greet": lambda arguments: dict(arguments)})
@@ -348,7 +348,7 @@ def test_call_passes_any_argument_name_on():
 
 
 def test_presence_follows_the_environment():
-    """With a person a context has only `wait_for`, with a model only `prompt_model`, and otherwise neither."""
+    """With a person, a context has only `wait_for`, with a model only `prompt_model`, and otherwise neither."""
     user, agent, nobody = user_context(), agent_context(), headless_context()
     assert [context.wait_for is not None for context in (user, agent, nobody)] == [True, False, False]
     assert [context.prompt_model is not None for context in (user, agent, nobody)] == [False, True, False]
@@ -356,7 +356,7 @@ def test_presence_follows_the_environment():
 
 
 def test_the_narrower_contexts_say_what_was_missing():
-    """A narrower context whose capability is missing raises an error that names the capability."""
+    """Using a narrower context where its capability is missing raises an error that names the capability."""
     with pytest.raises(AssertionError, match="only where somebody can be asked"):
         UserContext(headless_context()._source).wait_for  # noqa: B018
     with pytest.raises(AssertionError, match="only where there is a model"):
@@ -365,7 +365,7 @@ def test_the_narrower_contexts_say_what_was_missing():
 
 @pytest.mark.parametrize("outcome", ["denied", "timed out", "cancelled", "nobody there"])
 def test_an_approval_is_true_exactly_when_approved(outcome: Any):
-    """An approval is true only if it was approved."""
+    """An approval is truthy only if it was approved."""
     assert Approval(True, "", "ada", "approved")
     assert not Approval(False, "no", "ada", outcome)
 

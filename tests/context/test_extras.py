@@ -11,7 +11,7 @@ from handrail.errors import DefinitionError, ExtraKeyError
 
 @pytest.mark.parametrize("name", ["a", "rate_limit", "x2", "a_1_b", "provider_request_id"])
 def test_snake_case_names_are_taken(name: str):
-    """A key's name may have lowercase letters, digits and single underscores, and starts with a letter."""
+    """A key's name has lowercase letters, digits and single underscores, and starts with a letter."""
     assert ExtraKey(name, str).name == name
     assert Extras({name: 1})[name] == 1
 
@@ -20,7 +20,7 @@ def test_snake_case_names_are_taken(name: str):
     "name", ["", "A", "rateLimit", "rate-limit", "_a", "a_", "a__b", "2a", "ä", "a b", "a\n", "x.y", 3, None]
 )
 def test_other_names_are_refused_with_an_example(name: Any):
-    """A key and a mapping refuse the same names, with a correct name as an example."""
+    """`ExtraKey` and `Extras` refuse the same names, with a valid name as an example."""
     words = f"extra {name!r}: it is not a snake_case ASCII name. Use a name like 'rate_limit'."
     with pytest.raises(ExtraKeyError) as of_key:
         ExtraKey(name, str)
@@ -33,7 +33,7 @@ def test_other_names_are_refused_with_an_example(name: Any):
 
 @pytest.mark.parametrize("value", [None, True, 3, 2.5, "text", [1, {"a": [None]}], {"deep": {"er": []}}])
 def test_json_values_are_taken(value: object):
-    """Any JSON value is stored in extras and returned unchanged."""
+    """Extras return any JSON value unchanged."""
     assert Extras({"it": value})["it"] == value
 
 
@@ -57,7 +57,7 @@ def test_a_key_that_is_not_opaque_does_not_let_objects_in():
 
 
 def test_an_opaque_key_says_how_its_object_may_be_used():
-    """An opaque key declares its object's lifetime and thread safety."""
+    """An opaque key must say how long its object lives and which threads may use it."""
     with pytest.raises(ExtraKeyError, match=r"how long the object lives and from which threads") as caught:
         ExtraKey("handle", object, opaque=True)
     assert caught.value.key == "handle"
@@ -100,7 +100,7 @@ def test_it_is_a_mapping_and_read_only():
 
 
 def test_the_built_in_keys():
-    """The tracing span is opaque and declares how it may be used; the other two are JSON."""
+    """The tracing span's key is opaque and says how the span may be used. The other two keys are for JSON."""
     span = object()
     assert Extras({"tracing_span": span})[TRACING_SPAN] is span
     assert TRACING_SPAN.opaque
@@ -116,7 +116,7 @@ def test_the_built_in_keys():
 
 
 def test_a_key_can_be_subscripted_and_is_a_value():
-    """`ExtraKey[int](...)` makes a key, and keys with equal definitions are equal and hashable."""
+    """Keys with equal definitions are equal and hashable, with or without a type argument."""
     assert ExtraKey[int]("n", int) == ExtraKey("n", int)
     assert len({ExtraKey("n", int), ExtraKey[int]("n", int), ExtraKey("m", int)}) == 2
     with pytest.raises(AttributeError):
@@ -124,5 +124,5 @@ def test_a_key_can_be_subscripted_and_is_a_value():
 
 
 def test_its_repr_shows_names_and_no_values():
-    """The repr of extras shows only the keys, since values may be a provider's secrets."""
+    """The repr of extras shows only the keys, because a value may be a provider's secret."""
     assert repr(Extras({"provider_request_id": "sk-secret"})) == "Extras(provider_request_id)"

@@ -1,4 +1,4 @@
-"""Tickets: a signed form of a call, which another process can redeem."""
+"""Tickets: a call in signed form, which another process can redeem."""
 
 import base64
 import json
@@ -35,31 +35,31 @@ TICKET = Ticket(
 
 
 def body_of(text: str) -> Any:
-    """Return the body of a ticket, read without the key."""
+    """Return a ticket's body, read without the key."""
     encoded = text.partition(".")[0]
     return json.loads(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
 
 
 def test_a_ticket_comes_back_as_it_was():
-    """A ticket sealed and opened with the same key keeps every field."""
+    """A ticket that is sealed and opened with the same key keeps every field."""
     assert Ticket.open(TICKET.seal(KEY), KEY) == TICKET
 
 
 def test_a_ticket_without_deadline_or_budget_comes_back_too():
-    """A ticket without a deadline or a budget is opened without them."""
+    """A ticket without a deadline, a budget or capabilities is opened without them."""
     bare = msgspec.structs.replace(TICKET, deadline=None, budget={}, capabilities=())
     assert Ticket.open(bare.seal(KEY), KEY) == bare
 
 
 def test_the_text_is_stable_and_fits_into_a_url():
-    """The same ticket and key always give the same URL-safe text, whatever the order of the budget."""
+    """The same ticket and key always give the same URL-safe text, whatever the order of the budget's units."""
     other_order = msgspec.structs.replace(TICKET, budget={"usd": 0.25, "tokens": 1000.0})
     assert TICKET.seal(KEY) == other_order.seal(KEY)
     assert set(TICKET.seal(KEY)) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.")
 
 
 def test_it_carries_what_the_other_side_needs_and_nothing_more():
-    """A ticket has ids, place, depth, deadline, a share of the budget, capabilities and effect, and nothing else."""
+    """A ticket contains ids, place, depth, deadline, a share of the budget, capabilities and effect, and nothing else."""
     assert body_of(TICKET.seal(KEY)) == {
         "v": 1,
         "run_id": "run-1",
@@ -102,7 +102,7 @@ def test_a_changed_ticket_is_refused(field: str):
 
 @given(st.data())
 def test_any_flipped_character_is_refused(data: st.DataObject):
-    """No change of a single character that alters the content is accepted."""
+    """A ticket with one changed character is refused, unless the change does not alter its content."""
     text = TICKET.seal(KEY)
     place = data.draw(st.integers(0, len(text) - 1))
     other = data.draw(st.sampled_from("ABCdef019-_.~ä"))
@@ -116,7 +116,7 @@ def test_any_flipped_character_is_refused(data: st.DataObject):
 
 @given(st.text() | st.text("abcABC012-_.=", max_size=80))
 def test_whatever_is_not_a_ticket_is_refused_as_such(text: str):
-    """Any text that is not a ticket is refused with a Handrail error."""
+    """Any text that is not a ticket is refused with `TicketError`."""
     with pytest.raises(TicketError):
         Ticket.open(text, KEY)
 
@@ -131,7 +131,7 @@ def test_the_words_for_what_is_no_ticket(text: str):
 
 
 def test_another_key_does_not_open_it():
-    """A ticket can't be opened with another key."""
+    """A ticket can't be opened with a different key."""
     with pytest.raises(TicketError, match="with which it was sealed") as caught:
         Ticket.open(TICKET.seal(KEY), bytes(32))
     assert caught.value.problem == "its signature is wrong"
@@ -139,7 +139,7 @@ def test_another_key_does_not_open_it():
 
 @pytest.mark.parametrize("length", [0, 15])
 def test_a_short_key_is_refused(length: int):
-    """A key that is short enough to guess is refused, both for sealing and for opening."""
+    """A key that is short enough to be guessed is refused, both for sealing and for opening."""
     with pytest.raises(TicketError, match=f"the key has {length} bytes. Use at least 16 random bytes"):
         TICKET.seal(bytes(length))
     with pytest.raises(TicketError, match=f"the key has {length} bytes"):
@@ -147,7 +147,7 @@ def test_a_short_key_is_refused(length: int):
 
 
 def test_another_version_is_refused_by_number(monkeypatch: pytest.MonkeyPatch):
-    """A ticket of another version is refused with the version's number."""
+    """A ticket with a different version is refused, and the error names both versions."""
     monkeypatch.setattr("handrail.context.ticket._VERSION", 2)
     newer = TICKET.seal(KEY)
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""Attacks on the gate that once succeeded, each of which must now fail."""
+"""Attacks on the gate that once worked and must fail."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_handled_failure_in_a_task_group_is_no_cancellation() -> None:
 
     @tool(effect="staged")
     async def outer(context: ToolContext) -> str:
-        """Handle an error raised by a member of a group."""
+        """Handle an error that a member of a task group raises."""
 
         async def bad() -> None:
             await asyncio.sleep(0)
@@ -67,7 +67,7 @@ def test_a_handled_failure_in_a_task_group_is_no_cancellation() -> None:
 
 
 def test_an_error_that_can_not_describe_itself_still_ends_the_call() -> None:
-    """A call whose error raises in `__str__` still has its result and its end, and leaves no changes."""
+    """A call whose error raises in `__str__` still has a result and an end, and changes nothing."""
 
     class Mute(Exception):
         def __str__(self) -> str:
@@ -89,7 +89,7 @@ def test_an_error_that_can_not_describe_itself_still_ends_the_call() -> None:
 
 @pytest.mark.parametrize("how", ["cancels itself", "run cancelled"])
 def test_every_compensation_gets_its_turn(how: str) -> None:
-    """If one compensation fails or is cancelled, the others still run and the end event is published."""
+    """If one compensation is cancelled, or the run is, the other compensations still run, and the call has its end."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -135,7 +135,7 @@ def test_every_compensation_gets_its_turn(how: str) -> None:
 
 
 def test_once_is_once_although_the_call_was_asked_about_the_first_time() -> None:
-    """A retry finds what the first attempt settled with `once`, even if the call was asked about in between."""
+    """A retry finds what the first attempt settled with `once`, even if the call needed approval."""
 
     async def main() -> None:
         paid: list[int] = []
@@ -164,7 +164,7 @@ def test_once_is_once_although_the_call_was_asked_about_the_first_time() -> None
 
 
 def test_two_compensations_have_two_keys() -> None:
-    """Two compensations that use the same `once` key each settle it separately."""
+    """If two compensations use the same `once` key, each settles its own step."""
 
     async def main() -> None:
         refunds: list[str] = []
@@ -196,7 +196,7 @@ def test_two_compensations_have_two_keys() -> None:
 
 
 def test_an_approval_is_not_replayed_when_an_id_is_used_again() -> None:
-    """Each call is asked about separately, even if the provider reuses the id of an earlier call."""
+    """Each call needs its own approval, even if the provider reuses an earlier call's id."""
 
     async def main() -> None:
         ran: list[int] = []
@@ -219,7 +219,7 @@ def test_an_approval_is_not_replayed_when_an_id_is_used_again() -> None:
 
 @dataclass(frozen=True)
 class Count:
-    """A counter that must not lose an update."""
+    """A count that must not lose an update."""
 
     number: int
 
@@ -248,7 +248,7 @@ async def increment(context: ToolContext) -> int:
 
 
 def test_journaled_commits_of_several_gates_are_one_after_another() -> None:
-    """Commits of several gates on one session are serialised, since the lock belongs to the session."""
+    """Commits from several gates on one session are serialised, because the lock belongs to the session."""
 
     async def main() -> None:
         session, journal = Session(), SlowJournal()
@@ -260,7 +260,7 @@ def test_journaled_commits_of_several_gates_are_one_after_another() -> None:
 
 
 def test_one_session_serves_two_event_loops() -> None:
-    """Commits of two event loops on one session wait for each other, even with a journal."""
+    """Commits from two event loops on one session wait for each other, even with a journal."""
     session = Session()
     results: list[int] = []
 
@@ -282,7 +282,7 @@ def test_one_session_serves_two_event_loops() -> None:
 
 @pytest.mark.parametrize("where", ["on_result", "swallowed timeout"])
 def test_a_finished_call_that_can_not_commit_is_compensated(where: str) -> None:
-    """If a finished call can't be committed for any reason, its work is compensated or reported."""
+    """If a handler has finished but its call can't commit, the work is compensated."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -325,7 +325,7 @@ def test_a_finished_call_that_can_not_commit_is_compensated(where: str) -> None:
 
 
 def test_a_failed_call_does_not_keep_what_its_handler_held() -> None:
-    """The recorded error has the traceback's lines but not its locals, so a dropped session is freed."""
+    """The recorded error has a traceback without the locals, so what the handler held is freed."""
 
     class Large:
         pass
@@ -350,7 +350,7 @@ def test_a_failed_call_does_not_keep_what_its_handler_held() -> None:
 
 
 def test_a_loop_is_freed_with_its_timers() -> None:
-    """A loop's timers do not keep it alive."""
+    """An event loop's timers do not keep the loop alive."""
 
     async def main() -> weakref.ref[Any]:
         loop = asyncio.get_running_loop()
@@ -363,7 +363,7 @@ def test_a_loop_is_freed_with_its_timers() -> None:
 
 
 def test_a_loop_is_freed_although_a_session_it_committed_to_lives_on() -> None:
-    """A session's commit lock does not keep ended event loops alive, including those that waited for the lock."""
+    """A session's commit lock does not keep closed event loops alive, even if tasks on them waited for the lock."""
     lock = commit_lock_of(session := Session())
 
     async def main() -> weakref.ref[Any]:
@@ -441,7 +441,7 @@ def test_a_cancelled_call_is_not_tried_again() -> None:
 
 
 def test_an_operation_of_a_call_is_refused_on_another_loop() -> None:
-    """Awaiting a call's operation on another loop is refused, since it could not be cancelled there."""
+    """Awaiting a call's operation on a different event loop is refused, because it could not be cancelled there."""
 
     @tool(effect="irreversible")
     def outer(context: ToolContext) -> str:
@@ -531,7 +531,7 @@ def test_read_before_write_can_not_be_overtaken() -> None:
 
 
 def test_a_bus_of_ones_own_hears_every_start() -> None:
-    """A bus subclass that overrides `publish` receives every event."""
+    """A subclass of `Dispatcher` that overrides `publish` receives every event."""
 
     async def main() -> None:
         heard: list[str] = []
@@ -550,7 +550,7 @@ def test_a_bus_of_ones_own_hears_every_start() -> None:
 
 
 def test_what_stops_the_run_stops_it_from_inside_a_task_group_too() -> None:
-    """An exception that ends the run ends it even when a task group has wrapped it."""
+    """An exception that ends the run does so even if a task group has wrapped it."""
 
     async def main() -> None:
         @tool(effect="irreversible")
@@ -572,7 +572,7 @@ def test_what_stops_the_run_stops_it_from_inside_a_task_group_too() -> None:
 
 
 def test_a_closed_coroutine_leaves_nothing_and_has_its_end() -> None:
-    """Closing a call's coroutine does only synchronous cleanup, keeps no changes, and gives the call its end."""
+    """Closing a call's coroutine rolls the call back without awaiting, and the call has its end."""
 
     async def main() -> None:
         async def hangs(text: str, context: ToolContext) -> None:
@@ -598,7 +598,7 @@ def test_a_closed_coroutine_leaves_nothing_and_has_its_end() -> None:
     ],
 )
 def test_a_result_of_another_type_than_declared_fails_the_call(value: Any, words: str) -> None:
-    """A result that is not of the declared type fails the call before anything is committed."""
+    """A result that is not of the declared type fails the call, and nothing is committed."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -631,7 +631,7 @@ def test_a_result_that_can_not_be_shown_fails_the_call() -> None:
 
 
 def test_unwrap_gives_the_value_or_says_why_not() -> None:
-    """`unwrap` returns the value of a result, or raises with the failure's message."""
+    """`unwrap` returns a result's value, or raises an error with the failure's message."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -660,14 +660,14 @@ def test_unwrap_gives_the_value_or_says_why_not() -> None:
     ],
 )
 def test_wrong_options_of_a_gate_are_refused_by_name(option: str, value: Any, hint: str) -> None:
-    """Invalid gate options are refused before anything runs, and the error lists the accepted values."""
+    """Invalid gate options are refused when the gate is opened, and the error says what to pass."""
     with pytest.raises(DefinitionError) as error:
         open_gate([], **{option: value})
     assert hint in str(error.value)
 
 
 def test_events_of_undone_tries_and_denied_calls() -> None:
-    """A denied call has a start and an end, but no rollback event, since it never ran."""
+    """A denied call has a start and an end but no rollback event, because it never ran."""
 
     async def main() -> None:
         rig = Rig([staged(nothing, effect="irreversible")], policies=[CapabilityPolicy()])

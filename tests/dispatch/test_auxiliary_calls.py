@@ -1,4 +1,4 @@
-"""Compensations and probes have the gate's transaction, events and record, but are exempt from its other steps."""
+"""Compensations and probes have the gate's transaction, events and record, but skip its other steps."""
 
 import asyncio
 from typing import Any
@@ -19,7 +19,7 @@ from support.rig import Rig, leave_traces
 
 
 def tools_of_a_trip(undo: Any) -> list[Any]:
-    """Make `trip`, which books, waits for the given seconds and fails, and the tools that it uses."""
+    """Return `trip`, which books, waits for the given seconds and fails, and the tools that it uses."""
 
     @tool(effect="compensable", compensate=undo)
     async def book(what: str) -> str:
@@ -45,7 +45,7 @@ async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:
 
 
 def test_a_compensation_commits_beside_the_call_that_failed() -> None:
-    """A compensation's changes are kept although those of the failed call are rolled back."""
+    """A compensation's changes are kept, although the failed call's are rolled back."""
 
     async def main() -> None:
         rig = Rig(tools_of_a_trip(unbook))
@@ -76,7 +76,7 @@ def test_a_compensation_that_fails_is_rolled_back() -> None:
 
 
 def test_a_compensation_has_its_events_inside_the_call_it_undoes() -> None:
-    """A compensation's start and end are published before the end of the failed call."""
+    """A compensation's start and end are published before the failed call's end."""
 
     async def main() -> None:
         rig = Rig(tools_of_a_trip(unbook))
@@ -93,7 +93,7 @@ def test_a_compensation_has_its_events_inside_the_call_it_undoes() -> None:
 
 
 def test_a_compensation_is_recorded() -> None:
-    """A compensation is recorded as a call at its own place, before the call that failed."""
+    """A compensation is recorded as a call with its own place."""
 
     async def main() -> None:
         journal = MemoryJournal()
@@ -108,7 +108,7 @@ def test_a_compensation_is_recorded() -> None:
 
 
 def test_no_policy_and_nobody_is_asked_about_a_compensation() -> None:
-    """Neither policies nor people are asked about a compensation, but calls that it makes are checked as usual."""
+    """Neither policies nor people are asked about a compensation, but the calls that it makes are checked as usual."""
 
     async def main() -> None:
         checked: list[str] = []
@@ -137,7 +137,7 @@ def test_no_policy_and_nobody_is_asked_about_a_compensation() -> None:
 
 
 def test_a_compensation_costs_nothing_of_the_budget_and_is_not_numbered() -> None:
-    """A compensation does not count against the budget, and does not change the id of the next call."""
+    """A compensation does not count against the budget, and does not change the next call's id."""
 
     async def main() -> None:
         rig = Rig(tools_of_a_trip(unbook), budget=Budget(tool_calls=2))
@@ -156,7 +156,7 @@ def test_a_compensation_costs_nothing_of_the_budget_and_is_not_numbered() -> Non
 
 
 def test_a_compensation_runs_after_the_deadline_and_in_a_cancelled_run() -> None:
-    """A compensation and the calls it makes run after the deadline and in a cancelled run."""
+    """A compensation and the calls that it makes run after the deadline and in a cancelled run."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -191,7 +191,7 @@ def test_a_compensation_runs_after_the_deadline_and_in_a_cancelled_run() -> None
 
 
 def test_a_compensation_is_not_undone_itself() -> None:
-    """A compensation and what it settled are not undone when an outer call fails too."""
+    """A compensation and what it settled are not undone if an outer call fails too."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -218,11 +218,11 @@ def test_a_compensation_is_not_undone_itself() -> None:
 # --- probes --------------------------------------------------------------------------------------
 
 FLIGHT = RUN.child(1)
-"""The place of the call that was interrupted."""
+"""The place of the interrupted call."""
 
 
 def flying(probe: Any) -> tuple[list[Any], list[str]]:
-    """Make `fly`, which has this probe, and a list of the flights it has made."""
+    """Return tools with `fly`, which has this probe, and a list of the flights that it makes."""
     flown: list[str] = []
 
     @tool(effect="irreversible", probe=probe)
@@ -239,7 +239,7 @@ def flying(probe: Any) -> tuple[list[Any], list[str]]:
 
 
 async def interrupted(tools: list[Any], **options: Any) -> Rig:
-    """Make a gate whose run was cut off in its first call, after the handler had begun."""
+    """Return a gate whose run was interrupted in its first call, after the handler had begun."""
     journal = MemoryJournal()
     rig = Rig(tools, journal=journal, **options)
     frame = rig.gate.frame
@@ -263,7 +263,7 @@ async def interrupted(tools: list[Any], **options: Any) -> Rig:
 def test_a_probe_has_its_events_inside_the_call_that_it_asks_about(
     happened: bool | None, flights: list[str], said: str
 ) -> None:
-    """A probe decides whether the call runs. Its start and end are published before the end of the call."""
+    """A probe decides whether the call reruns. Its start and end are published before the call's end."""
 
     async def main() -> None:
         tools, flown = flying(lambda params, *, context: happened)
@@ -282,7 +282,7 @@ def test_a_probe_has_its_events_inside_the_call_that_it_asks_about(
 
 
 def test_a_probe_that_fails_is_rolled_back() -> None:
-    """A probe that fails leaves nothing, and the outcome of its call is unknown."""
+    """A probe that fails changes nothing, and its call's outcome is unknown."""
 
     async def main() -> None:
         async def fail(params: Any, *, context: ToolContext) -> bool:
@@ -303,7 +303,7 @@ def test_a_probe_that_fails_is_rolled_back() -> None:
 
 
 def test_a_probe_is_recorded() -> None:
-    """A probe is recorded as a call at its own place, with what it changed."""
+    """A probe is recorded as a call with its own place and with what it changed."""
 
     async def main() -> None:
         def look(params: Any, *, context: ToolContext) -> bool:
@@ -323,7 +323,7 @@ def test_a_probe_is_recorded() -> None:
 
 
 def test_no_policy_and_nobody_is_asked_about_a_probe() -> None:
-    """Neither policies nor people are asked about a probe, but calls that it makes are checked as usual."""
+    """Neither policies nor people are asked about a probe, but the calls that it makes are checked as usual."""
 
     async def main() -> None:
         checked: list[str] = []
@@ -352,7 +352,7 @@ def test_no_policy_and_nobody_is_asked_about_a_probe() -> None:
 
 
 def test_a_probe_costs_nothing_of_the_budget_and_is_not_numbered() -> None:
-    """A probe does not count against the budget, and does not change the id of the next call."""
+    """A probe does not count against the budget, and does not change the next call's id."""
 
     async def main() -> None:
         tools, flown = flying(lambda params, *, context: False)
@@ -369,7 +369,7 @@ def test_a_probe_costs_nothing_of_the_budget_and_is_not_numbered() -> None:
 
 
 def test_a_probe_runs_after_the_deadline_and_in_a_cancelled_run() -> None:
-    """A probe that began in time finishes after the deadline and in a cancelled run, so the outcome is known."""
+    """A probe that has begun finishes after the deadline and in a cancelled run, so the outcome is known."""
 
     async def main() -> None:
         async def look(params: Any, *, context: ToolContext) -> bool:

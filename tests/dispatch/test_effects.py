@@ -1,7 +1,6 @@
 """SPEC part 1, the effect table: one test per cell for concurrency, retries and composition.
 
-The *policy* column is tested in test_policies.py, previews in test_preview.py, crashes in
-test_crash_recovery.py.
+The column *policy* is tested in test_policies.py, previews in test_preview.py, and crashes in test_crash_recovery.py.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SERIALISABLE = {"pure", "read", "staged"}
 
 
 async def undo(params: Any, value: Any, *, context: ToolContext) -> None:
-    """Do nothing, as the compensation of tools that require one."""
+    """Do nothing. Tools that require a compensation have this one."""
 
 
 def options_for(effect: Effect) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def options_for(effect: Effect) -> dict[str, Any]:
 
 @pytest.mark.parametrize("effect", EFFECT_NAMES)
 def test_beside_others(effect: Effect) -> None:
-    """Two calls of each effect run concurrently in one turn."""
+    """Two calls with the same effect run concurrently in one turn."""
 
     async def main() -> None:
         meeting = asyncio.Barrier(2)
@@ -98,7 +97,7 @@ def test_retried_on_a_transient_failure(effect: Effect, fails: int) -> None:
 
 
 def test_nothing_but_a_transient_error_is_retried() -> None:
-    """A failure that is not transient is not retried."""
+    """An error that is not transient is not retried."""
 
     async def main() -> None:
         count = 0
@@ -116,7 +115,7 @@ def test_nothing_but_a_transient_error_is_retried() -> None:
 
 
 def test_no_retry_past_the_deadline() -> None:
-    """A transient failure is final if the wait before its retry would pass the deadline."""
+    """A transient error is final if the wait before the retry would pass the deadline."""
 
     async def main() -> None:
         async def busy(text: str, context: ToolContext) -> None:
@@ -165,7 +164,7 @@ def test_effects_compose(outer: Effect, inner: Effect) -> None:
 
 @pytest.mark.parametrize("effect", EFFECT_NAMES)
 def test_stale_read(effect: Effect) -> None:
-    """If something that a call read has changed, a serialisable call reruns, and any other reports a stale read."""
+    """If something that a call read has changed, a serialisable call reruns. Any other call reports a stale read."""
 
     async def main() -> None:
         runs: list[tuple[list[str], str]] = []
@@ -209,7 +208,7 @@ def test_stale_read(effect: Effect) -> None:
 
 
 def test_a_call_that_is_stale_three_times_is_a_conflict() -> None:
-    """A call that is stale three times ends as a conflict, and the model is told what keeps changing."""
+    """A call that is stale three times ends in a conflict, and the model is told what keeps changing."""
 
     async def main() -> None:
         runs = 0
@@ -249,7 +248,7 @@ def test_a_call_that_is_stale_three_times_is_a_conflict() -> None:
 
 
 def test_compensable_inner_calls_are_compensated_in_reverse_order() -> None:
-    """When an outer call fails, inner calls are compensated in reverse order; those that can't be are listed."""
+    """When an outer call fails, its inner calls are compensated in reverse order. Those that can't be are listed."""
 
     async def main() -> None:
         undone: list[tuple[str, int]] = []
@@ -309,7 +308,7 @@ def test_compensable_inner_calls_are_compensated_in_reverse_order() -> None:
 
 
 def test_a_compensable_call_whose_commit_fails_is_compensated_itself() -> None:
-    """A compensable call is compensated if a policy refuses its result, since its handler has already run."""
+    """A compensable call is compensated if a policy refuses its result, because its handler has already run."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -340,7 +339,7 @@ def test_a_compensable_call_whose_commit_fails_is_compensated_itself() -> None:
 
 
 def test_compensation_is_shielded_from_cancellation() -> None:
-    """A call that is cancelled while it compensates finishes the compensation before the cancellation continues."""
+    """If a call is cancelled again while it compensates, the compensation finishes before the cancellation goes on."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -365,7 +364,7 @@ def test_compensation_is_shielded_from_cancellation() -> None:
         await asyncio.sleep(1)
         task.cancel()
         await asyncio.sleep(1)
-        task.cancel()  # cancelled a second time
+        task.cancel()  # cancelled again during the compensation
         with pytest.raises(asyncio.CancelledError):
             await task
         assert undone == ["seat 3"]
@@ -376,7 +375,7 @@ def test_compensation_is_shielded_from_cancellation() -> None:
 
 
 def trip_that_fails(undone: list[str]) -> list[Any]:
-    """Make a trip that books a seat and fails after a second; returning the seat takes four more."""
+    """Return a trip that books a seat and fails after a second. Compensating the booking takes four seconds."""
 
     async def unbook(params: Any, value: str, *, context: ToolContext) -> None:
         await asyncio.sleep(4)
@@ -398,7 +397,7 @@ def trip_that_fails(undone: list[str]) -> list[Any]:
 
 
 def test_a_cancel_during_compensation_is_raised_after_it() -> None:
-    """A failed call that is cancelled while it compensates ends as cancelled, after its compensation has finished."""
+    """A failed call that is cancelled while it compensates raises `CancelledError` after the compensation."""
 
     async def main() -> None:
         undone: list[str] = []

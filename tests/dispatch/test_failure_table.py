@@ -121,7 +121,7 @@ def test_failed_result_and_rollback(body: Body, options: dict[str, Any], status:
 
 
 def test_failed_sync_handler_is_rolled_back() -> None:
-    """A failed sync handler, which runs on a thread, is rolled back."""
+    """A sync handler that fails, which runs on a thread, is rolled back."""
 
     @tool(effect="staged")
     def work(text: str, context: ToolContext) -> None:
@@ -150,7 +150,7 @@ def test_failed_sync_handler_is_rolled_back() -> None:
     ],
 )
 def test_bad_call_says_what_to_fix(name: str, arguments: str, words: str) -> None:
-    """Bad arguments and unknown tools give failed results, and no handler runs."""
+    """Invalid arguments and unknown tools give failed results that say what to fix, and no handler runs."""
 
     async def main() -> None:
         rig = Rig([staged(sleeps)])
@@ -165,7 +165,7 @@ def test_bad_call_says_what_to_fix(name: str, arguments: str, words: str) -> Non
 
 
 def test_a_wrong_signature_is_distinguished_from_the_handlers_own_type_error() -> None:
-    """A handler with the wrong signature is reported as a defect in the tool."""
+    """A handler with the wrong signature is reported as one that can't be called."""
 
     async def main() -> None:
         fine = staged(sleeps)
@@ -173,7 +173,7 @@ def test_a_wrong_signature_is_distinguished_from_the_handlers_own_type_error() -
         async def handler(params: Any) -> ToolResult[Any]:
             return ToolResult.ok(1)
 
-        object.__setattr__(fine, "handler", handler)  # simulates a module that was edited meanwhile
+        object.__setattr__(fine, "handler", handler)  # as if the module had been edited meanwhile
         rig = Rig([fine])
         result = await rig.call("work", text="a")
         assert "can't be called" in result.message
@@ -223,7 +223,7 @@ def test_what_concerns_the_run_is_raised_and_siblings_get_their_results(
 
 
 def test_spent_deadline_ends_the_run() -> None:
-    """When the run's deadline passes, before or during a call, the run ends with a `PromptEvaluationError`."""
+    """If the run's deadline passes before or during a call, the run ends with a `PromptEvaluationError`."""
 
     async def main() -> None:
         rig = Rig([staged(sleeps)])
@@ -242,7 +242,7 @@ def test_spent_deadline_ends_the_run() -> None:
 
 
 def test_spent_root_budget_ends_the_run() -> None:
-    """A call beyond the root budget does not run and ends the run."""
+    """A call beyond the root budget does not run, and ends the run."""
 
     async def main() -> None:
         async def fine(text: str, context: ToolContext) -> str:
@@ -260,7 +260,7 @@ def test_spent_root_budget_ends_the_run() -> None:
 
 
 class Denies:
-    """A policy that denies or raises in a chosen hook."""
+    """A policy that denies or raises in the chosen method."""
 
     name = "denies"
 
@@ -282,7 +282,7 @@ class Denies:
     [("check", "not on a Sunday"), ("check raises", "could not decide"), ("on_result raises", "too large")],
 )
 def test_policy_denies(where: str, words: str) -> None:
-    """If a policy denies a call, or raises in `check` or `on_result`, the call is denied and leaves no changes."""
+    """If a policy denies a call, or raises in `check` or `on_result`, the call is denied and changes nothing."""
 
     async def main() -> None:
         async def fine(text: str, context: ToolContext) -> str:
@@ -299,7 +299,7 @@ def test_policy_denies(where: str, words: str) -> None:
 
 
 def test_conflict_names_the_path_and_the_slice() -> None:
-    """If two calls wrote the same file, the later commit is a conflict, and the model is told the path."""
+    """If two calls write the same file, the later commit is a conflict, and the model is told the path."""
     both = asyncio.Event
 
     async def main() -> None:
@@ -327,7 +327,7 @@ def test_conflict_names_the_path_and_the_slice() -> None:
 
 
 def test_reducer_that_raises_fails_the_call() -> None:
-    """A reducer's error is raised in the handler; if it is not handled there, the call fails and is rolled back."""
+    """A reducer's error is raised in the handler. If the handler does not catch it, the call fails and is rolled back."""
 
     def refuse(contents: Any, event: Note) -> Any:
         raise ValueError("no notes today")
@@ -351,7 +351,7 @@ def test_reducer_that_raises_fails_the_call() -> None:
 
 
 def test_error_keeps_its_traceback_for_telemetry() -> None:
-    """The event has the exception with its traceback, and the message to the model does not."""
+    """The event has the exception with its traceback, but the message to the model is short."""
 
     async def main() -> None:
         rig = Rig([staged(raises(lambda: RuntimeError("x" * 1000)))])

@@ -1,4 +1,4 @@
-"""The gate: the order of its steps, isolation, nesting, threads, cancellation, and the handler token."""
+"""The gate: the order of its steps, isolation, nesting, threads, cancellation, and its token for handlers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from support.rig import Note, Rig, leave_traces, nothing, staged
 
 
 def test_steps_happen_in_order() -> None:
-    """A call passes start, parse, policy, handler, on_result, commit, publish and end, in this order."""
+    """A call passes start, policy, handler, `on_result`, commit, publish and end, in this order."""
 
     async def main() -> None:
         seen: list[str] = []
@@ -93,7 +93,7 @@ def test_policy_cannot_change_params() -> None:
 
 
 def test_parallel_calls_are_isolated_and_one_failing_late_undoes_only_its_own() -> None:
-    """If one of two parallel calls fails late, only its own changes to session and files are undone."""
+    """If one of several parallel calls fails late, only its own changes to session and files are undone."""
 
     async def main() -> None:
         async def body(text: str, context: ToolContext) -> list[str]:
@@ -119,7 +119,7 @@ def test_parallel_calls_are_isolated_and_one_failing_late_undoes_only_its_own() 
 
 
 def test_one_turn_runs_concurrently_and_alone_runs_alone() -> None:
-    """Calls of one turn run concurrently, except a call of an `alone` tool, which may still call itself."""
+    """Calls in one turn run concurrently, except a call of an `alone` tool, which may still call itself."""
 
     async def main() -> None:
         running: set[str] = set()
@@ -215,7 +215,7 @@ def test_depth_is_limited() -> None:
 
 
 def test_state_events_are_published_once_at_the_outermost_commit_and_progress_at_once() -> None:
-    """Progress is published while a call runs; state events are published once, after the outermost commit."""
+    """Progress is published while a call runs. State events are published once, after the outermost commit."""
 
     async def main() -> None:
         inner = staged(nothing, name="inner")
@@ -242,7 +242,7 @@ def test_state_events_are_published_once_at_the_outermost_commit_and_progress_at
 
 
 def test_our_own_facts_can_not_be_published_by_a_tool() -> None:
-    """A tool can't publish Handrail's own events, neither on the bus nor in the session."""
+    """A tool can't publish Handrail's own events, either on the bus or in the session."""
 
     async def main() -> None:
         async def body(text: str, context: ToolContext) -> None:
@@ -259,7 +259,7 @@ def test_our_own_facts_can_not_be_published_by_a_tool() -> None:
 
 
 def test_sync_handler_that_outlives_its_timeout_writes_into_nothing() -> None:
-    """After a timeout, the abandoned handler's verbs, session, files and inner calls refuse, and nothing changes."""
+    """After a timeout, the abandoned handler's verbs, session and files refuse, and nothing changes."""
     refused: list[str] = []
     go_on, done = threading.Event(), threading.Event()
 
@@ -304,7 +304,7 @@ def test_sync_handler_that_outlives_its_timeout_writes_into_nothing() -> None:
 
 
 def test_context_refuses_after_a_success_too() -> None:
-    """A task left behind by a successful handler can't change what was committed."""
+    """A task that a successful handler left behind can't change what was committed."""
 
     async def main() -> None:
         left: list[Any] = []
@@ -332,7 +332,7 @@ def test_context_refuses_after_a_success_too() -> None:
 
 @pytest.mark.parametrize("how", ["asyncio", "anyio", "gate", "swallowed"])
 def test_cancellation_rolls_back_and_gives_every_call_its_end(how: str) -> None:
-    """However a run is cancelled, the whole tree is undone, innermost first, and each call has exactly one end."""
+    """However a run is cancelled, all its calls are rolled back, innermost first, and each call has exactly one end."""
 
     async def main() -> None:
         async def hangs(text: str, context: ToolContext) -> None:
@@ -390,7 +390,7 @@ def test_cancelled_run_starts_no_more_handlers() -> None:
 
 
 def test_timeout_and_an_outer_cancellation_at_the_same_moment() -> None:
-    """If a cancellation coincides with a timeout, the cancellation wins; the call ends once and is rolled back."""
+    """If a cancel coincides with a timeout, the cancel wins. The call ends once and is rolled back."""
 
     async def main() -> None:
         async def hangs(text: str, context: ToolContext) -> None:
@@ -435,7 +435,7 @@ def test_a_call_is_timed_from_when_it_begins() -> None:
 
 
 def test_timeouts_nest() -> None:
-    """An outer timeout also stops the inner call; an inner timeout stops only the inner call."""
+    """An outer timeout stops the inner call too. An inner timeout stops only the inner call."""
 
     async def main() -> None:
         async def hangs(text: str, context: ToolContext) -> None:
@@ -466,7 +466,7 @@ def test_timeouts_nest() -> None:
 
 
 def test_a_deadline_that_passes_while_a_call_is_recorded_cancels_nobody() -> None:
-    """A deadline that passes while a call is committed does not cancel the caller."""
+    """A deadline that passes while a call commits does not cancel the caller."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -490,7 +490,7 @@ def test_a_deadline_that_passes_while_a_call_is_recorded_cancels_nobody() -> Non
 
 
 def test_deadline_is_enforced_during_a_call_that_swallows_it() -> None:
-    """A call whose handler swallows the deadline's cancellation and continues is rolled back."""
+    """A call whose handler swallows the deadline's cancellation and goes on is rolled back."""
 
     async def main() -> None:
         async def stubborn(text: str, context: ToolContext) -> str:
@@ -509,7 +509,7 @@ def test_deadline_is_enforced_during_a_call_that_swallows_it() -> None:
 
 
 def test_tool_that_needs_a_person_says_so() -> None:
-    """A call of a tool that needs a missing capability fails, and the message names the capability."""
+    """Calling a tool whose requirement is missing fails, and the message names what is missing."""
 
     async def main() -> None:
         @tool
@@ -526,7 +526,7 @@ def test_tool_that_needs_a_person_says_so() -> None:
 
 
 def test_context_is_dead_before_on_result_and_policies_still_see_the_fork() -> None:
-    """In `on_result`, a policy's context works although the handler's context has expired."""
+    """In `on_result`, the policy's context works, although the handler's has expired."""
 
     async def main() -> None:
         kept: list[ToolContext] = []
@@ -555,7 +555,7 @@ def test_context_is_dead_before_on_result_and_policies_still_see_the_fork() -> N
 
 
 def test_an_inner_call_is_not_applied_once_the_call_around_it_is_over() -> None:
-    """An inner call that a policy keeps running after its caller has ended is cancelled and changes nothing."""
+    """An inner call that outlives its outer call is cancelled and changes nothing."""
 
     async def main() -> None:
         left: list[asyncio.Task[Any]] = []
@@ -589,7 +589,7 @@ def test_an_inner_call_is_not_applied_once_the_call_around_it_is_over() -> None:
 
 
 def test_calls_are_numbered_in_their_run() -> None:
-    """A call's id is derived from its place in the run, so a repeated run has the same ids."""
+    """A call's id is derived from its place in the run, so repeating the run gives the same ids."""
 
     async def main() -> None:
         @tool(effect="staged")
@@ -610,7 +610,7 @@ def test_calls_are_numbered_in_their_run() -> None:
 
 
 def test_handlers_start_only_with_a_token_of_the_gate() -> None:
-    """Every entry point passes the gate, and a handler does not start without the gate's token."""
+    """Every way to make a call passes the gate, and a handler does not start without the gate's token."""
 
     async def main() -> None:
         ran: list[str] = []
@@ -621,7 +621,7 @@ def test_handlers_start_only_with_a_token_of_the_gate() -> None:
 
         @tool(effect="irreversible")
         async def outer(context: ToolContext) -> None:
-            """Try the other entry points."""
+            """Try the other ways to make a call."""
             await context.call("work", text="nested")
             await gather(context.call("work", text="gathered"))
 
@@ -651,7 +651,7 @@ def test_only_the_gate_starts_handlers() -> None:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and node.attr == "handler" and isinstance(node.ctx, ast.Load):
                 callers.add(str(file.relative_to(source)))
-    # checks.py checks the handler's signature; the others check whether it exists, or where it is defined.
+    # checks.py inspects the handler's signature. The others only look whether there is a handler, or where it is defined.
     look = {
         "dispatch/frame.py",
         "dispatch/handlers.py",
@@ -663,7 +663,7 @@ def test_only_the_gate_starts_handlers() -> None:
 
 
 def test_read_only_effects_may_not_write() -> None:
-    """`pure` and `read` calls can read, but every way to write is refused with an error that names it."""
+    """`pure` and `read` calls can read, and every way to write is refused with an error that names the tool."""
 
     async def main() -> None:
         @tool(effect="read")
@@ -698,7 +698,7 @@ def test_read_only_effects_may_not_write() -> None:
     ],
 )
 async def test_a_union_is_any_of_what_it_is_made_of(declared: Any, fitting: Any, other: Any) -> None:
-    """A result may be of any member of a declared union, however the union is written, and of no other type."""
+    """A result may have the type of any member of a declared union, however the union is written, and no other type."""
     given: list[Any] = [*fitting, other]
 
     async def handler(params: None, *, context: ToolContext) -> ToolResult[Any]:
@@ -711,7 +711,7 @@ async def test_a_union_is_any_of_what_it_is_made_of(declared: Any, fitting: Any,
 
 
 def test_plain_result_is_required_of_a_handler() -> None:
-    """A handler in the full form must return a `ToolResult`: otherwise the call fails and is rolled back."""
+    """A handler in the full form must return a `ToolResult`. Otherwise, the call fails and is rolled back."""
 
     async def main() -> None:
         async def handler(params: None, *, context: ToolContext) -> ToolResult[str]:
@@ -727,7 +727,7 @@ def test_plain_result_is_required_of_a_handler() -> None:
 
 
 def test_gate_works_from_a_script() -> None:
-    """In a script without an event loop, `.wait()` runs a call."""
+    """A script without an event loop can make a call with `.wait()`."""
 
     @tool
     def double(number: int) -> int:
@@ -741,7 +741,7 @@ def test_gate_works_from_a_script() -> None:
 
 
 def test_facts_are_the_only_trace_of_a_failed_call() -> None:
-    """A failed call leaves its events and nothing else."""
+    """A failed call leaves only Handrail's own events."""
 
     async def main() -> None:
         async def fails(text: str, context: ToolContext) -> None:
@@ -757,7 +757,7 @@ def test_facts_are_the_only_trace_of_a_failed_call() -> None:
 
 
 def test_what_an_earlier_try_left_behind_can_not_touch_the_next() -> None:
-    """A thread left over from a call's first attempt finds its context expired while the second attempt runs."""
+    """While a call's second attempt runs, a thread left over from the first attempt finds its context expired."""
     first_try_over, tried, done = threading.Event(), threading.Event(), threading.Event()
     refused: list[str] = []
 
@@ -797,7 +797,7 @@ def test_what_an_earlier_try_left_behind_can_not_touch_the_next() -> None:
 
 
 def test_the_gate_beats_for_a_handler_until_it_beats_itself() -> None:
-    """The gate renews the lease while a handler runs; once the handler has called `beat`, only its beats count."""
+    """The gate renews the lease while a handler runs. Once the handler has called `beat`, only its own beats count."""
 
     async def main() -> None:
         class Lease:
@@ -818,7 +818,7 @@ def test_the_gate_beats_for_a_handler_until_it_beats_itself() -> None:
         lease = Lease()
         rig = Rig([staged(works)], lease=lease)
         await rig.call("work", text="silent")
-        assert lease.extended == [0, 10, 20]  # the lease is no longer renewed once the call has ended
+        assert lease.extended == [0, 10, 20]  # the lease is not renewed after the call has ended
         lease.extended.clear()
         await rig.call("work", text="beats")
         assert lease.extended == [25, 35, 45, 50]

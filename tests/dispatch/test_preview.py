@@ -1,4 +1,4 @@
-"""Previews: a staged call runs in its fork first, and is approved by its diff."""
+"""Previews: a staged call first runs in its fork, and is approved by its diff."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ state: Noted {"text":"a.txt"}
 
 @pytest.fixture(params=["memory", "directory", "directory with a journal"])
 def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """Fixture: a filesystem that contains one file, and a journal or None."""
+    """Provide a filesystem with one file, and a journal or None."""
     if request.param == "memory":
         files: Any = MemoryFilesystem()
         files.write("a.txt", "one\n")
@@ -101,7 +101,7 @@ def invoke(ground: Any, looker: Looker, session: Session | None = None) -> Any:
 def test_approved_it_is_committed_as_it_was_shown(ground: Any) -> None:
     """The person sees the diff of files and state before anything changes.
 
-    If they approve, exactly the diff that was shown is committed.
+    After an approval, exactly what was shown is committed.
     """
     files, _ = ground
     session = Session()
@@ -127,7 +127,7 @@ def test_denied_nothing_happened(ground: Any) -> None:
 
 
 def test_the_base_moved_meanwhile(ground: Any) -> None:
-    """If the file changes during the review, the call runs again, and the new diff is reviewed."""
+    """If the file changes during the review, the call reruns, and its new diff is reviewed."""
     files, _ = ground
 
     def meanwhile(count: int) -> None:
@@ -144,7 +144,7 @@ def test_the_base_moved_meanwhile(ground: Any) -> None:
 
 
 def test_a_base_that_keeps_moving_is_a_conflict(ground: Any) -> None:
-    """A call whose file changes during every review ends as a conflict, and the other writer's change is kept."""
+    """If the file changes during every review, the call ends in a conflict, and the other change is kept."""
     files, _ = ground
     looker = Looker(True, True, True, True, meanwhile=lambda count: files.write("a.txt", f"theirs {count}\n"))
     result = invoke(ground, looker)
@@ -169,7 +169,7 @@ def test_a_new_base_may_be_denied(ground: Any) -> None:
 
 @pytest.mark.parametrize("effect", get_args(Effect))
 def test_which_effects_are_previewed(effect: Effect) -> None:
-    """A call that can be rolled back runs before it is approved; any other call runs only afterwards."""
+    """A previewed call runs before it is approved. Any other call runs only afterwards."""
     ran: list[str] = []
 
     async def undo(params: Any, value: Any, *, context: ToolContext) -> None:
@@ -204,7 +204,7 @@ def test_which_effects_are_previewed(effect: Effect) -> None:
     ids=["nobody", "a model", "strict", "approve_all"],
 )
 def test_where_nobody_looks_nothing_runs_first(environment: Any, approvals: Any, runs: int) -> None:
-    """If nobody can review a call, it does not run as a preview; under `approve_all` it runs without one."""
+    """If nobody can review a call, it does not run as a preview. Under `approve_all`, it runs without one."""
     ran: list[str] = []
 
     @tool(effect="staged", capabilities={"thing"})
@@ -232,7 +232,7 @@ def test_a_call_that_fails_is_not_asked_about(ground: Any) -> None:
 
 
 def test_a_preview_is_audited() -> None:
-    """The approval request and the decision are published as events before the call's only end."""
+    """The approval request and the decision are published before the call's only end."""
     files = MemoryFilesystem()
     files.write("a.txt", "one\n")
     session = Session()

@@ -1,4 +1,4 @@
-"""Questions: which answers are accepted, and how every question ends."""
+"""Questions: which answers are accepted, and how a question ends."""
 
 import asyncio
 import threading
@@ -100,7 +100,7 @@ async def late(desk: Desk) -> None:
 
 
 async def late_by_the_clock(desk: Desk) -> None:
-    """Answer when the question has expired but the desk's own timer has not fired yet."""
+    """Answer when the question has expired but the desk's timer has not fired yet."""
     desk.clock._start += timedelta(seconds=60)
     desk.desk.answer(answer_to(desk.question))
 
@@ -194,7 +194,7 @@ ATTACKS: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_answer_that_does_not_count_is_refused(name: str):
-    """An answer that does not count is refused with a reason and has no effect: the right answer is still accepted."""
+    """An answer that does not count is refused with a reason and has no effect. The right answer is still accepted."""
     attack, problem, hint = ATTACKS[name]
 
     async def main() -> tuple[AnswerRefused, Any]:
@@ -219,7 +219,7 @@ def test_an_answer_that_does_not_count_is_refused(name: str):
 
 @pytest.mark.parametrize("outcome", ["answered", "declined", "cancelled"])
 def test_the_same_answer_again_is_harmless(outcome: Any):
-    """Repeating an answer is harmless, both immediately and after the asker has continued."""
+    """Repeating an answer is harmless, both at once and after the asker has continued."""
 
     async def main() -> Answer:
         desk = Desk()
@@ -236,7 +236,7 @@ def test_the_same_answer_again_is_harmless(outcome: Any):
 
 
 def test_first_wins_under_threads():
-    """Of many simultaneous answers exactly one is accepted, and the asker gets that one."""
+    """Of many simultaneous answers, exactly one is accepted, and the asker gets that one."""
     many = 16
 
     async def main() -> tuple[list[int], Any]:
@@ -271,7 +271,7 @@ def test_first_wins_under_threads():
 
 
 def test_a_check_that_is_slow_does_not_let_a_second_answer_in():
-    """Of two answers validated at the same time, the first one found valid counts."""
+    """If two answers are validated at the same time, only one is accepted."""
     both = threading.Barrier(2)
 
     def slow(value: Any) -> None:
@@ -301,7 +301,7 @@ def test_a_check_that_is_slow_does_not_let_a_second_answer_in():
 
 
 def test_open_questions_are_listed_oldest_first_until_they_are_over():
-    """Open questions are listed oldest first, until they are answered, expired or withdrawn."""
+    """Open questions are listed oldest first, until they are answered, expire or are withdrawn."""
 
     async def main() -> list[list[str]]:
         clock = VirtualClock()
@@ -331,7 +331,7 @@ def test_open_questions_are_listed_oldest_first_until_they_are_over():
 
 
 def test_the_same_question_again_gets_its_answer_and_another_is_refused():
-    """A question that is asked again gets its earlier answer; a different question with the same id is refused."""
+    """A question that is asked again gets its earlier answer. A different question with the same id is refused."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -418,7 +418,7 @@ def test_an_environment_that_fails_ends_the_question(environment: Any, outcome: 
 
 
 def test_an_answer_to_another_question_is_not_taken_for_this_one():
-    """An answer to another question is refused, and the person is asked again, up to a limited number of times."""
+    """An answer to another question is refused, and the person is asked again a limited number of times."""
 
     class MixesUp(Person):
         async def ask(self, question: Question, /) -> Answer:
@@ -448,7 +448,7 @@ def test_an_answer_to_another_question_is_not_taken_for_this_one():
 
 
 def test_an_answer_from_elsewhere_ends_the_asking():
-    """An answer through another channel ends the question, and the person being asked is told to stop."""
+    """An answer through another channel ends the question, and the environment's `ask` is cancelled."""
     stopped: list[bool] = []
 
     class Waits(Person):
@@ -505,7 +505,7 @@ class Scene:
 
 
 def test_an_answer_is_validated_and_given_as_its_type():
-    """`wait_for` shows the question, validates the answer, returns it as its type, and records both."""
+    """`wait_for` shows the question, validates the answer, returns it as its type, and publishes both."""
     person = Person(answers={"pick": lambda payload: {"selected": payload["choices"][0]}})
 
     async def main() -> None:
@@ -537,12 +537,12 @@ def test_an_answer_is_validated_and_given_as_its_type():
     ],
 )
 def test_no_answer_raises_and_unhandled_the_result_says_which(answer: Any, error: type[NoAnswer], words: str):
-    """`wait_for` raises an exception for each reason; if it is not handled, the failed result names the reason."""
+    """`wait_for` raises a different exception for each reason. If it is not caught, the failed result names the reason."""
     caught: list[NoAnswer] = []
 
     @tool
     async def try_to_choose(choices: list[str], context: UserContext) -> str:
-        """Let somebody choose, else choose alone."""
+        """Let somebody choose, or else choose the last one."""
         try:
             return (await context.wait_for("pick", {"choices": choices}, Choice, timeout=60)).selected
         except NoAnswer as none:
@@ -568,7 +568,7 @@ def test_no_answer_raises_and_unhandled_the_result_says_which(answer: Any, error
 
 @pytest.mark.parametrize("environment", [None, Nobody(), Agent()])
 def test_nobody_to_ask_is_said_by_name(environment: Any):
-    """A tool that requires a person fails with that reason; other tools see that there is no person to ask."""
+    """A tool that requires a person fails with that reason. Other tools can see that nobody can be asked."""
 
     @tool
     async def is_there(context: ToolContext) -> bool:
@@ -585,7 +585,7 @@ def test_nobody_to_ask_is_said_by_name(environment: Any):
 
 
 def test_a_type_that_is_not_a_class_can_be_asked_for():
-    """`wait_for` accepts a type that is not a class, and validates the answer with the type's adapter."""
+    """`wait_for` accepts a type that is not a class, through a `TypeAdapter`."""
 
     @tool
     async def ask_size(context: UserContext) -> str:
@@ -601,7 +601,7 @@ def test_a_type_that_is_not_a_class_can_be_asked_for():
 
 
 def test_parallel_questions_of_one_call_each_get_their_answer():
-    """Concurrent questions of one call get their answers by id, not by order."""
+    """A call's concurrent questions get their answers by id, not by order."""
 
     @tool
     async def ask_both(context: UserContext) -> list[int]:
@@ -618,10 +618,10 @@ def test_parallel_questions_of_one_call_each_get_their_answer():
 
 
 def test_a_sync_handler_asks_too(monkeypatch: pytest.MonkeyPatch):
-    """A sync handler can ask a question in its thread, and the person's time does not count towards its timeout."""
+    """A sync handler can ask from its thread, and the person's time does not count towards its timeout."""
     monkeypatch.setattr(
         "handrail.testing.virtual_time._THREAD_GRACE", 2.0
-    )  # a busy machine starts threads late
+    )  # on a busy machine, threads start late
 
     @tool(timeout=0.5)
     def ask_slowly(context: UserContext) -> int:
@@ -635,7 +635,7 @@ def test_a_sync_handler_asks_too(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_secrets_in_a_payload_are_not_shown():
-    """Secrets that a handler puts into a payload by mistake are masked for the person."""
+    """Secrets that a handler puts into a payload are masked for the person."""
 
     @tool
     async def confirm(context: UserContext) -> bool:
@@ -652,7 +652,7 @@ def test_secrets_in_a_payload_are_not_shown():
 
 
 def test_a_cancelled_call_withdraws_its_question():
-    """When a call is cancelled its question is withdrawn, and can no longer be answered."""
+    """When a call is cancelled, its question is withdrawn and can no longer be answered."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -711,7 +711,7 @@ class Asks:
 
 
 def digest_of(asks: Asks) -> str:
-    """Return the digest of the only question that a call with these values asks."""
+    """Return the digest of the question that a call with these values asks."""
     person = Person(answers={asks.kind: asks.schema()})
 
     async def handler(params: Argument, *, context: UserContext) -> ToolResult[Any]:
@@ -743,13 +743,13 @@ def digest_of(asks: Asks) -> str:
     ids=lambda changed: next(iter(changed)),
 )
 def test_a_digest_covers_each_thing_that_an_answer_is_about(changed: dict[str, Any]):
-    """Changing any one part of a question changes its digest; otherwise the digest stays the same."""
+    """Changing any part of a question changes its digest. An unchanged question has the same digest."""
     assert digest_of(Asks()) == digest_of(Asks())
     assert digest_of(replace(Asks(), **changed)) != digest_of(Asks())
 
 
 def test_a_digest_of_an_approval_covers_what_is_shown_and_asked():
-    """An approval's digest depends on the tool, its arguments and the reason."""
+    """An approval's digest covers the tool's arguments."""
     asked: list[Question] = []
 
     def remember(question: Question) -> bool:
@@ -788,12 +788,12 @@ def test_a_digest_of_an_approval_covers_what_is_shown_and_asked():
     ],
 )
 def test_no_two_lists_of_parts_share_a_digest(one: Any, other: Any):
-    """Moving text from one part of a question into the next changes the digest."""
+    """Different lists of parts have different digests, even if their texts joined together are equal."""
     assert digest(b"k", *one) != digest(b"k", *other)
 
 
 def test_a_digest_is_keyed_and_keys_are_of_chance():
-    """A digest depends on a random key, but not on the order of a mapping's keys."""
+    """A digest depends on its key, which is random, but not on the order of a mapping's keys."""
     assert digest(b"k", "a") != digest(b"l", "a")
     assert digest(b"k", {"a": 1, "b": 2}) == digest(b"k", {"b": 2, "a": 1})
     assert new_key() != new_key()
@@ -801,11 +801,11 @@ def test_a_digest_is_keyed_and_keys_are_of_chance():
 
 
 def test_a_payload_that_can_not_be_shown_is_the_tools_fault():
-    """A payload that can't be shown is reported as the tool's fault, not as invalid arguments."""
+    """A payload that can't be shown is reported as the tool's error, not as invalid arguments."""
 
     @tool
     async def show(context: UserContext) -> int:
-        """Show a payload that can't be encoded."""
+        """Show a payload that can't be encoded as JSON."""
         return await context.wait_for("pick", {"it": object()}, int)
 
     async def main() -> None:
@@ -819,7 +819,7 @@ def test_a_payload_that_can_not_be_shown_is_the_tools_fault():
 
 
 def test_each_try_asks_a_question_of_its_own():
-    """The answer to a question in a call's first attempt does not answer the question in its second attempt."""
+    """An answer in a call's first attempt does not answer the same question in the second attempt."""
     tries: list[str] = []
 
     @tool(effect="staged")

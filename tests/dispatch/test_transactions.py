@@ -1,8 +1,8 @@
 """The law of transactions, for any interleaving of parallel, nested, failing and cancelled calls.
 
-A random program has calls that sleep, write, append, dispatch, look, call others alone or in parallel, and
-succeed or fail. The program runs in virtual time. Then the successful calls are replayed one after another, in
-commit order, on a plain dict and list, and the end state must be the same.
+A random program has calls that sleep, write, append, delete, dispatch, count, call others alone or in parallel, and
+succeed or fail. It runs in virtual time. Then the successful calls are replayed one after another, in commit order,
+on a plain dict and list, and the end state must be the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PATHS = ("a", "b", "c/d")
 
 @dataclass
 class Spec:
-    """One call, with its actions in order and its outcome."""
+    """One call: its actions in order, and how it ends."""
 
     tag: str
     effect: str
@@ -35,7 +35,7 @@ class Spec:
 
 @dataclass
 class Trace:
-    """The actions of one attempt of a call, with recorded values and the ids of the calls it made."""
+    """The actions of one attempt of a call, with the values and the ids of inner calls that they returned."""
 
     spec: Spec
     acts: list[tuple[str, Any, Any]] = field(default_factory=list)
@@ -53,7 +53,7 @@ endings = st.sampled_from(["ok", "ok", "ok", "ok", "raise", "error", "hang", "ca
 
 
 def specs(effects: tuple[str, ...], depth: int) -> st.SearchStrategy[Spec]:
-    """Generate calls with these effects; the calls they make never have a stronger effect."""
+    """Generate calls with these effects. The calls that they make never have a stronger effect."""
 
     def build(effect: str) -> st.SearchStrategy[Spec]:
         act: st.SearchStrategy[Any] = simple
@@ -72,7 +72,7 @@ def specs(effects: tuple[str, ...], depth: int) -> st.SearchStrategy[Spec]:
 
 
 class Programs:
-    """Runs specs through a real gate, and records the last attempt of every call."""
+    """Runs specs through a real gate, and records each call's last attempt."""
 
     def __init__(self) -> None:
         self.specs: dict[int, Spec] = {}
@@ -145,13 +145,13 @@ class Programs:
 
 
 def caller_of(call_id: str) -> str | None:
-    """Return the id of the call that made this one: an id is the caller's id, the attempt and a count."""
+    """Return the id of the call that made this one. An id consists of the caller's id, the attempt and a number."""
     found = re.fullmatch(r"(.+?)(?:~\d+)?\.\d+", call_id)
     return found and found.group(1)
 
 
 class Model:
-    """Applies the actions of committed calls one after another to plain data."""
+    """Applies the actions of committed calls to plain data, one after another."""
 
     def __init__(self, programs: Programs) -> None:
         self.files: dict[str, str] = {}
@@ -159,7 +159,7 @@ class Model:
         self.programs = programs
 
     def play(self, call_id: str, anew: bool) -> None:
-        """Replay a committed call, recomputing its actions if `anew`, else with their recorded values."""
+        """Replay a committed call, with its actions recomputed if `anew`, and otherwise with their recorded values."""
         trace = self.programs.traces[call_id]
         for act, about, value in trace.acts:
             self.act(act, about, value, trace.spec, anew)
@@ -185,7 +185,7 @@ class Model:
 
 
 def check(programs: Programs) -> None:
-    """Check that the end state is that of the successful calls run one after another, in commit order."""
+    """Check that the end state equals that of running the successful calls one after another, in commit order."""
     rig, model = programs.rig, Model(programs)
     for event in rig.of(ToolInvoked):
         if event.status == "ok" and len(event.path) == 1:
@@ -205,7 +205,7 @@ def check(programs: Programs) -> None:
 def test_any_interleaving_is_as_if_one_after_another(
     calls: list[tuple[int, Spec]], cancels: list[int]
 ) -> None:
-    """Parallel, nested, failing and cancelled calls leave the state that the successful ones leave one by one."""
+    """Parallel, nested, failing and cancelled calls leave the same state as the successful ones run one after another."""
 
     async def main() -> None:
         programs = Programs()
@@ -226,7 +226,7 @@ def test_any_interleaving_is_as_if_one_after_another(
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), specs(("staged",), 1)), min_size=2, max_size=6))
 def test_staged_calls_are_serialisable(calls: list[tuple[int, Spec]]) -> None:
-    """Staged calls alone are serialisable: every read of a committed call is still true at its commit."""
+    """Staged calls are serialisable: replaying the committed ones in commit order gives the same reads and writes."""
 
     async def main() -> None:
         programs = Programs()

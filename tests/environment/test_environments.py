@@ -1,4 +1,4 @@
-"""Environments: run modes of tools, sessions and environments, and a model in place of a person."""
+"""Environments: the run modes of tools, sessions and environments, and models in place of people."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MODES: list[RunMode] = ["user", "agent", "headless"]
 
 
 async def whoever(offer: Offer, *, context: ToolContext) -> Pick:
-    """Ask the person or the model of this environment, or use a default if there is neither."""
+    """Ask the person or the model, or use a default if there is neither."""
     assert context.wait_for is None or context.prompt_model is None
     if context.wait_for:
         return await context.wait_for("which", offer, Pick)
@@ -84,7 +84,7 @@ def person() -> Person:
 def test_the_tool_then_the_session_then_the_environment_says_whose_place_is_taken(
     of_tool: RunMode | None, of_session: RunMode | None, of_environment: RunMode | None, with_client: bool
 ) -> None:
-    """A tool's run mode precedes its session's, which precedes the environment's; without one, nobody is asked."""
+    """A tool's run mode takes precedence over the session's, and that over the environment's. The default asks nobody."""
     there: dict[RunMode | None, Environment | None] = {
         None: None,
         "user": person(),
@@ -103,7 +103,7 @@ def test_the_tool_then_the_session_then_the_environment_says_whose_place_is_take
 
 
 def test_a_session_keeps_its_run_mode_and_refuses_another() -> None:
-    """A session's run mode is saved and loaded with it, and can't be changed."""
+    """A session's run mode is saved and loaded with it, and an invalid one is refused."""
     assert load(save(Session(run_mode="agent"))).run_mode == "agent"
     assert load(save(Session())).run_mode is None
     wrong: Any = "browser"
@@ -112,7 +112,7 @@ def test_a_session_keeps_its_run_mode_and_refuses_another() -> None:
 
 
 def test_a_session_in_which_a_model_chooses_and_a_person_approves() -> None:
-    """The session's run mode decides who plays the handoff, while the person in the environment still approves."""
+    """The session's run mode decides who plays the handoff, while the environment's person still approves."""
     somebody = person()
     session = Session(run_mode="agent")
     model = ScriptedModel(
@@ -131,7 +131,7 @@ def test_a_session_in_which_a_model_chooses_and_a_person_approves() -> None:
 
 
 def test_a_model_in_a_persons_place_may_be_another_than_the_runs() -> None:
-    """`AgentEnvironment(model)` plays with its own model, whose usage counts for the run."""
+    """`AgentEnvironment(model)` plays with its own model, whose usage counts towards the run."""
     asking = ScriptedModel(
         [Reply(calls=[ToolCall("pick_card")], usage=Usage(1, 1)), Reply("Done.", usage=Usage(2, 2))]
     )
@@ -153,14 +153,14 @@ def test_a_model_in_a_persons_place_may_be_another_than_the_runs() -> None:
 
 
 def test_without_a_model_of_its_own_the_runs_model_stands_in() -> None:
-    """`AgentEnvironment()` plays with the run's model, and fails on a gate that has none."""
+    """`AgentEnvironment()` plays with the run's model, and fails through a gate without one."""
     assert play(card_game(), AgentEnvironment(), Session()).value == "card 1"
     result = open_gate([card_game()], environment=AgentEnvironment(), filesystem=MemoryFilesystem())
     assert "needs 'somebody to answer'" in result.invoke("pick_card").wait().message
 
 
 def test_a_model_is_told_what_the_handoff_is_and_shown_the_public_part() -> None:
-    """For a handoff without a client, the model is told the handoff's description and shown the public part."""
+    """For a handoff without a client, the model is given the handoff's description and its public part."""
     model = ScriptedModel([SAYS])
     gate = open_gate([card_game()], environment=AgentEnvironment(model), filesystem=MemoryFilesystem())
     assert gate.invoke("pick_card", {"cards": 2}).wait().value == "card 1"
@@ -172,7 +172,7 @@ def test_a_model_is_told_what_the_handoff_is_and_shown_the_public_part() -> None
 
 
 def test_a_model_gets_to_correct_an_answer_that_does_not_fit() -> None:
-    """A model may correct an invalid answer, a limited number of times."""
+    """A model may correct an invalid answer."""
     model = ScriptedModel(['{"index": "one"}', SAYS])
     gate = open_gate([card_game()], environment=AgentEnvironment(model), filesystem=MemoryFilesystem())
     assert gate.invoke("pick_card").wait().value == "card 1"
@@ -180,7 +180,7 @@ def test_a_model_gets_to_correct_an_answer_that_does_not_fit() -> None:
 
 @pytest.mark.parametrize("environment", [AgentEnvironment(ScriptedModel([])), HeadlessEnvironment()])
 async def test_nobody_is_approved_for_by_a_machine(environment: Environment) -> None:
-    """Without a person, calls that need approval are denied, and questions are declined."""
+    """Without a person, a call that needs approval is denied, and a question is declined."""
     gate = open_gate(
         [card_game(effect="irreversible")],
         policies=[CapabilityPolicy()],
@@ -222,7 +222,7 @@ def a_question() -> Question:
 def test_a_tool_is_offered_only_where_its_requirement_is_met(
     environment: Environment | None, offered: list[str]
 ) -> None:
-    """A tool is offered only where its requirement is met; elsewhere a call fails and names the missing capability."""
+    """A tool is offered, and a call to it succeeds, only where its requirement is met."""
 
     @tool
     async def for_people(context: UserContext) -> str:
@@ -247,7 +247,7 @@ def test_a_tool_is_offered_only_where_its_requirement_is_met(
 
 
 async def test_an_agent_approves_nothing_on_anybodys_behalf() -> None:
-    """In `run_as_agent`, requests for approval and permission are not approved, with the outcome `nobody there`."""
+    """In `run_as_agent`, approvals and permissions are denied with the outcome `nobody there`."""
     said: list[Any] = []
 
     async def choose(offer: Offer, *, context: AgentContext) -> Pick:
@@ -261,7 +261,7 @@ async def test_an_agent_approves_nothing_on_anybodys_behalf() -> None:
 
 
 def test_run_as_agent_plays_one_act_and_leaves_nothing_behind() -> None:
-    """`run_as_agent` runs neither `before` nor `after`, and uses a session only if one is given."""
+    """`run_as_agent` runs neither `before` nor `after`."""
 
     async def never(*arguments: Any, context: ToolContext) -> Any:
         raise AssertionError
@@ -289,7 +289,7 @@ def test_run_as_agent_gives_params_to_a_client_that_takes_them() -> None:
 
 
 def test_run_as_agent_refuses_what_does_not_fit() -> None:
-    """`run_as_agent` refuses data of the wrong type, a tool that is not a handoff, and an act for people."""
+    """`run_as_agent` refuses data of the wrong type, a tool that is not a handoff, and an act that needs a person."""
     game = card_game()
     with pytest.raises(ToolValidationError, match="backs"):
         run_as_agent(game, {"fronts": 1}, model=ScriptedModel([]))
@@ -305,7 +305,7 @@ def test_run_as_agent_refuses_what_does_not_fit() -> None:
 
 
 def test_run_as_agent_has_limits() -> None:
-    """In `run_as_agent`, a budget and a deadline apply to the act and to the calls it makes."""
+    """In `run_as_agent`, a budget and a deadline apply to the model's requests."""
     with pytest.raises(PromptEvaluationError, match="requests"):
         run_as_agent(
             card_game(), Offer(1), model=ScriptedModel(['{"index": "x"}', SAYS]), budget=Budget(requests=1)
@@ -323,7 +323,7 @@ def test_run_as_agent_has_limits() -> None:
 
 
 def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
-    """An act's events reach only its own listener, even when two acts run in one session at once."""
+    """An act's events reach only its own listener, even if two acts run in one session at once."""
 
     def game(name: str) -> Handoff[Any, Pick]:
         async def choose(offer: Offer, *, context: ToolContext) -> Pick:
@@ -334,7 +334,7 @@ def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
 
         return card_game(name, client=choose)
 
-    heard: dict[str, list[object]] = {"run": [], "run2": []}  # one id is a prefix of the other on purpose
+    heard: dict[str, list[object]] = {"run": [], "run2": []}  # one id is a prefix of the other, on purpose
 
     def play(name: str, session: Session) -> Operation[Pick]:
         return run_as_agent(
@@ -377,7 +377,7 @@ async def test_a_whole_handoff_needs_a_gate() -> None:
 
 
 async def test_handoffs_run_where_any_tool_does() -> None:
-    """A handoff can be called by `context.call`, through the same gate as plain tools."""
+    """A handoff can be called with `context.call`, like any other tool."""
 
     @tool
     async def twice(context: ToolContext) -> str:
@@ -389,7 +389,7 @@ async def test_handoffs_run_where_any_tool_does() -> None:
 
 
 def test_a_model_in_a_persons_place_is_under_the_policies_of_the_run() -> None:
-    """A tool that a handler gives to a model in place of a person is still denied by the run's policies."""
+    """The run's policies also deny a tool that a handler gives to a model in place of a person."""
     paid: list[int] = []
 
     @tool(effect="staged", capabilities=["money.spend"])

@@ -1,4 +1,4 @@
-"""Forms made from JSON Schemas, filled in line by line."""
+"""Forms that are generated from JSON Schemas and filled in line by line."""
 
 import json
 from dataclasses import dataclass, field
@@ -17,13 +17,13 @@ from handrail.schema import Schema
 
 
 class Typist:
-    """A person who types these lines, then Ctrl-D."""
+    """A person who types these lines, then presses Ctrl-D."""
 
     def __init__(self, *typed: str) -> None:
         self._typed = list(typed)
         self.seen: list[str] = []
         self.hid: list[str] = []
-        """Prompts whose input was hidden."""
+        """Prompts whose input was hidden while it was typed."""
 
     def say(self, text: str = "", *styles: str) -> None:
         self.seen.append(text)
@@ -48,12 +48,12 @@ class Typist:
 
 
 async def fill(kind: Any, *typed: str, before: Any = NOTHING) -> Any:
-    """Fill in a form for this type, send it, and check that every typed line was read."""
+    """Fill in a form for this type, check that every typed line was read, and return the value."""
     schema = Schema(kind)
     typist = Typist(*typed)
     value = await fill_in(schema.json_schema, typist, before)
     assert typist.left == [], typist.text
-    schema.parse_value(value)  # the form returns what was typed
+    schema.parse_value(value)  # what was typed must match the type
     return value
 
 
@@ -63,7 +63,7 @@ class Address(BaseModel):
 
 
 class Order(BaseModel):
-    """A type with every kind of field."""
+    """A model with every kind of field."""
 
     item: Annotated[str, Field(min_length=3, description="What you want.")]
     count: Annotated[int, Field(ge=1, le=9)] = 1
@@ -77,7 +77,7 @@ class Order(BaseModel):
 
 
 async def test_every_kind_of_field():
-    """A form asks for text, numbers, booleans, choices by number, dates, objects, optional values and lists."""
+    """A form asks for text, numbers, booleans, choices, dates, objects, optional values and lists."""
     typed = ["tea", "", "2.5", "y", "2", "2026-05-31", "Main", "7", "n", "y", "hot", "green", "", "s"]
     assert await fill(Order, *typed) == {
         "item": "tea",
@@ -93,7 +93,7 @@ async def test_every_kind_of_field():
 
 
 async def test_each_field_is_checked_as_it_is_typed():
-    """A mistake is explained as soon as it is typed, and the field is asked for again."""
+    """A mistake is explained at once, and the field is asked for again."""
     typist = Typist(
         "te", "", "tea", "x", "10", "3", "cheap", "nan", "1", "maybe", "n", "XL", "4", "L", "soon", ""
     )
@@ -114,12 +114,12 @@ async def test_each_field_is_checked_as_it_is_typed():
 
 
 def test_a_number_may_be_larger_than_any_float():
-    """A form accepts an integer larger than any float."""
+    """A form accepts an integer that is larger than any float."""
     assert parse({"type": "number"}, "9" * 400) == int("9" * 400)
 
 
 async def test_a_form_is_shown_before_it_is_sent_and_can_be_edited():
-    """A form is shown before it is sent: `e` edits it again, with the earlier values as defaults."""
+    """A form is shown before it is sent, and `e` edits it again with the earlier values as defaults."""
     assert await fill(Address, "Main", "7", "e", "", "8", "") == {"street": "Main", "number": 8}
     typist = Typist("Main", "7", "what", "s")
     await fill_in(Schema(Address).json_schema, typist)
@@ -128,7 +128,7 @@ async def test_a_form_is_shown_before_it_is_sent_and_can_be_edited():
 
 
 async def test_a_form_can_be_declined_with_a_reason():
-    """A form can be declined with `d` at its end, or with Ctrl-D anywhere."""
+    """A form can be declined with `d` and a reason at its end, or with Ctrl-D anywhere."""
     with pytest.raises(Declined) as declined:
         await fill(Address, "Main", "7", "d", "none of your business")
     assert declined.value.reason == "none of your business"
@@ -180,7 +180,7 @@ class Paid(BaseModel):
     ],
 )
 async def test_kinds_of_answers(kind: Any, typed: list[str], value: Any):
-    """A form can ask for scalars, choices that look like numbers, unions, recursive types and mappings."""
+    """A form can ask for scalars, choices, unions, recursive types, lists and mappings."""
     assert await fill(kind, *typed) == value
 
 
@@ -196,7 +196,7 @@ async def test_kinds_of_answers(kind: Any, typed: list[str], value: Any):
     ],
 )
 def test_formats(format: str, good: str, bad: str):
-    """Each known format is checked, and the error message has an example."""
+    """Each known format is checked, and the error gives an example."""
     schema = {"type": "string", "format": format}
     assert parse(schema, good) == good
     with pytest.raises(ValueError, match="such as"):
@@ -224,7 +224,7 @@ async def test_odd_schemas_end(schema: dict[str, Any]):
 
 
 async def test_a_schema_is_escaped():
-    """Names, descriptions and options are escaped, since they can come from a model."""
+    """Names, descriptions and options are escaped, because they may come from a model."""
     schema = {
         "type": "object",
         "properties": {
@@ -247,7 +247,7 @@ async def test_a_schema_is_escaped():
     )
 )
 def test_typed_values_round_trip(drawn: tuple[Any, Any]):
-    """Every value that can be typed is read back unchanged."""
+    """A typed value is read as the same value."""
     kind, value = drawn
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
     typed = "y" if value is True else "n" if value is False else str(value)

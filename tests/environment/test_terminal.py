@@ -1,4 +1,4 @@
-"""`TerminalEnvironment`, which asks a person at a real pseudo-terminal."""
+"""`TerminalEnvironment`, which asks a person, at a real pseudo-terminal."""
 
 import asyncio
 import contextlib
@@ -59,7 +59,7 @@ def ordinary(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def at_terminal(columns: int = 100, rows: int = 45) -> Generator[tuple[Window, TerminalEnvironment]]:
-    """Open a window with its environment, and check at the end that the terminal is restored."""
+    """Open a window and an environment in it, and check at the end that the terminal is restored."""
     with window(columns, rows) as seen, seen.streams() as (stdin, stdout):
         yield seen, TerminalEnvironment(stdin=stdin, stdout=stdout)
         assert termios.tcgetattr(seen.slave) == seen.before
@@ -70,7 +70,7 @@ def at_terminal(columns: int = 100, rows: int = 45) -> Generator[tuple[Window, T
 async def answered(
     seen: Window, terminal: TerminalEnvironment, asked: Question, *typed: tuple[str, str]
 ) -> Answer:
-    """Ask a question, and type each line once its prompt is on the screen."""
+    """Ask a question, type each line once its prompt is on the screen, and return the answer."""
     asking = asyncio.ensure_future(terminal.ask(asked))
     counts: dict[str, int] = {}
     for prompt, keys in typed:
@@ -109,14 +109,14 @@ async def test_each_choice_makes_its_answer(key: str, value: dict[str, Any]):
 
 
 async def test_a_no_can_say_why():
-    """The key `r` asks for the reason of a denial and sends it."""
+    """The key `r` asks for the reason of a denial, which is sent with the answer."""
     with at_terminal() as (seen, terminal):
         answer = await answered(seen, terminal, question(), (CHOICE, "r\n"), ("why not:", "too much\n"))
         assert answer.value == {"approved": False, "reason": "too much"}
 
 
 async def test_enter_alone_approves_nothing():
-    """Enter alone approves nothing, and neither does other input such as a scope that was not offered."""
+    """Enter alone decides nothing, and neither does input that is not a choice, such as a scope that was not offered."""
     with at_terminal() as (seen, terminal):
         typed = [(CHOICE, "\n"), (CHOICE, "1\n"), (CHOICE, "yy\n"), (CHOICE, "e\n"), (CHOICE, "n\n")]
         answer = await answered(seen, terminal, question(), *typed)
@@ -126,7 +126,7 @@ async def test_enter_alone_approves_nothing():
 
 
 async def test_what_was_typed_before_the_question_does_not_answer_it():
-    """Text typed before the question is shown does not answer it."""
+    """Text that was typed before the question is shown does not answer it."""
     with at_terminal() as (seen, terminal):
         seen.type("y\ny\n")
         await asyncio.sleep(0.05)
@@ -158,14 +158,14 @@ async def test_ctrl_d_declines():
 
 
 async def test_ctrl_d_after_a_key_does_not_send_it():
-    """Ctrl-D after a key does not send that key."""
+    """A key followed by Ctrl-D is not sent."""
     with at_terminal() as (seen, terminal):
         answer = await answered(seen, terminal, question(), (CHOICE, "y\x04\x04"))
         assert (answer.outcome, answer.value) == ("declined", None)
 
 
 async def test_a_message_cannot_imitate_the_question():
-    """A message can't imitate the question: its lines have a bar in front, and long ones are cut."""
+    """A message can't imitate the question, because a bar is put before each of its lines. Long text is cut."""
     fake = "All is well.\n\n? Allow read_notes?\n\n  y  yes, once\n  your choice, then Enter:"
     message = "\n".join([fake, *(f"more {number}" for number in range(40)), "the end of it"])
     payload = {"tool": "pay", "arguments": {"text": "a" * 5000 + "tail"}}
@@ -193,7 +193,7 @@ async def test_a_message_cannot_imitate_the_question():
 
 
 async def test_an_approval_shows_what_is_asked():
-    """An approval shows who asks, why, the arguments, the coloured diff and all choices."""
+    """An approval shows who asks, why, the arguments, the diff in colour and all choices."""
     asked = question(payload=SCOPED, asked_by=("main", "reviewer", "write"), message="write uses fs.write")
     with at_terminal() as (seen, terminal):
         await answered(seen, terminal, asked, (CHOICE, "n\n"))
@@ -211,7 +211,7 @@ async def test_an_approval_shows_what_is_asked():
 
 
 async def test_questions_can_be_shown_without_colour(monkeypatch: pytest.MonkeyPatch):
-    """With `NO_COLOR`, questions are shown without colours."""
+    """With `NO_COLOR`, a question is shown without colours."""
     monkeypatch.setenv("NO_COLOR", "1")
     with at_terminal() as (seen, terminal):
         await answered(seen, terminal, question(payload=SCOPED), (CHOICE, "n\n"))
@@ -219,7 +219,7 @@ async def test_questions_can_be_shown_without_colour(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_long_diff_is_cut_and_can_be_viewed():
-    """A long diff is cut to thirty lines with the number of the others, and `v` shows all of it in pages."""
+    """A long diff is cut to thirty lines, with the number of lines left out, and `v` shows all of it in pages."""
     diff = "".join(f"+line {number}\n" for number in range(100))
     with at_terminal(rows=24) as (seen, terminal):
         typed = [
@@ -248,7 +248,7 @@ async def test_everything_shown_is_escaped():
     with at_terminal(columns=200) as (seen, terminal):
         asked = question(payload=payload, name=evil, message=evil, asked_by=(evil, evil))
         answer = await answered(seen, terminal, asked, (CHOICE, "1\n"))
-        assert answer.value["scope"] == evil  # the values are returned as they were offered
+        assert answer.value["scope"] == evil  # the value is returned as it was offered
         for part in (b"\x1b[2J", b"\x1b]", b"\x07", "\u202e".encode()):
             assert part not in seen.raw
         assert "\\x1b[2J\\x1b]0;owned\\x07[bold]x[/bold]\\r\\u202e" in seen.text()
@@ -287,7 +287,7 @@ async def test_a_secret_is_never_on_the_screen():
 
 
 async def test_a_refused_answer_is_the_default_of_the_next_try():
-    """When a question is asked again, the form has the previous answer as its default."""
+    """When a question is asked again, its form has the previous answer as the default."""
     with at_terminal() as (seen, terminal):
         asked = question("input", schema=Schema(int).json_schema, payload=None)
         await answered(seen, terminal, asked, ("answer (whole number)", "7\n"), ("s send (Enter)", "\n"))
@@ -298,7 +298,7 @@ async def test_a_refused_answer_is_the_default_of_the_next_try():
 
 
 async def test_questions_are_asked_one_after_the_other():
-    """Three concurrent questions are shown one after another, and each gets its own answer."""
+    """Concurrent questions are shown one after another, and each gets its own answer."""
     with at_terminal() as (seen, terminal):
         asked = [question(id=name, payload={"tool": name}) for name in ("first", "second", "third")]
         asking = [asyncio.ensure_future(terminal.ask(each)) for each in asked]
@@ -316,7 +316,7 @@ async def test_questions_are_asked_one_after_the_other():
 
 
 async def test_a_question_that_is_withdrawn_ends_and_says_so():
-    """When a shown question is withdrawn, a half-typed line answers nothing, and the next question is asked."""
+    """When a question is withdrawn, a half-typed line answers nothing, and the next question can be asked."""
     with at_terminal() as (seen, terminal):
         asking = asyncio.ensure_future(terminal.ask(question()))
         await seen.until(CHOICE)
@@ -361,7 +361,7 @@ class Held:
 
 
 async def test_the_screen_waits_while_somebody_is_asked():
-    """The screen is paused once while a question is asked."""
+    """The screen is held while a question is asked."""
     with window() as seen, seen.streams() as (stdin, stdout):
         screen = Held()
         terminal = TerminalEnvironment(stdin=stdin, stdout=stdout, screen=screen)
@@ -370,7 +370,7 @@ async def test_the_screen_waits_while_somebody_is_asked():
 
 
 async def test_without_a_terminal_nobody_is_there():
-    """If stdin or stdout is not a terminal, no person can be asked."""
+    """If stdin or stdout is not a terminal, nobody can be asked."""
     with window() as seen, seen.streams() as (stdin, stdout):
         for given in ((io.StringIO(), stdout), (stdin, io.StringIO())):
             terminal = TerminalEnvironment(stdin=given[0], stdout=given[1])
@@ -420,7 +420,7 @@ async def test_a_run_asks_at_the_terminal():
     ],
 )
 def test_when_there_is_colour(environ: dict[str, str], is_tty: bool, colour: bool):
-    """`NO_COLOR` takes precedence over `FORCE_COLOR`, which takes precedence over the terminal's capabilities."""
+    """`NO_COLOR` takes precedence over `FORCE_COLOR`, and that over what the terminal supports."""
 
     class Stream(io.StringIO):
         def isatty(self) -> bool:

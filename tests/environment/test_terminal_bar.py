@@ -1,4 +1,4 @@
-"""Text from others is shown behind a bar on the terminal, so that it can't imitate a question."""
+"""Text from tools and models is shown behind a bar, so that it can't imitate a question."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ texts = st.lists(st.sampled_from(PARTS) | st.text(max_size=12), max_size=6).map(
 
 
 class Typist:
-    """A keyboard on which these lines are typed."""
+    """A keyboard on which the given lines are typed."""
 
     def __init__(self, out: io.StringIO, *lines: str) -> None:
         self._out = out
@@ -50,12 +50,12 @@ class Typist:
 
     async def line(self) -> str | None:
         typed = self._lines.pop(0)
-        self._out.write(f"{typed}\n")  # as a terminal echoes it
+        self._out.write(f"{typed}\n")  # as a terminal would echo it
         return typed
 
 
 class Terminal:
-    """A terminal of a given width, which wraps long lines as real terminals do."""
+    """A terminal of a given width, which wraps long lines as a real one does."""
 
     def __init__(self, width: int, colour: bool = False) -> None:
         self.size = os.terminal_size((width, 400))
@@ -90,7 +90,7 @@ OURS = [
     "? Allow pay?", "  digest 01234", "  y  yes, once", "  e  yes, this", "  1  yes, for", "  n  no", "  r  no, and say",
     "  x  no, never", "  v  view every", "  pay: your",
 ]  # fmt: skip
-"""The beginnings of Handrail's own lines, in order."""
+"""How each of Handrail's own lines begins, in order."""
 
 
 @settings(max_examples=50, deadline=None)
@@ -105,7 +105,7 @@ OURS = [
 def test_no_line_of_an_approval_but_its_own_begins_without_a_bar(
     message: str, arguments: dict[str, Any], diff: str, scope: str, width: int, colour: bool
 ):
-    """Whatever a message, an argument, a diff or a scope says, the screen has one title, one menu and one prompt."""
+    """Whatever a message, an argument, a diff or a scope contains, the screen has one title, one menu and one prompt."""
     payload = {"tool": "pay", "arguments": arguments, "scopes": [scope], "diff": diff}
     terminal = Terminal(width, colour)
     question = asked(payload=payload, message=message)
@@ -119,7 +119,7 @@ def test_no_line_of_an_approval_but_its_own_begins_without_a_bar(
 @settings(max_examples=25, deadline=None)
 @given(texts, st.lists(texts.map("o{}".format), min_size=1, max_size=3, unique=True), st.integers(40, 100))
 def test_no_line_of_a_form_but_its_own_begins_without_a_bar(description: str, options: list[str], width: int):
-    """Whatever a form's description and options say, only Handrail's own lines begin without a bar."""
+    """Whatever a form's description and options contain, only Handrail's own lines begin without a bar."""
     schema = {"type": "string", "enum": options, "description": description}
     terminal = Terminal(width)
     assert asyncio.run(fill_in(schema, terminal.dialog("1", "s"))) == options[0]
@@ -141,7 +141,7 @@ def test_wrapping_keeps_every_character(text: str, width: int):
 
 
 def test_a_long_argument_cannot_draw_a_second_question():
-    """A long argument stays behind the bar, even if a terminal would wrap it so that it starts in the first column."""
+    """A long argument stays behind the bar, even if the terminal would otherwise wrap it into the first column."""
     forged = (" " * 74 + FORGERY.replace("\n", " " * 60))[:1000]
     terminal = Terminal(80)
     question = asked(payload={"tool": "pay", "arguments": {"note": f"x{forged}x", "amount": 50}})
@@ -153,7 +153,7 @@ def test_a_long_argument_cannot_draw_a_second_question():
 
 
 def test_a_name_cannot_look_like_another_argument():
-    """An argument's name that a model chose is quoted, unless it is a single word."""
+    """An argument name that is not a single word is quoted."""
     terminal = Terminal(80)
     question = asked(payload={"tool": "pay", "arguments": {"amount  5\n": 1, "amount": 50}})
     asyncio.run(fill_in_approval(question, terminal.dialog("n"), terminal.style, terminal.size))
@@ -164,7 +164,7 @@ def test_a_name_cannot_look_like_another_argument():
 
 @pytest.mark.parametrize("width", [20, 37, 133])
 async def test_the_width_is_the_terminals_own(monkeypatch: pytest.MonkeyPatch, width: int):
-    """The terminal's actual width is used instead of `COLUMNS`, because lines that are too long would be wrapped."""
+    """The terminal's actual width is used, not `COLUMNS`, because the terminal would wrap longer lines."""
     from handrail.environment import TerminalEnvironment
 
     monkeypatch.setenv("COLUMNS", "200")

@@ -1,4 +1,4 @@
-"""Escaping of text that is shown on a terminal."""
+"""Escaping text for a terminal."""
 
 import unicodedata
 
@@ -18,7 +18,7 @@ JSON = st.recursive(
 
 
 def moves_nothing(text: str) -> bool:
-    """Return whether a text has no control characters, direction marks or surrogates."""
+    """Return whether a text has no control characters and no marks that hide or reverse text."""
     return not any(
         ord(each) < 32 or 0x7F <= ord(each) < 0xA0 or each in "\u202e\u2066\u200b\u2028" for each in text
     )
@@ -29,11 +29,11 @@ def test_nothing_shown_moves_the_cursor(text: str):
     """Escaped text has no control characters except line breaks and tabs."""
     shown = escape(text)
     assert moves_nothing(shown.replace("\n", "").replace("\t", ""))
-    shown.encode()  # no half of a surrogate pair is left
+    shown.encode()  # no lone surrogate is left
 
 
 def test_invisible_characters_are_escaped():
-    """Every control or formatting character and every surrogate is escaped."""
+    """Control characters, surrogates and invisible formatting characters are escaped."""
     hidden = [chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) in ("Cc", "Cs")]
     hidden += [chr(code) for code in (0xAD, *range(0x200B, 0x2010), *range(0x2060, 0x2070), 0xFEFF)]
     left = [each for each in hidden if each not in "\t\n" and each in escape(each)]
@@ -42,7 +42,7 @@ def test_invisible_characters_are_escaped():
 
 @given(ANYTHING, st.integers(1, 50))
 def test_a_line_is_short_enough(text: str, most: int):
-    """An escaped line has no line breaks or tabs, and at most the given number of characters."""
+    """An escaped line has no line breaks or tabs, and is no longer than the given limit."""
     line = escape_line(text, most)
     assert moves_nothing(line)
     assert len(line) <= most
@@ -50,7 +50,7 @@ def test_a_line_is_short_enough(text: str, most: int):
 
 @given(JSON)
 def test_formatted_values_are_escaped(value: object):
-    """Names and values of any JSON stay within their own lines."""
+    """The names and values of any JSON stay within their own lines."""
     for line in format_value(value):
         assert "\n" not in line
         assert moves_nothing(line.replace("\t", ""))
@@ -59,7 +59,7 @@ def test_formatted_values_are_escaped(value: object):
 
 @given(st.text("abcé漢 .,[bold]\n", max_size=40))
 def test_plain_text_is_unchanged(text: str):
-    """Visible text is not changed, and neither is markup."""
+    """Visible text is unchanged, even if it looks like markup."""
     assert escape(text) == text
 
 
@@ -78,12 +78,12 @@ def test_plain_text_is_unchanged(text: str):
     ],
 )
 def test_what_is_escaped(text: str, shown: str):
-    """Escape sequences, carriage returns and direction marks are escaped, and markup is not."""
+    """Escape sequences, carriage returns and direction marks are escaped. Markup is not."""
     assert escape(text) == shown
 
 
 def test_arguments_in_one_line():
-    """In one line of arguments, words have no quotes, texts with spaces have them, and long values are cut."""
+    """In a line of arguments, single words are not quoted, text with spaces is, and long values are cut."""
     assert (
         format_arguments({"path": "a/b.md", "text": "two words", "n": 3}, 60)
         == 'path=a/b.md text="two words" n=3'
@@ -94,7 +94,7 @@ def test_arguments_in_one_line():
 
 
 def test_longer_text_is_below_its_name():
-    """Text of several lines and nested values are shown indented below their name."""
+    """Text with several lines and nested values are indented below their name."""
     assert list(format_value({"text": "a\nb", "list": [1, {"x": ""}], "none": None, "empty": []})) == [
         "text:",
         "  a",

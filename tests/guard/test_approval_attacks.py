@@ -1,4 +1,4 @@
-"""Attacks on answers: each is refused and runs nothing, and the question still accepts the genuine answer."""
+"""Attacks through answers: each forged answer is refused and runs nothing, and the genuine answer is still accepted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def rewrite(path: str, context: ToolContext) -> str:
 
 
 class Desk:
-    """Runs whose approvals stay open until a test answers them."""
+    """Calls that wait for an approval until a test answers it."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
@@ -50,7 +50,7 @@ class Desk:
         self.calls: list[asyncio.Future[Any]] = []
 
     async def ask(self, name: str = "pay", session: Session | None = None, **arguments: Any) -> Question:
-        """Make a call, and return the question it waits for."""
+        """Make a call, and return the question that it waits for."""
         gate = open_gate(
             [pay, rewrite],
             session=session or self.session,
@@ -66,14 +66,14 @@ class Desk:
         return (await self.journal.questions.open())[-1]
 
     def refused(self, answer: Answer) -> str:
-        """Give an answer that must be refused, and return the reason."""
+        """Give an answer that must be refused, and return the reason for the refusal."""
         with pytest.raises(AnswerRefused) as refused:
             self.journal.questions.answer(answer)
         return refused.value.problem
 
 
 def yes(question: Question, **changed: Any) -> Answer:
-    """Make the genuine answer to a question, with some parts replaced."""
+    """Return the genuine answer to a question, with some fields replaced."""
     fields: dict[str, Any] = {
         "question_id": question.id,
         "digest": question.digest,
@@ -124,7 +124,7 @@ FORGED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("attack", FORGED)
 def test_a_forged_answer_is_refused(attack: str):
-    """A forged answer runs and remembers nothing, and the question still accepts the genuine one."""
+    """A forged answer runs nothing and is not remembered, and the question still accepts the genuine answer."""
     changed, words = FORGED[attack]
 
     async def main() -> None:
@@ -143,33 +143,33 @@ def test_a_forged_answer_is_refused(attack: str):
 
 
 async def changed_arguments(desk: Desk) -> str:
-    """Replay the answer to a small payment for a large one."""
+    """Use the answer to a small payment for a large one."""
     small = await desk.ask(amount=1)
     large = await desk.ask(amount=1000)
     return desk.refused(yes(small, question_id=large.id))
 
 
 async def replayed_for_the_same_arguments(desk: Desk) -> str:
-    """Replay the answer to one call for an identical second call."""
+    """Use the answer to one call for a second, identical call."""
     first = await desk.ask(amount=1)
     desk.journal.questions.answer(yes(first))
     await asyncio.sleep(1)
     assert ran == ["pay 1"]
     ran.clear()
     second = await desk.ask(amount=1)
-    desk.journal.questions.answer(yes(first))  # the repeated answer is harmless for its own question
+    desk.journal.questions.answer(yes(first))  # repeating the answer to its own question is harmless
     return desk.refused(yes(first, question_id=second.id))
 
 
 async def of_another_session(desk: Desk) -> str:
-    """Give the answer to one session's question to another session of the same principal."""
+    """Use the answer to one session's question in another session of the same principal."""
     other = await desk.ask(session=Session(principal="ada"), amount=1)
     mine = await desk.ask(amount=1)
     return desk.refused(yes(other, question_id=mine.id))
 
 
 async def of_another_sessions_principal(desk: Desk) -> str:
-    """Answer a question put to one principal in the name of another."""
+    """Answer a question to one principal in another principal's name."""
     theirs = await desk.ask(session=Session(principal="bob"), amount=1)
     return desk.refused(yes(theirs, by="ada"))
 
@@ -183,7 +183,7 @@ async def late(desk: Desk) -> str:
 
 
 async def late_by_a_hair(desk: Desk) -> str:
-    """Answer at the exact moment the question expires."""
+    """Answer at the exact moment when the question expires."""
     question = await desk.ask(amount=1)
     refusals: list[str] = []
     asyncio.get_running_loop().call_later(59, lambda: refusals.append(desk.refused(yes(question))))
@@ -200,7 +200,7 @@ async def after_another_answer(desk: Desk) -> str:
 
 
 async def that_remembers_more(desk: Desk) -> str:
-    """Repeat a denial, this time asking for a wider scope to be remembered."""
+    """Repeat a denial, this time with a wider scope to remember."""
     question = await desk.ask(amount=1)
     desk.journal.questions.answer(yes(question, value={"approved": False, "remember": "exact"}))
     return desk.refused(yes(question, value={"approved": False, "remember": "scope"}))
@@ -215,7 +215,7 @@ async def after_it_was_withdrawn(desk: Desk) -> str:
 
 
 async def changed_diff(desk: Desk) -> str:
-    """Approve a diff that has been replaced because the file changed meanwhile."""
+    """Use the answer to a diff that was replaced because the file changed meanwhile."""
     desk.files.write("a.txt", "one\n")
     seen = await desk.ask("rewrite", path="a.txt")
     desk.files.write("a.txt", "two\n")
@@ -245,7 +245,7 @@ SCENES: list[tuple[Callable[[Desk], Any], str]] = [
 
 @pytest.mark.parametrize(("attack", "words"), SCENES, ids=[attack.__name__ for attack, _ in SCENES])
 def test_an_answer_fits_nothing_but_its_own_question(attack: Any, words: str):
-    """An answer to another question, or one that comes too late, is refused, and the call does not run."""
+    """An answer to a different question, or one that comes too late, is refused, and the call does not run."""
 
     async def main() -> None:
         desk = Desk()

@@ -1,4 +1,4 @@
-"""Remembered approvals: for whom they hold, how far, and what they never cover."""
+"""Remembered approvals: for whom they hold, how much they cover, and what they never cover."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ async def pay(amount: int, context: ToolContext, to: str = "bob") -> str:
 
 @tool(capabilities={"fs.write"})
 async def put(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
-    """Put something there, outside every fork."""
+    """Put something somewhere, without using a fork."""
     ran.append(f"put {path}")
     return "put"
 
 
 @tool(capabilities={"fs.write"})
 async def wipe(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
-    """Wipe something, outside every fork."""
+    """Wipe something, without using a fork."""
     ran.append(f"wipe {path}")
     return "wiped"
 
@@ -92,14 +92,14 @@ async def copy(
 
 @tool(capabilities={"fs.write"})
 async def tidy(context: ToolContext, path: Annotated[str | None, PathArg("write")] = None) -> str:
-    """Tidy up, there or everywhere."""
+    """Tidy up one path, or everything."""
     ran.append(f"tidy {path}")
     return "tidied"
 
 
 @tool
 async def stamp(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
-    """Stamp something; declares no capabilities."""
+    """Stamp something. The tool declares no capabilities."""
     ran.append(f"stamp {path}")
     return "stamped"
 
@@ -108,7 +108,7 @@ async def stamp(path: Annotated[str, PathArg("write")], context: ToolContext) ->
 async def edit(
     path: Annotated[str, PathArg("write")], text: str, context: ToolContext, also: str = ""
 ) -> str:
-    """Write a file, and another one that the params do not declare as a path."""
+    """Write one file whose path the params declare, and optionally another whose path they don't."""
     context.filesystem.write(path, text)
     if also:
         context.filesystem.write(also, text)
@@ -139,7 +139,7 @@ POLICY = CapabilityPolicy({"fs.write": "ask"}, effects={"idempotent": "allow"})
 
 
 class Desk:
-    """One session and the person in it; each call is a run with its own broker."""
+    """One session and its person. Each call opens a gate with its own broker."""
 
     def __init__(self, says: Any, session: Session | None = None, **options: Any) -> None:
         self.person = Person(says)
@@ -155,7 +155,7 @@ class Desk:
 
     @property
     def scopes(self) -> list[str]:
-        """The scopes that were offered with the last question."""
+        """The scopes that the last question offered."""
         return self.person.questions[-1].payload["scopes"]
 
     @property
@@ -170,7 +170,7 @@ class Unseen(Broker):
 
 
 def picking(scope: str, approved: bool = True) -> Any:
-    """Make a person who picks this scope whenever it is offered, and otherwise decides only once."""
+    """Return a person's answer function that picks this scope whenever it is offered, and otherwise approves once."""
 
     def says(question: Question) -> Any:
         if scope in question.payload["scopes"]:
@@ -185,7 +185,7 @@ def picking(scope: str, approved: bool = True) -> Any:
 
 @pytest.mark.parametrize("says", [True, {"approved": True}, {"approved": True, "remember": "once"}])
 async def test_nothing_is_remembered_unless_somebody_says_so(says: Any):
-    """An answer that is not to be remembered decides one call, and the next identical call is asked about."""
+    """An answer without `remember` decides one call, and the next identical call is asked about again."""
     desk = Desk(says)
     await desk.call("pay", amount=1)
     await desk.call("pay", amount=1)
@@ -194,7 +194,7 @@ async def test_nothing_is_remembered_unless_somebody_says_so(says: Any):
 
 
 async def test_exactly_this_is_not_asked_about_again_in_the_session():
-    """A call approved exactly is not asked about again, even with another broker or with its arguments reordered."""
+    """A call approved exactly is not asked about again in its session, even with a different broker or argument order."""
     desk = Desk(EXACT)
     assert (await desk.call("pay", amount=1, to="ann")).success
     gate = open_gate(TOOLS, session=desk.session, **desk.options)
@@ -214,7 +214,7 @@ async def test_exactly_this_is_not_asked_about_again_in_the_session():
     ],
 )
 async def test_exactly_this_is_nothing_else(name: str, arguments: dict[str, Any]):
-    """An exact approval covers neither other arguments nor other requests under the same name."""
+    """An exact approval covers neither different arguments nor requests by other tools."""
     desk = Desk(EXACT)
     await desk.call("pay", amount=1)
     await desk.call(name, **arguments)
@@ -226,7 +226,7 @@ async def test_who_asks_is_part_of_it():
 
     @tool
     async def confess(context: ToolContext) -> list[bool]:
-        """Ask in every way under one name."""
+        """Ask in both ways under one name."""
         return [
             (await context.request_approval("confess")).approved,
             (await context.request_permission("confess")).approved,
@@ -240,7 +240,7 @@ async def test_who_asks_is_part_of_it():
 
 
 async def test_another_tool_of_the_same_name_is_another():
-    """An approval does not cover a tool of the same name with another schema, effect or set of capabilities."""
+    """An approval does not cover a tool of the same name with different capabilities."""
     desk = Desk(SCOPE)
     await desk.call("pay", amount=1)
 
@@ -254,7 +254,7 @@ async def test_another_tool_of_the_same_name_is_another():
 
 
 async def test_arguments_that_nobody_saw_are_part_of_it():
-    """An approval does not cover a call with another password, and the stored record reveals neither password."""
+    """An approval does not cover a call with a different secret, and the saved session reveals neither secret."""
     got: list[str] = []
 
     @tool
@@ -273,7 +273,7 @@ async def test_arguments_that_nobody_saw_are_part_of_it():
 
 
 async def test_what_nobody_saw_is_remembered_in_this_process_only(monkeypatch: pytest.MonkeyPatch):
-    """A saved session has nothing from which a password could be guessed, so another process asks again."""
+    """A saved session contains nothing from which a secret could be guessed, so another process asks again."""
 
     @tool
     async def login(user: str, context: ToolContext, password: SecretStr | None = None) -> str:
@@ -296,7 +296,7 @@ async def test_what_nobody_saw_is_remembered_in_this_process_only(monkeypatch: p
 
 
 async def test_what_a_handler_does_to_its_arguments_is_not_what_is_asked_about():
-    """The person sees the original arguments, and these are remembered, even if the handler changes its own."""
+    """The person is shown the arguments as the call was made with them, even if the handler changes its own."""
 
     @dataclass
     class Order:
@@ -339,14 +339,14 @@ async def test_what_a_handler_does_to_its_arguments_is_not_what_is_asked_about()
     ],
 )
 async def test_scopes_that_are_offered(name: str, arguments: dict[str, Any], scopes: list[str]):
-    """The offered scopes are derived from capabilities and paths, narrowest first, and none covers everything."""
+    """Scopes are derived from capabilities and paths, narrowest first, and none covers everything."""
     desk = Desk(False)
     await desk.call(name, **arguments)
     assert desk.scopes == scopes
 
 
 async def test_a_list_that_nobody_would_read_is_not_offered():
-    """A scope that lists five files is offered; one that would list six is not."""
+    """A scope may list up to five files. A call with six files is offered none."""
 
     @tool(capabilities={"fs.write"})
     async def sweep(paths: list[Annotated[str, PathArg("write")]], context: ToolContext) -> str:
@@ -377,7 +377,7 @@ UNDER_DOCS = "fs.write under docs/"
     ],
 )
 async def test_inside_a_scope_nobody_is_asked(name: str, arguments: dict[str, Any]):
-    """A call that does no more than a remembered scope allows is not asked about, whichever tool makes it."""
+    """A call that does no more than a remembered scope allows is not asked about, even if a different tool makes it."""
     desk = Desk(picking(UNDER_DOCS))
     await desk.call("put", path="docs/a.md")
     assert (await desk.call(name, **arguments)).success
@@ -414,7 +414,7 @@ async def test_inside_a_scope_nobody_is_asked(name: str, arguments: dict[str, An
     ],
 )
 async def test_what_leaves_a_scope_is_asked_about(name: str, arguments: dict[str, Any]):
-    """A call with a path outside the scope, in any spelling, or with a further capability is asked about."""
+    """A call is asked about if a path is outside the scope, however it is spelled, or if it needs more capabilities."""
     desk = Desk(picking(UNDER_DOCS), filesystem=MemoryFilesystem())
     await desk.call("put", path="docs/a.md")
     await desk.call(name, **arguments)
@@ -452,7 +452,7 @@ async def test_a_link_is_followed_in_files_that_a_resource_brings(tmp_path: Path
 
 
 async def test_a_link_counts_as_the_call_around_has_it(tmp_path: Path):
-    """A link in an inner call's path is resolved with the outer call's uncommitted changes."""
+    """In an inner call's path, a link is resolved as the outer call's uncommitted changes have it."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "out").symlink_to("..")
 
@@ -475,7 +475,7 @@ NAMES = st.sampled_from(["docs", "docs-secret", "de", "..", ".", "", "a", "Docs"
 @settings(max_examples=200, deadline=None)
 @given(st.lists(NAMES, min_size=1, max_size=5).map("/".join))
 def test_a_path_is_covered_exactly_if_it_lies_there(path: str):
-    """A path is covered by a folder's scope exactly if its names begin with the folder and continue below it."""
+    """A folder's scope covers a path exactly if the path lies below that folder."""
 
     async def main() -> int:
         desk = Desk(picking(UNDER_DOCS))
@@ -515,7 +515,7 @@ async def test_a_tool_without_capabilities_has_scopes_of_its_own():
 
 
 async def test_a_permission_is_for_the_kind_and_the_tool():
-    """A remembered permission covers its kind for any arguments of its tool, but no other kind and no other tool."""
+    """A remembered permission covers its kind for all arguments of its tool, but no other kind and no other tool."""
     desk = Desk(SCOPE)
     assert (await desk.call("need", kind="net")).value
     assert (await desk.call("need", kind="net", again=1)).value
@@ -526,7 +526,7 @@ async def test_a_permission_is_for_the_kind_and_the_tool():
 
 
 async def test_a_message_is_remembered_as_it_was_put():
-    """A remembered approval of a message covers the same message from the same call, and no other."""
+    """A remembered approval of a message covers that message from the same tool and arguments, and no other message."""
     desk = Desk(EXACT)
     for message in ("sure?", "sure?", "really?"):
         assert (await desk.call("wonder", message=message)).value[0]
@@ -540,7 +540,7 @@ async def test_a_message_is_remembered_as_it_was_put():
 
 @pytest.mark.parametrize("remember", ["exact", "scope"])
 async def test_a_denial_is_remembered_and_its_reason_told(remember: str):
-    """A remembered denial is not asked about again; the model is told the reason and not to repeat the call."""
+    """A remembered denial is not asked about again. The model is told the reason, and not to call the tool again."""
     desk = Desk({"approved": False, "reason": "we are broke", "remember": remember})
     await desk.call("pay", amount=1)
     again = await desk.call("pay", amount=1)
@@ -556,7 +556,7 @@ async def test_a_denial_is_remembered_and_its_reason_told(remember: str):
 
 
 async def test_a_handler_that_asks_gets_what_was_decided():
-    """A handler's request gets the remembered outcome, reason and principal, as if the person had been asked."""
+    """A handler that asks gets the remembered outcome, reason and principal, as if the person had answered again."""
     desk = Desk({"approved": False, "reason": "no", "remember": "exact"})
     await desk.call("wonder", message="?")
     last = await desk.call("wonder", message="?")
@@ -595,7 +595,7 @@ async def test_a_denial_goes_before_an_approval(narrow: bool):
 async def test_the_same_call_written_otherwise_does_not_pass_a_denial(
     name: str, denied: dict[str, Any], again: dict[str, Any], mode: Any
 ):
-    """A denial also covers the same call with its path spelled differently or with a default given explicitly."""
+    """A denial also covers the same call with its path spelled differently or a default passed explicitly."""
     desk = Desk({"approved": False, "remember": "exact"}, filesystem=MemoryFilesystem({"docs/z.md": "z"}))
     await desk.call(name, **denied)
     desk.person.approve = SCOPE
@@ -607,7 +607,7 @@ async def test_the_same_call_written_otherwise_does_not_pass_a_denial(
 
 
 async def test_a_no_without_words_is_not_remembered():
-    """A question that times out leaves no remembered decision."""
+    """A timeout is not remembered."""
     desk = Desk(True)
     desk.options["approval_seconds"] = 0.01
     desk.person.after = asyncio.Event()
@@ -622,7 +622,7 @@ async def test_a_no_without_words_is_not_remembered():
     "asks", [("pay", {"amount": 1}), ("put", {"path": "docs/a.md"}), ("need", {"kind": "net"})]
 )
 async def test_strict_denies_what_was_approved_before(asks: Any):
-    """Under `strict`, a call that needs approval is denied, even if a remembered approval covers it."""
+    """Under `strict`, a call that needs approval is denied even if a remembered approval covers it."""
     name, arguments = asks
     desk = Desk(SCOPE)
     await desk.call(name, **arguments)
@@ -646,7 +646,7 @@ async def test_a_lasting_no_stands_under_approve_all():
 
 @pytest.mark.parametrize("environment", [None, Agent()])
 async def test_what_a_person_decided_holds_when_nobody_is_there(environment: Any):
-    """Remembered decisions hold when no person can be asked, and a model that stands in for one is never asked."""
+    """Remembered decisions hold when no person can be asked. Other calls are denied, even if a model could answer."""
     desk = Desk(EXACT)
     await desk.call("pay", amount=1)
     desk.options["environment"] = environment
@@ -660,7 +660,7 @@ async def test_what_a_person_decided_holds_when_nobody_is_there(environment: Any
 
 
 async def test_exactly_this_is_also_this_diff():
-    """An exact approval covers one diff, so another diff is reviewed again; a denial covers the call with any diff."""
+    """An exact approval covers one diff, and a different diff is asked about. A denial covers the call with any diff."""
     files = MemoryFilesystem()
     desk = Desk(EXACT, filesystem=files)
     await desk.call("edit", path="a.md", text="new\n")
@@ -679,7 +679,7 @@ async def test_exactly_this_is_also_this_diff():
 
 
 async def test_an_approval_without_a_diff_does_not_cover_a_diff():
-    """A call that was approved without a preview is asked about again if it now has a preview."""
+    """An approval that was given without a preview does not cover the same call with a preview."""
 
     desk = Desk(EXACT, filesystem=MemoryFilesystem())
     shown = dict(desk.options)
@@ -692,7 +692,7 @@ async def test_an_approval_without_a_diff_does_not_cover_a_diff():
 
 
 async def test_a_scope_covers_what_a_call_did_not_what_it_said():
-    """A previewed call is covered by a scope only if the files it actually changed are in the scope."""
+    """A scope covers a previewed call only if every file that it changed is in the scope."""
     files = MemoryFilesystem()
     desk = Desk(picking(UNDER_DOCS), filesystem=files)
     await desk.call("edit", path="docs/a.md", text="new\n")
@@ -707,7 +707,7 @@ async def test_a_scope_covers_what_a_call_did_not_what_it_said():
 
 
 async def test_a_scope_says_nothing_of_what_can_not_be_shown():
-    """A call that used a resource other than files is not covered by any scope, and is reviewed each time."""
+    """No scope covers a call that used a forkable resource other than files."""
 
     class Ledger(Fork):
         def fork(self, owner: str, /, *, writable: bool = True) -> Any:
@@ -737,7 +737,7 @@ async def test_a_scope_says_nothing_of_what_can_not_be_shown():
 
 
 def test_it_is_listed_with_all_there_is_to_know():
-    """A remembered decision lists who made it, when, what it covers and its question; each use publishes an event."""
+    """A remembered decision records who made it, when, what it covers and its question. Each use publishes an event."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -766,7 +766,7 @@ def test_it_is_listed_with_all_there_is_to_know():
 
 
 async def test_revoked_it_counts_no_more():
-    """A revoked decision no longer applies to later calls, and both the decision and its revocation are logged."""
+    """A revoked decision applies to no later call, and the revocation is recorded with who made it."""
     desk = Desk(EXACT)
     await desk.call("pay", amount=1)
     memory = approvals_of(desk.session)
@@ -827,7 +827,7 @@ async def test_it_outlives_a_call_that_failed():
 
 
 async def test_it_holds_in_the_next_evaluation_of_an_adapter():
-    """Decisions hold in later evaluations of the same session, whether they share a broker or not."""
+    """Decisions hold in later evaluations with the same session, even with a different broker."""
     person = Person(SCOPE)
     session = Session()
     prompt = Prompt("cashier", "Pay.", tools=[pay], policies=[CapabilityPolicy()])
@@ -840,7 +840,7 @@ async def test_it_holds_in_the_next_evaluation_of_an_adapter():
 
 
 async def test_one_broker_serves_many_sessions():
-    """With one broker for several sessions, a decision in one session does not apply to another."""
+    """If one broker serves several sessions, a decision in one session does not apply to another."""
     person = Person(EXACT)
     broker = Broker(environment=person)
     one, two = (Desk(None, Session(principal="ada"), approvals=broker) for _ in range(2))
@@ -853,7 +853,7 @@ async def test_one_broker_serves_many_sessions():
 @pytest.mark.parametrize(("changed", "asked"), [({}, 0), ({"id": "two"}, 1), ({"principal": "bob"}, 1)])
 @pytest.mark.parametrize("remember", ["exact", "scope"])
 async def test_it_is_saved_with_its_session_and_fits_no_other(changed: Any, asked: int, remember: str):
-    """A saved decision applies only to the session id and principal it was saved with."""
+    """A saved decision applies only to the session id and the principal that it was made for."""
     desk = Desk({"approved": True, "remember": remember})
     await desk.call("pay", amount=1)
     await desk.call("put", path="docs/a.md")
@@ -881,7 +881,7 @@ async def test_revocations_are_saved_too():
 
 
 async def test_a_tool_can_look_and_not_decide():
-    """Nothing public on a tool's context approves, remembers, revokes, or changes the mode."""
+    """A tool can't approve, remember, revoke or change the mode through its context."""
     seen: list[Any] = []
 
     @tool(effect="staged")
@@ -916,7 +916,7 @@ async def test_a_tool_can_look_and_not_decide():
 
 
 async def test_a_policy_can_not_forge_a_decision_either():
-    """A policy can't forge a decision, neither before the call nor in `on_result`."""
+    """A policy can't forge a decision, either in `check` or in `on_result`."""
     refused: list[str] = []
 
     class Sly:
@@ -985,7 +985,7 @@ class Open:
 
 @pytest.mark.parametrize("approved", [True, False])
 def test_one_answer_settles_the_open_questions_it_covers(approved: bool):
-    """An answer withdraws and decides the other open questions that it covers, each with its own event."""
+    """A remembered answer also decides the other open questions that it covers, each with its own event."""
 
     async def main() -> None:
         scene = Open([ToolCall("pay", {"amount": amount}) for amount in (1, 1, 2, 1)])
@@ -1015,7 +1015,7 @@ def test_one_answer_for_once_settles_one():
 
 
 def test_what_is_shown_by_its_diff_stays_open():
-    """A question with a diff stays open even if another answer covers it, since a person may be reviewing the diff."""
+    """A question with a diff stays open even if another answer covers it, because a person may be reviewing the diff."""
 
     async def main() -> None:
         calls = [ToolCall("edit", {"path": f"docs/{name}.md", "text": "new\n"}) for name in "ab"]
@@ -1030,7 +1030,7 @@ def test_what_is_shown_by_its_diff_stays_open():
 
 
 def test_revoked_before_it_was_acted_on_it_is_asked_again():
-    """If an approval is revoked before a call that it covers has used it, the call is asked about again."""
+    """If an approval is revoked before a call that it covers has used it, the call's question stays open."""
 
     async def main() -> None:
         scene = Open([ToolCall("pay", {"amount": 1})] * 2)
@@ -1048,7 +1048,7 @@ def test_revoked_before_it_was_acted_on_it_is_asked_again():
 
 
 def test_a_cancelled_run_leaves_no_listener_behind():
-    """When a run is cancelled, its question leaves no listener behind in the approval memory."""
+    """When a run is cancelled, its question leaves no subscriber in the session."""
 
     async def main() -> None:
         scene = Open([ToolCall("pay", {"amount": 1})])

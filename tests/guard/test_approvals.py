@@ -1,4 +1,4 @@
-"""Approvals: who is asked, what they see, and what happens after each kind of refusal."""
+"""Approvals: who is asked, what the person sees, and what follows each kind of refusal."""
 
 import asyncio
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ POLICY = CapabilityPolicy(effects={"idempotent": "allow"})
 
 
 class Scene:
-    """A gate that asks for approval of its irreversible tools, with a record of all events."""
+    """A gate that asks for approval of irreversible tools, with a record of all events."""
 
     def __init__(self, environment: Environment | None = None, tools: Any = TOOLS, **options: Any) -> None:
         self.session = options.pop("session", None) or Session(principal="ada")
@@ -125,7 +125,7 @@ class Scene:
     ],
 )
 def test_mode_and_who_is_there_decide(mode: Any, environment: Any, outcome: str, by: str, asked: int):
-    """Approval depends on the mode and the environment; a model that stands in for a person is never asked."""
+    """The mode and the environment decide. A model that stands in for a person is never asked."""
     if environment is not None:
         environment.questions.clear()
 
@@ -146,7 +146,7 @@ def test_mode_and_who_is_there_decide(mode: Any, environment: Any, outcome: str,
 
 
 def test_no_mode_is_never_approve_all():
-    """A gate opened without an approval mode approves nothing by itself."""
+    """A gate opened without an approval mode and without a person approves nothing."""
 
     async def main() -> str:
         return (await open_gate([pay], policies=[CapabilityPolicy()]).invoke("pay", {"amount": 1})).message
@@ -161,13 +161,13 @@ def test_no_mode_is_never_approve_all():
 
 @pytest.mark.parametrize("seconds", [0, -1, True, "60", float("nan")])
 def test_an_invalid_expiry_is_refused(seconds: Any):
-    """An invalid expiry is refused where it is given, with an explanation."""
+    """An invalid `approval_seconds` is refused when the gate is opened."""
     with pytest.raises(DefinitionError, match=r"approval_seconds is .* Pass a positive number of seconds"):
         open_gate([pay], approval_seconds=seconds)
 
 
 def test_nothing_that_needs_asking_runs_under_strict_by_any_path():
-    """Under `strict`, no call that needs approval runs, whether a model, a turn or another call makes it."""
+    """Under `strict`, no call that needs approval runs, whether it is made directly, in a turn or by another call."""
 
     @tool(effect="idempotent")
     async def twice_removed(context: ToolContext) -> str:
@@ -186,7 +186,7 @@ def test_nothing_that_needs_asking_runs_under_strict_by_any_path():
 
 
 def test_approval_can_be_nested_and_says_who_asks():
-    """A nested call's approval is requested from the root broker, with the whole path of calls."""
+    """A nested call's question names the whole path of calls that led to it."""
     person = Person(True)
 
     async def main() -> None:
@@ -236,7 +236,7 @@ async def cancelling(scene: Scene) -> None:
     ids=range(8),
 )
 def test_each_refusal_is_named_and_the_run_continues(person: Any, words: str):
-    """After any kind of refusal the model is told what happened to its call, and the next call runs."""
+    """After any refusal, the model is told what happened to its call, and the next call runs."""
 
     async def main() -> None:
         scene = Scene(person(), approval_seconds=30)
@@ -257,7 +257,7 @@ class Broken(Person):
 
 
 def test_a_withdrawn_question_is_a_cancelled_approval():
-    """If a question is withdrawn, its call fails with that reason and the run continues."""
+    """If a question is withdrawn, its call fails as cancelled, and the run continues."""
 
     async def main() -> None:
         scene = Scene(Person(True, after=asyncio.Event()))
@@ -284,7 +284,7 @@ def test_a_withdrawn_question_is_a_cancelled_approval():
     ids=["yes", "yes because", "no", "late", "nobody"],
 )
 def test_asking_in_a_handler_returns_what_came_of_it(verb: str, person: Any, expected: Approval):
-    """`request_approval` and `request_permission` return a denial as a value, and never raise one."""
+    """`request_approval` and `request_permission` return a denial instead of raising an error."""
 
     async def main() -> None:
         scene = Scene(person(), approval_seconds=30)
@@ -302,7 +302,7 @@ def test_asking_in_a_handler_returns_what_came_of_it(verb: str, person: Any, exp
 
 
 def test_wrong_answer_first_is_asked_again_with_what_was_wrong():
-    """An answer that is not a boolean, such as "yes", is refused; the person is asked again with the reason."""
+    """An answer whose `approved` is not a boolean is refused, and the person is asked again with the reason."""
     person = Person(True, wrong_first={"approved": "yes"})
 
     async def main() -> bool:
@@ -329,7 +329,7 @@ def test_wrong_answer_first_is_asked_again_with_what_was_wrong():
     ],
 )
 def test_only_a_truth_value_approves(value: Any):
-    """Three answers that are not booleans count as a denial."""
+    """Only an answer whose `approved` is a boolean can approve. Three invalid answers count as a denial."""
 
     class Mumbles(Person):
         def _approval(self, question: Question) -> Any:
@@ -343,7 +343,7 @@ def test_only_a_truth_value_approves(value: Any):
 
 
 def test_schema_of_an_approval_is_plain():
-    """The schema of an approval is simple enough for every client to show it as a button."""
+    """The approval schema is simple enough for any client to show it as a button and a text field."""
     assert APPROVAL_SCHEMA["required"] == ["approved"]
     assert {key: value["type"] for key, value in APPROVAL_SCHEMA["properties"].items()} == {
         "approved": "boolean",
@@ -355,7 +355,7 @@ def test_schema_of_an_approval_is_plain():
 
 
 def test_parallel_requests_each_get_their_own_answer():
-    """Each of several concurrent calls gets its own answer, whatever the order of the answers."""
+    """Each of several concurrent calls gets its own answer, in whatever order the answers arrive."""
 
     class Slow(Person):
         async def ask(self, question: Question, /) -> Any:
@@ -376,7 +376,7 @@ def test_parallel_requests_each_get_their_own_answer():
 
 
 def test_parallel_requests_of_one_handler():
-    """Concurrent requests of one handler each have their own question and answer."""
+    """Each of one handler's concurrent requests has its own question and answer."""
 
     @tool(effect="idempotent")
     async def both(context: ToolContext) -> list[str]:
@@ -402,7 +402,7 @@ def hurried(name: str, timeout: float, body: Any) -> Tool[Any, Any]:
 
 
 def test_time_a_person_takes_does_not_count_towards_the_timeout():
-    """The time a person takes counts towards no timeout, neither the call's own nor an outer call's."""
+    """The time that a person takes counts towards no timeout, neither the call's nor an outer call's."""
 
     async def body(context: ToolContext) -> str:
         await asyncio.sleep(3)
@@ -439,7 +439,7 @@ def test_the_rest_of_the_time_counts_as_ever():
 
 
 def test_two_people_asked_at_once_both_stop_the_clock():
-    """When two people are asked at once, the clock stays stopped until both have answered."""
+    """While two questions are open, the timeout stays paused until both are answered."""
 
     class ByName(Person):
         async def ask(self, question: Question, /) -> Any:
@@ -466,7 +466,7 @@ def test_two_people_asked_at_once_both_stop_the_clock():
     ],
 )
 def test_a_deadline_pauses_for_people_only_if_it_says_so(where: str, pauses: bool):
-    """A deadline that does not pause for people ends the run while they think, before the handler and inside it."""
+    """A deadline that does not pause for people ends the run while they think, before or inside a handler."""
 
     async def main() -> float:
         clock = VirtualClock()
@@ -497,7 +497,7 @@ class Login:
 
 
 def test_secrets_are_not_shown():
-    """Only the handler receives a secret: the person, the events and the result do not show it."""
+    """A secret reaches only the handler. The question and the events show it masked."""
     got: list[str] = []
 
     async def handler(params: Login, *, context: ToolContext) -> ToolResult[str]:
@@ -526,7 +526,7 @@ def test_secrets_are_not_shown():
 
 
 def test_events_of_an_approval_come_in_order_and_stay_in_the_session():
-    """A request and its decision are published before the call ends and stay in the session, even after a denial."""
+    """A request and its decision are published before the call ends, and stay in the session even after a denial."""
 
     async def main() -> None:
         scene = Scene(Person("no"))
@@ -548,7 +548,7 @@ def test_events_of_an_approval_come_in_order_and_stay_in_the_session():
 
 
 def test_a_cancelled_run_ends_its_approvals():
-    """When a run is cancelled, every approval request has a decision and its question is closed."""
+    """When a run is cancelled, its open question is closed, and its approval is decided as cancelled."""
 
     async def main() -> None:
         scene = Scene(Person(True, after=asyncio.Event()))
@@ -581,7 +581,7 @@ def test_an_approval_is_for_one_call():
 
 
 def test_policies_are_asked_again_once_a_person_has_answered():
-    """Policies are checked again after a person has answered, since they may now deny the call."""
+    """Policies are checked again after a person has answered, because they may deny the call by then."""
 
     class Closes:
         name = "closes"
@@ -608,7 +608,7 @@ def test_policies_are_asked_again_once_a_person_has_answered():
 
 
 def test_a_broker_of_ones_own_decides():
-    """Any object with a `decide` method can be the broker."""
+    """Any object with a `decide` method can be a broker."""
 
     class Odd:
         async def decide(self, request: Any, /) -> Approval:
@@ -623,7 +623,7 @@ def test_a_broker_of_ones_own_decides():
 
 
 def test_a_broker_that_raises_approves_nothing():
-    """If a broker raises, its call fails and does not run."""
+    """If the broker raises an error, the call fails and does not run."""
 
     class Broken:
         async def decide(self, request: Any, /) -> Approval:

@@ -1,4 +1,4 @@
-"""Approvals in nested, concurrent runs: each answer reaches its own question, and clocks stop meanwhile."""
+"""Approvals in nested, concurrent runs: each answer reaches its own question, and timeouts and deadlines pause meanwhile."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ FIRM = Prompt("firm", "Manage.", tools=[manage, pay], policies=[POLICY])
 
 
 def plays(request: ModelRequest) -> Any:
-    """Answer as the model at every level: call the only tool as instructed, then report its result."""
+    """Play the model at every level: call the tools that the message names, then report their results."""
     last = request.messages[-1]
     if isinstance(last, ToolMessage):
         return last.text
@@ -75,7 +75,7 @@ def plays(request: ModelRequest) -> Any:
 
 
 class Firm:
-    """A run of the firm whose questions stay open until a test answers them."""
+    """Runs of the firm whose questions stay open until a test answers them."""
 
     def __init__(self, *, person: Person | None = None, **options: Any) -> None:
         self.clock = VirtualClock()
@@ -96,7 +96,7 @@ class Firm:
         return asyncio.ensure_future(self.adapter.evaluate(FIRM, message, session=self.session, **options))
 
     async def questions(self) -> dict[int, Question]:
-        """Return the open questions, by the amount they ask about."""
+        """Return the open questions by the amount that they ask about."""
         await asyncio.sleep(1)
         return {each.payload["arguments"]["amount"]: each for each in await self.journal.questions.open()}
 
@@ -111,7 +111,7 @@ DEEP = ("manage", "delegate", "pay")
 
 @pytest.mark.parametrize("order", list(itertools.permutations((1, 2, 3))))
 def test_each_answer_reaches_its_own_question(order: tuple[int, ...]):
-    """Two questions three levels deep and one at the top each get their own answer, in any order."""
+    """Two questions from three levels down and one from the top each get their own answer, in any order."""
 
     async def main() -> None:
         firm = Firm()
@@ -160,7 +160,7 @@ def test_a_lasting_answer_at_one_level_holds_at_all():
 
 
 def test_what_is_cancelled_takes_its_questions_along():
-    """Cancelling a run at any level closes its questions, and every request has a decision."""
+    """Cancelling a run closes the questions of all its nested runs, and each request is decided as cancelled."""
 
     async def main() -> None:
         firm = Firm()
@@ -182,7 +182,7 @@ def test_what_is_cancelled_takes_its_questions_along():
 
 
 class Slow(Person):
-    """A person who takes a hundred seconds per unit to pay."""
+    """A person who takes a hundred seconds for each unit of the amount."""
 
     async def ask(self, question: Question, /) -> Any:
         await asyncio.sleep(100 * question.payload["arguments"]["amount"])
@@ -192,7 +192,7 @@ class Slow(Person):
 @pytest.mark.parametrize("pauses", [True, False])
 @pytest.mark.parametrize("calls", [{1: "manage"}, {1: "manage", 3: "manage"}, {1: "pay", 2: "manage"}])
 def test_the_time_a_person_takes_stops_the_deadline_at_every_level(calls: dict[int, str], pauses: bool):
-    """Clocks stop at every level until the last person has answered; a deadline that does not pause ends the run."""
+    """A deadline that pauses does so until the last person has answered, at any level. One that does not ends the run."""
 
     async def main() -> float:
         firm = Firm(person=Slow(True))
@@ -212,11 +212,11 @@ def test_the_time_a_person_takes_stops_the_deadline_at_every_level(calls: dict[i
 
 
 def test_a_tighter_deadline_of_a_nested_run_stands_too():
-    """While a person is asked, both a nested run's own deadline and the outer run's deadline pause."""
+    """While a person is asked, both the nested run's deadline and the outer run's deadline pause."""
 
     @tool(effect="idempotent")
     async def hurry(amount: int, context: ToolContext) -> float:
-        """Let the till pay within a minute."""
+        """Let the till pay within half a minute."""
         till = Prompt("till", "Pay.", tools=[pay], policies=[POLICY])
         assert context.deadline is not None
         limit = Deadline.after(30, clock=VirtualClock(), pauses_for_people=True)
@@ -236,7 +236,7 @@ def test_a_tighter_deadline_of_a_nested_run_stands_too():
 
 
 def test_what_is_remembered_takes_no_time_and_a_question_expires_for_each():
-    """A question without an answer expires by itself, while a remembered decision takes no time."""
+    """Each question without an answer expires, while a remembered decision takes no time."""
 
     async def main() -> None:
         firm = Firm(approval_seconds=30)

@@ -1,4 +1,4 @@
-"""The law of remembered decisions: restarting the process at every question changes nothing."""
+"""A session whose process restarts at every question decides the same as one whose process never restarts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def put(path: Annotated[str, PathArg("write")], context: ToolContext) -> s
 
 @tool(effect="idempotent", capabilities={"fs.write"})
 async def build(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
-    """Build something there, which takes a while and a permission."""
+    """Build something there, which waits for two events and needs a permission."""
     assert context.wait_for
     await context.wait_for("begin", {"path": path}, bool)
     allowed = await context.request_permission("net")
@@ -54,7 +54,7 @@ async def build(path: Annotated[str, PathArg("write")], context: ToolContext) ->
 
 @tool(effect="idempotent", capabilities={"fs.write"})
 async def unlock(password: SecretStr, context: ToolContext) -> str:
-    """Unlock something with a key that nobody is shown."""
+    """Unlock something with a password that is not shown to the person."""
     return "unlocked"
 
 
@@ -72,7 +72,7 @@ CALLS = [
 
 @dataclass(frozen=True)
 class Say:
-    """A person's answer to an open question or, if `approved` is None, the revocation of a decision."""
+    """A person's answer to an open question, or the revocation of a decision if `approved` is None."""
 
     which: int
     approved: bool | None
@@ -81,7 +81,7 @@ class Say:
 
 @dataclass(frozen=True)
 class Turn:
-    """A run of the session, with its concurrent calls and the person's answers."""
+    """One run of the session: its concurrent calls and the person's answers."""
 
     calls: Sequence[ToolCall]
     says: Sequence[Say]
@@ -113,7 +113,7 @@ class Desk(Environment):
 
 
 class World:
-    """A session and its journal, with a record of everything that is visible from outside."""
+    """A session and its journal, with a record of what can be observed from outside."""
 
     def __init__(self, base: Path) -> None:
         self.path = base / "runs.db"
@@ -136,7 +136,7 @@ class World:
         return {"approvals": "approve_all" if self.turn.approve_all else None}
 
     async def go(self, number: int, turn: Turn) -> None:
-        """Execute one run from start to end."""
+        """Play one run from start to end."""
         self.turn = turn
         run_id = f"run{number}"
         await self.begin(run_id)
@@ -170,7 +170,7 @@ class World:
 
 
 class Lasting(World):
-    """A world with one process, one session and one adapter."""
+    """A world in which one process with one session and one adapter does everything."""
 
     def __init__(self, base: Path) -> None:
         super().__init__(base)
@@ -193,7 +193,7 @@ class Lasting(World):
 class Restarted(World):
     """A world in which every step happens in a new process that has only the journal.
 
-    A run that contains a secret can't be parked, so one process runs it to its end, and the next run has another.
+    A run with a secret can't be parked, so a single process runs it to its end.
     """
 
     held: asyncio.Future[Any] | None = None
@@ -250,7 +250,7 @@ def _answer(question: Question, say: Say) -> Answer:
 
 
 def played(kind: type[World], turns: Sequence[Turn]) -> list[Any]:
-    """Play these turns in a world, and return everything visible of its session."""
+    """Play these turns in a world, and return what was observed of its session."""
     with tempfile.TemporaryDirectory() as base:
 
         async def main() -> list[Any]:
@@ -271,13 +271,13 @@ PUT_A, PUT_B, PUT_C, BUILD_A, BUILD_B, *_, UNLOCK, _ = CALLS
 @example([Turn([PUT_A], [Say(0, False, "scope")]), Turn([PUT_B, PUT_C], [], approve_all=True)])
 @example([Turn([UNLOCK], [Say(0, False, "exact")]), Turn([UNLOCK], [], approve_all=True)])
 @example([Turn([PUT_A], [Say(0, True, "scope"), Say(0, None)]), Turn([PUT_B], [])])
-# A call allowed by a one-time approval continues even if another answer denies its kind meanwhile.
+# A call allowed by a one-time approval continues even if a later answer denies calls of its kind.
 @example([Turn([BUILD_A, BUILD_B], [Say(0, True), Say(1, False, "scope")])])
-# A call allowed by a remembered approval keeps its permission and continues after the revocation.
+# A call allowed by a remembered approval continues even if that approval is revoked.
 @example([Turn([PUT_A], [Say(0, True, "scope")]), Turn([BUILD_B], [Say(0, None)])])
 @example([Turn([BUILD_A], [Say(0, True), Say(0, True), Say(0, True, "scope"), Say(0, None)])])
 def test_a_session_that_is_restarted_at_every_step_remembers_what_one_does_that_never_was(
     turns: list[Turn],
 ) -> None:
-    """After each step the open questions, the list of decisions and the outcomes are the same."""
+    """At every step, both worlds have the same open questions, remembered decisions and results."""
     assert played(Restarted, turns) == played(Lasting, turns)

@@ -50,7 +50,7 @@ async def note(text: str, context: ToolContext) -> str:
 
 
 class Rule:
-    """A policy that returns a given decision and records what it saw."""
+    """A policy that makes a given decision and records the calls and results it saw."""
 
     def __init__(self, name: str = "rule", check: Any = None, on_result: Any = None) -> None:
         self.name = name
@@ -90,7 +90,7 @@ def later(decision: Any) -> Callable[..., Any]:
 
 
 def one_call(policy: Any, **options: Any) -> tuple[ToolResult[Any], Session, RecordingSubscriber]:
-    """Return the outcome of one call of `note` under these policies."""
+    """Make one call of `note` under these policies, and return its result, the session and the recorded events."""
 
     async def main() -> tuple[ToolResult[Any], Session, RecordingSubscriber]:
         session = Session()
@@ -128,7 +128,7 @@ def one_call(policy: Any, **options: Any) -> tuple[ToolResult[Any], Session, Rec
     ],
 )
 def test_what_a_policy_decides_is_what_happens(check: Any, approve: Any, status: str, words: str):
-    """An allowed call runs, a denial gives its reason, `ask` asks a person, and any other decision is a denial."""
+    """An allowed call runs, a denial gives its reason, and `ask` asks a person. Anything else denies the call."""
     result, session, seen = one_call(Rule(check=check), environment=Person(approve))
     assert seen.statuses() == [("note", status)]
     assert words in result.render()
@@ -137,7 +137,7 @@ def test_what_a_policy_decides_is_what_happens(check: Any, approve: Any, status:
 
 @pytest.mark.parametrize("denies", [0, 1, 2])
 def test_all_must_allow(denies: int):
-    """A denial by one policy denies the call, whatever the order of the policies, and nobody is asked."""
+    """If one policy denies a call, it is denied in any order of the policies, and nobody is asked."""
     rules = [Rule(f"rule {index}", PolicyDecision.ask("?")) for index in range(3)]
     rules[denies] = Rule("denier", PolicyDecision.deny("no"))
     person = Person(approve=True)
@@ -175,7 +175,7 @@ def test_on_result_that_raises_denies_and_rolls_back(on_result: Any):
 
 
 def test_on_result_is_for_successes_and_awaited():
-    """An async `on_result` finishes before the call commits; it is not called for a failed call."""
+    """An async `on_result` finishes before the call commits, and is not called for a failed call."""
     order: list[str] = []
 
     async def told(result: ToolResult[Any], context: ToolContext) -> None:
@@ -199,7 +199,7 @@ def test_on_result_is_for_successes_and_awaited():
 
 
 def test_policy_sees_the_results_of_every_tool_nested_ones_too():
-    """Policies check every call, including those that a tool makes."""
+    """Policies check every call and see its result, even for calls that a tool makes."""
 
     @tool
     async def outer(context: ToolContext) -> str:
@@ -225,7 +225,7 @@ class Transfer:
 
 
 def test_policy_can_not_change_params():
-    """A policy can't change the params that the handler receives, the person sees or the record has."""
+    """A policy can't change the params that the handler receives, the person sees or the event carries."""
     got: list[Transfer] = []
 
     async def handler(params: Transfer, *, context: ToolContext) -> ToolResult[str]:
@@ -255,7 +255,7 @@ def test_policy_can_not_change_params():
 
 @pytest.mark.parametrize("by", ["model", "tool"])
 def test_arguments_changed_while_a_person_decides_are_not_used(by: str):
-    """The checked and approved arguments are used, even if other code changes the object meanwhile."""
+    """A call uses the arguments that were checked and approved, even if other code changes the object meanwhile."""
     sent: list[list[int]] = []
 
     @tool
@@ -303,7 +303,7 @@ class Seen:
 
 
 def test_policy_may_only_log_before_the_call():
-    """A call is denied if a policy writes state in its `check`, since that state would outlive a failed call."""
+    """A policy that writes state in `check` denies the call, because that state would outlive a failed call."""
     result, session, _ = one_call(Rule(check=lambda _, context: context.session.dispatch(Note("sneaky"))))
     assert result.message == "The policy 'rule' could not decide, so note is denied."
     assert len(session[Note]) == 0
@@ -321,7 +321,7 @@ def test_what_check_logs_stays_although_the_call_fails():
 
 
 def test_state_is_kept_in_the_session_by_the_policys_name():
-    """Policies of one class keep separate state under their names, and the session's next run continues with it."""
+    """Policies of one class keep separate state under their names, and a later gate on the session continues with it."""
 
     async def main() -> None:
         session = Session()
@@ -357,7 +357,7 @@ def tool_called(name: str, effect: Effect = "staged", body: Any = None) -> Tool[
 
 
 def in_sequence(tools: list[Tool[Any, Any]], calls: list[str], **needs: set[str]) -> list[str]:
-    """Make these calls one after another, and return the name and outcome of each."""
+    """Make these calls one after another, and return each call's name and status."""
 
     async def main() -> list[str]:
         session = Session()
@@ -389,7 +389,7 @@ def calls(*names: str, then: Any = None) -> Any:
 
 
 def test_b_needs_a():
-    """A call is denied until the call it requires has succeeded, and allowed from then on."""
+    """A call is denied until the call that it requires has succeeded, and allowed from then on."""
     done = in_sequence([tool_called("a"), tool_called("b")], ["b", "a", "b", "b"], b={"a"})
     assert done == ["b denied", "a ok", "b ok", "b ok"]
 
@@ -416,7 +416,7 @@ def test_a_that_failed_does_not_count(body: Any):
 
 
 def test_a_inside_another_counts_there_and_afterwards():
-    """A required call made inside another call counts there, and also afterwards if the outer call succeeds."""
+    """A required call inside another call counts there, and also afterwards if the outer call succeeds."""
     outer = tool_called("outer", body=calls("a", "b"))
     done = in_sequence([outer, tool_called("a"), tool_called("b")], ["outer", "b"], b={"a"})
     assert done == ["a ok", "b ok", "outer ok", "b ok"]
@@ -430,7 +430,7 @@ def test_a_that_was_rolled_back_with_its_outer_call_does_not_count():
 
 
 def test_parallel_calls_that_are_watched_are_not_stale_for_it():
-    """The state a policy keeps does not make parallel calls stale, so it causes no rerun or conflict."""
+    """A policy's state does not make parallel calls stale, so no call reruns because of it."""
     runs: list[int] = []
 
     async def main() -> list[tuple[str, str]]:
@@ -503,7 +503,7 @@ async def over(files: MemoryFilesystem | None) -> tuple[Gate, RecordingSubscribe
 
 
 def test_an_existing_file_must_be_read_before_it_is_written():
-    """Writing a file that was not read is denied with a hint; once read, the file may be written repeatedly."""
+    """Writing a file that was not read is denied with a hint. After one read, it may be written repeatedly."""
 
     async def main() -> None:
         files = MemoryFilesystem({"docs/a": "old"})
@@ -525,7 +525,7 @@ def test_an_existing_file_must_be_read_before_it_is_written():
     ("how_read", "how_written"), [("./a", "a"), ("a", "./a"), ("x/../a", "a"), ("a", "b")]
 )
 def test_one_path_has_many_spellings(how_read: str, how_written: str):
-    """`./a` and `a` count as the same path; a path to another file does not."""
+    """`./a` and `a` count as the same path. A read of a different or invalid path does not count."""
 
     async def main() -> bool:
         gate, _ = await over(MemoryFilesystem({"a": "old", "b": "old", "x/y": "old"}))
@@ -536,7 +536,7 @@ def test_one_path_has_many_spellings(how_read: str, how_written: str):
 
 
 def test_a_file_changed_by_somebody_else_must_be_read_again():
-    """A file whose content has changed since it was read must be read again; a file with the same content need not be."""
+    """A file whose content has changed since it was read must be read again before it is written."""
 
     async def main() -> None:
         files = MemoryFilesystem({"a": "old"})
@@ -569,7 +569,7 @@ def test_new_files_and_files_this_session_wrote_are_free():
 
 @pytest.mark.parametrize("how", ["failed call", "outer failed", "missing"])
 def test_a_reading_that_failed_does_not_count(how: str):
-    """Reading a file in a call that failed does not count."""
+    """A read does not count if the file was missing, or if the call or its outer call failed."""
 
     async def main() -> bool:
         files = MemoryFilesystem({"a": "old"})
@@ -588,7 +588,7 @@ def test_a_reading_that_failed_does_not_count(how: str):
 
 
 def test_reading_inside_another_call_counts():
-    """Reading a file in an inner call counts for other inner calls and for later calls."""
+    """A read in an inner call counts for the outer call's other inner calls and for later calls."""
 
     async def main() -> None:
         files = MemoryFilesystem({"a": "old"})
@@ -602,7 +602,7 @@ def test_reading_inside_another_call_counts():
 
 
 def test_no_path_or_no_filesystem_is_denied():
-    """A call without a path or a filesystem is denied, since it can't be checked."""
+    """A write without a declared path or without a filesystem is denied, because it can't be checked."""
 
     @tool(effect="staged", capabilities={"fs.write"})
     async def write_somewhere(text: str, context: ToolContext) -> str:
@@ -623,7 +623,7 @@ def test_no_path_or_no_filesystem_is_denied():
 
 
 def test_a_reader_of_other_things_needs_no_filesystem_and_no_path_of_ours():
-    """`ReadBeforeWritePolicy` allows a tool that reads paths elsewhere, with or without a filesystem."""
+    """`ReadBeforeWritePolicy` allows reading a path outside the run's filesystem, with or without a filesystem."""
 
     @tool(effect="read")
     async def look(path: Annotated[Path, PathArg("read")]) -> str:
@@ -651,7 +651,7 @@ def test_the_root_may_be_looked_at():
 
 
 def test_a_file_that_can_not_be_read_is_not_free():
-    """An existing file that can't be read does not count as new, so writing it is denied."""
+    """An existing file that can't be read does not count as new, so writing to it is denied."""
 
     class Unreadable(MemoryFilesystem):
         def read_bytes(self, path: str, /) -> bytes:
@@ -668,7 +668,7 @@ def test_a_file_that_can_not_be_read_is_not_free():
 
 
 def decided(policy: CapabilityPolicy, tool: Tool[Any, Any], arguments: Any = "{}") -> str:
-    """Return the outcome of a call under this policy: allowed, asked or denied."""
+    """Return what the policy decides about a call: "allow", "ask: …" with the reason, or the call's status."""
 
     async def main() -> str:
         session = Session()
@@ -676,7 +676,9 @@ def decided(policy: CapabilityPolicy, tool: Tool[Any, Any], arguments: Any = "{}
         gate = open_gate([tool], session=session, policies=[policy], filesystem=MemoryFilesystem())
         await gate.invoke(tool.name, arguments)
         ((_, status),) = seen.statuses()
-        asked = seen.of(ApprovalRequested)  # nobody can be asked, so a call that needs approval is denied
+        asked = seen.of(
+            ApprovalRequested
+        )  # nobody can be asked here, so a call that needs approval is denied
         if asked:
             assert status == "denied"
             return f"ask: {asked[0].reason}"
@@ -722,7 +724,7 @@ EVERY: tuple[Effect, ...] = ("pure", "read", "staged", "idempotent", "compensabl
 @pytest.mark.parametrize("effect", EVERY)
 @pytest.mark.parametrize("verdict", ["allow", "ask", "deny"])
 def test_a_capabilitys_own_verdict_comes_before_the_effect(effect: Effect, verdict: Any):
-    """A capability's own verdict takes precedence over the effect's, for tools of any effect."""
+    """A capability's verdict takes precedence over the effect's, whatever the effect."""
     expected = {"allow": "allow", "ask": "ask: do uses 'net'", "deny": "denied"}[verdict]
     assert decided(CapabilityPolicy({"net": verdict}), doing(effect, "net")) == expected
 
@@ -730,7 +732,7 @@ def test_a_capabilitys_own_verdict_comes_before_the_effect(effect: Effect, verdi
 @pytest.mark.parametrize("effect", EVERY)
 @pytest.mark.parametrize("verdict", ["allow", "ask", "deny"])
 def test_a_verdict_on_an_effect_replaces_the_tables(effect: Effect, verdict: Any):
-    """A verdict on one effect replaces the table's; the other effects keep theirs."""
+    """A verdict on one effect replaces the default for it, and the other effects keep theirs."""
     expected = {"allow": "allow", "ask": f"ask: do is {effect}", "deny": "denied"}[verdict]
     assert decided(CapabilityPolicy(effects={effect: verdict}), doing(effect)) == expected
     other: Effect = "irreversible" if effect == "pure" else "pure"
@@ -761,7 +763,7 @@ def test_a_verdict_on_an_effect_replaces_the_tables(effect: Effect, verdict: Any
     ],
 )
 def test_the_nearest_pattern_counts_and_the_strictest_word(verdicts: Any, capabilities: Any, decision: str):
-    """An exact name beats a pattern, a longer pattern beats a shorter one, and a denial beats asking and allowing."""
+    """An exact name beats a pattern, a longer pattern beats a shorter one, and the strictest verdict wins."""
     assert decided(CapabilityPolicy(verdicts), doing("irreversible", *capabilities)) == decision
 
 
@@ -780,7 +782,7 @@ def test_the_nearest_pattern_counts_and_the_strictest_word(verdicts: Any, capabi
     ],
 )
 def test_staged_is_allowed_within_the_scope(path: str, inside: bool):
-    """A staged call is allowed inside the scope; outside it, the policy asks and names the path."""
+    """A staged call is allowed inside the scope. Outside it, the policy asks and names the path."""
     policy = CapabilityPolicy(scope=["docs", "./notes/"])
     expected = "allow" if inside else f"ask: write goes outside its scope: {path}"
     found = decided(policy, write, {"path": path, "text": "x"})
@@ -808,7 +810,7 @@ def test_reading_is_not_bound_by_the_scope():
 
 @pytest.mark.parametrize("verdicts", [{"fs.wrte": "ask"}, {"*": "allow", "fs.wirte": "deny"}])
 def test_a_misspelt_capability_is_refused_once_the_tools_are_known(verdicts: Any):
-    """A verdict on a misspelt capability, close to one that a tool has, is refused by the gate and by a run."""
+    """A verdict on a misspelt capability that resembles a tool's is refused, by the gate and by a run."""
     policy, tools = CapabilityPolicy(verdicts), [doing("staged", "fs.write")]
     said = r"^policy 'capability': no tool has the capability 'fs\.wi?r?te'\. Did you mean 'fs\.write'\?$"
     with pytest.raises(DefinitionError, match=said):
@@ -839,12 +841,12 @@ def test_a_misspelt_capability_is_refused_once_the_tools_are_known(verdicts: Any
     ],
 )
 def test_a_capability_that_no_tool_has_may_be_named(verdicts: Any, capabilities: list[str]):
-    """A policy may name capabilities that no tool has, and capabilities with similar names."""
+    """A policy may name a capability that no tool has, unless it looks like a misspelling of one that a tool has."""
     open_gate([doing("staged", *capabilities)], policies=[CapabilityPolicy(verdicts)])
 
 
 def test_a_policy_of_a_section_is_compared_with_the_tools_of_that_section():
-    """A name that resembles the capability of another section's tool is not taken for a misspelling."""
+    """A section's policy is compared only with that section's tools, so a name like another tool's is not refused."""
     own: MarkdownSection[Any] = MarkdownSection(
         "Own", "own", "Own.", policies=[CapabilityPolicy({"fs.wrte": "ask"})]
     )
@@ -856,7 +858,7 @@ def test_a_policy_of_a_section_is_compared_with_the_tools_of_that_section():
 
 
 def test_a_rate_slides_and_says_how_long_to_wait():
-    """A call counts until its own window has passed, and a denial says how long to wait."""
+    """A call counts until the window after it has passed, and a denial says how long to wait."""
 
     async def main() -> list[str]:
         policy = RateLimitPolicy(2, 10, clock=VirtualClock())
@@ -877,7 +879,7 @@ def test_a_rate_slides_and_says_how_long_to_wait():
 
 @pytest.mark.parametrize("body", [fails, says_no])
 def test_failures_count_too(body: Any):
-    """Failed calls count towards a rate, so a rate also limits a model that repeats a mistake."""
+    """Failed calls count towards a rate, so a model that repeats a mistake is limited too."""
 
     async def main() -> list[str]:
         session = Session()
@@ -939,7 +941,7 @@ def test_parallel_calls_do_not_pass_the_rate():
 
 
 def test_the_count_itself_lets_in_no_more_than_may_be():
-    """A rate window admits only as many calls as the rate allows, even if more were counted concurrently."""
+    """A rate window admits only as many calls as the rate allows, even if more calls are counted at once."""
     session = Session()
     for number in range(5):
         session.dispatch(CallCounted("rate_limit", f"call {number}", 100.0, 10, 3))
@@ -948,7 +950,7 @@ def test_the_count_itself_lets_in_no_more_than_may_be():
 
 
 def test_a_rate_costs_the_same_however_many_calls_there_were():
-    """A rate's stored window is no longer than the rate allows, and denied calls add nothing to it."""
+    """A stored rate window is never longer than the rate, and denied calls add nothing to it."""
 
     async def main() -> None:
         session = Session()
@@ -968,7 +970,7 @@ def test_a_rate_costs_the_same_however_many_calls_there_were():
 
 
 def test_a_window_from_another_machines_clock_does_not_block():
-    """A window saved under another machine's clock does not block a session that continues on this machine."""
+    """A window saved under another machine's clock does not block the session on this machine."""
 
     async def main() -> bool:
         session = Session()
@@ -982,7 +984,7 @@ def test_a_window_from_another_machines_clock_does_not_block():
 
 
 def test_rates_of_two_policies_are_apart():
-    """Two rate policies, one for all tools and one for a single tool, count separately."""
+    """Two rate policies, for all tools and for a single tool, count separately."""
 
     async def main() -> list[bool]:
         clock = VirtualClock()

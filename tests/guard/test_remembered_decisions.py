@@ -1,4 +1,4 @@
-"""Remembered decisions in the journal: what they survive, where they are copied, and who sees them."""
+"""Remembered decisions in the journal: what they survive, which runs inherit them, and who sees them."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ async def send(text: str, context: ToolContext) -> str:
 
 @tool
 async def unlock(password: SecretStr, context: ToolContext) -> str:
-    """Unlock something with a key that nobody is shown."""
+    """Unlock something with a password that is not shown to the person."""
     ran.append("unlock")
     return "unlocked"
 
 
 @tool
 async def plead(context: ToolContext) -> str:
-    """Ask for approval in a handler that can't be rerun."""
+    """Ask for a permission in a handler that can't be rerun."""
     approval = await context.request_permission("net")
     await asyncio.sleep(3600)
     return f"{approval.approved}"
@@ -94,7 +94,7 @@ PAY, SEND = ToolCall("pay", {"amount": 1}), ToolCall("send", {"text": "a"})
 
 
 class Office:
-    """A journal file that successive processes use, and the outcome of each run's calls."""
+    """A journal file that several processes use in turn, with the calls and the person of the current run."""
 
     def __init__(self, base: Path) -> None:
         self.path = base / "runs.db"
@@ -126,7 +126,7 @@ class Office:
     async def run(
         self, *calls: ToolCall, says: Any = None, session: Session | None = None, **options: Any
     ) -> list[str]:
-        """Run with a person who gives this answer, or with no person, and return what the model was told."""
+        """Run these calls with a person who gives this answer, or with none, and return what the model was told."""
         self.calls, self.number = list(calls), self.number + 1
         self.person = Person(says)
         adapter = self.adapter(self.person if says is not None else None)
@@ -197,7 +197,7 @@ async def test_it_holds_from_its_answer_on_whatever_becomes_of_the_run(office: O
 
 
 async def test_a_one_time_no_is_one_too_where_the_next_process_approves_all(office: Office):
-    """A one-time denial holds for its own call even if the next process approves all, and covers no later call."""
+    """A one-time denial holds for its call even if the next process approves everything, and covers no later call."""
     [question] = await office.park(PAY)
     office.answer(question, {"approved": False, "reason": "not now"})
     office.restart()
@@ -216,7 +216,7 @@ async def test_strict_denies_also_what_was_answered(office: Office):
 async def test_what_an_irreversible_handler_was_answered_is_kept_although_it_is_never_entered_again(
     office: Office,
 ):
-    """A remembered answer to an irreversible call is kept even if the process dies inside its handler."""
+    """An answer to remember that an irreversible handler got is kept even if the process dies inside the handler."""
     office.calls = [ToolCall("plead", {})]
     person = Person(lambda question: NEVER if question.name == "net" else {"approved": True})
     running = asyncio.ensure_future(
@@ -224,7 +224,7 @@ async def test_what_an_irreversible_handler_was_answered_is_kept_although_it_is_
     )
     while len(person.questions) < 2 or not await office.listed():
         await asyncio.sleep(0.01)
-    office.restart()  # the journal is closed, so nothing later is recorded
+    office.restart()  # the journal is closed, so nothing that happens later is recorded
     running.cancel()
     with pytest.raises((asyncio.CancelledError, JournalError)):
         await running
@@ -234,7 +234,7 @@ async def test_what_an_irreversible_handler_was_answered_is_kept_although_it_is_
 async def test_what_nobody_saw_is_kept_under_the_journals_key(
     office: Office, monkeypatch: pytest.MonkeyPatch
 ):
-    """A denial of a call with a password holds in the next process, and the record does not reveal the password."""
+    """A denial of a call with a secret holds in the next process, and the record does not reveal the secret."""
     call = ToolCall("unlock", {"password": "hunter2"})
     await office.run(call, says=NOT_THIS)
     monkeypatch.setattr("handrail.guard.approval_memory._KEY", b"that of another process")
@@ -251,7 +251,7 @@ async def test_what_nobody_saw_is_kept_under_the_journals_key(
 
 
 async def test_what_is_shown_by_its_diff_stays_open_also_in_the_next_process(office: Office):
-    """In the next process, a question with a diff stays open even if another answer covers it."""
+    """In the next process, too, a question with a diff stays open even if another answer covers it."""
     first, second = await office.park(
         ToolCall("edit", {"path": "docs/a.md"}), ToolCall("edit", {"path": "docs/b.md"})
     )
@@ -265,7 +265,7 @@ async def test_what_is_shown_by_its_diff_stays_open_also_in_the_next_process(off
 
 
 async def test_a_question_that_is_covered_is_withdrawn_from_the_record(office: Office):
-    """A question that another answer covers is withdrawn and can't be answered; the run's other questions stay open."""
+    """A question that another answer covers is withdrawn and can't be answered. The run's other questions stay open."""
     first, second, third = await office.park(PAY, PAY, SEND)
     office.answer(first, ALWAYS)
     office.restart()
@@ -294,7 +294,7 @@ async def test_a_journal_in_memory_keeps_them_as_well(office: Office):
 
 
 async def test_what_was_decided_without_a_journal_is_recorded_when_there_is_one(office: Office):
-    """Decisions made without a journal are recorded by the session's first run that has one."""
+    """Decisions made without a journal are recorded by the session's first run with one."""
     session = Session(id="s", principal="ada")
     model = ScriptedModel([PAY, "done", SEND, "done"])
     bare = Adapter(model, environment=Person(NEVER))
@@ -326,7 +326,7 @@ async def test_what_is_revoked_elsewhere_counts_at_once_in_a_session_in_memory(o
 async def test_what_is_revoked_elsewhere_counts_in_the_run_that_goes(office: Office):
     @tool(effect="read")
     async def meanwhile(context: ToolContext) -> str:
-        """Revoke it from a command line."""
+        """Revoke the approval from another process."""
         elsewhere = SqliteJournal(office.path, watch=None)
         memory = await runs.approvals(elsewhere, "s", principal="ada")
         memory.revoke(memory.list()[0].id)
@@ -343,7 +343,7 @@ async def test_what_is_revoked_elsewhere_counts_in_the_run_that_goes(office: Off
 
 
 async def test_what_was_revoked_does_not_come_back_with_the_answer_that_made_it(office: Office):
-    """If an approval is revoked, the call it was given for still runs, and the next such call is asked about."""
+    """If an approval is revoked, the call that it was given for still runs, and the next such call is asked about."""
     [question] = await office.park(PAY)
     office.answer(question, ALWAYS)
     memory = await runs.approvals(office.journal, "s", principal="ada")
@@ -359,7 +359,7 @@ async def test_what_was_revoked_does_not_come_back_with_the_answer_that_made_it(
 
 
 async def test_others_never_see_them(office: Office):
-    """Neither the principal's other sessions nor other principals with the same session id see a decision."""
+    """Neither the principal's other sessions nor another principal's session with the same id sees a decision."""
     await office.run(PAY, says=NEVER)
     office.restart()
     await office.run(PAY, approvals="approve_all", session=Session(id="t", principal="ada"))
@@ -383,7 +383,7 @@ async def test_they_are_forgotten_with_their_session_and_not_before(office: Offi
 async def test_a_run_that_is_parted_takes_the_denials_along_and_no_approval(
     office: Office, how: str, tmp_path: Path
 ):
-    """A forked or imported run keeps its session's denials, but no approvals."""
+    """A forked or imported run inherits its session's denials, but no approvals."""
     says = {"pay": NEVER, "send": ALWAYS, "unlock": NOT_THIS}
     unlocking = ToolCall("unlock", {"password": "x"})
     await office.run(PAY, SEND, unlocking, says=lambda question: says[question.name])
@@ -417,7 +417,7 @@ async def test_a_run_that_is_parted_takes_the_denials_along_and_no_approval(
 
 
 async def test_what_a_session_was_saved_with_goes_along_by_the_same_rule(office: Office):
-    """A fork keeps the denials that its session was saved with, but no approvals."""
+    """A fork also inherits the denials, but not the approvals, that its session had before it used a journal."""
     session = Session(id="s", principal="ada")
     model = ScriptedModel([[PAY, SEND], "done"])
     says = {"pay": NEVER, "send": ALWAYS}
@@ -438,7 +438,7 @@ async def test_what_a_session_was_saved_with_goes_along_by_the_same_rule(office:
 
 
 async def test_a_call_with_nothing_remembered_costs_the_record_nothing(office: Office):
-    """A run reads remembered decisions once, when it begins, and writes none if there is nothing to remember."""
+    """A run reads the remembered decisions once, when it starts, and writes none if nothing is to be remembered."""
     written: list[str] = []
     read: list[str] = []
     box = office.journal.decisions
@@ -463,7 +463,7 @@ async def test_what_decides_by_memory_is_noted_at_its_place(office: Office):
 
 
 async def test_a_decision_that_can_not_be_recorded_does_not_count(office: Office):
-    """A revocation that can't be recorded has no effect."""
+    """A revocation that can't be recorded raises an error and has no effect."""
     session = await office.session()
     await office.run(PAY, says=ALWAYS, session=session)
     assert isinstance(office.journal, SqliteJournal)
@@ -475,7 +475,7 @@ async def test_a_decision_that_can_not_be_recorded_does_not_count(office: Office
 
 
 async def test_a_process_that_was_overtaken_decides_nothing(office: Office):
-    """A process whose run was taken over by another process can make no decision in it."""
+    """A process whose run another process has taken over can't record a decision in it."""
     [question] = await office.park(PAY)
     other = SqliteJournal(office.path, watch=None)
     await other.runs.take("run1")
@@ -513,7 +513,7 @@ async def test_a_process_that_was_overtaken_decides_nothing(office: Office):
     ],
 )
 async def test_an_answer_that_will_not_be_taken_leaves_nothing(office: Office, value: Any):
-    """An answer that fits the schema but fails the asker's own validation leaves no decision."""
+    """An answer that is not to be remembered, or that the asker would refuse, leaves no decision."""
     [question] = await office.park(PAY)
     answer = Answer(question_id=question.id, digest=question.digest, by="ada", value=value)
     assert remembered_by(question, answer, question.asked_at) is None

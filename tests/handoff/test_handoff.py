@@ -1,4 +1,4 @@
-"""Handoffs: calls in three acts, each of which passes the gate."""
+"""Handoffs: calls in three acts, each of which passes through the gate."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ PICKS = Person(answers={"pick_card": {"index": 1}})
 
 
 async def first(offer: Offer, *, context: ToolContext) -> Pick:
-    """Pick the first card, as a client that needs no person."""
+    """Pick the first card without asking anybody."""
     return Pick(0)
 
 
@@ -71,7 +71,7 @@ def test_a_model_sees_what_after_returns_and_a_person_what_is_public() -> None:
 
 
 async def test_acts_are_inner_calls_with_ids_by_order() -> None:
-    """Each act is an inner call with its start, its end and its place in the path, and all are committed together."""
+    """Each act is an inner call with its own start and end, and all acts are committed together."""
     rig = Rig([card_game()], environment=PICKS)
     assert (await rig.call("pick_card")).value == "card 1"
     ended = rig.of(ToolInvoked)
@@ -135,7 +135,7 @@ async def test_before_may_be_the_end_of_it() -> None:
 
 
 async def test_acts_may_give_results_of_different_types() -> None:
-    """A handoff's result type is the union of its acts' results; for an `Any` answer, the client declares the type."""
+    """`before` and `after` may return different result types. If `after` takes `Any`, the client gives the answer's type."""
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[None, Offer] | ToolResult[str]:
         return Parked(None, Offer(1)) if params.cards else ToolResult.ok("no cards")
@@ -155,7 +155,7 @@ async def test_acts_may_give_results_of_different_types() -> None:
 
 
 async def test_client_and_after_may_take_params() -> None:
-    """`client` and `after` may take the params by keyword or by position, and each gets its own copy."""
+    """`client` and `after` may take the params, by position or by keyword."""
     seen: list[Any] = []
 
     def choose(offer: Offer, params: Deal, *, context: ToolContext) -> Pick:
@@ -172,7 +172,7 @@ async def test_client_and_after_may_take_params() -> None:
 
 
 async def test_acts_may_be_plain_functions() -> None:
-    """Acts may be plain functions, which run in threads and call `.wait()` on the context's verbs."""
+    """Acts may be plain functions, which run in threads and call `.wait()` on what the context's verbs return."""
 
     def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
         return Parked(Deck(["a"]), Offer(1))
@@ -185,7 +185,7 @@ async def test_acts_may_be_plain_functions() -> None:
 
 
 async def test_a_handoff_in_other_words_is_the_same_handoff() -> None:
-    """A handoff with another description, as from an override, still runs all acts."""
+    """A handoff with a different description, for example from an override, still runs all acts."""
     game = card_game(client=first)
     open_gate([game])
     rig = Rig([game.with_words(description="Pick!")])
@@ -197,7 +197,7 @@ async def test_a_handoff_in_other_words_is_the_same_handoff() -> None:
 
 @pytest.mark.parametrize("act", ["before", "client", "after"])
 async def test_an_act_can_be_called_by_nobody(act: str) -> None:
-    """Neither a model nor `context.call` can call an act by itself."""
+    """Neither a model nor `context.call` can call an act."""
 
     @tool
     async def cheat(context: ToolContext) -> str:
@@ -210,7 +210,7 @@ async def test_an_act_can_be_called_by_nobody(act: str) -> None:
 
 
 async def test_one_call_is_approved_once_and_counted_once() -> None:
-    """Policies, rate limits, the budget and the depth count a handoff as one call, without its acts."""
+    """Policies, rate limits, the budget and the depth limit count a handoff as one call."""
     person = Person(approve=True, answers={"pick_card": {"index": 0}})
     rig = Rig(
         [card_game(effect="irreversible")],
@@ -226,7 +226,7 @@ async def test_one_call_is_approved_once_and_counted_once() -> None:
 
 
 async def test_a_staged_handoff_is_approved_before_anybody_is_asked() -> None:
-    """A staged handoff is approved without a preview, since a preview would already ask the person."""
+    """A staged handoff is approved before it runs, because a preview would already ask the person."""
     asked: list[str] = []
 
     def approve(question: Question) -> tuple[bool, str]:
@@ -245,7 +245,7 @@ async def test_a_staged_handoff_is_approved_before_anybody_is_asked() -> None:
 
 
 async def test_what_an_act_calls_is_held_to_the_policies() -> None:
-    """Acts need no approval of their own, but the tools they call are checked by the policies."""
+    """Acts need no approval, but the tools that they call are checked by the policies."""
 
     @tool
     async def pay(context: ToolContext) -> str:
@@ -265,7 +265,7 @@ async def test_what_an_act_calls_is_held_to_the_policies() -> None:
 
 
 async def test_an_act_does_no_more_than_the_handoff_says() -> None:
-    """In a read-only handoff, no act may write or call a tool that writes."""
+    """In a handoff that only reads, no act may write or call a tool that writes."""
 
     @tool(effect="staged")
     async def write(context: ToolContext) -> str:
@@ -303,7 +303,7 @@ async def test_what_before_did_to_the_world_is_named_when_nobody_answers() -> No
 
 
 async def test_a_handoff_that_succeeded_answers_as_a_whole() -> None:
-    """If the outer call fails after a handoff succeeded, the handoff is compensated or reported once, as a whole."""
+    """If the outer call fails after a handoff succeeded, the handoff is compensated or reported as a whole."""
     undone: list[object] = []
 
     async def undo(params: Deal, value: str, *, context: ToolContext) -> None:
@@ -326,7 +326,7 @@ async def test_a_handoff_that_succeeded_answers_as_a_whole() -> None:
 
 
 async def test_a_passing_failure_is_tried_again_act_by_act() -> None:
-    """A transient failure of `before` is retried until it succeeds, and only then is the person asked."""
+    """If `before` fails with a transient error, it is retried, and the person is asked only once."""
     tries: list[int] = []
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
@@ -342,7 +342,7 @@ async def test_a_passing_failure_is_tried_again_act_by_act() -> None:
 
 
 async def test_nobody_is_asked_twice_because_something_changed_meanwhile() -> None:
-    """If something a handoff read has changed, it ends as a conflict and is not rerun, so nobody is asked twice."""
+    """If something that a handoff read has changed, it ends in a conflict and is not rerun, so nobody is asked twice."""
     begun: list[int] = []
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
@@ -368,7 +368,7 @@ async def test_nobody_is_asked_twice_because_something_changed_meanwhile() -> No
 
 
 async def test_an_answer_that_does_not_fit_is_not_taken() -> None:
-    """A person is asked again after an invalid answer; a client function that returns one fails the call."""
+    """After an invalid answer, a person is asked again. If a client function returns one, the call fails."""
     person = Person(answers={"pick_card": {"index": 2}}, wrong_first={"index": "the first"})
     rig = Rig([card_game()], environment=person)
     assert (await rig.call("pick_card")).value == "card 2"
@@ -390,7 +390,7 @@ async def test_an_answer_that_does_not_fit_is_not_taken() -> None:
 
 
 async def test_the_first_answer_is_the_answer() -> None:
-    """After the first answer, a repeat is harmless and a different answer is refused; `after` runs once."""
+    """Repeating the first answer is harmless, a different answer is refused, and `after` runs once."""
     journal = MemoryJournal()
     settled: list[Pick] = []
 
@@ -426,7 +426,7 @@ async def test_before_must_park(returned: Any) -> None:
 
 
 async def test_the_client_gets_what_is_declared_public_and_no_more() -> None:
-    """The client gets only what the declared public type has, serialised and parsed, so nothing else can leak."""
+    """The client gets only the fields that the declared public type has, so nothing else can leak."""
 
     @dataclass(frozen=True)
     class Marked(Offer):
@@ -460,7 +460,7 @@ async def test_the_client_gets_what_is_declared_public_and_no_more() -> None:
 
 
 class Table(Environment):
-    """A person who answers one question at a time, when told to."""
+    """A person who answers each question when told to."""
 
     run_mode: Any = "user"
 
@@ -521,7 +521,7 @@ async def test_several_wait_at_once_and_each_gets_its_own_answer() -> None:
 
 
 async def test_when_the_outer_one_fails_the_inner_ones_are_undone() -> None:
-    """When an outer handoff fails, the handoffs inside it are rolled back too."""
+    """When an outer handoff fails, its inner handoffs are rolled back too."""
 
     async def choose(offer: Offer, *, context: ToolContext) -> Pick:
         return Pick(int((await context.call("inner")).unwrap()[-1]) + 90)
@@ -553,7 +553,7 @@ async def test_handoffs_nest_as_deep_as_calls() -> None:
 
 
 def nested(client: Any, **options: Any) -> list[Any]:
-    """Make a handoff whose client calls another handoff, which has the given client."""
+    """Return an outer handoff whose client calls an inner handoff, and the inner one with the given client."""
 
     async def call_inner(offer: Offer, *, context: ToolContext) -> Pick:
         (await context.call("inner")).unwrap()
@@ -563,7 +563,7 @@ def nested(client: Any, **options: Any) -> list[Any]:
 
 
 def test_a_cancel_reaches_every_level() -> None:
-    """A cancel ends the innermost wait, and all levels are rolled back."""
+    """Cancelling the run ends the innermost wait, and all levels are rolled back."""
 
     async def main() -> Rig:
         forever = Person(after=asyncio.Event())
@@ -583,7 +583,7 @@ def test_a_cancel_reaches_every_level() -> None:
 
 
 def test_the_deadline_reaches_every_level() -> None:
-    """A deadline that passes while the innermost model is slow ends the run, and all acts are rolled back."""
+    """A deadline that passes during the innermost act ends the run, and all acts are rolled back."""
 
     async def slow(offer: Offer, *, context: ToolContext) -> Pick:
         await asyncio.sleep(60)
@@ -605,7 +605,7 @@ def test_the_deadline_reaches_every_level() -> None:
 
 @pytest.mark.parametrize(("person", "client"), [(3600, 0), (0, 3600)])
 def test_time_a_person_takes_does_not_count_towards_the_timeout(person: int, client: int) -> None:
-    """A person may take days to answer, but an act that takes that long by itself is stopped."""
+    """The time that a person takes does not count towards a timeout, but an act's own time does."""
 
     async def choose(offer: Offer, *, context: ToolContext) -> Pick:
         await asyncio.sleep(client)
@@ -626,7 +626,7 @@ def test_time_a_person_takes_does_not_count_towards_the_timeout(person: int, cli
 
 
 def test_cost_is_counted_through_every_level() -> None:
-    """The usage of the innermost models is in the response, and counts against the root's budget."""
+    """The usage of the innermost models is part of the response, and counts towards the root's budget."""
 
     async def ask(offer: Offer, *, context: ToolContext) -> Pick:
         assert context.prompt_model
@@ -736,7 +736,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 def test_what_is_wrong_with_a_definition_is_said_with_its_name(
     wrong: dict[str, Any], said: str, order: tuple[str, ...]
 ) -> None:
-    """A wrong definition is refused by name, when the act is defined or at the latest when the handoff is used."""
+    """A wrong definition is refused when the act is defined or when the handoff is first used, and the error names it."""
     given: dict[str, Any] = {"params": Deal, "before": deal, "after": settle, **wrong}
     acts = {name: given.pop(name, None) for name in order}
     name = given.pop("name", "pick_card")
@@ -755,7 +755,7 @@ def test_what_is_wrong_with_a_definition_is_said_with_its_name(
 
 
 def test_an_act_is_defined_once_and_before_it_is_used() -> None:
-    """A second act of one kind is refused, and so is an act defined after the handoff was used."""
+    """A second act of the same kind is refused, and so is an act that is defined after the handoff was used."""
     game = Handoff("pick_card", "Let the other side pick a card.", params=Deal)
     game.before(deal)
     with pytest.raises(ToolDefinitionError, match="two acts `before`"):
@@ -770,7 +770,7 @@ def test_an_act_is_defined_once_and_before_it_is_used() -> None:
 
 
 def test_a_handoff_without_params_and_with_plain_types() -> None:
-    """A handoff needs no params, and each of its parts may be a plain JSON value."""
+    """A handoff needs no params, and its private part, public part and answer may be plain JSON values."""
     ask = Handoff("ask", "Ask for a word.", effect="pure")
 
     @ask.before
@@ -813,7 +813,7 @@ def test_acts_are_found_in_whatever_scope() -> None:
 
 
 def test_a_rolled_back_handoff_says_so_once_for_each_act() -> None:
-    """In a rolled-back handoff, every act that had begun has one end, and one rollback if it was undone."""
+    """In a rolled-back handoff, every act that began has one end, and each act that failed has one rollback."""
     session = Session()
     with RecordingSubscriber(session) as seen:
         gate = open_gate([card_game()], session=session, filesystem=MemoryFilesystem(), environment=Nobody())

@@ -1,4 +1,4 @@
-"""The law of handoffs: whatever fails in a tree of handoffs, each is kept completely or not at all."""
+"""The law of handoffs: whatever fails in a tree of handoffs, each one is kept as a whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ Place = Literal["before", "client", "after"]
 
 @dataclass
 class Node:
-    """A handoff that calls others in one of its acts, and may itself fail in one."""
+    """A handoff that calls others in one of its acts, and may fail in one."""
 
     fails: Place | None
     how: Literal["raises", "says so"]
     calls_in: Place
     at_once: bool
     minds: bool
-    """Whether this handoff fails when an inner one does."""
+    """Whether this handoff fails if an inner one does."""
     asks: bool
-    """Whether a person answers instead of the handoff's own client."""
+    """Whether a person answers instead of the handoff's client."""
     inner: list[Node]
     name: str = ""
     begun: list[str] = field(default_factory=list[str])
@@ -62,7 +62,7 @@ nodes = st.recursive(
 
 
 def named(node: Node, name: str = "n") -> list[Node]:
-    """Give each node of a tree its own name."""
+    """Give each node of a tree a unique name, and return all nodes."""
     node.name = name
     return [node, *(each for i, inner in enumerate(node.inner) for each in named(inner, f"{name}_{i}"))]
 
@@ -70,7 +70,7 @@ def named(node: Node, name: str = "n") -> list[Node]:
 async def act(node: Node, place: Place, context: ToolContext) -> str | None:
     """Record the act, call the inner handoffs, and fail if the node says so.
 
-    Returns the reason of a reported failure.
+    Returns the message of a failure that is to be returned as a result, or None.
     """
     node.begun.append(place)
     context.session.dispatch(Note(f"{node.name}-{place}"))
@@ -90,7 +90,7 @@ async def act(node: Node, place: Place, context: ToolContext) -> str | None:
 
 
 def handoff(node: Node) -> Handoff[Any, Any]:
-    """Make the node's handoff."""
+    """Return the node's handoff."""
 
     async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer] | ToolResult[str]:
         why = await act(node, "before", context)
@@ -108,7 +108,7 @@ def handoff(node: Node) -> Handoff[Any, Any]:
 
 
 def expected(node: Node) -> tuple[bool, list[str]]:
-    """Return whether the node succeeds, and which of its work is kept."""
+    """Return whether the node succeeds, and the notes that are kept of it."""
     kept: list[str] = []
     places: tuple[Place, ...] = ("before", "client", "after")
     for place in places:

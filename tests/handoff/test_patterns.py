@@ -1,9 +1,9 @@
-"""The seven handoff patterns in every environment: each gives its result, or names the participant it lacks.
+"""The seven handoff patterns in every environment: each gives its result, or names the participant that is missing.
 
-PATTERNS has the examples with the expected outcome of each in ENVIRONMENTS. `REFUSED` means that a pattern
-requires a participant who is missing, and that the call must say so. In `person` a person answers at once; in
-`terminal` a person at a pseudo-terminal reads the questions and types. `python
-tests/handoff/test_patterns.py` runs everything and prints the table.
+PATTERNS has the examples, with the expected outcome in each of ENVIRONMENTS. A `Refused` outcome means that the
+pattern requires a participant who is missing, and that the call must say so. In `person`, a person answers at once.
+In `terminal`, a person at a pseudo-terminal reads the questions and types. `python tests/handoff/test_patterns.py`
+runs everything and prints the table.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def environment(pattern: Pattern, where: str) -> Any:
 
 
 def done(pattern: Pattern, where: str, begin: Callable[[Any], Operation[T]]) -> T:
-    """Await the outcome in an environment, with a person who types if it is a terminal."""
+    """Wait for the outcome in an environment. At a terminal, a person types the answers."""
     if where != "terminal":
         return begin(environment(pattern, where)).wait()
     return asyncio.run(at_terminal(pattern, begin))
@@ -78,7 +78,7 @@ def plain(value: Any) -> Any:
 
 
 def run_cell(name: str, where: str) -> Any:
-    """Return the outcome of a pattern in an environment: its value, or the participant it lacks."""
+    """Return a pattern's outcome in an environment: its value, or the participant that is missing."""
     pattern, module = PATTERNS[name], example(name)
     tools = [getattr(module, each) for each in (pattern.handoff, *pattern.tools)]
     session = Session()
@@ -100,7 +100,7 @@ def run_cell(name: str, where: str) -> Any:
 
 
 async def run_mocked(name: str, where: str) -> tuple[Any, Any]:
-    """Run the `client` act alone with prepared answers, and return its result and what it recorded."""
+    """Run only the `client` act, with prepared answers, and return its answer and what the context recorded."""
     pattern, module = PATTERNS[name], example(name)
     makers: dict[str, Callable[..., Any]] = {
         "mock user": lambda **given: user_context(pattern.answers, **given),
@@ -116,13 +116,13 @@ async def run_mocked(name: str, where: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize(("name", "where"), IN_A_RUN)
 def test_pattern_in_its_environments(name: str, where: str) -> None:
-    """In each environment a pattern gives its result, or names the missing participant before it does anything."""
+    """In each environment, a pattern gives its result, or names the missing participant before any act runs."""
     assert run_cell(name, where) == PATTERNS[name].expected[where]
 
 
 @pytest.mark.parametrize(("name", "where"), WITH_A_MOCK)
 async def test_pattern_with_a_mock_context(name: str, where: str) -> None:
-    """The `client` act of a pattern runs alone with a mock context, as in a unit test."""
+    """A pattern's `client` act runs alone with a mock context, as in a unit test."""
     pattern = PATTERNS[name]
     answer, did = await run_mocked(name, where)
     assert answer == pattern.expected[where]
@@ -134,7 +134,7 @@ async def test_pattern_with_a_mock_context(name: str, where: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name, where in CELLS if where == "mock model"])
 def test_pattern_with_a_model_playing_the_middle_act(name: str) -> None:
-    """`run_as_agent` returns a model's answer to the public part, and runs no other act."""
+    """`run_as_agent` returns the model's answer to the public part, and runs no other act."""
     pattern, module = PATTERNS[name], example(name)
     session, heard = Session(), list[object]()
     answer = run_as_agent(
@@ -156,7 +156,7 @@ def test_pattern_with_a_model_playing_the_middle_act(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "where"), IN_A_RUN)
 def test_a_model_is_told_of_a_pattern_only_where_it_can_run(name: str, where: str) -> None:
-    """A prompt offers a handoff only where its participants are available."""
+    """A model is offered a handoff only where its participants are available."""
     pattern, module = PATTERNS[name], example(name)
     tools = [getattr(module, each) for each in (pattern.handoff, *pattern.tools)]
     possible = not isinstance(pattern.expected[where], Refused)
@@ -168,7 +168,7 @@ def test_a_model_is_told_of_a_pattern_only_where_it_can_run(name: str, where: st
 
 
 def test_events_of_a_nested_act_reach_the_parent_as_they_happen() -> None:
-    """A nested act's events reach the parent before the act has ended, under the act's own name."""
+    """A nested act's events are published while the act runs."""
     module = example("streaming")
     session = Session()
     with RecordingSubscriber(session) as seen:
@@ -177,24 +177,24 @@ def test_events_of_a_nested_act_reach_the_parent_as_they_happen() -> None:
     emitted = [index for index, event in enumerate(seen.events) if isinstance(event, Emitted)]
     over = [index for index, event in enumerate(seen.events) if isinstance(event, ToolInvoked)]
     assert len(emitted) == 3
-    assert over[0] < emitted[0] < emitted[-1] < over[1]  # published after `before`, during `client`
+    assert over[0] < emitted[0] < emitted[-1] < over[1]  # after `before` has ended, and before `client` has
 
 
 def test_every_example_is_in_the_table() -> None:
-    """The table has all seven examples."""
+    """The table covers all seven examples."""
     assert sorted(path.stem for path in FOLDER.glob("*.py")) == sorted(PATTERNS)
     assert len(PATTERNS) == 7
 
 
 def print_table() -> None:
-    """Run every cell and print its outcome."""
+    """Run every cell, and print the table of outcomes."""
     print(f"| pattern | {' | '.join(ENVIRONMENTS)} |")
     print("| --- " * (len(ENVIRONMENTS) + 1) + "|")
     for name, pattern in PATTERNS.items():
         cells: list[str] = []
         for where in ENVIRONMENTS:
             if where not in pattern.expected:
-                cells.append("n/a: its type asks for another context")
+                cells.append("n/a: its type requires a different context")
                 continue
             got = asyncio.run(run_mocked(name, where))[0] if "mock" in where else run_cell(name, where)
             right = "" if got == pattern.expected[where] else "WRONG: "

@@ -1,4 +1,4 @@
-"""A marker in the private part of a handoff, which only `after` may receive."""
+"""Only `after` may receive a handoff's private part, which these tests mark and then search for."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 
 
 class Watching(Person):
-    """A person who records everything that is shown to them."""
+    """A person who keeps everything that is shown to them."""
 
     def __init__(self) -> None:
         super().__init__(approve=True, answers={"pick_card": {"index": 1}, "which": {"index": 1}})
@@ -66,7 +66,7 @@ async def with_wait_for(offer: Offer, *, context: ToolContext) -> Pick:
 
 
 async def with_approval(deck: Deck, pick: Pick, *, params: Deal, context: ToolContext) -> ToolResult[str]:
-    """Request approval in an `after` that has the marker."""
+    """Request approval in `after`, which has the marker."""
     assert MARKER in deck.cards[pick.index]
     approval = await context.request_approval("Turn the card?")
     return ToolResult.ok(f"turned: {approval.approved}")
@@ -160,7 +160,7 @@ def test_the_private_part_is_shown_nowhere(game: str, who: str, logged: io.Strin
 
 
 def test_the_marker_would_be_found() -> None:
-    """A marker in the public result of `after` is found by the same search, which shows that the search works."""
+    """If `after` puts the marker into its result, the same search finds it, so the search works."""
 
     async def telling(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult[str]:
         return ToolResult.ok(deck.cards[pick.index])
@@ -176,7 +176,7 @@ def test_the_marker_would_be_found() -> None:
 
 
 def test_the_repr_of_what_is_parked_shows_the_public_part_only() -> None:
-    """The repr of a `Parked` does not show the private part."""
+    """The repr of `Parked` shows only the public part."""
     assert repr(Parked(Deck([MARKER]), Offer(1))) == "Parked(public=Offer(backs=1))"
 
 
@@ -204,7 +204,7 @@ def test_what_an_act_raised_is_told_by_its_type_and_place(logged: io.StringIO) -
 
 
 def test_a_private_part_that_does_not_fit_is_named_by_place() -> None:
-    """An invalid private part is refused when the handoff is parked, with its place but not its value."""
+    """An invalid private part is refused when it is parked, with the place in it but not its value."""
     gate = open_gate([card_game(before=parking_badly)])
     assert gate.invoke("pick_card").wait().message == (
         "pick_card.before failed: the private part it parked does not match its type, Deck, at cards[1]."
@@ -217,7 +217,7 @@ def test_a_digest_gives_nothing_away() -> None:
 
 
 def test_a_handoff_whose_private_part_has_a_secret_keeps_it() -> None:
-    """`after` receives the object that `before` parked, including its secrets."""
+    """`after` receives the private part with its secrets unmasked."""
     from dataclasses import dataclass
 
     from pydantic import SecretStr

@@ -33,7 +33,7 @@ async def park(recorder: Recorder, run_id: str, *script: Any, **options: Any) ->
 
 
 async def record(folder: Path) -> None:
-    """Record two runs of two sessions, each with a committed call, that wait for an answer."""
+    """Record two sessions, each with a finished run and a parked run whose question has been answered."""
     folder.mkdir(exist_ok=True)
     recorder = Recorder(folder)
     for run_id in ("tea", "cake"):
@@ -69,7 +69,7 @@ def copied(clean: Path, target: Path) -> Path:
 
 
 def alter(folder: Path, how: Alter) -> None:
-    """Alter the journal's file, as a command that has found it could."""
+    """Alter the journal's file, as any program that finds it could."""
     connection = sqlite3.connect(folder / "runs.db", isolation_level=None)
     try:
         how(connection)
@@ -82,13 +82,13 @@ def run_sql(query: str) -> Alter:
 
 
 def swap(connection: sqlite3.Connection) -> None:
-    """Exchange two records of one chain."""
+    """Swap two records of one chain."""
     for was, now in ((3, 99), (4, 3), (99, 4)):
         connection.execute("UPDATE records SET link = ? WHERE chain = 'run tea' AND link = ?", (now, was))
 
 
 def copy_over(columns: str) -> Alter:
-    """Replace a record of one run with the same record of the other."""
+    """Return a function that replaces a record of one run with the same record of the other."""
 
     def copy(connection: sqlite3.Connection) -> None:
         connection.execute(
@@ -101,7 +101,7 @@ def copy_over(columns: str) -> Alter:
 
 
 def forge_answer(connection: sqlite3.Connection) -> None:
-    """Forge an answer in the table of questions, without a record in the chain."""
+    """Forge an answer in the `questions` table, without a record in a chain."""
     connection.execute(
         "UPDATE questions SET answer = (SELECT answer FROM questions WHERE run_id = 'cake') WHERE run_id = 'tea'"
     )
@@ -219,7 +219,7 @@ async def undo_last(folder: Path) -> None:
 
 
 def test_a_clean_journal_is_used(folder: Path):
-    """An unaltered journal can be verified, undone, answered and resumed, and verifies again afterwards."""
+    """A journal that was not altered can be verified, undone and resumed, and verifies again afterwards."""
     code, said = runs_program(folder, "verify")
     assert (code, "nothing was altered" in said) == (0, True)
     asyncio.run(undo_last(folder))
@@ -247,7 +247,7 @@ def assert_found(said: str, where: str) -> None:
 
 @each_alteration
 async def test_resume_refuses_it(folder: Path, how: Alter, where: str):
-    """Resuming an altered run executes nothing, and the error names the run and the record."""
+    """An altered run can't be resumed, and the error names the run and the record. Other runs can."""
     alter(folder, how)
     with pytest.raises(JournalAltered, match=where):
         await resume(folder)
@@ -288,7 +288,7 @@ async def test_answer_and_undo_refuse_it(folder: Path, how: Alter, where: str):
     ids=["removed", "void", "moved", "marked as undone"],
 )
 async def test_undo_refuses_where_a_later_call_was_altered(tmp_path: Path, query: str):
-    """A later call that built on this one can't be hidden from the undo, although it is of another run."""
+    """A later call in another run that built on this one can't be hidden from the undo."""
     recorder = Recorder(tmp_path)
     session = Session(id="table", principal="user")
     await recorder.run("one", call("note", text="a"), "end", session=session)
@@ -301,7 +301,7 @@ async def test_undo_refuses_where_a_later_call_was_altered(tmp_path: Path, query
 
 
 async def test_recovery_leaves_a_forged_commit_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """Recovery changes no files for a forged commit, and still recovers other runs."""
+    """Recovery ignores and logs a forged commit, and still recovers other runs."""
     journal = SqliteJournal(tmp_path / "runs.db")
     for run_id in ("tea", "cake"):
         unit = CommitUnit(run_id=run_id, call_id=f"{run_id}-1", files=({"path": "a"},))
@@ -319,7 +319,7 @@ async def test_recovery_leaves_a_forged_commit_alone(tmp_path: Path, caplog: pyt
 
 
 async def test_a_cancellation_that_nobody_asked_for_is_ignored(tmp_path: Path):
-    """A run is cancelled by a record of the request, not by the flag in the run's row."""
+    """A run is cancelled by a recorded request, not by the flag in the run's row."""
     recorder = Recorder(tmp_path)
     journal = recorder.journal
     await park(recorder, "tea", call("choose"), "end")
@@ -332,7 +332,7 @@ async def test_a_cancellation_that_nobody_asked_for_is_ignored(tmp_path: Path):
 
 
 async def test_an_answer_from_another_process_is_checked(tmp_path: Path):
-    """A forged answer does not reach the asker that waits for it in this process."""
+    """A forged answer does not reach the asker that waits in this process."""
     journal, other = (SqliteJournal(tmp_path / "runs.db", watch=0.001) for _ in range(2))
     question = Question(
         id="q", kind="input", name="pick", message="Which?", payload={}, schema={}, digest="d", principal="user",
@@ -377,7 +377,7 @@ SHOWN: dict[str, str] = {
 
 
 def alter_question(folder: Path, what: str) -> None:
-    """Alter what the table of questions says about the question of the run `tea`."""
+    """Alter one column of run `tea`'s row in the `questions` table."""
 
     def change(connection: sqlite3.Connection) -> None:
         connection.create_function("forge", 1, lambda body: body.replace(b"Ada", b"Bob"))
@@ -389,7 +389,7 @@ def alter_question(folder: Path, what: str) -> None:
 @pytest.mark.parametrize("seen_before", [False, True])
 @pytest.mark.parametrize("what", SHOWN)
 async def test_an_altered_question_is_not_listed(tmp_path: Path, what: str, seen_before: bool):
-    """Only the altered question is left out of a list, and asking for the questions of its run fails."""
+    """A list leaves out only the altered question, and listing the questions of its run fails."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     for run_id in ("tea", "cake", "soup"):
         put(journal, asked_in(run_id))
@@ -405,7 +405,7 @@ async def test_an_altered_question_is_not_listed(tmp_path: Path, what: str, seen
 
 
 async def test_a_planted_question_is_not_listed(tmp_path: Path):
-    """A question that no run asked is not shown to anybody."""
+    """A question that no run asked is not listed."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     planted = msgspec.msgpack.encode(asked_in("tea"))
     row = ("tea.1", planted, "tea", asked_in("tea").asked_at.timestamp(), "user")
@@ -417,7 +417,7 @@ async def test_a_planted_question_is_not_listed(tmp_path: Path):
 
 
 async def test_questions_are_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Listing the questions again reads no chain again, so that many waiting runs can be polled."""
+    """Listing questions again does not read their chains again, so that many waiting runs can be polled."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     for number in range(5):
         put(journal, asked_in(f"run{number}"))
@@ -438,7 +438,7 @@ async def test_questions_are_verified_once(tmp_path: Path, monkeypatch: pytest.M
 
 
 async def test_a_vote_needs_the_question_that_was_recorded(tmp_path: Path):
-    """A vote is recorded only if its question was asked, with this digest and in this run, and was not altered."""
+    """A vote is recorded only if its run asked this question with this digest and the question was not altered."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     put(journal, asked_in("tea"))
     put(journal, asked_in("cake"))
@@ -468,7 +468,7 @@ PROTECTED = {
 
 @pytest.fixture(scope="module")
 def rich(clean: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Fixture: a journal after a fork, an export, an import, an undo, a denial for the session, and a cancelled run."""
+    """Provide a journal with a fork, an export, an import, an undo and cancelled runs."""
     folder = copied(clean, tmp_path_factory.mktemp("rich") / "base")
 
     async def more() -> None:
@@ -497,7 +497,7 @@ def verified(folder: Path) -> Any:
 
 
 def test_a_fork_names_its_source_and_an_import_is_marked(rich: Path):
-    """A fork's chain begins with its source, the step and the head of the source's chain; an import's is marked."""
+    """A fork's chain begins with its source run, the step and the source's head. An import's chain is marked."""
     found = verified(rich)
     assert (list(found.altered), list(found.imported)) == ([], ["imported"])
     connection = sqlite3.connect(rich / "runs.db")
@@ -512,7 +512,7 @@ def test_a_fork_names_its_source_and_an_import_is_marked(rich: Path):
 
 @given(data=st.data())
 def test_any_altered_row_is_found(rich: Path, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject):
-    """Any row that is changed, removed, exchanged with another or copied over another is found."""
+    """Any row that is changed, removed, swapped with another or overwritten by another is found."""
     folder = copied(rich, tmp_path_factory.mktemp("altered") / "base")
     table = data.draw(st.sampled_from(sorted(PROTECTED)))
     how = data.draw(st.sampled_from(["change", "remove", "exchange", "copy"]))

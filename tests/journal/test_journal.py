@@ -24,7 +24,7 @@ class Done:
 
 
 def counting(seconds: float = 0, fail: int = 0) -> tuple[list[int], Callable[[], Awaitable[int]]]:
-    """Make a function that counts its runs, takes some time, and fails the first few times."""
+    """Return a list of its runs, and a function that takes some time and fails the first few times."""
     runs: list[int] = []
 
     async def function() -> int:
@@ -42,7 +42,7 @@ def counting(seconds: float = 0, fail: int = 0) -> tuple[list[int], Callable[[],
 
 
 def test_a_step_that_succeeded_is_not_run_again():
-    """A step that succeeded returns its recorded value, even for another function; another key is another step."""
+    """A step that succeeded returns its recorded value, even for a different function. A different key runs again."""
 
     async def main() -> list[int]:
         journal = MemoryJournal()
@@ -61,7 +61,7 @@ def test_a_step_that_succeeded_is_not_run_again():
 
 @pytest.mark.parametrize("value", [None, False, 0, ""])
 def test_a_value_that_is_nothing_is_a_value(value: Any):
-    """A step that returned None, or another empty value, has succeeded and is not run again."""
+    """A step that returned None or another falsy value has succeeded and is not run again."""
     runs: list[int] = []
 
     async def function() -> Any:
@@ -78,7 +78,7 @@ def test_a_value_that_is_nothing_is_a_value(value: Any):
 
 
 def test_two_at_once_are_one():
-    """If a step is called twice at the same time, the second caller waits for the first and gets its value."""
+    """If a step is started several times at once, it runs once, and every caller gets its value."""
     runs, function = counting(seconds=5)
 
     async def main() -> list[int]:
@@ -90,7 +90,7 @@ def test_two_at_once_are_one():
 
 
 def test_a_failure_lets_the_next_try():
-    """If a step fails, only the caller that ran it gets the error, and a waiting caller runs the step again."""
+    """If a step fails, only the caller that ran it gets the error, and a waiting caller runs it again."""
     runs, function = counting(seconds=5, fail=2)
 
     async def main() -> list[Any]:
@@ -107,7 +107,7 @@ def test_a_failure_lets_the_next_try():
 
 
 def test_a_cancelled_step_lets_the_next_try():
-    """If a step is cancelled, a waiting caller is not cancelled with it, and runs the step."""
+    """If the caller that runs a step is cancelled, a waiting caller runs the step."""
     runs, function = counting(seconds=5)
 
     async def main() -> list[int]:
@@ -125,7 +125,7 @@ def test_a_cancelled_step_lets_the_next_try():
 
 
 def test_one_that_waits_can_be_cancelled_alone():
-    """A waiting caller can be cancelled alone; the step continues for the caller that runs it."""
+    """A waiting caller can be cancelled alone, and the step continues for the caller that runs it."""
     runs, function = counting(seconds=5)
 
     async def main() -> int:
@@ -143,7 +143,7 @@ def test_one_that_waits_can_be_cancelled_alone():
 
 
 def test_a_step_inside_itself_is_refused_and_not_waited_for_forever():
-    """A step inside itself is refused by name instead of hanging; a step with another key inside it is allowed."""
+    """Starting a step inside itself is refused instead of hanging. A step with a different key may be started inside it."""
 
     async def main() -> None:
         journal = MemoryJournal()
@@ -170,7 +170,7 @@ def unit(run: str, call: str) -> CommitUnit:
 
 
 def test_what_was_committed_is_loaded_in_order_by_run():
-    """A run's units are loaded in the order of their commits, and a loaded list does not change afterwards."""
+    """A run's units are loaded in commit order, and a loaded list does not change afterwards."""
 
     async def main() -> None:
         journal = MemoryJournal()
@@ -186,7 +186,7 @@ def test_what_was_committed_is_loaded_in_order_by_run():
 
 
 def test_a_call_is_recorded_when_it_commits_and_only_then():
-    """A committed call is recorded as one unit with everything it did, and a failed call is not recorded."""
+    """A committed call is recorded as one unit with its inner calls' events, and a failed call is not recorded."""
 
     @tool(effect="staged")
     async def inner(fail: bool, context: ToolContext) -> str:
@@ -223,7 +223,7 @@ def test_a_call_is_recorded_when_it_commits_and_only_then():
 
 
 class Bank:
-    """An outside system whose effects can't be undone."""
+    """An outside system whose payments can't be undone."""
 
     def __init__(self) -> None:
         self.paid: list[str] = []
@@ -277,7 +277,7 @@ def test_once_is_settled_once_across_retries():
 
 @pytest.mark.parametrize("how", ["async", "sync", "returns an awaitable"])
 def test_once_takes_any_function(how: str):
-    """`once` awaits an async function, and runs a plain function in a thread."""
+    """`once` accepts an async function, a plain function and a function that returns an awaitable."""
     bank = Bank()
     function: Any = {"async": bank.pay, "sync": bank.pay_at_once, "returns an awaitable": lambda: bank.pay()}[
         how
@@ -291,7 +291,7 @@ def test_once_takes_any_function(how: str):
 
 
 def test_once_in_a_sync_handler():
-    """In a sync handler, `once` runs its step while the handler's thread waits."""
+    """In a sync handler, `once` runs the step while the handler's thread waits."""
     bank = Bank()
 
     @tool(name="pay", description="Pay.")
@@ -303,7 +303,7 @@ def test_once_in_a_sync_handler():
 
 
 def test_once_is_keyed_by_the_call_and_the_key():
-    """`once` is keyed by the call and the key, so another call with equal arguments is another step."""
+    """`once` is keyed by call and key, so a different call with equal arguments runs the step again."""
     bank = Bank()
 
     async def body(context: ToolContext) -> list[int]:
@@ -331,7 +331,7 @@ def test_once_of_one_call_at_the_same_time_is_one():
 
 
 def test_once_that_failed_may_be_tried_again():
-    """A step that failed in `once` is not recorded as done, and may run again."""
+    """A step that fails in `once` is not recorded, and may run again."""
     runs, function = counting(fail=1)
 
     async def body(context: ToolContext) -> int:
@@ -346,7 +346,7 @@ def test_once_that_failed_may_be_tried_again():
 
 @pytest.mark.parametrize("effect", ["pure", "read", "staged"])
 def test_once_is_refused_where_everything_can_be_undone(effect: Effect):
-    """`once` is refused in a tool whose effect is undone by a rollback, before anything is done."""
+    """`once` is refused before it runs in a tool whose effects a rollback undoes."""
     bank = Bank()
 
     async def body(context: ToolContext) -> int:
@@ -361,7 +361,7 @@ def test_once_is_refused_where_everything_can_be_undone(effect: Effect):
 
 @pytest.mark.parametrize("how", ["raises", "says so", "times out"])
 def test_what_once_did_is_listed_when_the_call_fails(how: str):
-    """When a call fails, the model and the record are told what `once` did and could not be undone."""
+    """When a call fails, the result and the event list what `once` did, because it could not be undone."""
     bank = Bank()
 
     async def body(context: ToolContext) -> Any:
@@ -386,7 +386,7 @@ def test_what_once_did_is_listed_when_the_call_fails(how: str):
 
 
 def test_what_once_did_is_listed_once():
-    """A step of `once` that is read twice is listed only once when the call fails."""
+    """If a call uses a step of `once` twice and fails, the step is listed only once."""
     bank = Bank()
 
     async def body(context: ToolContext) -> Any:
@@ -400,7 +400,7 @@ def test_what_once_did_is_listed_once():
 
 
 def test_what_once_did_in_an_earlier_attempt_is_listed_too():
-    """When a call fails, a step from an earlier attempt is listed, even if the last attempt did not reach it."""
+    """When a call fails, steps from earlier attempts are listed too, even if the last attempt did not reach them."""
     bank = Bank()
 
     async def body(context: ToolContext) -> Any:
@@ -415,7 +415,7 @@ def test_what_once_did_in_an_earlier_attempt_is_listed_too():
 
 
 def test_what_once_did_in_an_inner_call_is_listed_by_the_outer():
-    """The outer call lists what `once` did in an inner call, unless the inner call failed and listed it itself."""
+    """When an outer call fails, it lists what `once` did in an inner call that had succeeded."""
     bank = Bank()
 
     async def body(context: ToolContext) -> Any:
@@ -432,7 +432,7 @@ def test_what_once_did_in_an_inner_call_is_listed_by_the_outer():
 
 
 def test_once_of_two_runs_that_share_a_journal_are_two():
-    """A step recorded in one run is not recorded for another, even if the model repeats its call ids."""
+    """A step recorded in one run runs again in another, even if the model repeats its call ids."""
     bank = Bank()
 
     async def body(context: ToolContext) -> int:

@@ -1,4 +1,4 @@
-"""Laws that every journal obeys. A new implementation is tested by adding it to `STORES`."""
+"""Laws that every journal obeys. To test a new implementation, add it to `STORES`."""
 
 import asyncio
 import hashlib
@@ -32,7 +32,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Hands:
-    """A clock that moves only when a test sets it."""
+    """A clock that stands still until a test moves it."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -45,11 +45,11 @@ class Hands:
 
 
 Open = Callable[[], Journal]
-"""Opens the same journal as another process would, each time with its own owner name."""
+"""Opens the same journal again, as another process would."""
 
 STORES = ("memory", "sqlite")
 SHARED = ("sqlite",)
-"""The kinds of journals that several processes can open."""
+"""The stores that several processes can open."""
 
 
 @pytest.fixture
@@ -75,13 +75,13 @@ def opening(clock: Hands, tmp_path: Path) -> Iterator[Callable[[str], Journal]]:
 
 @pytest.fixture(params=STORES)
 def journal(request: pytest.FixtureRequest, opening: Callable[[str], Journal]) -> Journal:
-    """Fixture: a new journal of each kind."""
+    """Provide a new journal of each kind."""
     return opening(request.param)
 
 
 @pytest.fixture(params=SHARED)
 def processes(request: pytest.FixtureRequest, opening: Callable[[str], Journal]) -> tuple[Journal, Journal]:
-    """Fixture: a new journal, opened twice as by two processes."""
+    """Provide a new journal, opened twice as if by two processes."""
     return opening(request.param), opening(request.param)
 
 
@@ -184,7 +184,7 @@ async def test_a_lease_is_held_by_one_process_until_it_expires(
 async def test_a_process_that_lost_its_lease_writes_nothing_more(
     processes: tuple[Journal, Journal], clock: Hands
 ):
-    """Every role of the journal refuses a process that lost its lease, and the new owner's record is unchanged."""
+    """Every part of the journal refuses to write for a process that lost its lease, so the new owner's records are unchanged."""
     first, second = processes
     await first.runs.begin(run())
     clock.seconds = LEASE_SECONDS
@@ -311,14 +311,14 @@ async def test_a_voided_unit_was_never_committed(journal: Journal):
         await journal.calls.commit(unit(call, files=True))
     await journal.calls.void(unit("1", files=True))
     await journal.calls.applied(unit("2", files=True))
-    await journal.calls.void(unit("2", files=True))  # too late, since its files were already changed
+    await journal.calls.void(unit("2", files=True))  # too late: its files were already applied
     assert [each.call_id for each in await journal.calls.load("run")] == ["2"]
     assert [each.call_id for each in await journal.calls.load_session("s")] == ["2"]
     assert await journal.calls.unapplied() == ()
 
 
 async def test_units_whose_files_nobody_applies_are_found_after_a_crash(processes: tuple[Journal, Journal]):
-    """After a crash, units are found whose files are not applied yet and are not being applied by a live process."""
+    """After a crash, another process finds the units whose files were not applied, unless their owner still applies them."""
     first, second = processes
     await first.calls.commit(unit("plain"))
     for call in ("1", "2"):
@@ -395,7 +395,7 @@ async def test_a_step_succeeds_once(journal: Journal):
 async def test_an_interrupted_step_is_settled_by_the_process_that_resumes(
     processes: tuple[Journal, Journal], clock: Hands
 ):
-    """The outcome of an interrupted step is unknown until another process takes the run over and settles it."""
+    """An interrupted step is unsettled until a process that takes over the run settles it."""
     first, second = processes
     await first.runs.begin(run())
     started = asyncio.Event()
@@ -421,7 +421,7 @@ async def test_an_interrupted_step_is_settled_by_the_process_that_resumes(
 
 
 async def test_deaths_without_progress_are_counted(processes: tuple[Journal, Journal], clock: Hands):
-    """Each process that dies with a run is counted, until something new is recorded or a process leaves the run properly."""
+    """Each death of a run's owner is counted, until new progress is recorded or an owner leaves the run properly."""
     first, second = processes
     await first.runs.begin(run())
 
@@ -495,7 +495,7 @@ async def test_an_expired_question_takes_no_answer(journal: Journal, clock: Hand
 
 
 async def test_a_withdrawn_question_is_over_for_everybody(journal: Journal):
-    """Questions can be withdrawn by id or by prefix without affecting others, and can then be asked again."""
+    """Questions can be withdrawn by id or by prefix without affecting others, and then be asked again."""
     ids = ("run.1?1", "run.1~2?1", "run.2?1", "run.10?1")
     tasks = {id: await asked(journal, ask(id)) for id in ids}
     await journal.questions.withdraw("run.2?1")
@@ -526,7 +526,7 @@ async def test_questions_are_listed_by_run_and_by_principal_oldest_first(journal
 
 
 async def test_the_question_of_a_parked_run_waits_for_it_and_ends_with_it(journal: Journal):
-    """A parked run's question stays open without its asker, who finds an answer given meanwhile by asking again."""
+    """A parked run's question stays open until the run ends. When the run asks again, it gets the answer given meanwhile."""
     await journal.runs.begin(run())
     questions = [ask("run?1"), ask("run?2")]
     for question in questions:
@@ -678,7 +678,7 @@ async def test_two_journals_have_nothing_in_common(opening: Callable[[str], Jour
 
 @pytest.mark.parametrize("version", ["1", "5", "7", "99"])
 def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: str):
-    """A journal of another version is refused with an error that names both versions and says what to do."""
+    """A journal with a different schema version is refused, with an error that names both versions and says what to do."""
     path = tmp_path / "runs.db"
     SqliteJournal(path).close()
     with sqlite3.connect(path) as connection:

@@ -1,4 +1,4 @@
-"""Locations of journals: by default below the state folder, private to their owner, and never where tools may write."""
+"""Where journals are: below the state folder by default, private to their owner, and never where tools may write."""
 
 import grp
 import os
@@ -33,7 +33,7 @@ def mode_of(path: Path) -> int:
 def test_the_default_lies_below_the_state_folder(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The default journal is below `XDG_STATE_HOME`, or below the home folder if that is missing or relative."""
+    """The default journal is below `XDG_STATE_HOME`, or below the home folder if that is empty or relative."""
     found = default_journal(tmp_path / "my project")
     assert found.parent.parent == state / "handrail"
     assert found.parent.name.startswith("my_project-")
@@ -48,7 +48,7 @@ names = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"
 
 @given(st.lists(names, min_size=2, max_size=2, unique=True))
 def test_projects_never_share_a_journal(pair: list[str]):
-    """Different projects have different journal folders, whose names are valid however the paths are spelled."""
+    """Different projects have different journal folders, whose names are valid whatever the projects are called."""
     one, other = (default_journal(Path("/nowhere", each)).parent for each in pair)
     if os.path.realpath(Path("/nowhere", pair[0])) != os.path.realpath(Path("/nowhere", pair[1])):
         assert one.name.lower() != other.name.lower()
@@ -65,7 +65,7 @@ def test_a_link_to_a_project_has_the_same_journal(tmp_path: Path):
 
 
 def test_new_journals_are_private(tmp_path: Path):
-    """A new journal, its key and SQLite's files beside them can be read only by their owner."""
+    """A new journal, its key and SQLite's files beside it are readable only by their owner."""
     before = os.umask(0)
     try:
         journal = SqliteJournal(tmp_path / "runs.db")
@@ -78,7 +78,7 @@ def test_new_journals_are_private(tmp_path: Path):
 
 @pytest.mark.parametrize("part", ["runs.db", "runs.db.key"])
 def test_a_journal_that_others_can_use_is_refused(tmp_path: Path, part: str):
-    """The error for a journal that other users can access has a command that makes it private, and the command works."""
+    """A journal that other users can read is refused, with a command that makes it private."""
     SqliteJournal(tmp_path / "runs.db").close()
     (tmp_path / part).chmod(0o640)
     with pytest.raises(JournalExposed, match=rf"mode 640.*`chmod 600 {tmp_path / part}`"):
@@ -103,7 +103,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 
 
 def opened(folder: Path, part: str) -> None:
-    """Open the journal or the file of users that a file belongs to."""
+    """Open the journal or the user database that a file belongs to."""
     if part.startswith("people"):
         People(folder / "people.db").close()
     else:
@@ -113,7 +113,7 @@ def opened(folder: Path, part: str) -> None:
 @as_root
 @pytest.mark.parametrize("part", PARTS)
 def test_files_of_another_user_are_refused(tmp_path: Path, part: str):
-    """A file that belongs to another user is refused even if its mode is 0600, since its owner can change it."""
+    """A file that belongs to another user is refused even with mode 0600, because its owner can change it."""
     opened(tmp_path, part)
     (tmp_path / part).touch(mode=0o600)
     os.chown(tmp_path / part, NOBODY, NOBODY)
@@ -127,7 +127,7 @@ def test_files_of_another_user_are_refused(tmp_path: Path, part: str):
 
 @pytest.mark.parametrize("part", ["runs.db-journal", "runs.db-wal", "people.db-journal"])
 def test_leftovers_that_others_can_write_are_refused_before_they_are_read(tmp_path: Path, part: str):
-    """SQLite applies these files when it opens the database, so they are checked first."""
+    """A leftover file that others can write is refused first, because SQLite applies it when it opens the database."""
     opened(tmp_path, part)
     (tmp_path / part).write_bytes(b"planted")
     (tmp_path / part).chmod(0o666)
@@ -140,7 +140,7 @@ def test_leftovers_that_others_can_write_are_refused_before_they_are_read(tmp_pa
 @pytest.mark.parametrize("exists", [False, True])
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, part: str, exists: bool, level: int):
-    """In such a folder, or in one below it, anybody could replace the files. A sticky folder keeps them in place."""
+    """A folder that others can write is refused, because they could replace the files. In a sticky folder they can't."""
     folder = tmp_path / "above" / "inside"
     folder.mkdir(parents=True, mode=0o755)
     wide = (folder, folder.parent)[level]
@@ -155,7 +155,7 @@ def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, part: str, ex
 
 
 def test_the_folder_behind_a_link_is_checked(tmp_path: Path):
-    """A link to a journal does not hide the folder that the journal is in, nor does the target hide the link's folder."""
+    """Both folders are checked: the one that a link to a journal is in, and the one that it leads to."""
     for name in ("private", "wide"):
         (tmp_path / name).mkdir(mode=0o700)
     SqliteJournal(tmp_path / "wide" / "runs.db").close()
@@ -171,7 +171,7 @@ def test_the_folder_behind_a_link_is_checked(tmp_path: Path):
 
 @as_root
 def test_the_folder_of_another_user_is_refused(tmp_path: Path):
-    """The owner of the folder could replace the journal together with its key."""
+    """A folder that belongs to another user is refused, because its owner could replace the journal and its key."""
     folder = tmp_path / "theirs"
     folder.mkdir(mode=0o700)
     os.chown(folder, NOBODY, NOBODY)
@@ -184,7 +184,7 @@ def test_the_folder_of_another_user_is_refused(tmp_path: Path):
 def test_a_group_may_write_to_the_folder_if_it_is_the_user_s_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool
 ):
-    """Where every user has a group of their own, folders are often created with mode 0775."""
+    """A folder that its group may write is accepted only if the group is the user's own and has no other member."""
     me = pwd.getpwuid(os.geteuid()).pw_name
     own = grp.struct_group((me, "x", 0, [] if alone else ["somebody"]))
     monkeypatch.setattr(grp, "getgrgid", lambda gid: own)
@@ -206,7 +206,7 @@ def refused(journal: Path, folder: Path) -> str:
 
 
 def test_a_journal_in_a_folder_of_tools_is_refused(tmp_path: Path):
-    """A journal that tools could reach is refused, even through symbolic links in either path or a second hard link."""
+    """A journal that tools could reach is refused, even through links in either path or through a second hard link."""
     work = tmp_path / "work"
     (work / "sub").mkdir(parents=True)
     SqliteJournal(work / "sub" / "x.db").close()
@@ -231,7 +231,7 @@ def test_a_journal_in_a_folder_of_tools_is_refused(tmp_path: Path):
 
 
 def test_a_reserved_folder_may_hold_a_journal(tmp_path: Path):
-    """A journal may be in `.handrail`, which is hidden from tools, unless that is a link to a folder that they see."""
+    """A journal may be in `.handrail`, which tools can't see, unless that is a link to a folder that they can see."""
     check_out_of_reach(str(tmp_path / ".handrail" / "runs.db"), str(tmp_path))
     (tmp_path / "seen").mkdir()
     (tmp_path / ".handrail").symlink_to("seen")
@@ -239,7 +239,7 @@ def test_a_reserved_folder_may_hold_a_journal(tmp_path: Path):
 
 
 async def test_a_run_with_its_journal_among_its_files_is_refused(tmp_path: Path):
-    """A program that puts its journal among the run's files gets an error before anything is recorded."""
+    """A run is refused before anything is recorded if its journal is among the files of its tools."""
     journal = SqliteJournal(tmp_path / "runs.db")
     with DirectoryFilesystem(tmp_path) as files:
         adapter = Adapter(ScriptedModel(["Hello."]), journal=journal, filesystem=files)
@@ -279,7 +279,7 @@ RUN = ("run", "hello.md", "Hello?", "--model", "the_models:model", "-q")
 
 
 def test_commands_agree_on_the_default(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    """Without `--journal`, `run` records where `runs list` looks, and nothing appears in the project."""
+    """Without `--journal`, `runs list` looks where `run` records, and nothing appears in the project."""
     before = sorted(each.name for each in project.iterdir() if each.name != "__pycache__")
     assert program(monkeypatch, *RUN) == 0
     assert sorted(each.name for each in project.iterdir() if each.name != "__pycache__") == before
@@ -308,7 +308,7 @@ def test_every_folder_that_a_command_creates_is_private(
     first: tuple[str, ...],
     chosen: bool,
 ):
-    """Whichever command is first, the folders and files of the journal are private, and later commands accept them."""
+    """Whichever command comes first, the journal's files and folders are private, and later commands accept them."""
     more = ("--journal", state / "some" / "where" / "x.db") if chosen else ()
     before = os.umask(0o022)
     try:
@@ -325,7 +325,7 @@ def test_every_folder_that_a_command_creates_is_private(
 def test_users_of_a_folder_that_others_can_use_are_refused(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
-    """The commands for users check the default folder as the other commands do."""
+    """`users` refuses a default folder that others can use, as the other commands do."""
     assert program(monkeypatch, "users", "add", "ann") == 0
     wide = default_journal(project).parent
     wide.chmod(0o755)
@@ -337,7 +337,7 @@ def test_users_of_a_folder_that_others_can_use_are_refused(
 def test_a_default_folder_that_others_can_use_is_refused(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, level: int
 ):
-    """If others can access the default folder, the command is refused and does not run unrecorded."""
+    """If others can access the default folder, `run` is refused instead of running without a journal."""
     assert program(monkeypatch, *RUN) == 0
     wide = default_journal(project).parents[level]
     wide.chmod(0o755)
@@ -348,7 +348,7 @@ def test_a_default_folder_that_others_can_use_is_refused(
 def test_commands_refuse_a_journal_among_the_files(
     project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ):
-    """A journal among the files of `--files` is refused, since a command could use it to answer its own questions."""
+    """A journal inside the `--files` folder is refused, because a tool could use it to answer its own questions."""
     for more in (("--journal", "./x.db"), ("--journal", "sub/x.db")):
         assert program(monkeypatch, *RUN, "--files", ".", *more) == 2
         assert "which tools may change. Choose a file outside it" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Journals in a long-lived process: threads, a full disk, memory, and processes on other machines."""
+"""Journals in a long-lived process: threads, a locked file, a full disk, memory, and owners that can't be seen."""
 
 import asyncio
 import gc
@@ -33,7 +33,7 @@ async def ask(context: ToolContext) -> int:
 
 
 class Thinking(Person):
-    """A person who is connected but does not answer."""
+    """A person who is there but never answers."""
 
     async def ask(self, question: Question, /) -> Answer:
         return await asyncio.get_running_loop().create_future()
@@ -54,7 +54,7 @@ def until_asked(journal: SqliteJournal, run_id: str) -> Question:
 
 
 def test_answers_from_elsewhere_reach_every_thread(tmp_path: Path):
-    """Answers from other processes reach the event loop of every thread, even after one of the threads has ended."""
+    """An answer from another process reaches the thread that waits for it, even after another thread has ended."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=0.02)
     other = SqliteJournal(tmp_path / "runs.db", watch=None)
     said: dict[str, str] = {}
@@ -102,13 +102,13 @@ async def test_a_file_that_is_locked_for_a_while_does_not_end_the_looking(
 
 
 def full(connection: sqlite3.Connection) -> None:
-    """Fail as SQLite does on a full disk, rolling the transaction back."""
+    """Fail as SQLite does on a full disk: roll the transaction back and raise an error."""
     connection.execute("ROLLBACK")
     raise sqlite3.OperationalError("database or disk is full")
 
 
 async def test_a_full_disk_is_named(tmp_path: Path):
-    """The error for a full disk names it, instead of an error in the cleanup that follows."""
+    """The error names the full disk, instead of an error from the cleanup that follows."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     with pytest.raises(JournalError, match="disk is full"):
         journal._database.transact_now(full)  # pyright: ignore[reportPrivateUsage]
@@ -117,7 +117,7 @@ async def test_a_full_disk_is_named(tmp_path: Path):
 
 
 async def test_a_run_whose_end_could_not_be_recorded_can_be_cancelled_where_it_was(tmp_path: Path):
-    """A run whose end could not be recorded can be cancelled by the process that still owns it."""
+    """If a run's end could not be recorded, the process that still owns the run can cancel it."""
 
     class Filling(SqliteRuns):
         async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
@@ -139,7 +139,7 @@ async def test_a_run_whose_end_could_not_be_recorded_can_be_cancelled_where_it_w
 
 
 async def test_a_journal_in_a_file_keeps_nothing_of_runs_that_are_over(tmp_path: Path):
-    """A journal in a file keeps nothing about finished runs in memory."""
+    """A journal in a file keeps nothing in memory about finished runs."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
 
     @tool
@@ -166,7 +166,7 @@ async def test_a_journal_in_a_file_keeps_nothing_of_runs_that_are_over(tmp_path:
 
 
 def test_a_process_that_can_not_be_seen_from_here_is_not_said_to_be_dead(monkeypatch: pytest.MonkeyPatch):
-    """A process that can't be seen from here, for example in another container of a pod, is not considered dead."""
+    """An owner that can't be seen from here, such as one in another container of the pod, is not considered dead."""
     lease._host.cache_clear()  # pyright: ignore[reportPrivateUsage]
     owner = lease.new_owner()
     assert not lease.is_dead(owner)
@@ -184,7 +184,7 @@ def test_a_process_that_can_not_be_seen_from_here_is_not_said_to_be_dead(monkeyp
 def test_a_name_is_given_without_looking_up_again_when_this_process_started(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    """Making an owner name does not read the start time of this process again, which would cost more than a call."""
+    """Making an owner name does not look up this process's start time again."""
     first = lease.new_owner()
     monkeypatch.setattr(lease, "_started", lambda pid: pytest.fail("the start time was read again"))
     assert lease.new_owner().split("/")[:3] == first.split("/")[:3]

@@ -1,4 +1,4 @@
-"""Pages of a principal's runs, sessions and questions."""
+"""Paging through a principal's runs, sessions and questions."""
 
 import asyncio
 import sqlite3
@@ -51,7 +51,7 @@ def question(run_id: str, number: int, principal: str, at: int) -> Question:
 
 
 class Hands:
-    """A clock that stands still until it is set."""
+    """A clock that stands still until a test sets it."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -66,7 +66,7 @@ class Hands:
 async def fill(
     journal: Journal, clock: Hands, runs: list[tuple[int, str, str, int, int]]
 ) -> list[asyncio.Future[Any]]:
-    """Create runs and questions, and return the tasks that wait for answers."""
+    """Record runs with open questions, and return the tasks that wait for answers."""
     asking: list[asyncio.Future[Any]] = []
     for number, (began, principal, session, changed, waiting) in enumerate(runs):
         record = RunRecord(
@@ -119,7 +119,7 @@ async def all_sessions(journal: Journal, principal: str, limit: int) -> list[Ses
 def test_pages_have_everything_once_and_both_journals_say_the_same(
     runs: list[tuple[int, str, str, int, int]], limit: int
 ):
-    """Pages list each of a principal's entries once, newest first, even if many have the same time."""
+    """Pages list each of a principal's runs and sessions once, newest first, even if many have the same time."""
 
     async def look() -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -153,7 +153,7 @@ def test_pages_have_everything_once_and_both_journals_say_the_same(
 
 
 def check_sessions(rows: list[RunRow], found: list[SessionRow]) -> None:
-    """Check that each session appears once, with the state of its runs."""
+    """Check that each session is listed once and sums up its own runs."""
     assert [each.mark for each in found] == sorted((each.mark for each in found), reverse=True)
     assert {each.session_id for each in found} == {row.record.session_id for row in rows}
     assert len(found) == len({each.session_id for each in found})
@@ -173,7 +173,7 @@ def connection_of(journal: SqliteJournal) -> sqlite3.Connection:
 
 
 async def test_somebodys_runs_sessions_and_questions_are_found_by_an_index(tmp_path: Path):
-    """A principal's runs, sessions and questions are found by an index, without scanning other principals' rows."""
+    """A principal's runs, sessions and questions are found by an index, without a scan of other principals' rows."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None, inline=True)
     connection = connection_of(journal)
     queries: list[str] = []
@@ -233,7 +233,7 @@ async def test_a_page_of_sessions_costs_by_its_lines_what_it_costs_among_few(tmp
 
 @pytest.fixture(params=["memory", "file"])
 def either(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
-    """Fixture: one journal of each kind."""
+    """Provide a journal of each kind."""
     if request.param == "memory":
         yield MemoryJournal()
         return
@@ -253,7 +253,7 @@ async def test_a_run_there_is_not_can_not_be_stopped(either: Journal):
 
 
 async def test_a_run_that_is_brought_in_is_nobodys(either: Journal):
-    """An imported run has neither the owner nor the cancel request of its source."""
+    """An imported run has neither its source's owner nor its source's cancel request."""
     row = RunRow(record=a_run(), status="parked", owner="elsewhere", leased_until=1e12, stopping=True)
     await either.runs.add(RunCopy(row=row))
     taken = await either.runs.take("r")
@@ -261,7 +261,7 @@ async def test_a_run_that_is_brought_in_is_nobodys(either: Journal):
 
 
 async def test_of_a_run_that_is_forgotten_no_files_are_left_to_change(either: Journal):
-    """After a run is forgotten, the journal no longer lists its files as unapplied."""
+    """After a run is forgotten, its files are no longer listed as unapplied."""
     await either.runs.begin(a_run())
     await either.calls.commit(CommitUnit(run_id="r", call_id="c", files=[{"path": "a"}]))
     await either.runs.forget(["r"])
@@ -269,7 +269,7 @@ async def test_of_a_run_that_is_forgotten_no_files_are_left_to_change(either: Jo
 
 
 async def test_both_journals_say_when_an_answer_was_taken(tmp_path: Path):
-    """Both journals record when an answer was accepted, and a repeated answer does not change that time."""
+    """Both journals record when an answer was accepted, and repeating the answer does not change that time."""
     hands = Hands()
     asked = question("r", 1, "ada", 0)
     answer = Answer(question_id=asked.id, digest=asked.digest, by="ada", value=4)

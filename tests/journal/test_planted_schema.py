@@ -39,7 +39,7 @@ def plant(path: Path, *statements: str) -> None:
 
 
 def swap(table: str, kind: str, rest: str) -> tuple[str, ...]:
-    """Return statements that replace a table by something else with its name."""
+    """Return statements that rename a table and create something else under its name."""
     return (f"ALTER TABLE {table} RENAME TO was", f"CREATE {kind} {table} {rest}")
 
 
@@ -63,7 +63,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_journal_with_another_schema_is_refused(tmp_path: Path, name: str):
-    """A journal whose schema differs in anything from what Handrail creates is refused, and the error says what."""
+    """A journal whose schema differs in any way from Handrail's is refused, and the error names the difference."""
     path = tmp_path / "runs.db"
     SqliteJournal(path).close()
     SqliteJournal(path).close()
@@ -83,7 +83,7 @@ def test_a_compacted_journal_is_accepted(tmp_path: Path):
 
 
 def test_another_version_is_still_told_by_its_number(tmp_path: Path):
-    """A journal of another version has another schema, too. The error says which version it has."""
+    """A journal with a different version is refused by its version, even if its schema differs too."""
     path = tmp_path / "runs.db"
     SqliteJournal(path).close()
     plant(path, "UPDATE about SET value = '7' WHERE key = 'schema'", "CREATE TABLE news (a)")
@@ -92,7 +92,7 @@ def test_another_version_is_still_told_by_its_number(tmp_path: Path):
 
 
 async def test_a_trigger_planted_in_an_open_journal_never_runs(tmp_path: Path):
-    """A trigger that is planted while a journal is open makes writing fail. Nothing that it would do happens."""
+    """After a trigger is planted in an open journal, writes fail, and the trigger never runs."""
     path = tmp_path / "runs.db"
     journal = SqliteJournal(path, watch=None)
     journal._database.transact_now(journal.questions._put(QUESTION))  # pyright: ignore[reportPrivateUsage]

@@ -1,4 +1,4 @@
-"""`SqliteJournal`, whose records survive reopening the file."""
+"""`SqliteJournal`: what was recorded survives reopening the file."""
 
 import asyncio
 import queue
@@ -29,7 +29,7 @@ Main = Callable[[SqliteJournal], Coroutine[Any, Any, Any]]
 
 
 class Opened:
-    """A journal file that is reopened for each piece of work."""
+    """A journal file that is opened again for each function that uses it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,7 +78,7 @@ class Model(pydantic.BaseModel):
 
 
 class Overtaken(queue.SimpleQueue[Any]):
-    """A queue that receives a job while the journal is being closed."""
+    """A queue that receives a job while another thread closes the journal."""
 
     def __init__(self, close: Callable[[], None]) -> None:
         self.closer = threading.Thread(target=close, daemon=True)
@@ -95,7 +95,7 @@ class Overtaken(queue.SimpleQueue[Any]):
 
 
 def test_what_was_let_in_before_it_was_closed_is_done(tmp_path: Path):
-    """A job that was accepted before the journal was closed is done, so that no thread waits for it forever."""
+    """A job that was accepted before the journal was closed is done, so its caller does not wait forever."""
     writer = Database(str(tmp_path / "journal.db"), clock=SYSTEM_CLOCK, new_id="id")
     waiting, writer._jobs = writer._jobs, Overtaken(writer.close)
     done: list[int] = []
@@ -103,7 +103,7 @@ def test_what_was_let_in_before_it_was_closed_is_done(tmp_path: Path):
     def work() -> None:
         done.append(writer.transact_now(lambda connection: 1))
 
-    waiting.put(_Job(lambda connection: None))  # from here on the writer's thread uses the new queue
+    waiting.put(_Job(lambda connection: None))  # from here on, the writer's thread uses the new queue
     asker = threading.Thread(target=work, daemon=True)
     asker.start()
     asker.join()
@@ -115,7 +115,7 @@ def test_what_was_let_in_before_it_was_closed_is_done(tmp_path: Path):
     [(None, None), (0, 0), ({"a": [1, "b"]}, {"a": [1, "b"]}), (Point(1), {"x": 1}), (Model(y=2), {"y": 2})],
 )
 def test_a_step_is_run_once_for_all_who_open_the_file(journal: Opened, value: Any, recorded: Any):
-    """A step runs once, and its value is then read from the record as plain data; a failed step runs again."""
+    """A step runs once. Later, its value is read from the record as plain data. A failed step runs again."""
     runs: list[str] = []
 
     async def failing() -> Any:
@@ -137,7 +137,7 @@ def test_a_step_is_run_once_for_all_who_open_the_file(journal: Opened, value: An
 
 
 def test_what_can_not_be_recorded_is_refused(journal: Opened):
-    """A value that can't be recorded is refused by name, and its step is not recorded as done."""
+    """A value that can't be recorded is refused, the error names the step, and the step may run again."""
 
     async def nothing_plain() -> Any:
         return object()
@@ -155,7 +155,7 @@ def test_what_can_not_be_recorded_is_refused(journal: Opened):
 
 
 def test_units_come_back_in_order(journal: Opened):
-    """A run's units are loaded complete and in order, without void ones."""
+    """A run's units are loaded unchanged and in order, without voided ones."""
     files = {"root": "/r", "steps": [{"do": "put", "path": "a"}]}
 
     async def write(journal: SqliteJournal) -> None:
@@ -182,7 +182,7 @@ def test_units_come_back_in_order(journal: Opened):
 
 
 def test_a_call_that_was_void_can_be_committed_again(journal: Opened):
-    """A call whose unit was void can be committed again, and only the later unit changes its status."""
+    """A call whose unit was voided can be committed again, and only the last unit counts."""
 
     async def main(journal: SqliteJournal) -> Any:
         for _ in range(2):
@@ -196,7 +196,7 @@ def test_a_call_that_was_void_can_be_committed_again(journal: Opened):
 
 
 class Somebody(Environment):
-    """A person who always gives the same answer."""
+    """A person who always gives the same answer, or raises the same error."""
 
     run_mode = "user"
 
@@ -214,7 +214,7 @@ def asked(says: Answer | Exception, question: Question) -> Main:
 
 
 def test_an_answer_stands_for_all_who_open_the_file(journal: Opened):
-    """A recorded answer is returned whenever its question is asked again, but not for another question with its id."""
+    """A recorded answer is returned whenever its question is asked again, but not if the digest differs."""
     assert journal(asked(answer(), question())) == answer()
     assert journal(asked(answer(value="other"), question())) == answer()
     assert journal(lambda journal: journal.questions.ask(question())) == answer()
@@ -224,14 +224,14 @@ def test_an_answer_stands_for_all_who_open_the_file(journal: Opened):
 
 
 def test_a_question_that_was_withdrawn_may_be_asked_again(journal: Opened):
-    """A question that was withdrawn without an answer may be asked again."""
+    """A question that was withdrawn without an answer can be asked again, but one that was declined is settled."""
     assert journal(asked(QuestionCancelled("q"), question())).outcome == "cancelled"
     assert journal(asked(Declined("q", "no"), question())).outcome == "declined"
     assert journal(asked(answer(), question())).outcome == "declined"
 
 
 def test_an_answered_question_is_not_withdrawn(journal: Opened):
-    """Withdrawing a call's questions does not remove recorded answers."""
+    """Withdrawing a call's questions does not remove their recorded answers."""
     given = journal(asked(answer(), question()))
 
     async def withdraw_and_ask(journal: SqliteJournal) -> Any:
@@ -243,7 +243,7 @@ def test_an_answered_question_is_not_withdrawn(journal: Opened):
 
 
 def test_it_is_the_same_journal_whenever_it_is_opened(journal: Opened, tmp_path: Path):
-    """A journal's id is stable and differs between files; `power` syncs to the disk, and `process` does not."""
+    """A journal's id is stable and differs between files. `durability="power"` syncs to disk, and "process" does not."""
 
     async def about(journal: SqliteJournal) -> Any:
         rows = await journal._database.transact(
@@ -259,7 +259,7 @@ def test_it_is_the_same_journal_whenever_it_is_opened(journal: Opened, tmp_path:
 
 
 def test_commits_from_several_tasks_are_all_recorded(journal: Opened):
-    """Commits from several tasks are all recorded, by one thread and in their order."""
+    """Commits from several tasks are all recorded, in their order."""
 
     async def main(journal: SqliteJournal) -> Any:
         await asyncio.gather(*[journal.calls.commit(unit(str(number))) for number in range(100)])
@@ -288,7 +288,7 @@ def test_a_transaction_that_fails_leaves_nothing(journal: Opened):
 
 
 def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
-    """Another program's database, another schema, another type of file, or a folder is refused with advice."""
+    """A file that is not a journal, or one with a different schema version, is refused with the reason."""
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("CREATE TABLE t (x)")
     other.close()
@@ -303,7 +303,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
         ("newer.db", "its schema has version 99, but this version of Handrail uses 6"),
         ("text.db", "it can't be opened: file is not a database"),
         (".", "it can't be opened: unable to open database file"),
-        ("a\0b", "its path contains a zero byte. Pass a path without one"),
+        ("a\0b", "its path contains a null byte. Pass a path without one"),
     ):
         with pytest.raises(JournalError, match=words):
             SqliteJournal(tmp_path / name)
@@ -312,7 +312,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
 
 
 def test_a_closed_journal_says_so(tmp_path: Path):
-    """A journal may be closed twice, and refuses every use after it was closed."""
+    """A journal may be closed twice, and refuses any use afterwards."""
 
     async def main() -> None:
         journal = SqliteJournal(tmp_path / "journal.db")
@@ -343,7 +343,7 @@ def test_what_was_recorded_outlives_a_kill(tmp_path: Path):
 
 
 def test_the_runs_of_a_session_are_found_without_going_through_all_of_somebody_s(journal: Opened):
-    """A session's runs are found without scanning the other sessions of its principal."""
+    """A session's runs are found by an index, without a scan of the principal's other sessions."""
 
     async def explain(opened: SqliteJournal) -> list[str]:
         connection = opened._database._connection
@@ -360,7 +360,7 @@ def test_the_runs_of_a_session_are_found_without_going_through_all_of_somebody_s
 
 
 def test_a_journal_without_its_key_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A journal whose key is missing, damaged or different is refused when it is opened, and gets no new key."""
+    """A journal whose key is missing, damaged or different is refused when it is opened, and no new key is created."""
     path, key = tmp_path / "runs.db", tmp_path / "runs.db.key"
     SqliteJournal(path).close()
     first = key.read_bytes()

@@ -1,4 +1,4 @@
-"""Budgets, reserved before and settled after spending, so that concurrent work stays within the limits."""
+"""Budgets are reserved before and settled after spending, so that concurrent work stays within the limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ UNITS = ("tokens", "money", "requests", "tool_calls")
 
 
 def test_eight_children_under_four_requests_get_four():
-    """Eight concurrent children with a shared limit of four requests make exactly four."""
+    """Eight concurrent children that share a limit of four requests make exactly four."""
     root = BudgetTracker(Budget(requests=4))
     got: list[int] = []
 
@@ -52,7 +52,7 @@ def test_eight_children_under_four_requests_get_four():
 
 
 def test_eight_threads_under_four_requests_get_four():
-    """Eight threads never exceed a limit of four requests, however often this is repeated."""
+    """Eight threads never exceed a limit of four requests."""
     for _ in range(50):
         root = BudgetTracker(Budget(requests=4))
         together = threading.Barrier(8)
@@ -79,7 +79,7 @@ def test_eight_threads_under_four_requests_get_four():
 
 
 def test_checking_and_setting_aside_are_one_step():
-    """A reservation is atomic: a thread that reserves during another's check waits, and finds nothing left."""
+    """A reservation is atomic: a thread that reserves during another thread's check waits, and finds nothing left."""
     tracker = BudgetTracker(Budget(money=1))
     got: list[Reservation] = []
 
@@ -90,7 +90,7 @@ def test_checking_and_setting_aside_are_one_step():
     thread = threading.Thread(target=other)
 
     class Slow(Decimal):
-        """An amount that lets the other thread run while it is compared."""
+        """An amount whose comparison gives the other thread time to run."""
 
         def __gt__(self, left: Any) -> bool:
             thread.start()
@@ -104,7 +104,7 @@ def test_checking_and_setting_aside_are_one_step():
 
 
 def test_a_spend_is_charged_to_every_run_above():
-    """A child's spending counts for all its parents, and the tightest limit determines what is left."""
+    """A child's spending counts for all trackers above it, and the tightest limit determines what remains."""
     root = BudgetTracker(Budget(tokens=100, money=1))
     child = root.share(Budget(tokens=30))
     child.share().reserve(tokens=10).settle(tokens=7)
@@ -120,7 +120,7 @@ def test_a_spend_is_charged_to_every_run_above():
 
 
 def test_whose_bound_it_was_is_said():
-    """The error for an exceeded limit says whether a child's share or the run's budget was exceeded."""
+    """The error says whether a child's share or the run's budget was exceeded."""
     child = BudgetTracker(Budget(tokens=100)).share(Budget(tokens=5))
     with pytest.raises(BudgetExceededError, match="this run's share") as raised:
         child.reserve(tokens=6)
@@ -128,7 +128,7 @@ def test_whose_bound_it_was_is_said():
 
 
 def test_refused_means_nothing_was_set_aside():
-    """If one of several units exceeds its limit, nothing is reserved, at any level."""
+    """If one of several units exceeds its limit, nothing is reserved at any level."""
     root = BudgetTracker(Budget(tokens=10, requests=1))
     child = root.share(Budget(tokens=100))
     with pytest.raises(BudgetExceededError):
@@ -138,7 +138,7 @@ def test_refused_means_nothing_was_set_aside():
 
 
 def test_a_reservation_ends_once():
-    """Settling a reservation twice, or releasing it after settling, changes nothing more."""
+    """Settling a reservation twice, or settling and releasing it, has no further effect."""
     tracker = BudgetTracker(Budget(tokens=10))
     reservation = tracker.reserve(tokens=8)
     reservation.settle(tokens=3)
@@ -153,7 +153,7 @@ def test_a_reservation_ends_once():
 
 
 def test_a_reservation_ends_once_from_many_threads():
-    """Eight threads that settle the same reservation charge it once."""
+    """Eight threads that settle the same reservation charge it only once."""
     for _ in range(50):
         tracker = BudgetTracker(Budget(tokens=10))
         reservation = tracker.reserve(tokens=1)
@@ -168,7 +168,7 @@ def test_a_reservation_ends_once_from_many_threads():
 
 @pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError, KeyboardInterrupt])
 def test_what_raised_is_given_back(error: type[BaseException]):
-    """A block that raises releases its reservation, unless it was already settled."""
+    """A block that raises an error releases its reservation, unless it was already settled."""
     tracker = BudgetTracker(Budget(tokens=10))
     with pytest.raises(error), tracker.reserve(tokens=10):
         raise error
@@ -184,7 +184,7 @@ def test_what_raised_is_given_back(error: type[BaseException]):
 
 
 def test_an_unknown_price_is_refused_under_a_money_limit_only():
-    """An unknown price is refused if money is limited, here or in a parent; otherwise it is not counted."""
+    """An unknown price is refused if money is limited, here or further up. Otherwise, it is not counted."""
     for limited in (BudgetTracker(Budget(money=5)), BudgetTracker(Budget(money=5)).share(Budget(tokens=9))):
         with pytest.raises(
             BudgetExceededError, match="limited in money and an unknown amount would be spent"
@@ -213,7 +213,7 @@ def test_what_was_really_spent_is_recorded_beyond_the_bound():
 
 
 def test_cents_add_up():
-    """A hundred times ten cents is exactly ten dollars, even in a decimal context of three digits."""
+    """Amounts of money add up exactly, even in a decimal context with three digits and for huge numbers."""
     tracker = BudgetTracker(Budget(money=10))
     with decimal.localcontext() as context:
         context.prec = 3
@@ -258,7 +258,7 @@ def test_cents_add_up():
     ],
 )
 def test_what_cannot_be_a_unit_or_an_amount_is_refused(wrong: Callable[[BudgetTracker], object], words: str):
-    """An invalid unit or amount is refused by name, and nothing is reserved or spent."""
+    """An invalid unit or amount is refused, the error names it, and nothing is spent."""
     tracker = BudgetTracker(Budget(tokens=5, money=5))
     with pytest.raises(DefinitionError, match=words):
         wrong(tracker)
@@ -366,5 +366,5 @@ class Spending(RuleBasedStateMachine):
 
 
 def test_no_order_of_spending_passes_a_bound():
-    """In any order of spending, exactly what fits is allowed, and every sum is exact in the whole tree."""
+    """In any order of spending, exactly what fits is allowed, and every sum in the tree is exact."""
     run_state_machine_as_test(Spending)

@@ -1,4 +1,4 @@
-"""Heartbeats: automatic while a handler runs, manual after its first own beat, and stopped when it ends."""
+"""Heartbeats: automatic while a handler runs, manual after the handler's first own beat, and stopped at its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from handrail.testing import VirtualClock, VirtualTimeLoop, run_virtual
 
 
 class Lease:
-    """A lease that records when it was extended, and can fail for a while."""
+    """A lease that records when it was extended, and can be made to fail."""
 
     def __init__(self, interval: float = 10.0) -> None:
         self.interval = interval
@@ -28,7 +28,7 @@ class Lease:
 
 
 def played(script: Callable[[Heartbeat, Lease], Awaitable[None]]) -> tuple[Heartbeat, Lease]:
-    """Play a script in virtual time, with an automatic heartbeat from the start."""
+    """Run a script in virtual time with an automatic heartbeat, and return the heartbeat and its lease."""
     lease = Lease()
     made: list[Heartbeat] = []
 
@@ -45,7 +45,7 @@ def played(script: Callable[[Heartbeat, Lease], Awaitable[None]]) -> tuple[Heart
 
 
 def test_a_handler_that_never_beats_is_beaten_for():
-    """While a handler runs without beating, a beat is sent at once and then at every interval."""
+    """While a handler runs without beating, the lease is extended at once and then at every interval."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         await asyncio.sleep(35)
@@ -59,7 +59,7 @@ def test_a_handler_that_never_beats_is_beaten_for():
 
 
 def test_from_its_first_own_beat_on_only_its_own_count():
-    """After a handler's first own beat only its own beats count, so if it then hangs, the lease expires."""
+    """After a handler's first own beat, only its own beats count, so the lease expires if the handler hangs."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         await asyncio.sleep(15)
@@ -73,7 +73,7 @@ def test_from_its_first_own_beat_on_only_its_own_count():
 
 
 def test_stopping_is_final_and_harmless():
-    """A heartbeat can be stopped twice, before it has begun, and without a lease."""
+    """A heartbeat can be stopped twice, and without having been started."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         heartbeat.stop()
@@ -85,7 +85,7 @@ def test_stopping_is_final_and_harmless():
 
 
 def test_a_beat_after_the_end_keeps_nothing():
-    """A beat of a thread that outlived its call does not extend the lease."""
+    """A beat after the call's end does not extend the lease."""
 
     async def script(heartbeat: Heartbeat, lease: Lease) -> None:
         heartbeat.stop()
@@ -146,6 +146,6 @@ def test_a_beat_without_a_lease_is_noted():
 
 @pytest.mark.parametrize("interval", [0, -1.0, float("nan")])
 def test_a_lease_without_an_interval_is_refused(interval: float):
-    """A lease without a positive interval is refused, since it would be extended endlessly."""
-    with pytest.raises(DefinitionError, match=f"every {interval!r} seconds.*above 0"):
+    """A lease without a positive interval is refused, because it would be extended endlessly."""
+    with pytest.raises(DefinitionError, match=f"interval is {interval!r} seconds.*positive number"):
         Heartbeat(Lease(interval))

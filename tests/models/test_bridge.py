@@ -54,7 +54,7 @@ from handrail.schema import Schema
 
 @dataclass(frozen=True)
 class City:
-    """The requested structured output."""
+    """The output type that the model is asked for."""
 
     name: str
 
@@ -81,7 +81,7 @@ def test_every_provider_of_the_bridge_is_known_by_name():
 
 
 async def test_a_run_over_the_bridge():
-    """A run over the bridge calls the tool, with pydantic-ai's test model, and then answers."""
+    """A run through the bridge, with pydantic-ai's test model, calls the tool and then answers."""
     session = Session()
     invoked: list[ToolInvoked] = []
     session.dispatcher.subscribe(ToolInvoked, invoked.append)
@@ -93,7 +93,7 @@ async def test_a_run_over_the_bridge():
 
 
 async def test_what_is_sent_is_the_conversation_and_the_tools():
-    """A request has the system prompt, messages with ids and failures, tools with schemas, and settings."""
+    """A request has the system prompt, the messages with ids and failures, the tools with schemas, and the settings."""
     seen: list[Any] = []
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -167,7 +167,7 @@ async def test_thoughts_are_shown_and_go_back_as_they_came():
 
 
 async def test_a_stream_comes_in_pieces():
-    """Thinking and the arguments of two calls are streamed in pieces, each call under its own index."""
+    """Thinking and the arguments of two calls are streamed in chunks, each call under its own index."""
 
     async def answer(messages: list[ModelMessage], info: AgentInfo) -> AsyncIterator[Any]:
         if len(messages) > 2:
@@ -191,7 +191,7 @@ async def test_a_stream_comes_in_pieces():
 
 
 async def test_arguments_that_come_as_an_object_are_written_whole():
-    """Arguments that arrive as an object are streamed as one piece of JSON at the end of the answer."""
+    """Arguments that arrive as an object are streamed as one chunk of JSON at the end of the answer."""
     parts = await parts_of(BridgedModel(TestModel()), asking(stream=True))
     calls = [part for part in parts if isinstance(part, CallPart)]
     assert [part.name for part in calls] == ["weather", ""]
@@ -220,7 +220,7 @@ async def test_arguments_that_come_as_an_object_are_written_whole():
 async def test_failures_are_in_our_words(
     raised: Exception, kind: type[ModelError], status: int | None, wait: float | None
 ):
-    """Each failure of the library becomes a Handrail error with its status and retry time, and without a cause."""
+    """Each failure in the library becomes a Handrail error with its status and retry time, and without a cause."""
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         raise raised
@@ -232,7 +232,7 @@ async def test_failures_are_in_our_words(
 
 
 async def test_a_key_that_is_said_back_is_not_repeated(monkeypatch: pytest.MonkeyPatch):
-    """A key that the provider echoes in an error is not repeated, whichever variable it came from."""
+    """A key that the provider echoes in an error is masked, whichever variable it came from."""
     monkeypatch.setenv("SOME_API_KEY", "sk-planted-1234")
 
     def answer(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
@@ -251,7 +251,7 @@ async def test_must_call_asks_for_a_call():
 
 
 async def test_a_missing_key_is_said_when_it_is_needed(monkeypatch: pytest.MonkeyPatch):
-    """A model can be made without a key, but a request without one is refused and not retried."""
+    """A model can be made without a key, and a request without one is refused."""
     monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
     model = model_named("deepseek:deepseek-chat")
     assert isinstance(model, BridgedModel)
@@ -269,7 +269,7 @@ async def test_a_missing_key_is_said_when_it_is_needed(monkeypatch: pytest.Monke
     ],
 )
 def test_what_cannot_be_bridged_is_refused_at_once(name: Any, message: str):
-    """An unknown provider, a provider whose package is missing, and an object that is not a model are refused at once."""
+    """An unknown provider, a missing provider package and an object that is not a model are refused at once."""
     with pytest.raises(DefinitionError, match=message):
         BridgedModel(name)
 

@@ -1,8 +1,8 @@
 """The contract of a model: one test suite that every model passes, against servers written by others.
 
-SUBJECTS are the models with their servers, and CASES has every case of the contract. `TABLE` says which subject
-runs which case. If a subject skips a case, NOT_APPLICABLE has the reason, or another server for the same wire
-covers the case. `python tests/models/test_contract.py` prints the table.
+SUBJECTS are the models with their servers, and CASES are the cases of the contract. `TABLE` says which subject runs
+which case. If a subject skips a case, NOT_APPLICABLE has the reason, or another server covers the case for the same
+wire. `python tests/models/test_contract.py` prints the table.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ async def get_weather(city: str, days: int, context: ToolContext) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """The requested structured output."""
+    """The output type that the model is asked for."""
 
     city: str
     days: int
@@ -88,8 +88,8 @@ CASES = {
     "prompt too long": "prompt too long",
 }
 
-NO_NETWORK = "there is no server that could say so"
-FORCED = "it calls the one tool it is told to, and its arguments are held to the schema as it writes them"
+NO_NETWORK = "it has no server"
+FORCED = "it calls only the forced tool, with arguments constrained to the schema"
 NOT_APPLICABLE: dict[tuple[str, str], str] = {
     ("local", "parallel calls"): "it makes one call at a time",
     ("local", "invalid arguments"): FORCED,
@@ -102,12 +102,12 @@ NOT_APPLICABLE: dict[tuple[str, str], str] = {
     ("local", "connection cut"): NO_NETWORK,
     ("local", "malformed JSON in the stream"): NO_NETWORK,
     ("local", "malformed JSON as the body"): NO_NETWORK,
-    ("local", "structured output by a call"): "its engine holds it to a schema without one",
-    ("scripted", "malformed JSON as the body"): "no JSON is read: its answers are Python values",
-    ("scripted", "prompt too long"): "it has no context to fill",
+    ("local", "structured output by a call"): "its engine constrains output to a schema without a call",
+    ("scripted", "malformed JSON as the body"): "its answers are Python values, not JSON",
+    ("scripted", "prompt too long"): "it has no context limit",
 }
 
-# The small model can neither choose tools nor be scripted, so it runs only the cases that test its wire.
+# The small model can neither choose tools nor follow a script, so it runs only the cases that test its wire.
 EMBEDDED_CASES = (
     "text",
     "stream equals non-stream",
@@ -140,7 +140,7 @@ TABLE = {
 
 @pytest.fixture
 def stage(request: pytest.FixtureRequest) -> Stage:
-    """Fixture: the server or script behind the model of this test."""
+    """Provide the server or script behind this test's model."""
     subject: str = request.param
     wire, _, server = subject.partition("@")
     if not server:
@@ -150,14 +150,14 @@ def stage(request: pytest.FixtureRequest) -> Stage:
 
 
 def case(name: str) -> Callable[[Any], Any]:
-    """Parametrize a test of one case over every subject that can run the case."""
+    """Parametrize a test over every subject that can run the case."""
     return pytest.mark.parametrize(
         "stage", [_param(subject) for subject in TABLE[name]], indirect=True, ids=str
     )
 
 
 def _param(subject: str) -> Any:
-    """Make a subject's parameter. The embedded model's server is slow and does not depend on the Python version."""
+    """Return a subject's parameter. The embedded model's server is slow, and needs only one Python version."""
     return pytest.param(subject, marks=pytest.mark.once) if subject in EMBEDDED else subject
 
 
@@ -169,7 +169,7 @@ def adapter(model: Model, **options: Any) -> Adapter:
 async def run(
     stage: Stage, *scene: Line, prompt: Prompt[Any] = PROMPT, stream: bool = False, **options: Any
 ) -> Any:
-    """Play the scene until the run ends."""
+    """Play the scene until the run ends, and return its response, or the stream with the events it had."""
     model = stage.play(*scene)
     given: dict[str, Any] = {"session": options.pop("session", None)}
     message = MESSAGE
@@ -189,7 +189,7 @@ async def run(
 
 
 async def both(stage: Stage, *scene: Line, prompt: Prompt[Any] = PROMPT) -> list[PromptResponse[Any]]:
-    """Play the scene twice, without and with streaming."""
+    """Play the scene without and with streaming, and return both responses."""
     whole = await run(stage, *scene, prompt=prompt)
     streamed = await run(stage, *scene, prompt=prompt, stream=True)
     return [whole, await streamed.response]
@@ -205,12 +205,12 @@ async def test_text(stage: Stage) -> None:
     assert response.text
     if not stage.is_small:
         assert response.text == "One two."
-    assert response.session[AssistantMessage].latest() is None  # messages are kept as facts, not as state
+    assert response.session[AssistantMessage].latest() is None  # messages are recorded as facts, not as state
 
 
 @case("stream equals non-stream")
 async def test_stream_equals_non_stream(stage: Stage) -> None:
-    """The streamed pieces add up to the complete answer."""
+    """The streamed chunks add up to the complete answer."""
     plain = Prompt("plain", "You are a helpful assistant.")
     whole, streamed = await both(stage, Say(), prompt=plain)
     assert (streamed.text, streamed.stop_reason) == (whole.text, whole.stop_reason)
@@ -242,7 +242,7 @@ async def test_parallel_calls(stage: Stage) -> None:
 
 @case("arguments in pieces")
 async def test_arguments_in_pieces(stage: Stage) -> None:
-    """Arguments streamed in pieces are joined."""
+    """Arguments streamed in chunks are joined."""
     streamed = await run(stage, Call(), Say("Done."), stream=True)
     pieces = [event for event in streamed.seen if isinstance(event, CallDelta)]
     assert len(pieces) > 2
@@ -264,7 +264,7 @@ async def test_invalid_arguments(stage: Stage) -> None:
 
 @case("malformed arguments")
 async def test_malformed_arguments(stage: Stage) -> None:
-    """Arguments that are not JSON do not end the run, and the conversation can continue."""
+    """Arguments that are not JSON do not end the run, and the model can answer afterwards."""
     streamed = await run(stage, Fault("malformed arguments"), Say("Sorry."), stream=True)
     response = await streamed.response
     (invoked,) = response.session[ToolInvoked].all()
@@ -274,7 +274,7 @@ async def test_malformed_arguments(stage: Stage) -> None:
 
 @case("unknown tool")
 async def test_unknown_tool(stage: Stage) -> None:
-    """The model is told that the tool is unknown, and which tools exist."""
+    """The model is told that the tool is unknown, and which tool it may have meant."""
     unknown = Call((("get_wether", {"city": "Oslo"}),))
     for response in await both(stage, unknown, Say("Sorry.")):
         (invoked,) = response.session[ToolInvoked].all()
@@ -294,7 +294,7 @@ async def test_structured_output(stage: Stage) -> None:
 
 @case("structured output by a call")
 async def test_structured_output_by_a_call(stage: Stage) -> None:
-    """Without output constrained by the provider, the answer is a tool call, which the model repairs if it is invalid."""
+    """If the provider can't constrain output, the answer is a tool call, which the model corrects if it is invalid."""
     if stage.is_small:
         raise AssertionError("not part of this subject's cases")
     wrong, right = ({"city": "Oslo"}, {"city": "Oslo", "days": 2})
@@ -310,7 +310,7 @@ async def test_structured_output_by_a_call(stage: Stage) -> None:
 
 @case("usage")
 async def test_usage(stage: Stage) -> None:
-    """The usage is what the server reports, streamed or not, summed over all requests."""
+    """The usage is what the server reports, and the same streamed or not."""
     whole, streamed = await both(stage, Say(), prompt=Prompt("plain", "You are a helpful assistant."))
     assert whole.usage.output > 0
     assert whole.usage.input > 0
@@ -336,14 +336,14 @@ async def test_stopped_at_the_end(stage: Stage) -> None:
 
 @case("stop: calls")
 async def test_stopped_for_calls(stage: Stage) -> None:
-    """A model that requests calls stops with `calls`, and the run continues by itself."""
+    """A model that makes calls stops with `calls`, and the run continues."""
     response = await run(stage, Call(), Say("Done."))
     assert [each.stop_reason for each in response.session[ModelResponded].all()] == ["calls", "done"]
 
 
 @case("stop: length")
 async def test_stopped_by_length(stage: Stage) -> None:
-    """An answer that is cut off by the length limit has the stop reason `length`."""
+    """An answer that is cut off at the length limit has the stop reason `length`."""
     for stream in (False, True):
         model = stage.play(Say("One two three", length=True))
         plain = Prompt("plain", "You are a helpful assistant.")
@@ -397,7 +397,7 @@ async def _see_it_go(stage: Stage) -> None:
 
 @case("timeout")
 async def test_deadline_during_a_request(stage: Stage) -> None:
-    """A deadline ends a request that hangs, and the error says what was not done."""
+    """A deadline ends a request that hangs."""
     model = stage.play(Fault("hang"))
     told = _LONG if stage.is_small else MESSAGE
     with pytest.raises(PromptEvaluationError, match="deadline") as raised:
@@ -407,7 +407,7 @@ async def test_deadline_during_a_request(stage: Stage) -> None:
 
 @pytest.mark.parametrize("stage", [each for each in TABLE["timeout"] if "@" in each], indirect=True, ids=str)
 async def test_a_silent_server_is_unavailable(stage: Stage) -> None:
-    """Without a deadline, a silent server counts as unavailable after some time, and the request is retried."""
+    """Without a deadline, a server counts as unavailable after it has been silent for a while, and the request is retried."""
     model = stage.play(Fault("hang"), Fault("hang"), silence=0.3)
     with pytest.raises(
         PromptEvaluationError, match=r"no data arrived for 0.3 seconds.*tried 2 times"
@@ -432,7 +432,7 @@ async def test_rate_limit_with_retry_after(stage: Stage) -> None:
 
 @case("429 with retry-after")
 async def test_rate_limit_past_the_deadline(stage: Stage) -> None:
-    """A request is not retried past the deadline: the run ends at once, with the reason."""
+    """A request is not retried past the deadline. The run ends at once with the reason."""
     model = stage.play(Fail(429, retry_after=55), Say("Fine."))
     with pytest.raises(PromptEvaluationError, match="past the deadline") as raised:
         await adapter(model).evaluate(PROMPT, MESSAGE, deadline=Deadline.after(50))
@@ -441,7 +441,7 @@ async def test_rate_limit_past_the_deadline(stage: Stage) -> None:
 
 @case("429 without")
 async def test_rate_limit_without_retry_after(stage: Stage) -> None:
-    """A rate limit without a retry time is retried after growing waits."""
+    """After rate limits without a retry time, the request is retried with growing waits."""
     model = stage.play(Fail(429), Fail(429), Say("Fine."))
     session = Session()
     response = await adapter(model).evaluate(PROMPT, MESSAGE, session=session)
@@ -454,7 +454,7 @@ async def test_rate_limit_without_retry_after(stage: Stage) -> None:
 
 @case("500 then fine")
 async def test_500_then_fine(stage: Stage) -> None:
-    """A request to a failing server is retried, and the later answer is complete."""
+    """A request to a server that fails once is retried, streamed or not."""
     for stream in (False, True):
         model = stage.play(Fail(500), Say("Fine."))
         if stream:
@@ -467,7 +467,7 @@ async def test_500_then_fine(stage: Stage) -> None:
 
 @case("500 then fine")
 async def test_500_for_good(stage: Stage) -> None:
-    """A server that keeps failing ends the run with its message and the number of attempts."""
+    """A server that keeps failing ends the run, with its message and the number of attempts."""
     model = stage.play(Fail(500), Fail(500), Fail(500), Fail(500))
     with pytest.raises(PromptEvaluationError, match="tried 3 times") as raised:
         await adapter(model).evaluate(PROMPT, MESSAGE)
@@ -477,25 +477,25 @@ async def test_500_for_good(stage: Stage) -> None:
 
 @case("truncated stream")
 async def test_truncated_stream(stage: Stage) -> None:
-    """A truncated stream is an error and is retried: it is never taken for an answer."""
+    """A truncated stream is an error and is retried. It is never taken for an answer."""
     await _broken_then_fine(stage, Fault("truncated"))
 
 
 @case("connection cut")
 async def test_connection_cut(stage: Stage) -> None:
-    """A lost connection is an error and is retried: the part received is never taken for an answer."""
+    """A lost connection is an error, and the request is retried. What was received is never taken for an answer."""
     await _broken_then_fine(stage, Fault("cut"))
 
 
 @case("malformed JSON in the stream")
 async def test_malformed_event(stage: Stage) -> None:
-    """A stream with an unreadable event is an error and is retried: it is never taken for an answer."""
+    """A stream with an unreadable event is an error and is retried. It is never taken for an answer."""
     await _broken_then_fine(stage, Fault("malformed"))
 
 
 @case("malformed JSON as the body")
 async def test_malformed_body(stage: Stage) -> None:
-    """An unreadable body is an error and is retried, streamed or not: it is never taken for an answer."""
+    """An unreadable body is an error and is retried, streamed or not. It is never taken for an answer."""
     await _broken_then_fine(stage, Fault("malformed"))
     model = stage.play(Fault("malformed"), Say("Fine."))
     response = await adapter(model).evaluate(PROMPT, MESSAGE)
@@ -518,7 +518,7 @@ async def _broken_then_fine(stage: Stage, fault: Fault) -> None:
 
 @case("prompt too long")
 async def test_prompt_too_long(stage: Stage) -> None:
-    """A request that the provider refuses is not retried, and the provider's message reaches the caller."""
+    """A request that the provider refuses is not retried, and the run ends with the refusal."""
     if stage.name.endswith("@llmock"):
         model = stage.play(Fail(400))
         message = MESSAGE
@@ -546,7 +546,7 @@ def test_every_http_model_passes_every_case() -> None:
 
 
 def test_what_is_not_applicable_has_its_reason() -> None:
-    """Only in-process models are exempt from cases, each with a reason."""
+    """Only in-process models skip cases, each with a reason."""
     for subject in IN_PROCESS:
         missing = {case_ for case_, subjects in TABLE.items() if subject not in subjects}
         assert missing == {
@@ -569,7 +569,7 @@ def _by_call() -> Any:
 
 
 def print_table() -> None:
-    """Print the table of models and cases, with the servers of each."""
+    """Print the table of cases and models, with each wire's servers."""
     rows = {wire: f"{'OpenAI' if wire != 'messages' else 'Anthropic'} {wire}" for wire in WIRES}
     rows["bridge"] = "bridge"
     print(f"| case | {' | '.join(rows.values())} | {' | '.join(IN_PROCESS)} |")

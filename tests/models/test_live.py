@@ -1,7 +1,4 @@
-"""Tests of the live tests themselves (`make test-live`).
-
-Without a provider's key, they run on the embedded model behind a real server.
-"""
+"""Tests of the live tests (`make test-live`), run on the embedded model behind a real server instead of a provider."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ from support.servers import Embedded
 pytestmark = pytest.mark.once
 
 UNABLE = "not test_what_is_refused and not (test_structured_output and (anthropic or responses))"
-"""A selection without the cases that the embedded model's server can't play.
+"""Deselects the cases that the embedded model's server can't play.
 
 It answers for any model name, and constrains output to a schema on one wire only.
 """
 SLOW = "not test_a_call and not test_structured_output"
-"""A selection without the cases that take seconds on the embedded model. test_contract.py covers those."""
+"""Deselects the cases that take seconds on the embedded model. test_contract.py covers those."""
 DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 
 
@@ -40,7 +37,7 @@ def live(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_case_runs_on_a_server(embedded_server: Embedded):
-    """Every live case runs on both OpenAI wires and on Anthropic's, with a real model."""
+    """Each live case runs on both OpenAI wires and on Anthropic's, with a real model."""
     done = live(
         *("-k", UNABLE if DEEP else f"{UNABLE} and {SLOW}"),
         HANDRAIL_LIVE="openai:smollm2 anthropic:smollm2",
@@ -51,7 +48,7 @@ def test_every_case_runs_on_a_server(embedded_server: Embedded):
 
 
 def test_without_a_key_it_fails_and_says_which():
-    """Without a key, the live tests fail and name the variables to set; nothing is skipped silently."""
+    """Without a key, the live tests fail and name the variables to set, instead of skipping silently."""
     done = live()
     assert done.returncode == 1
     assert done.stderr.startswith("No provider to try: set one of OPENAI_API_KEY")

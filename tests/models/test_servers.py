@@ -1,4 +1,4 @@
-"""Third-party model servers: they start, answer on every wire, record requests, and end."""
+"""Third-party model servers: they start, answer on every wire, record requests, and stop."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ STARTS = {"aimock": aimock, "llmock": llmock, "embedded": embedded}
 def ask(
     server: Server, wire: str, text: str = "What is the capital of France?", **more: Any
 ) -> tuple[int, str]:
-    """Send one request in the wire's format; return the status and the raw body."""
+    """Send one request in the wire's format, and return the status and the raw body."""
     message = {"role": "user", "content": text}
     body: dict[str, Any] = {"model": "smollm2", **more}
     if wire == CHAT:
@@ -73,7 +73,7 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_aimock_answers_by_its_fixtures(aimock_server: Aimock, wire: str):
-    """aimock returns the text of its fixture, whole and streamed, and records the request."""
+    """aimock returns its fixture's text, whole and streamed, and records the requests."""
     aimock_server.script([{"match": {"userMessage": "capital"}, "response": {"content": "Paris."}}])
     for stream in (False, True):
         status, body = ask(aimock_server, wire, stream=stream)
@@ -84,7 +84,7 @@ def test_aimock_answers_by_its_fixtures(aimock_server: Aimock, wire: str):
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_llmock_plays_its_script(llmock_server: Llmock, wire: str):
-    """llmock plays a scripted failure, then the reply, and its verdict passes the client."""
+    """llmock plays a scripted failure and then the reply, and its verdict on the client is positive."""
     fail = {"type": "fail", "status": 429}
     llmock_server.script([fail, {"type": "reply", "text": "Paris."}])
     assert [ask(llmock_server, wire)[0] for _ in range(2)] == [429, 200]
@@ -118,7 +118,7 @@ def test_the_embedded_model_answers(embedded_server: Embedded, wire: str):
 
 @pytest.mark.parametrize("name", STARTS)
 def test_a_server_ends_with_its_block(name: str):
-    """A server's process has ended when its block is left, even by an exception."""
+    """A server's process has ended when its `with` block is left, even through an exception."""
     start: AbstractContextManager[Server] = STARTS[name]()
     with contextlib.suppress(KeyboardInterrupt), start as server:
         assert is_running(server.pid)
@@ -128,7 +128,7 @@ def test_a_server_ends_with_its_block(name: str):
 
 @pytest.mark.parametrize("name", STARTS)
 def test_a_server_ends_with_the_process_that_started_it(name: str):
-    """If the process that started a server is killed, the server ends too."""
+    """If the process that started a server is killed, the server stops too."""
     code = f"from support import servers\nwith servers.{name}() as server:\n    print(server.url, flush=True)\n    input()"
     command = [sys.executable, "-c", code]
     environment = importing_support()
@@ -137,12 +137,12 @@ def test_a_server_ends_with_the_process_that_started_it(name: str):
         address = urlsplit(owner.stdout.readline().decode().strip())
         with socket.create_connection((address.hostname, address.port), timeout=PATIENCE) as connection:
             owner.kill()
-            with contextlib.suppress(ConnectionResetError):  # a reset also means that the server has ended
+            with contextlib.suppress(ConnectionResetError):  # a reset also means that the server has stopped
                 assert connection.recv(1) == b""
 
 
 def test_a_server_that_does_not_start_says_why():
-    """The error for a server that does not start includes the launcher's output."""
+    """If a server does not start, the error has the launcher's output."""
     with (
         pytest.raises(ServerFailed, match="no such model"),
         running(sys.executable, "-c", "exit('no such model')"),
@@ -153,7 +153,7 @@ def test_a_server_that_does_not_start_says_why():
 
 
 def test_a_script_that_is_refused_is_an_error(aimock_server: Aimock, llmock_server: Llmock):
-    """A mistake in a script fails the test with the server's reason."""
+    """A mistake in a script raises an error with the server's reason."""
     with pytest.raises(ServerFailed, match="Validation failed"):
         aimock_server.script([{"match": {}, "response": {"toolCalls": [{"name": "f", "arguments": "{"}]}}])
     with pytest.raises(ServerFailed, match="Unknown behaviour"):

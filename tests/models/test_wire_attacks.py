@@ -91,7 +91,7 @@ async def test_a_provider_that_counts_nothing_is_not_free() -> None:
 
 
 async def test_without_usage_the_next_request_is_bounded_by_all_that_is_sent() -> None:
-    """Without reported usage, the next request's bound covers everything that is sent, including earlier messages."""
+    """Without reported usage, the next request's bound covers everything that is sent, even earlier messages."""
     call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
     async with raw_server(said(None, tool_calls=[call]), said("ok")) as raw:
         budget = BudgetTracker(Budget(tokens=100_000))
@@ -100,7 +100,7 @@ async def test_without_usage_the_next_request_is_bounded_by_all_that_is_sent() -
 
 
 async def test_a_stream_that_breaks_off_is_not_free() -> None:
-    """The usage of a stream that breaks off is unknown, so its reserved bound counts as spent."""
+    """If a stream breaks off, its usage is unknown, so the reserved bound counts as spent."""
     async with raw_server(streamed(delta(content="One two"), end=b"")) as raw:
         budget = BudgetTracker(Budget(tokens=5000))
         adapter = Adapter(chat(raw), retry=Retry(attempts=2, first_wait=0), max_tokens=100)
@@ -110,7 +110,7 @@ async def test_a_stream_that_breaks_off_is_not_free() -> None:
 
 
 async def test_a_refused_request_is_free() -> None:
-    """A request that is refused with an error status costs nothing."""
+    """A request that fails with an error status costs no tokens."""
     async with raw_server(whole({"error": {"message": "no"}}, 500)) as raw:
         budget = BudgetTracker(Budget(tokens=5000))
         with pytest.raises(PromptEvaluationError):
@@ -125,7 +125,7 @@ SAYS_IT = {"message": f"Incorrect API key provided: {KEY}."}
 
 
 def chain(error: BaseException | None) -> str:
-    """Return all text in an error and its causes."""
+    """Return all the text in an error and its causes."""
     if error is None:
         return ""
     held = f"{error!s}{error!r}{error.args!r}{vars(error)!r}"
@@ -172,7 +172,7 @@ async def test_a_provider_can_not_bring_the_key_out(
 
 
 def piece(city: str, id: str, **more: Any) -> dict[str, Any]:
-    """Return a complete call as one piece."""
+    """Return a complete call in one chunk."""
     return {"id": id, "function": {"name": "weather", "arguments": f'{{"city": "{city}"}}'}, **more}
 
 
@@ -249,7 +249,7 @@ async def test_a_refusal_is_one_streamed_or_not(stream: bool) -> None:
 
 
 async def test_a_connection_is_used_again_after_a_stream() -> None:
-    """A connection is reused after a stream, since the end of the stream is read."""
+    """A connection is reused after a stream, because the stream is read to its end."""
     async with raw_server(streamed(delta(content="ok"), delta("stop"))) as raw:
         for _ in range(4):
             await Adapter(chat(raw)).stream(PLAIN, "hi").response
@@ -308,7 +308,7 @@ async def test_a_stream_may_begin_with_a_byte_order_mark() -> None:
 async def test_a_tool_sees_what_is_left_of_the_providers_limits(
     headers: dict[str, str], limit: RateLimit | None
 ) -> None:
-    """Tools see the provider's remaining rate limits, whatever their header format, and no nonsensical values."""
+    """Tools see the provider's remaining rate limits in any header format. Values that make no sense are left out."""
     seen: list[RateLimit | None] = []
 
     @tool(effect="pure")
@@ -377,7 +377,7 @@ server.server_close()
 
 
 def test_a_script_ends_without_a_word_of_complaint() -> None:
-    """A script's connections are closed without a warning when it ends, even if its loop was not cleaned up."""
+    """A script's connections are closed without a warning when it ends."""
     ended = subprocess.run(
         [sys.executable, "-W", "always", "-c", SCRIPT],
         capture_output=True,
@@ -453,7 +453,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Several:
-    """Pets without repeats."""
+    """Pet names without repeats."""
 
     names: set[str]
 
@@ -465,7 +465,7 @@ class Several:
 async def test_strict_is_only_said_of_what_a_strict_mode_takes(
     wanted: type[Any], strict: bool, api: Literal["chat", "responses"]
 ) -> None:
-    """Strict mode is requested only for schemas that it supports; other answers are validated by Handrail."""
+    """Strict mode is requested only for schemas that it supports."""
     async with raw_server(whole({"error": {"message": "no"}}, 400)) as raw:
         with pytest.raises(PromptEvaluationError):
             await Adapter(chat(raw, api=api)).evaluate(Prompt("p", "Go.", output=wanted), "hi")
@@ -479,7 +479,7 @@ class Table(ModuleType):
 
     @dataclass
     class Usage:
-        """Tokens."""
+        """Token counts."""
 
         input_tokens: int = 0
         output_tokens: int = 0
@@ -527,7 +527,7 @@ async def test_what_is_written_to_a_cache_is_reserved_too() -> None:
     ],
 )
 async def test_usage_that_makes_no_sense_ends_no_run(usage: Any) -> None:
-    """An answer with nonsensical usage does not end the run, and its usage is counted as far as possible."""
+    """An answer whose usage makes no sense does not end the run, and its usage is counted as far as possible."""
     async with raw_server(said("ok", usage)) as raw:
         budget = BudgetTracker(Budget(money=10_000, tokens=10_000))
         assert (await Adapter(chat(raw), max_tokens=9).evaluate(PLAIN, "hi", budget=budget)).text == "ok"
@@ -535,7 +535,7 @@ async def test_usage_that_makes_no_sense_ends_no_run(usage: Any) -> None:
 
 
 async def test_keys_as_they_are_found_in_environments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A trailing line break in a key is harmless; one in the middle is reported with the variable's name."""
+    """A trailing line break in a key is harmless. One in the middle is an error that names the variable."""
     async with raw_server(said("ok")) as raw:
         adapter = Adapter(chat(raw, key_variable="PLANTED_KEY"), retry=ONCE)
         monkeypatch.setenv("PLANTED_KEY", f"{KEY}\n")
@@ -556,7 +556,7 @@ async def test_keys_as_they_are_found_in_environments(monkeypatch: pytest.Monkey
     ],
 )
 def test_addresses_and_headers_are_looked_at_when_a_model_is_made(options: Any, words: str) -> None:
-    """An address or header that can't be sent, or would leak, is refused when the model is made, without repeating it."""
+    """An address or header that can't be sent or would leak a password is refused when the model is made."""
     with pytest.raises(DefinitionError, match=words) as raised:
         OpenAIModel("m", **options)
     assert "hunter2" not in str(raised.value)
@@ -567,7 +567,7 @@ def test_addresses_and_headers_are_looked_at_when_a_model_is_made(options: Any, 
 async def test_arguments_go_back_as_an_object_whatever_they_were(
     arguments: str, api: Literal["chat", "responses"]
 ) -> None:
-    """Arguments of earlier calls are sent back as JSON objects, since llama.cpp and vLLM refuse anything else."""
+    """Earlier calls' arguments are sent back as JSON objects, because llama.cpp and vLLM refuse anything else."""
     history = [
         UserMessage("u"),
         AssistantMessage("", (CallAsked("a", "weather", arguments),)),
@@ -583,7 +583,7 @@ async def test_arguments_go_back_as_an_object_whatever_they_were(
 
 @dataclass(frozen=True)
 class Score:
-    """A score in bounds; a field may have the name of a bound."""
+    """A score with bounds. One field is named like a bound."""
 
     points: Annotated[int, Field(ge=0, le=10)]
     pattern: Annotated[str, Field(min_length=1)]
@@ -591,7 +591,7 @@ class Score:
 
 
 async def test_bounds_are_checked_here_and_not_sent_to_anthropic() -> None:
-    """Bounds are not sent to Anthropic, whose API refuses them; the answer is validated and the model corrects it."""
+    """Bounds are not sent to Anthropic, whose API refuses them. The answer is validated, and the model corrects it."""
 
     def answer(points: int) -> bytes:
         text = json.dumps({"points": points, "pattern": "x", "tags": []})

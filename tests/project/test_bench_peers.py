@@ -1,4 +1,4 @@
-"""Tests for the benchmark against other frameworks: it runs from the repository alone, and rejects peers that do other work."""
+"""Tests for the benchmark against other frameworks, which rejects peers that do different work."""
 
 import asyncio
 import importlib.util
@@ -21,7 +21,7 @@ PEERS = ROOT / "bench" / "peers"
 
 @pytest.fixture(scope="module")
 def parts() -> Iterator[dict[str, ModuleType]]:
-    """Fixture: imports the benchmark's own modules, which import each other by bare name."""
+    """Fixture: imports the benchmark's modules under the bare names by which they import each other."""
     found: dict[str, ModuleType] = {}
     for name in ("work", "peer", "report"):
         spec = importlib.util.spec_from_file_location(name, PEERS / f"{name}.py")
@@ -37,7 +37,7 @@ def parts() -> Iterator[dict[str, ModuleType]]:
 @pytest.mark.once
 @pytest.mark.timeout(900)  # starts ten processes, one after another
 def test_floor_and_handrail_run(tmp_path: Path):
-    """A quick run of the benchmark produces both variants, every scenario and the table."""
+    """A quick run of the benchmark has a result for every scenario of both peers, and prints the table."""
     kept = tmp_path / "kept.jsonl"
     command = [sys.executable, PEERS / "run.py", "--only", "floor,handrail", "--quick", "--out", kept]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=500)
@@ -46,9 +46,9 @@ def test_floor_and_handrail_run(tmp_path: Path):
     assert len(results) == 10
     assert all(result["figures"] for result in results)
     assert re.search(
-        r"\| in process: tool loop, µs a call \| [\d,]+ \| [\d,]+ \| [\d.]+× \| ≤ 4×, ", ended.stdout
+        r"\| in process: tool loop, µs per call \| [\d,]+ \| [\d,]+ \| [\d.]+× \| ≤ 4×, ", ended.stdout
     )
-    assert "Tiny counts" in ended.stdout
+    assert "These counts are tiny." in ended.stdout
 
 
 def test_an_unknown_peer_is_named():
@@ -60,7 +60,7 @@ def test_an_unknown_peer_is_named():
 
 
 def test_every_peer_has_its_script_and_pins():
-    """Every peer has its script, and requirement files pin exact versions, without hashes or unused files."""
+    """Every peer has its script, and every requirements file belongs to a peer and pins exact versions."""
     table = tomllib.loads((PEERS / "peers.toml").read_text())
     assert all((PEERS / peer["script"]).is_file() for peer in table.values())
     used = {peer[key] for peer in table.values() for key in ("venv", "venv_http") if key in peer}
@@ -119,7 +119,7 @@ def test_other_work_has_no_figure(parts: dict[str, ModuleType], wrong: str, said
 
 
 def test_a_script_survives_its_name(parts: dict[str, ModuleType]):
-    """A script can be restored from its model name alone, since that is all the server sees."""
+    """A script can be restored from its model name, which is all that the server sees of it."""
     kind = parts["work"].Script
     for script in (kind(50), kind(5, 50), kind(3, 0, "final_answer")):
         assert kind.named(b'{"model": "' + script.model_name.encode() + b'"}') == script
@@ -136,7 +136,7 @@ def test_the_table_has_ratios_to_the_floor_and_to_the_best_peer(parts: dict[str,
     results += [result("slow", 900), result("quick", 140)]
     first = parts["report"].tables(results).splitlines()[2]
     assert (
-        first == "| in process: tool loop, µs a call | 20 | 70 | 3.50× | ≤ 4×, kept | 140 (quick) | 0.50× |"
+        first == "| in process: tool loop, µs per call | 20 | 70 | 3.50× | ≤ 4×, met | 140 (quick) | 0.50× |"
     )
     missed = parts["report"].tables([result("floor", 10), result("handrail", 60)]).splitlines()[2]
     assert "6.00× | ≤ 4×, MISSED | – | – |" in missed

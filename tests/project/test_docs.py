@@ -1,4 +1,4 @@
-"""The documentation, built in the same way as by `make docs`: every link works, and nothing is loaded from other sites."""
+"""Tests for the documentation, built as by `make docs`. Every link works, and nothing is loaded from other sites."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 
 def broken(pages: dict[Path, Page], root: Path) -> list[str]:
-    """Return links without a page, file or anchor, and missing assets."""
+    """Return the links whose page, file or anchor is missing, and the assets that are missing."""
     found: list[str] = []
     for page in pages.values():
         for link in [*page.links, *page.loads]:
@@ -86,9 +86,9 @@ def foreign(pages: dict[Path, Page]) -> list[str]:
 
 @pytest.mark.timeout(240)  # building takes 15 seconds, and longer on a busy machine
 def test_the_site_holds_together(tmp_path: Path):
-    """The site builds without warnings, and every link and anchor exists.
+    """The site builds without warnings, and every link and anchor in it leads somewhere.
 
-    Nothing is loaded from other sites, and the reference has every error.
+    Nothing is loaded from other sites, and the reference describes every error.
     """
     built = build(ROOT / "mkdocs.yml", tmp_path)
     assert built.returncode == 0, built.stderr

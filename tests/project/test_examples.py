@@ -1,4 +1,4 @@
-"""Runs each example unchanged in its own process, and checks its output."""
+"""Tests that run each example unchanged, in its own process, and check its output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(900)  # starts processes, one of them with a re
 
 FOLDER = ROOT / "examples"
 PARTS = {FOLDER / "support", FOLDER / "inbox"}
-"""Examples that other tests run: a folder of workers, and the inbox."""
+"""Folders that are not run here: the workers of `support.py`, and the inbox, which has its own tests."""
 EXAMPLES = sorted(path for path in FOLDER.rglob("*.py") if path.parent not in PARTS)
 
 ON_ONE_PYTHON = {FOLDER / "local_model.py"}
@@ -53,7 +53,7 @@ SHOWN = {
         "+Eve Ode,eve@example.org,+4755667788\n\n> yes\n- tidy_phones: 5 numbers\n",
         "> no: those are two people; go by the mail\n- drop_repeated: drop_repeated was not approved (denied)",
         "> yes\n- drop_repeated: 4 of 5 rows kept\n",
-        "The last change was kept, and is undone: contacts.csv\n5 rows again.\n",
+        "The last change is undone in: contacts.csv\n5 rows again.\n",
     ],
     "support.py": [
         "bank: 20.00 to ada\n",
@@ -147,7 +147,7 @@ def run(example: str | Path, *arguments: str, cwd: Path, **env: str) -> subproce
     ],
 )
 def test_example_runs_and_shows_it(example: Path, tmp_path: Path) -> None:
-    """Each example exits without an error, and prints the expected output."""
+    """Each example ends without an error, and prints the expected output."""
     ended = run(example, cwd=tmp_path)
     assert (ended.returncode, ended.stderr) == (0, "")
     for piece in SHOWN[example.relative_to(FOLDER).as_posix()]:
@@ -157,7 +157,7 @@ def test_example_runs_and_shows_it(example: Path, tmp_path: Path) -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("example", WITH_A_MODEL)
 def test_an_example_uses_the_model_it_is_given(example: str, tmp_path: Path) -> None:
-    """An example that is given an unknown model reports it, and does not use its scripted model."""
+    """If an example is given an unknown model, it reports that, and does not use its scripted model instead."""
     ended = run(example, *WITH_A_MODEL[example], "--model", "nosuch", cwd=tmp_path)
     assert ended.returncode == 1
     assert "'nosuch' is not the name of a model. Write provider:name" in ended.stderr
@@ -165,7 +165,7 @@ def test_an_example_uses_the_model_it_is_given(example: str, tmp_path: Path) -> 
 
 @pytest.mark.once
 async def test_a_model_over_http_fills_the_form_in(tmp_path: Path) -> None:
-    """An example that is given the name of a provider's model sends its requests to that provider."""
+    """If an example is given a provider's model, it sends its requests to that provider."""
     filled = {"place": "Rome", "day": "2026-05-01", "expenses": [{"what": "meal", "euros": 12.5}]}
     message = {"role": "assistant", "content": json.dumps(filled)}
     completion: dict[str, Any] = {"id": "1", "object": "chat.completion", "created": 1, "model": "any"}
@@ -215,7 +215,7 @@ def test_the_fixer_is_not_done_when_its_command_could_not_run(tmp_path: Path) ->
 
 @pytest.mark.once
 def test_the_approval_waits_and_is_answered_once(tmp_path: Path) -> None:
-    """A parked run can't be resumed before its approval is answered, and publishes the page afterwards."""
+    """A run that is resumed before the answer is parked again. After the answer, it publishes the page."""
     example = "approval_over_restart.py"
     assert "the run is parked" in run(example, "ask", "here", cwd=tmp_path).stdout
     early = run(example, "resume", "here", cwd=tmp_path)

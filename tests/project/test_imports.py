@@ -1,4 +1,4 @@
-"""Tests for what importing hello world's names loads, and what it defers.
+"""Tests for the modules that hello world's imports load, and for those that they do not.
 
 The tests count modules, because their number is the same on every machine. `make bench` measures the time.
 """
@@ -12,7 +12,7 @@ MOST_MODULES = 80
 LATER = ("griffe", "opentelemetry", "aiohttp", "starlette", "typer", "rich", "jinja2", "yaml", "anyio")
 """Packages that are loaded on first use, or are part of an extra."""
 UNUSED = ("difflib", "sqlite3", "tomllib", "tempfile", "http", "email.message", "zipfile")
-"""Parts of the standard library that hello world does not need and an empty program does not load."""
+"""Parts of the standard library that hello world does not need."""
 FLOOR = "import pydantic, asyncio; from pydantic import BaseModel, Field, TypeAdapter"
 
 
@@ -29,7 +29,7 @@ def of_ours(modules: set[str]) -> list[str]:
 
 
 def test_hello_world_loads_few_modules():
-    """Defining an agent loads few modules, and none of those that are needed only to run it."""
+    """Importing what hello world uses loads few modules, and no package that only a run needs."""
     ours = of_ours(loaded_by(HELLO))
     assert len(ours) <= MOST_MODULES, ours
     packages = {name.split(".")[1] for name in ours if "." in name}
@@ -44,12 +44,12 @@ def test_hello_world_loads_nothing_that_can_wait():
 
 
 def test_the_package_itself_loads_nothing_else():
-    """`import handrail` loads a single module, and each public name loads its module on first use."""
+    """`import handrail` loads no other module of the package."""
     assert of_ours(loaded_by("import handrail")) == ["handrail"]
 
 
 def test_a_gate_loads_no_shell_and_no_database():
-    """Running a tool through a gate loads neither the shell nor the database."""
+    """Importing `open_gate` and `tool` loads neither the shell nor the adapter, and no package that can wait."""
     loaded = loaded_by("from handrail import open_gate, tool")
     assert not [
         name for name in of_ours(loaded) if name.startswith(("handrail.resources.shell", "handrail.adapter"))
@@ -58,7 +58,7 @@ def test_a_gate_loads_no_shell_and_no_database():
 
 
 def test_the_packages_that_wait_are_named_as_they_are_imported():
-    """The deferred packages can be imported under the names used in the lists above."""
+    """The packages that must not be loaded are spelled as they are imported."""
     loaded = loaded_by("import griffe, opentelemetry, difflib, sqlite3, tomllib")
     assert {"griffe", "opentelemetry", "difflib", "sqlite3", "tomllib"} <= loaded
 

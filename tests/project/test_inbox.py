@@ -1,4 +1,4 @@
-"""Tests for examples/inbox: the job that `make run` starts, and its tools used with a person."""
+"""Tests for examples/inbox: the run that `make run` starts, and its tools used by a person."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def inbox(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.once
 @pytest.mark.timeout(600)  # takes about 45 seconds with a real model, and longer on a busy machine
 async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path) -> None:
-    """A job that is killed after its first message is resumed, and its summary matches the folder and the journal."""
+    """A run that is killed after its first message is resumed, and its summary matches the folder and the journal."""
     command = [sys.executable, INBOX, "--messages=3", "--kill-after=1"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=580)
     assert (run.returncode, run.stderr) == (0, "")
@@ -80,7 +80,7 @@ async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path)
 
 @pytest.mark.once
 def test_a_job_that_can_not_be_killed_says_so(tmp_path: Path) -> None:
-    """A job without messages ends before it can be killed. It reports that, and prints no summary."""
+    """A run without messages ends before it can be killed. The program reports that, and prints no summary."""
     run = warm_python.run([INBOX, "--messages=0"], cwd=tmp_path)
     assert run.returncode == 1
     assert "should have been killed, but exited with 1" in run.stderr.decode()
@@ -127,7 +127,7 @@ async def test_a_bill_that_fails_half_way_leaves_the_folder_as_it_was(
 
 @given(st.integers(0, 10_000), st.sampled_from(["euros", "dollars"]))
 def test_the_rule_approves_small_bills_in_euros_and_nothing_else(amount: int, currency: str) -> None:
-    """For any amount, the folder afterwards contains only the bills that the rule allows."""
+    """For any amount, a bill is booked only if the rule approves it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(INBOX))
         app, rule = import_module("app"), import_module("rule")

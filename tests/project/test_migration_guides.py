@@ -1,7 +1,7 @@
-"""Tests that the code for other libraries in the migration guides (`docs/moving`) runs on those libraries.
+"""Tests that run the other libraries' code in the migration guides (`docs/moving`) on those libraries.
 
-pydantic-ai is installed for the bridge. The other libraries need separate environments, which `make test-deep`
-creates (`scripts/peers`). Without them these tests are skipped with a reason, and fail in a deep run.
+pydantic-ai is installed for the bridge. The other libraries need separate environments, which `make test-deep` creates
+(`scripts/peers`). Without an environment, its test is skipped with a reason, or fails in a deep run.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ for code in json.load(sys.stdin):
     said.append(printed.getvalue())
 print(json.dumps(said))
 """
-# Keeps both libraries from sending traces to a service.
+# Keeps the libraries from sending traces to a service.
 QUIET = {"LANGSMITH_TRACING": "false", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 
 
 def python_with(library: str) -> str:
-    """Return the interpreter in whose environment the library is installed."""
+    """Return the Python in whose environment the library is installed."""
     if library == "pydantic_ai":
         return sys.executable
     python = ROOT / ".components/peers" / library / "bin/python"
@@ -46,7 +46,7 @@ def python_with(library: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_the_other_half_runs_on_the_other_library(page: Path, tmp_path: Path) -> None:
-    """The blocks for the other library run in order on that library, and print what the page shows."""
+    """The blocks for the other library run on it, in order, and print what the page shows."""
     (blocks,) = chains(page, page.stem)
     assert len(blocks) == 4
     assert [block.prints is not None for block in blocks] == [False, True, True, True]
@@ -67,7 +67,7 @@ def test_the_other_half_runs_on_the_other_library(page: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
 def test_our_half_stands_beside_it(page: Path) -> None:
-    """Each page also solves its three tasks with Handrail, and shows the output."""
+    """Each page also has Handrail's code for the three tasks, with its output."""
     (blocks,) = chains(page)
     assert [block.prints is not None for block in blocks] == [True, True, True]
 

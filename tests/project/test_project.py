@@ -1,4 +1,4 @@
-"""The project's own rules: layers, lengths, interpreters, and dependencies."""
+"""Tests for the project's own rules: layers, lengths, interpreters and dependencies."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def test_the_package_keeps_to_its_layers():
 
 
 def test_layers_allow_what_is_downward_or_level(tmp_path: Path):
-    """layers.py allows imports downward, on the same level, of own private modules and of the package itself."""
+    """layers.py allows imports from lower layers, from the same layer, and of a module's own private parts."""
     files = {
         "__init__.py": "from handrail.cli import main\nfrom handrail.session._store import _Store\n",
         "cli.py": "from handrail import __version__\nfrom handrail.session import Session\n",
@@ -79,7 +79,7 @@ def test_layers_find_an_upward_import(tmp_path: Path, line: str):
 
 
 def test_layers_find_an_upward_import_from_a_nested_package(tmp_path: Path):
-    """layers.py resolves a relative import from the file's own package."""
+    """layers.py resolves a relative import from the package of the file."""
     [finding] = layers(tmp_path, {"session/store/rows.py": "from ...dispatch import gate\n"})
     assert finding.startswith("session/store/rows.py:1: session (layer 1) imports dispatch (layer 2); ")
 
@@ -103,7 +103,7 @@ def test_layers_exempt_imports_for_types_only(tmp_path: Path, test: str):
     ],
 )
 def test_layers_find_private_imports(tmp_path: Path, line: str):
-    """layers.py reports imports of another package's underscored names, even for types."""
+    """layers.py reports imports of another module's private names, even if they are only for types."""
     [finding] = layers(tmp_path, {"tools.py": line})
     assert "which is private to errors; import a public name of errors" in finding
 
@@ -164,14 +164,14 @@ def test_layers_find_imports_through_the_front(tmp_path: Path, line: str):
 )
 @pytest.mark.parametrize("file", ["tools.py", "__init__.py", "session/clock.py"])
 def test_layers_find_direct_time_and_chance(tmp_path: Path, file: str, text: str, found: str):
-    """layers.py reports direct uses of the clock and of randomness under any alias, with a hint."""
+    """layers.py reports direct uses of the clock and of randomness under any alias, and says what to use instead."""
     [finding] = layers(tmp_path, {file: text})
     assert finding.startswith(f"{file}:{found}; ")
     assert "handrail.clock" in finding or "handrail.ids" in finding
 
 
 def test_layers_leave_other_uses_of_time_alone(tmp_path: Path):
-    """layers.py does not report types, conversions and names that merely look like time or randomness."""
+    """layers.py does not report types, conversions, or names that only look like time or randomness."""
     text = "import time\nfrom datetime import datetime\n\ndef f(now: datetime) -> str:\n    return time.strftime('%Y', now.timetuple())\n"
     look_alikes = "def g(datetime, time):\n    return datetime.now(), time.time()\n"
     for_types = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from uuid import UUID\n"
@@ -269,7 +269,7 @@ def find_python(
 
 
 def test_find_python_passes_over_a_shim_that_fails(tmp_path: Path):
-    """find-python prefers the first Python that runs over an earlier one that fails, and prints its real path."""
+    """find-python skips Pythons that fail, and prints the real path of the first one that works."""
     programs = {"a/python3.11": BROKEN, "b/python3.11": OLD, "c/python3.11": GOOD}
     assert find_python(tmp_path, programs).stdout == f"{BASE}\n"
 
@@ -290,7 +290,7 @@ def test_find_python_handles_spaces_in_a_path(tmp_path: Path):
 
 
 def test_find_python_finds_versions_pyenv_keeps(tmp_path: Path):
-    """find-python finds a version that pyenv has installed but not activated, behind its failing shim."""
+    """find-python finds a version that pyenv has installed but not enabled, even if pyenv's shim on the path fails."""
     kept = tmp_path / ".pyenv" / "versions" / "some" / "bin" / "python3"
     kept.parent.mkdir(parents=True)
     kept.write_text(GOOD)
@@ -299,7 +299,7 @@ def test_find_python_finds_versions_pyenv_keeps(tmp_path: Path):
 
 
 def test_find_python_prints_the_fix_when_venv_is_missing(tmp_path: Path):
-    """find-python refuses a Python without venv, and prints the command that installs it."""
+    """find-python refuses a Python that can't create a venv, and prints the command that fixes this."""
     (tmp_path / "lacking").mkdir()
     (tmp_path / "lacking" / "ensurepip.py").write_text("raise ImportError")
     result = find_python(tmp_path, {"a/python3.11": NO_VENV})
@@ -324,7 +324,7 @@ def test_find_python_lists_all_and_names_the_missing(tmp_path: Path):
 
 
 def test_the_core_has_exactly_five_dependencies():
-    """The core has exactly five dependencies, so that adding one is a deliberate decision."""
+    """The core has exactly these five dependencies, so a new one has to be added here on purpose."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = sorted(re.split(r"[^\w-]", line)[0] for line in project["dependencies"])
     assert names == ["anyio", "griffelib", "msgspec", "opentelemetry-api", "pydantic"]
@@ -332,7 +332,7 @@ def test_the_core_has_exactly_five_dependencies():
 
 @pytest.mark.once
 def test_the_package_brings_the_page_with_its_libraries_and_their_licences(tmp_path: Path):
-    """The installed package has the page's libraries and their licences, although Git ignores them."""
+    """The wheel and the sdist contain the page's libraries, which Git ignores, and the wheel their licences."""
     command = [sys.executable, "-m", "hatchling", "build", "-d", str(tmp_path)]
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert made.returncode == 0, made.stderr

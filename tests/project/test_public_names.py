@@ -1,4 +1,4 @@
-"""The public names of the package, pinned so that one is added or removed only on purpose."""
+"""Tests that pin the public names of the package, so that one is added or removed only on purpose."""
 
 import re
 import tomllib
@@ -27,13 +27,13 @@ def test_public_names_are_the_pinned_ones():
 
 
 def test_public_names_can_be_got():
-    """Every name in `__all__` can be imported, including the lazy ones."""
+    """Every name in `__all__` can be imported. Names are loaded on first use."""
     missing = [name for name in handrail.__all__ if not hasattr(handrail, name)]
     assert missing == []
 
 
 def test_one_page_lists_the_public_names():
-    """The page of public names in the docs lists every name once, and no other."""
+    """The docs page of public names lists every name once, and no others."""
     page = (Path(__file__).parents[2] / "docs/reference/public.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("|")]
     assert sorted(re.findall(r"`(\w+)`", "\n".join(rows))) == sorted(handrail.__all__)

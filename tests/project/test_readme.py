@@ -1,4 +1,4 @@
-"""Tests that the Python examples in the README and the docs run and print what they show (see `documents.py`)."""
+"""Tests that the Python examples in the README and the docs run, and print what they show (see `documents.py`)."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ from support.documents import ROOT, BadDocument, Block, chains, documents, extra
 def examples() -> list[object]:
     """Return the groups of examples in the README and the docs, named by file and line.
 
-    Examples with the embedded model run in one venv only.
+    Examples with the embedded model run on one Python only.
     """
     return [
         pytest.param(
@@ -119,7 +119,7 @@ def test_extract_finds_the_python_blocks(tmp_path: Path):
 
 
 def test_run_accepts_a_true_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """`run` lets continued blocks share names and others not, and restores `__main__`."""
+    """Continued blocks share names and other blocks do not, and `run` restores `__main__`."""
     before = sys.modules["__main__"]
     document = written(tmp_path, DOCUMENT)
     groups = chains(document)
@@ -155,7 +155,7 @@ def failure(folder: Path, text: str, patch: pytest.MonkeyPatch) -> str:
 def test_run_names_the_line_that_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, line: int, error: str
 ):
-    """The error of a failing example has the file, the line and the exception."""
+    """The failure of an example names the file, the line and the exception."""
     message = failure(tmp_path, f"Words.\n\n```python\n{code}```\n", monkeypatch)
     assert message.startswith(f"{tmp_path}/document.md:{line}: the example raised {error}")
 
@@ -190,7 +190,7 @@ def test_run_compares_what_is_printed_exactly(tmp_path: Path, monkeypatch: pytes
     ],
 )
 def test_extract_refuses_marks_that_do_nothing(tmp_path: Path, text: str, complaint: str):
-    """A mark in a place where it has no effect is an error, since the example would silently go unchecked."""
+    """A mark that has no effect is an error, because an example would silently go unchecked."""
     with pytest.raises(BadDocument, match=re.escape(complaint)):
         extract(written(tmp_path, text))
 

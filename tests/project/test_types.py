@@ -17,9 +17,7 @@ import pytest
 
 from support import ROOT
 
-pytestmark = (
-    pytest.mark.once
-)  # separate processes, kills and foreign programs do not depend on the Python version
+pytestmark = pytest.mark.once  # pyright is slow, and checking for one Python version is enough
 FOLDER = Path(__file__).with_name("types")
 FILES = sorted(file.name for file in FOLDER.glob("*.py"))
 EXPECTED = re.compile(r"#\s*expect-error:\s*(.+?)\s*$")
@@ -36,13 +34,13 @@ Found = set[tuple[int, str]]
 
 
 def checker() -> str:
-    """Return a Python that has pyright: this one or, if it has none, the one that runs the checks."""
+    """Return a Python that has pyright: this one, or else the one in .venv."""
     return sys.executable if importlib.util.find_spec("pyright") else str(ROOT / ".venv/bin/python")
 
 
 @pytest.fixture(scope="module")
 def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
-    """Run pyright once for this interpreter's version, and return its report on every file."""
+    """Fixture: runs pyright once for this Python's version, and returns the errors that it reports for every file."""
     folder = tmp_path_factory.mktemp("types")
     for name in FILES:
         shutil.copy(FOLDER / name, folder / name)

@@ -1,4 +1,4 @@
-"""Tests for scripts/wheel.py, which checks the contents of a wheel. (scripts/wheel tests the build and the environments.)"""
+"""Tests for the part of scripts/wheel.py that checks the contents of a wheel. (scripts/wheel tests the rest.)"""
 
 import importlib.util
 import re
@@ -16,7 +16,7 @@ VENDOR = "handrail/serve/page/vendor"
 
 
 def wheel(folder: Path, *, without: str = "", adding: str = "") -> Path:
-    """Build a wheel of the package in this checkout, without the files that match `without`."""
+    """Build a wheel of the package, without the files that match `without`, and with an empty file `adding`."""
     made = folder / "handrail-0-py3-none-any.whl"
     with zipfile.ZipFile(made, "w") as opened:
         for path in PACKAGE.rglob("*"):
@@ -37,7 +37,7 @@ def look(made: Path) -> tuple[int, list[str]]:
 
 
 def test_the_package_as_it_lies_here_is_whole(tmp_path: Path):
-    """A wheel of this checkout is complete, including the page's libraries that scripts/page installed."""
+    """A wheel of this checkout has no problems, and contains the libraries that scripts/page installed."""
     assert look(wheel(tmp_path)) == (0, [])
 
 
@@ -49,14 +49,14 @@ def test_a_file_that_was_left_out_is_found(tmp_path: Path, name: str):
     """A file of the package that is missing from the wheel is reported."""
     assert look(wheel(tmp_path, without=re.escape(name))) == (
         1,
-        [f"{name} is missing: the package has it, the wheel does not"],
+        [f"{name} is missing: it is in the package, but not in the wheel"],
     )
 
 
 @pytest.mark.parametrize("name", ["tests/rig.py", "handrail/notes.txt", "scripts/wheel.py"])
 def test_what_does_not_belong_in_it_is_found(tmp_path: Path, name: str):
     """A file in the wheel that is not part of the package is reported."""
-    assert look(wheel(tmp_path, adding=name)) == (1, [f"{name} is too much: the package has no such file"])
+    assert look(wheel(tmp_path, adding=name)) == (1, [f"{name} is superfluous: the package has no such file"])
 
 
 def test_a_page_without_its_libraries_is_refused_with_a_hint(tmp_path: Path):
@@ -65,7 +65,9 @@ def test_a_page_without_its_libraries_is_refused_with_a_hint(tmp_path: Path):
     assert status == 1
     hint = ": run scripts/page, then build again"
     assert f"{VENDOR}/standalone.js is missing, and a script of the page imports it{hint}" in findings
-    assert f"the licence of marked is missing, and with it the page's library{hint}" in findings
+    assert (
+        f"the licence of marked is missing, so the library itself is probably missing too{hint}" in findings
+    )
 
 
 def test_a_wheel_with_a_changed_library_is_refused(tmp_path: Path):

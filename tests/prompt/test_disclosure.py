@@ -44,7 +44,7 @@ POLICY = RateLimitPolicy(5, 60)
 
 
 def guidance(**changed: Any) -> Prompt[None]:
-    """Make a prompt with an open section, a closed one, and another closed one inside that."""
+    """Return a prompt with an open section, a closed one inside it, and another closed one inside that."""
     ranking = MarkdownSection(
         "Ranking", "rank", "Rank by $name.", tools=[rank], summary="How to rank.", visibility="summary"
     )
@@ -72,7 +72,7 @@ def names(tools: Any) -> list[str]:
 
 
 def test_a_summary_hides_body_children_and_tools_and_says_how_to_open_it():
-    """A closed section shows its heading, its summary with filled placeholders, and the call that opens it."""
+    """A closed section shows its heading, its summary with values filled in, and the call that opens it."""
     assert CLOSED.text == (
         "## Guidance\n\nHello.\n\n"
         "### Search\n\nHow to search for cats.\n\n"
@@ -117,13 +117,13 @@ def test_a_section_in_a_closed_one_opens_both():
 
 
 def test_a_section_in_full_inside_a_closed_one_opens_that():
-    """A visible section inside a closed one is hidden with it, and opening its path opens the closed one."""
+    """A section in full inside a closed one is hidden with it, and opening its path opens the closed one."""
     opening = CLOSED.open(["guidance.search.style"])
     assert opening.rendered == CLOSED.open(["guidance.search"]).rendered
 
 
 def test_several_are_opened_at_once_in_the_order_of_the_tree():
-    """Several sections that are opened at once are each shown once, in tree order."""
+    """Sections that are opened together are each shown once, in the order of the tree."""
     sections = [MarkdownSection(key, key, f"Body {key}", summary="S", visibility="summary") for key in "abc"]
     rendered = Prompt("p", sections).render()
     opening = rendered.open(["c", "a", "c"])
@@ -132,14 +132,14 @@ def test_several_are_opened_at_once_in_the_order_of_the_tree():
 
 
 def test_policies_hold_before_their_section_is_open():
-    """The policies of a closed section already apply, and opening it adds no others."""
+    """A closed section's policies already apply, and opening it adds no others."""
     wanted = (ScopedPolicy(POLICY, frozenset({"search", "rank"})),)
     opening = CLOSED.open(["guidance.search"])
     assert CLOSED.policies == opening.rendered.policies == wanted
 
 
 def test_the_deadline_and_the_values_stay_those_of_the_rendering():
-    """Opening a section evaluates neither params nor conditions again, and keeps the deadline."""
+    """Opening a section does not evaluate params or conditions again, and keeps the deadline."""
     answers: list[Visibility] = ["full", "summary"]
     section = MarkdownSection[Topic]("A", "a", "$name", summary="S", visibility=answers.pop)
     deadline = Deadline.after(3600)
@@ -156,14 +156,18 @@ OPEN = CLOSED.open(["guidance.search.rank"]).rendered
 @pytest.mark.parametrize(
     ("rendered", "paths", "message"),
     [
-        (CLOSED, ["search"], "there is no section 'search'. What can be opened: 'guidance.search'."),
-        (CLOSED, ["guidance"], "section 'guidance' is open already. What can be opened: 'guidance.search'."),
+        (CLOSED, ["search"], "there is no section 'search'. Sections that can be opened: 'guidance.search'."),
+        (
+            CLOSED,
+            ["guidance"],
+            "section 'guidance' is open already. Sections that can be opened: 'guidance.search'.",
+        ),
         (
             CLOSED,
             ["guidance.search", "x", "guidance"],
-            "there is no section 'x'; section 'guidance' is open already. What can be opened: 'guidance.search'.",
+            "there is no section 'x'; section 'guidance' is open already. Sections that can be opened: 'guidance.search'.",
         ),
-        (CLOSED, [], "no section is named. What can be opened: 'guidance.search'."),
+        (CLOSED, [], "no section is named. Sections that can be opened: 'guidance.search'."),
         (
             OPEN,
             ["guidance.search"],
@@ -174,7 +178,7 @@ OPEN = CLOSED.open(["guidance.search.rank"]).rendered
     ids=["unknown", "open", "several", "none", "opened-before", "empty"],
 )
 def test_what_can_not_be_opened_is_said_for_the_model(rendered: Any, paths: list[str], message: str):
-    """The error lists all sections that can't be opened, together with those that can, and nothing is opened."""
+    """The error lists the sections that can't be opened and those that can, and nothing is opened."""
     with pytest.raises(ToolValidationError) as caught:
         rendered.open(paths)
     assert str(caught.value) == message
@@ -187,13 +191,15 @@ def test_a_disabled_section_can_not_be_opened():
         MarkdownSection("A", "a", "", summary="S", visibility="summary"),
         MarkdownSection("B", "b", "", summary="S", visibility="summary", enabled=False),
     ]
-    with pytest.raises(ToolValidationError, match=r"^there is no section 'b'\. What can be opened: 'a'\.$"):
+    with pytest.raises(
+        ToolValidationError, match=r"^there is no section 'b'\. Sections that can be opened: 'a'\.$"
+    ):
         Prompt("p", sections).render().open(["b"])
 
 
 @given(trees, st.data())
 def test_opening_and_rendering_opened_are_the_same(tree: list[Drawn], data: st.DataObject):
-    """In any order of opening, the text, tools and closed sections equal those of `render(opened=...)`."""
+    """Opening sections in any order gives the same text, tools and closed sections as `render(opened=...)`."""
     prompt = made(tree)
     rendered = prompt.render()
     for _ in range(3):
@@ -215,7 +221,7 @@ def test_opening_and_rendering_opened_are_the_same(tree: list[Drawn], data: st.D
 
 @given(trees)
 def test_what_opening_shows_is_what_was_hidden(tree: list[Drawn]):
-    """The opened text has every newly visible body once, and none that was visible before."""
+    """The opened text has every body that was hidden exactly once, and none that was visible before."""
     rendered = made(tree).render()
     for closed in rendered.closed:
         opening = rendered.open([closed.path])

@@ -1,4 +1,4 @@
-"""Overrides: texts from files, applied only to the originals they were written for."""
+"""Overrides: texts in files, which apply only to the original texts they were written for."""
 
 import dataclasses
 import logging
@@ -52,7 +52,7 @@ SUMMARY = "How to plan for $city."
 
 
 def trip(folder: Path | None, body: str = BODY, **changed: Any) -> Prompt[None]:
-    """Make a prompt with one of everything that can be overridden, and one part that can't."""
+    """Return a prompt with one of everything that can be overridden, and with parts that can't be."""
     inner = MarkdownSection[Trip](
         "Plan", "plan", body, tools=[weather, pay], summary=SUMMARY, visibility="summary"
     )
@@ -116,7 +116,7 @@ def test_each_kind_of_words_is_replaced(tmp_path: Path):
 
 
 def test_the_tool_with_other_words_is_made_once(tmp_path: Path):
-    """Every rendering has the same tool object for an overridden tool, which parses arguments as before."""
+    """Every rendering has the same object for an overridden tool, and it parses arguments as before."""
     write(
         tmp_path, f'tools.weather.description = {{replaces = "{digest("Tell the weather.")}", text = "Wet?"}}'
     )
@@ -128,7 +128,7 @@ def test_the_tool_with_other_words_is_made_once(tmp_path: Path):
 
 
 def test_a_tool_whose_annotations_are_local_can_be_reworded(tmp_path: Path):
-    """A tool whose annotations are local types can be overridden, since its handler is not inspected again."""
+    """A tool with local types in its annotations can be overridden, because its handler is not inspected again."""
 
     def local() -> Tool[Any, Any]:
         @dataclass
@@ -148,7 +148,7 @@ def test_a_tool_whose_annotations_are_local_can_be_reworded(tmp_path: Path):
 
 
 def test_the_text_of_a_plain_prompt_can_be_tuned(tmp_path: Path):
-    """The text of a plain prompt can be overridden as the section `instructions`, and so can its tools."""
+    """The text of a plain prompt can be overridden as the section `instructions`, and its tools can be too."""
     (tmp_path / "p.toml").write_text(
         f'sections.instructions.body = {{replaces = "{digest("Text.")}", text = "Better text."}}\n'
         f'tools.weather.description = {{replaces = "{digest("Tell the weather.")}", text = "Wet?"}}\n'
@@ -159,7 +159,7 @@ def test_the_text_of_a_plain_prompt_can_be_tuned(tmp_path: Path):
 
 
 def test_without_a_file_nothing_changes(tmp_path: Path):
-    """Without an override file, or even without its folder, nothing is overridden."""
+    """Nothing is overridden if the override file, or even its folder, is missing."""
     prompt = trip(tmp_path / "nowhere")
     assert opened(prompt) == opened(trip(None))
     assert (prompt.overrides is not None and prompt.overrides.check(prompt)) == ()
@@ -170,13 +170,13 @@ def test_without_a_file_nothing_changes(tmp_path: Path):
 
 
 def test_a_stale_override_is_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    """An override of a changed original is ignored with one warning, whose hint has the new hash."""
+    """An override of an original that has changed is ignored with one warning, and the hint has the new hash."""
     write(tmp_path, body_override("Old tuning of $city $days.", digest("Some older text.")))
     with caplog.at_level(logging.WARNING, "handrail.prompt"):
         prompt = trip(tmp_path)
         assert "Plan 2 days in Rome." in opened(prompt)
         opened(prompt)
-    hint = f'The words in the code have changed: look again, then write replaces = "{digest(BODY)}".'
+    hint = f'The text in the code has changed: compare both, then write replaces = "{digest(BODY)}".'
     report = OverrideReport("task.plan", "body", "stale", hint)
     assert stale_overrides(prompt) == Overrides(tmp_path).check(prompt) == (report,)
     assert [record.getMessage() for record in caplog.records] == [
@@ -186,7 +186,7 @@ def test_a_stale_override_is_left_out_and_reported(tmp_path: Path, caplog: pytes
 
 
 def test_the_hint_for_a_stale_override_makes_it_apply(tmp_path: Path):
-    """A stale override that is corrected as its hint says is applied."""
+    """A stale override applies once it is corrected as its hint says."""
     file = write(tmp_path, body_override("Tuned: $city $days.", "0" * 16))
     [report] = stale_overrides(trip(tmp_path))
     new = report.hint.split('"')[1]
@@ -203,7 +203,7 @@ def test_the_hint_for_a_stale_override_makes_it_apply(tmp_path: Path):
                 "rules",
                 "body",
                 "refused",
-                "It has accepts_overrides=False: take the override out, or allow it there.",
+                "It has accepts_overrides=False: remove the override, or allow it there.",
             ),
         ),
         (
@@ -212,7 +212,7 @@ def test_the_hint_for_a_stale_override_makes_it_apply(tmp_path: Path):
                 "pay",
                 "description",
                 "refused",
-                "It has accepts_overrides=False: take the override out, or allow it there.",
+                "It has accepts_overrides=False: remove the override, or allow it there.",
             ),
         ),
         (
@@ -243,7 +243,7 @@ def test_the_hint_for_a_stale_override_makes_it_apply(tmp_path: Path):
 def test_what_can_not_be_applied_is_said(
     text: str, report: OverrideReport, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    """An override that can't be applied is reported with its state and a hint; the code's text is used."""
+    """An override that can't be applied is reported with its state and a hint, and the code's text is used."""
     write(tmp_path, text)
     prompt = trip(tmp_path)
     assert Overrides(tmp_path).check(prompt) == (report,)
@@ -253,7 +253,7 @@ def test_what_can_not_be_applied_is_said(
 
 
 def test_an_override_for_one_of_two_tools_of_a_name_reaches_that_one(tmp_path: Path):
-    """If two tools have the same name, an override applies to the one whose text has its hash."""
+    """If two tools have the same name, an override applies to the one whose text matches its hash."""
 
     def handler(params: None, *, context: ToolContext) -> ToolResult[None]:
         return ToolResult.ok(None)
@@ -343,7 +343,7 @@ PLAN = f'[sections."task.plan".body]\n{REPLACES}\n'
     ],
 )
 def test_a_wrong_file_is_refused_where_its_prompt_is_defined(text: str, message: str, tmp_path: Path):
-    """A wrong file is refused where its prompt is defined, with the path, the problem and a hint."""
+    """A wrong file is refused when its prompt is defined, with the path, the problem and a hint."""
     file = write(tmp_path, text)
     with pytest.raises(PromptDefinitionError) as caught:
         trip(tmp_path)
@@ -352,7 +352,7 @@ def test_a_wrong_file_is_refused_where_its_prompt_is_defined(text: str, message:
 
 
 def test_an_override_can_not_take_a_field_out_of_the_prompt(tmp_path: Path):
-    """An override that drops a field is refused, since a param would then silently be left out."""
+    """An override that drops a field is refused, because a param would silently be left out."""
     file = write(tmp_path, body_override("Plan something in $city."))
     with pytest.raises(PromptDefinitionError) as caught:
         trip(tmp_path)
@@ -363,14 +363,14 @@ def test_an_override_can_not_take_a_field_out_of_the_prompt(tmp_path: Path):
 
 
 def test_a_stale_override_is_not_held_to_today_s_fields(tmp_path: Path):
-    """An override of a changed original is ignored, whatever fields it uses."""
+    """A stale override is ignored even if it uses unknown fields."""
     write(tmp_path, body_override("For $nobody.", "0" * 16))
     assert opened(trip(tmp_path)) == opened(trip(None))
 
 
 @pytest.mark.parametrize("content", [b"\xff", None], ids=["not-utf-8", "a-folder"])
 def test_a_file_that_can_not_be_read_is_named(content: bytes | None, tmp_path: Path):
-    """An unreadable file is reported by name, and not treated as missing."""
+    """An unreadable file is refused by name, not treated as missing."""
     file = tmp_path / "trip.toml"
     if content is None:
         file.mkdir()
@@ -409,7 +409,9 @@ def test_a_starter_is_a_file_for_people(tmp_path: Path):
     body = 'Plan $days days.\n\n- go to "$city"\n- look at C:\\trip'
     file = Overrides(tmp_path).write_starter(trip(None, body))
     text = file.read_text()
-    assert text.startswith("# The words of the prompt trip, to be tuned here instead of in the code.\n#\n")
+    assert text.startswith(
+        "# The texts of the prompt trip, which can be tuned here instead of in the code.\n#\n"
+    )
     assert (
         f'[sections."task.plan".body]\nreplaces = "{digest(body)}"\ntext = """\n'
         'Plan $days days.\n\n- go to "$city"\n- look at C:\\\\trip"""\n'
@@ -424,7 +426,7 @@ def test_a_starter_is_a_file_for_people(tmp_path: Path):
 def test_a_starter_is_never_written_over_a_file(tmp_path: Path):
     """A starter never overwrites an existing file."""
     file = write(tmp_path, "# mine\n")
-    with pytest.raises(FileInTheWay, match="there are overrides already; move the file away to start again"):
+    with pytest.raises(FileInTheWay, match="it already exists; move it away to start again"):
         Overrides(tmp_path).write_starter(trip(None))
     assert file.read_text() == "# mine\n"
 
@@ -434,19 +436,19 @@ texts = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("\"'\
 
 @given(texts)
 def test_a_text_survives_being_written_as_toml(text: str):
-    """Any text survives being written to TOML and read back, whatever characters it has."""
+    """Any text can be written as TOML and read back unchanged."""
     assert tomllib.loads(f"a = {toml_string(text)}\n") == {"a": text}
 
 
 @given(texts, texts)
 def test_a_key_survives_being_written_as_toml(first: str, second: str):
-    """A path with dots is one key, and no character in it ends the table header."""
+    """Each part of a path is one key, whatever characters it has."""
     assert tomllib.loads(f"[{toml_key('tools', first, second)}]\n") == {"tools": {first: {second: {}}}}
 
 
 @given(texts.map(lambda text: text.replace("$", "$$")), texts.map(lambda text: text.replace("$", "$$")))
 def test_a_starter_round_trips(tmp_path_factory: pytest.TempPathFactory, body: str, summary: str):
-    """A starter that is read back has exactly the texts of the code."""
+    """A starter file that is read back has exactly the code's texts."""
     folder = tmp_path_factory.mktemp("starter")
     section = MarkdownSection("A", "a", body, summary=f"x{summary}", visibility="summary", tools=[weather])
     file = Overrides(folder).write_starter(Prompt("p", [section]))
@@ -461,7 +463,7 @@ def test_a_starter_round_trips(tmp_path_factory: pytest.TempPathFactory, body: s
 
 
 def test_overrides_are_values():
-    """Overrides of the same folder are equal, whether it is given as a string or a path."""
+    """Overrides of the same folder are equal, whether the folder is given as a string or as a path."""
     assert Overrides("prompts") == Overrides(Path("prompts"))
     assert len({Overrides("prompts"), Overrides("prompts"), Overrides("other")}) == 2
     assert Overrides("prompts") not in (Overrides("other"), "prompts", Path("prompts"))

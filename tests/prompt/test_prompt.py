@@ -26,7 +26,7 @@ from handrail import (
 from handrail.errors import DefinitionError, PromptDefinitionError, PromptValidationError
 from handrail.guard import DeadlineFeedback, FilesThere
 
-# Many calls here are wrong on purpose, so they go through names that pyright can't check.
+# Many calls here are wrong on purpose, so they use names that pyright does not check.
 any_prompt: Any = Prompt
 any_section: Any = MarkdownSection
 
@@ -85,12 +85,12 @@ OPENER = Tool("open_sections", "Mine.", handler)
 
 
 def section(**changed: Any) -> Any:
-    """Make a valid section with some arguments replaced."""
+    """Return a valid section with some arguments replaced."""
     return any_section(**{"title": "Search", "key": "search", "template": "Text.", **changed})
 
 
 def prompt(*sections: Any, **changed: Any) -> Any:
-    """Make a valid prompt with some arguments replaced."""
+    """Return a valid prompt with some arguments replaced."""
     return any_prompt(**{"name": "guide", "sections": sections or "Text.", **changed})
 
 
@@ -211,7 +211,7 @@ SECTIONS: Rows = {
     ),
     "enabled-async": (
         lambda: section(enabled=asynchronous),
-        "section 'search': enabled is async or yields, and rendering does not wait. "
+        "section 'search': enabled is async or a generator, but rendering does not wait. "
         "Make it a plain function.",
     ),
     "visibility-other-name": (
@@ -229,7 +229,7 @@ SECTIONS: Rows = {
     "tools-names": (lambda: section(tools=["a"]), "section 'search': tools[0] is a str. Pass tools, made by"),
     "policies-class": (
         lambda: section(policies=[RateLimitPolicy]),
-        "section 'search': policies[0] is the class RateLimitPolicy. Make one: RateLimitPolicy(...).",
+        "section 'search': policies[0] is the class RateLimitPolicy. Create one: RateLimitPolicy(...).",
     ),
     "policies-other": (
         lambda: section(policies=["no"]),
@@ -403,7 +403,7 @@ PROMPTS: Rows = {
     ("define", "message"), [*SECTIONS.values(), *PROMPTS.values()], ids=[*SECTIONS, *PROMPTS]
 )
 def test_a_wrong_definition_is_refused(define: Callable[[], object], message: str):
-    """A wrong definition is refused with an error that has its place, the problem and a hint."""
+    """A wrong definition is refused with an error that has the place, the problem and a hint."""
     with pytest.raises(PromptDefinitionError) as caught:
         define()
     error = caught.value
@@ -416,7 +416,7 @@ def test_a_wrong_definition_is_refused(define: Callable[[], object], message: st
 
 @pytest.mark.parametrize("rows", [SECTIONS, PROMPTS], ids=["sections", "prompts"])
 def test_what_the_rows_change_is_right_without_the_change(rows: Rows):
-    """The section and the prompt that the rows of the table modify are valid."""
+    """The section and the prompt that the table's rows change are valid without the change."""
     assert rows
     assert prompt(section()).render().text == "## Search\n\nText."
     assert prompt().render().text == "Text."
@@ -431,7 +431,7 @@ def test_a_wrong_keyword_is_a_type_error():
         any_section("Title", "key", "Text.", tool=[])
 
 
-# --- what is not refused -------------------------------------------------------------------------
+# --- not refused ---------------------------------------------------------------------------------
 
 
 def deep(params: Wide) -> bool:
@@ -479,13 +479,13 @@ class Deep:
     ],
 )
 def test_a_field_that_a_condition_reads_is_used(condition: Any):
-    """A condition counts as using the fields it reads, or all fields if that can't be determined."""
+    """A condition counts as using the fields that it reads, or all fields if that can't be determined."""
     Prompt("p", [MarkdownSection[Wide]("A", "a", "$city", enabled=condition)])
     Prompt("p", [MarkdownSection[Wide]("A", "a", "$city", summary="S", visibility=condition)])
 
 
 def test_tools_of_one_name_may_exclude_each_other():
-    """Tools of one name may be in sections that are not enabled together, which rendering checks."""
+    """Tools may have the same name if they are in sections that are not enabled together. Rendering checks that."""
     first = MarkdownSection("A", "a", "", tools=[weather], enabled=lambda: False)
     second = MarkdownSection("B", "b", "", tools=[weather], enabled=False)
     third = MarkdownSection("C", "c", "", tools=[weather])
@@ -495,14 +495,14 @@ def test_tools_of_one_name_may_exclude_each_other():
 
 
 def test_the_opener_s_name_is_free_where_nothing_is_closed():
-    """The name of the opening tool is refused only in prompts that have closed sections."""
+    """The opening tool's name is refused only in a prompt with sections that can be closed."""
     assert Prompt("p", "Text.", tools=[OPENER]).render().tools == (OPENER,)
     with pytest.raises(PromptDefinitionError):
         prompt(section(visibility="summary", summary="S", tools=[OPENER]))
 
 
 def test_params_may_be_generic():
-    """Params may be a parametrised generic dataclass, which is a type of its own."""
+    """Params may be a parametrised generic dataclass, and each parametrisation is its own type."""
     one, other = MarkdownSection[Page[int]], MarkdownSection[Page[str]]
     assert one is not other
     rendered = Prompt("p", [one("A", "a", "$item")]).render(Page(3))
@@ -514,7 +514,7 @@ def test_params_may_be_generic():
 
 
 def test_the_class_that_knows_its_params_is_one():
-    """`MarkdownSection[Params]` is the same class each time, and its repr names the params."""
+    """`MarkdownSection[Params]` is the same class each time, and its name has the params type."""
     known: Any = any_section[Params]
     assert known is MarkdownSection[Params]
     assert known is not MarkdownSection[Other]
@@ -528,7 +528,7 @@ def test_the_class_that_knows_its_params_is_one():
 
 
 def test_a_section_of_ones_own_can_be_generic():
-    """A user's generic section class can be subscripted with its params, like `MarkdownSection`."""
+    """A user's generic section class can be subscripted with its params, as `MarkdownSection` can."""
 
     class Mine(MarkdownSection[T]):
         def heading(self, depth: int) -> str:
@@ -554,7 +554,7 @@ def test_a_section_is_abstract():
 
 
 def test_sections_are_values():
-    """Sections are compared by content, are immutable, and can be copied with a change."""
+    """Sections are compared by content, are immutable, and can be copied with changes."""
     first, second = MarkdownSection[Params]("A", "a", "$city"), MarkdownSection[Params]("A", "a", "$city")
     assert first == second
     assert first != MarkdownSection[Other]("A", "a", "$city")
@@ -580,7 +580,7 @@ def test_prompts_are_values():
 
 
 def test_a_prompt_keeps_what_it_is_given():
-    """A prompt turns given lists into tuples, and keeps everything else as it is."""
+    """A prompt turns the lists it is given into tuples, and keeps everything else as it is."""
     policy, checker, provider = RateLimitPolicy(5, 60), FilesThere("a"), DeadlineFeedback()
     binding = Binding(Params, lambda resources: Params("Rome"))
     made = Prompt(
@@ -599,12 +599,12 @@ def test_a_prompt_keeps_what_it_is_given():
 
 
 def test_a_prompt_can_be_subscripted():
-    """`Prompt[Model](...)` can be used together with `output=`."""
+    """`Prompt[Model](...)` can be combined with `output=`."""
     assert Prompt[Model]("p", "Text.", output=Model) == Prompt("p", "Text.", output=Model)
 
 
 def test_the_output_may_be_a_local_class():
-    """The output type may be a local class, whose annotations are resolved where the prompt is defined."""
+    """The output type may be a local class with annotations that refer to other local classes."""
 
     @dataclass
     class Inner:

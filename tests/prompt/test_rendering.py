@@ -1,4 +1,4 @@
-"""Rendering of prompts: what a model sees, and what that depends on."""
+"""Rendering prompts: what a model sees, and what it depends on."""
 
 import enum
 import operator
@@ -91,7 +91,7 @@ TRIP = Prompt("trip", sections_of_a_trip())
 
 
 def test_the_text_is_markdown_in_the_order_of_the_tree():
-    """A rendered prompt has headings by depth, filled placeholders, and examples under their tool's section."""
+    """A rendered prompt has headings by depth, values in place of placeholders, and each tool's examples in its section."""
     assert TRIP.render(Trip("Rome", 3)).text == (
         "## Task\n\nPlan 3 days in Romes.\n\n    indented $5\n\n"
         "Examples:\n\n"
@@ -111,7 +111,7 @@ def test_a_prompt_given_as_a_text_has_no_heading():
 
 
 def test_headings_stop_at_the_sixth_level():
-    """Headings below the sixth level stay at the sixth, since Markdown has no seventh."""
+    """Headings below the sixth level stay at the sixth, because Markdown has no seventh."""
     inner = MarkdownSection("Deepest", "k", "Body")
     for _ in range(7):
         inner = MarkdownSection("Outer", "k", "", children=[inner])
@@ -133,7 +133,7 @@ def test_a_section_can_be_of_another_kind():
 
 
 def test_examples_are_written_as_the_model_would_send_them():
-    """An example's input is written as the model would send it, with {} for no input."""
+    """An example's input is written as the model would send it, and no input is written as {}."""
 
     @dataclass
     class Query:
@@ -157,10 +157,10 @@ pieces = st.lists(st.tuples(names, st.sampled_from(["bare", "braced"]), st.text(
 
 @given(st.text(), pieces, st.dictionaries(names, st.text(), min_size=4))
 def test_values_are_put_in_as_they_are(start: str, rest: list[tuple[str, str, str]], values: dict[str, str]):
-    """Text keeps its characters, `$$` is a dollar, and dollars in a value are not expanded."""
+    """Text keeps its characters, `$$` becomes a dollar sign, and dollar signs in a value are not expanded."""
     template, wanted = "x" + start.replace("$", "$$"), "x" + start
     for name, form, after in rest:
-        # A letter right after a bare name would belong to the name.
+        # A letter right after a bare name would be part of the name.
         after = f" {after}" if form == "bare" else after
         template += (f"${name}" if form == "bare" else f"${{{name}}}") + after.replace("$", "$$")
         wanted += values[name] + after
@@ -188,12 +188,12 @@ def test_values_are_made_text_by_str(value: Any, shown: str):
 
 
 def test_params_can_be_a_mapping():
-    """Params given as a mapping are validated like a tool's arguments, and conditions receive an instance."""
+    """Params given as a mapping are validated like a tool's arguments, and conditions get an instance."""
     assert TRIP.render({"city": "Rome", "careful": True}).text == TRIP.render(Trip("Rome", 2, True)).text
 
 
 def test_params_can_be_a_pydantic_model():
-    """Params that are a pydantic model may be given as an instance or as a mapping."""
+    """Params of a pydantic type may be given as an instance or as a mapping."""
     prompt = Prompt("stay", [MarkdownSection[Stay]("Stay", "stay", "$nights nights at $hotel")])
     assert prompt.params_type is Stay
     assert (
@@ -232,7 +232,7 @@ def test_params_can_be_a_pydantic_model():
     ids=["missing", "text", "other-type", "mapping", "none-wanted"],
 )
 def test_wrong_params_are_refused(prompt: Prompt[None], params: Any, message: str):
-    """Wrong params are refused with the prompt's name, the problem and what to give."""
+    """Wrong params are refused with the prompt's name, the problem and what to pass."""
     with pytest.raises(PromptRenderError) as caught:
         prompt.render(params)
     assert str(caught.value) == message
@@ -241,7 +241,7 @@ def test_wrong_params_are_refused(prompt: Prompt[None], params: Any, message: st
 
 
 def test_a_params_type_that_no_schema_describes_takes_instances():
-    """A params type without a schema accepts only instances, and a mapping is refused with the reason."""
+    """If the params type has no schema, instances are accepted, and a mapping is refused with the reason."""
 
     @dataclass
     class Opaque:
@@ -264,7 +264,7 @@ class Mode:
 
 
 def test_conditions_are_asked_at_every_rendering():
-    """A condition may depend on params, on the session, on both in any order, or on neither."""
+    """A condition may depend on the params, on the session, on both in any order, or on neither."""
     on = [True]
 
     def by_both(session: Any, params: Trip) -> bool:
@@ -327,7 +327,7 @@ def failing(params: Any) -> bool:
     ids=["no-session", "raises", "text", "one", "misspelt", "list"],
 )
 def test_a_condition_that_fails_is_named(changed: dict[str, Any], message: str):
-    """The error for a failing condition has the prompt, the section, the problem and the cause."""
+    """The error for a condition that fails names the prompt, the section and the problem."""
     inner = MarkdownSection[Trip]("B", "b", "$city $days $careful", **changed)
     prompt = Prompt("p", [MarkdownSection("A", "a", "", children=[inner])])
     with pytest.raises(PromptRenderError) as caught:
@@ -337,7 +337,7 @@ def test_a_condition_that_fails_is_named(changed: dict[str, Any], message: str):
 
 
 def test_a_condition_below_a_disabled_section_is_not_asked():
-    """A condition below a disabled section is not evaluated, since the whole subtree is disabled."""
+    """A condition below a disabled section is not evaluated, because the whole subtree is disabled."""
     inner = MarkdownSection[Trip]("B", "b", "$city $days $careful", enabled=failing)
     prompt = Prompt(
         "p", [MarkdownSection("A", "a", "", children=[inner], enabled=False), MarkdownSection("C", "c", "")]
@@ -347,7 +347,7 @@ def test_a_condition_below_a_disabled_section_is_not_asked():
 
 @given(trees)
 def test_a_disabled_subtree_never_appears(tree: list[Drawn]):
-    """Nothing of a disabled subtree is shown: no text, tool or summary, even if everything is opened."""
+    """Nothing of a disabled subtree is shown, no text, tool or summary, even if everything is opened."""
     prompt, alive = made(tree), enabled(tree)
     everything = prompt.render(opened=list(alive))
     assert everything.closed == ()
@@ -363,7 +363,7 @@ def test_a_disabled_subtree_never_appears(tree: list[Drawn]):
 
 @given(trees)
 def test_rendering_is_deterministic_and_shows_what_it_must(tree: list[Drawn]):
-    """Equal prompts render the same text, every time, with exactly the sections that are enabled and open."""
+    """Equal prompts always render the same text, with exactly the sections that are enabled and open."""
     first, second = made(tree), made(tree)
     rendered = first.render()
     assert (rendered.text, rendered.closed) == (second.render().text, second.render().closed)
@@ -382,7 +382,7 @@ def test_rendering_is_deterministic_and_shows_what_it_must(tree: list[Drawn]):
 
 
 def test_tools_come_in_the_order_of_declaration():
-    """Tools are in the order of their declaration, the prompt's own first, without those of disabled sections."""
+    """Tools come in the order of their declaration, without those of disabled sections and those without a handler."""
     prompt = Prompt("trip", sections_of_a_trip(), tools=[UNCALLABLE])
     careful = prompt.render(Trip("Rome", careful=True))
     assert [tool.name for tool in careful.tools] == ["weather", "trains", "hotels"]
@@ -390,7 +390,7 @@ def test_tools_come_in_the_order_of_declaration():
 
 
 def test_a_tool_without_a_handler_is_declared_but_not_offered():
-    """A tool without a handler is not offered, nor are its examples shown, but its name is taken."""
+    """A tool without a handler and its examples are not shown, but its name is taken."""
     rendered = Prompt("p", "Text.", tools=[UNCALLABLE]).render()
     assert (rendered.tools, rendered.text) == ((), "Text.")
     with pytest.raises(PromptValidationError):
@@ -398,7 +398,7 @@ def test_a_tool_without_a_handler_is_declared_but_not_offered():
 
 
 def test_two_tools_of_one_name_are_refused_where_both_are_enabled():
-    """Two enabled tools of one name are refused with both places, at the latest when the prompt is rendered."""
+    """Two tools with the same name are refused if both are enabled, and the error names both places."""
 
     def one(name: str, condition: Any) -> Section[Any]:
         return MarkdownSection[Trip](name, name, "$city $days $careful", tools=[weather], enabled=condition)
@@ -418,7 +418,7 @@ def test_two_tools_of_one_name_are_refused_where_both_are_enabled():
 
 
 def test_two_tools_of_one_name_are_refused_though_one_is_not_shown_yet():
-    """Two tools of one name are refused even if one of them is in a closed section."""
+    """Two tools with the same name are refused even if one of them is in a closed section."""
     hidden = MarkdownSection(
         "B", "b", "", tools=[weather], enabled=lambda: True, summary="S", visibility="summary"
     )
@@ -431,7 +431,7 @@ def test_two_tools_of_one_name_are_refused_though_one_is_not_shown_yet():
 
 
 def test_a_policy_decides_on_the_tools_of_its_section_and_those_below():
-    """A section's policy applies to its own and its subsections' tools, and a prompt's policy to all tools."""
+    """A section's policy applies to the tools of the section and its subsections, and a prompt's policy to all tools."""
     every, outer, inner = (RateLimitPolicy(5, 60, name=name) for name in ("every", "outer", "inner"))
     below = MarkdownSection("B", "b", "", tools=[trains], policies=[inner])
     prompt = Prompt(
@@ -450,7 +450,7 @@ def test_a_policy_decides_on_the_tools_of_its_section_and_those_below():
 
 
 def test_a_policy_declared_twice_is_one_policy():
-    """A policy declared in several places is one policy, which applies to the tools of all of them."""
+    """A policy that is declared in several places is one policy, and applies to the tools of all of them."""
     shared = RateLimitPolicy(5, 60)
     sections = [
         MarkdownSection("A", "a", "", tools=[weather], policies=[shared]),
@@ -463,7 +463,7 @@ def test_a_policy_declared_twice_is_one_policy():
 
 
 def test_two_policies_of_one_name_are_refused():
-    """Two policies of one name are refused, since their state in the session is stored by name."""
+    """Two policies with the same name are refused, because their state in the session is stored by name."""
     sections = [
         MarkdownSection("A", "a", "", policies=[RateLimitPolicy(5, 60)]),
         MarkdownSection[Trip](
@@ -478,9 +478,9 @@ def test_two_policies_of_one_name_are_refused():
 
 
 def test_a_disabled_section_takes_its_policies_with_it():
-    """The policies of a disabled section and its subsections do not apply."""
+    """The policies in a disabled section and its subsections do not apply."""
     policy = SequentialDependencyPolicy({"trains": {"weather"}})
-    inner = MarkdownSection("B", "b", "", policies=[policy])
+    inner = MarkdownSection("B", "b", "", tools=[trains], policies=[policy])
     prompt = Prompt("p", [MarkdownSection("A", "a", "", children=[inner], enabled=False)])
     assert prompt.render().policies == ()
 
@@ -489,7 +489,7 @@ def test_a_disabled_section_takes_its_policies_with_it():
 
 
 def test_a_prompt_that_depends_on_nothing_is_rendered_once():
-    """A prompt that depends on nothing is rendered once, and later renderings are the same object."""
+    """A prompt that depends on nothing is rendered once, and rendering it again returns the same object."""
     prompt = Prompt("p", [MarkdownSection("A", "a", "Text", summary="S", visibility="summary")])
     assert prompt.render() is prompt.render()
     assert prompt.render(session=Session()) is prompt.render()
@@ -502,7 +502,7 @@ def test_a_prompt_that_depends_on_nothing_is_rendered_once():
 
 
 def test_a_prompt_that_depends_on_something_is_rendered_anew():
-    """A prompt that depends on its params is rendered again for other params."""
+    """A prompt that depends on its params is rendered again for new params."""
     words = ["one"]
 
     @dataclass
@@ -516,7 +516,7 @@ def test_a_prompt_that_depends_on_something_is_rendered_anew():
 
 
 def test_not_every_set_of_opened_sections_is_kept():
-    """The cache of renderings with opened sections is bounded."""
+    """Only a limited number of renderings with opened sections are cached."""
     count = 8
     sections = [MarkdownSection("A", f"s{i}", "", summary="S", visibility="summary") for i in range(count)]
     prompt = Prompt("p", sections)
@@ -526,7 +526,7 @@ def test_not_every_set_of_opened_sections_is_kept():
 
 
 def test_a_section_that_is_not_there_can_not_be_opened():
-    """Opening an unknown section is refused; a disabled section, or one that is already shown in full, is ignored."""
+    """Opening an unknown section is refused. A section that is disabled or already shown in full is ignored."""
     prompt = Prompt(
         "p", [MarkdownSection("A", "a", "Text"), MarkdownSection("B", "b", "", enabled=lambda: False)]
     )
@@ -537,7 +537,7 @@ def test_a_section_that_is_not_there_can_not_be_opened():
 
 
 def test_structured_output_has_a_schema():
-    """The output schema is that of the declared type, and is made once."""
+    """The output schema parses the declared output type, and a prompt without an output has none."""
     prompt = Prompt("p", "Text.", output=Stay)
     schema = prompt.render().output_schema
     assert schema is not None
@@ -546,7 +546,7 @@ def test_structured_output_has_a_schema():
 
 
 def test_prompts_are_what_contexts_show():
-    """Prompts and rendered prompts satisfy the protocols that contexts show to tools."""
+    """Prompts and rendered prompts satisfy the protocols of what a context shows to tools."""
     prompt: PromptView = TRIP
     rendered: RenderedPromptView = TRIP.render(Trip("Rome"))
     assert prompt.name == "trip"

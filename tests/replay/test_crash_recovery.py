@@ -1,4 +1,4 @@
-"""The effect table's column *rerun after a crash*: one test per cell, with processes that are killed."""
+"""The column *rerun after a crash* of the effect table: each cell is tested with processes that are killed."""
 
 import asyncio
 import json
@@ -13,13 +13,13 @@ import pytest
 from handrail import SqliteJournal
 from support import SUPPORT
 
-pytestmark = pytest.mark.once  # processes and terminals are slow, and do not depend on the Python version
+pytestmark = pytest.mark.once  # processes are slow to start, and behave the same under every Python version
 
 APP = SUPPORT / "crash_app.py"
 
 
 class Program:
-    """The program under test, which is started as a new process each time."""
+    """The program under test, run in a new process each time."""
 
     def __init__(self) -> None:
         self._server = subprocess.Popen(
@@ -45,7 +45,7 @@ def program() -> Iterator[Program]:
 
 
 def crashed_and_resumed(program: Program, folder: Path, tool: str) -> tuple[list[str], str, int]:
-    """Crash and resume; return the effects on the world, the model's text, and the number of questions."""
+    """Crash and resume the program, and return its effects, the model's text and the number of questions."""
     assert program.start(folder, tool, "crash")["code"] == 137
     resumed = program.start(folder, tool, "resume")
     assert resumed["code"] == 0
@@ -62,7 +62,7 @@ def test_what_is_all_inside_the_transaction_is_run_again(program: Program, tmp_p
 
 
 def test_what_is_idempotent_is_run_again_with_the_same_key(program: Program, tmp_path: Path):
-    """An idempotent call is rerun with the same key, so that a service which honours the key does the work once."""
+    """An idempotent call is rerun with the same key, so that a service that honours the key does the work once."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "idempotent")
     begun = [line for line in world if line.startswith("begin")]
     assert len(begun) == 2
@@ -82,7 +82,7 @@ def test_what_is_idempotent_is_run_again_with_the_same_key(program: Program, tmp
 def test_what_is_compensable_is_probed_else_compensated(
     program: Program, tmp_path: Path, tool: str, after: list[str], told: str
 ):
-    """A call that the probe confirms is kept, one that it rules out is rerun, and otherwise it is compensated."""
+    """A call that the probe confirms is kept, and one that it rules out is rerun. Any other call is compensated."""
     world, text, _ = crashed_and_resumed(program, tmp_path, tool)
     assert [line.split()[0] for line in world] == ["asked", "begin", *after, "asked"]
     assert told in text
@@ -101,7 +101,7 @@ def recorded(folder: Path) -> list[tuple[str, str]]:
 
 
 def test_a_compensation_that_was_cut_runs_again(program: Program, tmp_path: Path):
-    """A compensation that was interrupted by a crash leaves no changes in files, is rerun, and is recorded once."""
+    """A compensation interrupted by a crash changes no files. It is rerun, and recorded once."""
     assert program.start(tmp_path, "compensable", "crash")["code"] == 137
     assert program.start(tmp_path, "compensable", "crash in compensation")["code"] == 137
     assert recorded(tmp_path) == []
@@ -113,7 +113,7 @@ def test_a_compensation_that_was_cut_runs_again(program: Program, tmp_path: Path
 
 
 def test_a_compensation_that_had_finished_does_not_run_again(program: Program, tmp_path: Path):
-    """A compensation that had finished is not rerun, even if the process died before the compensated call ended."""
+    """A finished compensation is not rerun, even if the process died before the compensated call was recorded."""
     assert program.start(tmp_path, "compensable", "crash")["code"] == 137
     assert program.start(tmp_path, "compensable", "crash after compensation")["code"] == 137
     assert recorded(tmp_path) == [(".1-", "ok")]
@@ -124,7 +124,7 @@ def test_a_compensation_that_had_finished_does_not_run_again(program: Program, t
 
 
 def test_a_call_that_was_being_undone_is_not_replayed_as_done(program: Program, tmp_path: Path):
-    """An interrupted compensation is finished first; then the rerun handler learns that its call was undone."""
+    """An interrupted compensation is finished first, and the rerun handler then learns that its call was undone."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "trip_entered_again")
     booked = ["booked flight", "booked hotel"]
     assert world == ["asked", *booked, "undone hotel", "undone flight", "undone flight", "asked"]
@@ -134,7 +134,7 @@ def test_a_call_that_was_being_undone_is_not_replayed_as_done(program: Program, 
 
 
 def test_what_was_undone_does_not_stand(program: Program, tmp_path: Path):
-    """If the handler is not rerun, the model is told only about inner calls that were not undone."""
+    """If the handler is not rerun, the model is told only about the inner calls that were not undone."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "trip_not_entered_again")
     assert world == ["asked", "booked flight", "booked hotel", "undone hotel", "undone flight", "asked"]
     assert "It had done: flight." in told
@@ -142,7 +142,7 @@ def test_what_was_undone_does_not_stand(program: Program, tmp_path: Path):
 
 @pytest.mark.parametrize("cut", [False, True])
 def test_a_probe_that_fails_is_rolled_back_and_does_not_know(program: Program, tmp_path: Path, cut: bool):
-    """A failed probe is rolled back and an interrupted one is rerun, and in both cases the call is compensated."""
+    """A probe that fails is rolled back, and one that is interrupted is rerun. In both cases, the call is compensated."""
     tool = "compensable_failing_probe"
     assert program.start(tmp_path, tool, "crash")["code"] == 137
     if cut:
@@ -184,7 +184,7 @@ def test_a_settled_once_is_not_repeated(program: Program, tmp_path: Path):
 def test_a_once_that_was_cut_is_probed_or_asked_about(
     program: Program, tmp_path: Path, tool: str, questions: int, told: str
 ):
-    """A payment made before the process died is not repeated, whether or not that can be confirmed."""
+    """A payment that was made before the process died is not repeated, whether or not the outcome is known."""
     world, text, asked = crashed_and_resumed(program, tmp_path, tool)
     assert world == ["asked", "paid", "asked"]
     assert asked == questions

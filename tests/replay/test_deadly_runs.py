@@ -1,4 +1,4 @@
-"""A run that ends every process that resumes it is set aside, so that it can't end another one."""
+"""A run that kills every process that resumes it is set aside, so that it kills no more."""
 
 import asyncio
 import signal
@@ -48,7 +48,7 @@ APP = textwrap.dedent(
 
 
 def test_a_run_that_ends_every_process_is_set_aside(tmp_path: Path):
-    """After three processes have died with a run, the next one ends the run, says why, and continues its session."""
+    """If three processes die while they execute a run, the next one ends the run and says why. Its session can go on."""
     (tmp_path / "deadly.py").write_text(APP)
     path = tmp_path / "runs.db"
     for begins in ("begin", "resume", "resume"):
@@ -88,7 +88,7 @@ SLOW = textwrap.dedent(
 
 
 def test_a_run_that_gets_further_each_time_is_not_set_aside(tmp_path: Path):
-    """Only deaths without a new record between them count: five processes die with it, and the sixth ends it."""
+    """Deaths do not count if something new is recorded between them: five processes die, and the sixth finishes the run."""
     (tmp_path / "slow.py").write_text(SLOW)
     for steps in range(5):
         done = warm_python.run([tmp_path / "slow.py", str(tmp_path / "runs.db"), str(steps)], cwd=tmp_path)

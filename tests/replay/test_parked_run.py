@@ -1,4 +1,4 @@
-"""Runs at rest: who is notified, when a run may be parked, and what a forced park interrupts."""
+"""Runs at rest: who is notified, when a run may be parked, and what parking by force interrupts."""
 
 import asyncio
 import tempfile
@@ -90,18 +90,18 @@ async def ask(context: ToolContext) -> int:
 
 @tool
 async def phone(context: ToolContext) -> int:
-    """Ask somebody, in a call that can't be replayed."""
+    """Ask somebody for a number, in a call that can't be rerun."""
     assert context.wait_for is not None
     return (await context.wait_for("pick", {}, Pick)).number
 
 
 async def test_a_run_at_rest_is_reported_and_continues_in_memory():
-    """If a run at rest is not parked, an answer reaches the waiting handler, which has run only once."""
+    """If a run at rest is not parked, an answer reaches the handler that waits, which is not rerun."""
     going = Going([ask], [ToolCall("ask"), ToolCall("ask")], "done")
     run = going.begin()
     await going.there.until_rest()
     await going.answer()
-    await going.there.until_rest()  # one question is answered and its call has ended, so the run rests again
+    await going.there.until_rest()  # one call has got its answer and ended, so the run is at rest again
     assert len(await going.journal.questions.open("run")) == 1
     await going.answer()
     assert (await run).text == "done"
@@ -127,7 +127,7 @@ async def test_it_is_told_again_where_a_handler_asks_again():
 
 
 async def test_it_does_not_rest_while_anything_is_at_work():
-    """A run does not rest while a concurrent call, an outer handler or a nested run's model is active."""
+    """A run is not at rest while a concurrent call still works."""
     go = asyncio.Event()
     at_work = asyncio.Event()
 
@@ -151,7 +151,7 @@ async def test_it_does_not_rest_while_anything_is_at_work():
 
 
 async def test_a_model_asked_beside_a_question_is_at_work():
-    """A run that waits for a person is not at rest while another run in the same call waits for its model."""
+    """A run is not at rest while one nested run waits for a person and another waits for its model."""
     go, asked = asyncio.Event(), asyncio.Event()
 
     class Slow(ScriptedModel):
@@ -216,7 +216,7 @@ async def test_a_thread_that_waits_rests_too():
 
 
 async def test_parked_at_rest_it_says_nothing_that_looks_like_an_end():
-    """Parking nested runs, parallel calls and an approval publishes no end for calls that only wait."""
+    """Parking a run with a nested run, a parallel call and an approval publishes no end for the calls that wait."""
 
     @tool
     async def send() -> str:
@@ -275,7 +275,7 @@ async def test_an_environment_that_raises_at_rest_has_its_run_parked(caplog: pyt
 
 
 async def test_by_force_what_is_at_work_is_cut_and_follows_its_effect():
-    """A call interrupted by a forced park is rerun if its effect allows it; otherwise its outcome is unknown."""
+    """A call interrupted by parking is rerun if its effect allows that. Otherwise, its outcome is unknown."""
     ran: list[str] = []
     at_work = asyncio.Event()
     hold = True
@@ -381,7 +381,7 @@ async def test_a_handler_that_swallows_it_asks_nobody_and_commits_nothing():
 
 
 async def test_by_force_nothing_is_undone():
-    """A forced park undoes nothing: an inner call's effects stay, and the outer call continues with them."""
+    """Parking by force undoes nothing: an inner call's effects stay, and the resumed outer call continues with them."""
     at_work = asyncio.Event()
     world: list[str] = []
 
@@ -396,7 +396,7 @@ async def test_by_force_nothing_is_undone():
 
     @tool(effect="idempotent")
     async def trip(context: ToolContext) -> str:
-        """Book, and think."""
+        """Book, then wait."""
         await context.call("book")
         if not at_work.is_set():
             at_work.set()
@@ -420,7 +420,7 @@ async def test_by_force_nothing_is_undone():
 
 
 class Moments:
-    """Counts the points that a run's tools and model pass, and parks the run at one of them."""
+    """Counts the points that a run's tools and model pass, and parks the run at a given one."""
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -514,7 +514,7 @@ async def _park_by_force_twice(folder: Path, at: int, again: int) -> None:
     assert [each.text for each in results[:3]] == ["marked", "inner", "marked"]
     assert results[3].text == "sent" or "it is not known" in results[3].text
     assert results[4].text == "marked"
-    assert len(sent) <= 1  # a call that is interrupted before its handler starts has an unknown outcome too
+    assert len(sent) <= 1  # if a call is interrupted before its handler starts, its outcome is unknown too
     assert sent or results[3].text != "sent"
     notes = [each.text for each in response.session[Note].all()]
     assert len(notes) == len(set(notes)) == 5
@@ -525,7 +525,7 @@ async def _park_by_force_twice(folder: Path, at: int, again: int) -> None:
 
 
 async def test_a_session_at_rest_is_asked_once(tmp_path: Path):
-    """A question that stays open in a parked run keeps its id when the run is resumed."""
+    """A question that stays open in a parked run keeps its id when the run asks it again."""
     going = Going([ask], ToolCall("ask"), "done", journal=SqliteJournal(tmp_path / "runs.db", watch=None))
     run = going.begin()
     (await going.there.until_rest()).park()

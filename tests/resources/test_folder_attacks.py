@@ -1,4 +1,4 @@
-"""Attacks on files, commands and previews that once succeeded and must now fail."""
+"""Attacks on files, commands and previews that once worked and must fail."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def command(script: str, context: ToolContext) -> str:
 
 
 def previewed(files: Any, script: str) -> tuple[Any, str]:
-    """Run a script that a person approves. Returns its result and the diff that the person was shown."""
+    """Run a script that a person approves, and return its result and the diff that the person was shown."""
     shown: list[str] = []
 
     def approve(question: Question) -> bool:
@@ -83,13 +83,13 @@ def previewed(files: Any, script: str) -> tuple[Any, str]:
 
 @pytest.mark.parametrize("how", ["written", "deleted", "committed into", "committed late"])
 def test_what_was_shown_is_not_changed_by_who_still_holds_the_files(files: Any, how: str) -> None:
-    """A thread or task that outlives its handler can't write during the review, so what was shown is committed."""
+    """A task that still holds a call's files can't change them during the review, so what was shown is committed."""
     held: list[Any] = []
     refused: list[str] = []
 
     @tool(effect="staged", capabilities={"fs.write"})
     async def act(context: ToolContext) -> str:
-        """Write a file, and keep the fork for later."""
+        """Write a file, and keep the fork and an inner fork for later."""
         context.filesystem.write("a.txt", "harmless\n")
         files: Any = context.filesystem
         inner = files.fork("inner")
@@ -123,7 +123,7 @@ def test_what_was_shown_is_not_changed_by_who_still_holds_the_files(files: Any, 
 
 
 def test_what_was_shown_is_not_changed_by_a_command_nobody_waited_for(root: Path) -> None:
-    """During the review, no command can start on the files, and changes to their layer are not committed."""
+    """During the review no command can start on the fork. If its layer changes, the call fails and commits nothing."""
     held: list[Any] = []
 
     @tool(effect="staged", capabilities={"fs.write"})
@@ -162,7 +162,7 @@ def test_what_was_shown_is_not_changed_by_a_command_nobody_waited_for(root: Path
     ],
 )
 def test_a_command_may_rename_a_file(root: Path, script: str, nested: bool) -> None:
-    """A command may rename a file from a lower layer without causing a conflict."""
+    """A command may rename, move or link a file from a lower layer without a conflict."""
     (root / "d").mkdir()
     files = DirectoryFilesystem(root)
 
@@ -184,7 +184,7 @@ def test_a_command_may_rename_a_file(root: Path, script: str, nested: bool) -> N
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_file_deleted_under_a_command_that_changes_it_is_a_conflict(root: Path, nested: bool) -> None:
-    """If a file is deleted while a command changes it, the command's change is a conflict."""
+    """If somebody deletes a file while a command changes it, the change is a conflict."""
     files = DirectoryFilesystem(root)
     outer = files.fork("outer")
     fork = outer.fork("inner") if nested else files.fork("inner")
@@ -200,7 +200,7 @@ def test_a_file_deleted_under_a_command_that_changes_it_is_a_conflict(root: Path
 
 
 def test_many_commands_of_one_call_stay_readable(root: Path) -> None:
-    """Many commands in one call merge their layers, and their files can still be read, shown and committed."""
+    """When one call runs many commands, their layers are merged, and the files can still be read, shown and committed."""
 
     @tool(effect="staged", capabilities={"many"})
     async def many(context: ToolContext) -> str:
@@ -246,7 +246,7 @@ def many(root: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryFilesystem:
 
 
 def test_a_file_that_was_moved_is_searched_and_not_what_lay_there(many: DirectoryFilesystem) -> None:
-    """A search finds a moved file's content at its new path, not the content that the disk still has there."""
+    """A search finds a moved file's content at its new path, not the content that is still on disk there."""
     fork = many.fork("mover")
     fork.delete("0.txt")
     fork.move("a.txt", "0.txt")
@@ -255,12 +255,12 @@ def test_a_file_that_was_moved_is_searched_and_not_what_lay_there(many: Director
 
 
 def test_what_can_not_be_asked_of_ripgrep_is_found_without_it(many: DirectoryFilesystem) -> None:
-    """A pattern that no command line can contain is searched for without ripgrep."""
+    """A pattern that can't be passed on a command line is searched for without ripgrep."""
     assert many.grep("\ud800") == ()
 
 
 def test_a_pattern_that_is_too_long_is_refused_with_its_beginning(many: DirectoryFilesystem) -> None:
-    """A pattern over the limit is refused, and the error is short, since a model reads it."""
+    """A pattern over the limit is refused. The error is short, because a model reads it."""
     with pytest.raises(FileError, match="200000 characters, and the limit is 1000") as refused:
         many.grep("x" * 200_000)
     assert len(str(refused.value)) < 500
@@ -278,7 +278,7 @@ def test_a_ripgrep_that_is_gone_is_done_without(
 
 
 def test_a_name_can_not_pass_for_a_line_of_the_diff(root: Path) -> None:
-    """A file name with line breaks or control characters is shown to the person as one quoted name."""
+    """A file name with line breaks or control characters is shown to the person in quotes and on one line."""
     script = "touch 'x\n+harmless' 'b\tc' \"$(printf 'd\\033[2J')\""
     result, shown = previewed(DirectoryFilesystem(root), script)
     assert result.success
@@ -292,7 +292,7 @@ def test_a_name_can_not_pass_for_a_line_of_the_diff(root: Path) -> None:
 
 
 def test_what_moves_the_cursor_is_written_out(files: Any) -> None:
-    """Control characters in content are escaped in the diff, so that they can't hide a change on a terminal."""
+    """Control characters in a file are escaped in the diff, so that they can't hide a change on a terminal."""
     fork = files.fork("call")
     fork.write("a.txt", "one\r\nrm -rf /\r+ls\n\x1b[8mhidden\u202etxt\n")
     assert fork.diff().splitlines()[3:] == [
@@ -306,7 +306,7 @@ def test_what_moves_the_cursor_is_written_out(files: Any) -> None:
 
 
 def test_the_mode_of_a_folder_is_shown_although_something_in_it_changed_too(root: Path) -> None:
-    """A folder's new mode is shown even if something inside the folder has changed too."""
+    """A folder's new mode is shown even if something inside the folder has also changed."""
     (root / "d").mkdir(mode=0o755)
     script = "chmod 777 d; echo 1 > d/f; mkdir -m 1777 n; echo 1 > n/f; mkdir usual; touch usual/f"
     result, shown = previewed(DirectoryFilesystem(root), script)
@@ -317,7 +317,7 @@ def test_the_mode_of_a_folder_is_shown_although_something_in_it_changed_too(root
 
 
 def test_what_can_not_be_shown_is_named(root: Path) -> None:
-    """A removed pipe, whose content can't be shown, is named in the preview and does not make the call fail."""
+    """The preview names a removed pipe, although its content can't be shown, and the call succeeds."""
     os.mkfifo(root / "pipe")
     result, shown = previewed(DirectoryFilesystem(root), "rm pipe")
     assert result.success, result.message
@@ -359,7 +359,7 @@ class Noted:
 
 
 def test_a_resource_or_state_without_words_is_named_in_the_preview() -> None:
-    """A change that can't be described is named in the preview, which never claims that nothing has changed."""
+    """A change that can't be described is named in the preview."""
     counter, shown = Counter(), list[str]()
 
     @tool(effect="staged", capabilities={"count"})

@@ -1,4 +1,4 @@
-"""What commands leave behind: very deep trees, set-id programs, and leftovers of dead processes."""
+"""What commands leave behind: very deep trees, setuid programs and the leftovers of dead processes."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def nest(folder: Path, name: str = "n" * 100, depth: int = 400) -> None:
-    """Create a tree whose paths are ten times as long as the system allows."""
+    """Create a tree whose paths are up to ten times as long as the system allows, with an unreadable top folder."""
     here = os.open(folder, os.O_RDONLY)
     for _ in range(depth):
         os.mkdir(name, dir_fd=here)
@@ -52,7 +52,7 @@ def nest(folder: Path, name: str = "n" * 100, depth: int = 400) -> None:
 
 
 def test_a_tree_past_the_longest_path_is_removed(tmp_path: Path):
-    """A tree of any depth is removed, including unreadable folders and numeric names. Links are not followed."""
+    """A tree of any depth is removed, even if a folder is unreadable. Links are not followed."""
     kept = tmp_path / "kept"
     kept.mkdir()
     (kept / "file").touch()
@@ -61,7 +61,7 @@ def test_a_tree_past_the_longest_path_is_removed(tmp_path: Path):
     (tree / "2" / "1" / "1").mkdir(parents=True)
     (tree / "2" / "link").symlink_to(kept)
     nest(tree / "1" / "2")
-    nest(tree / "1", "n", 3000)  # deeper than functions can call themselves
+    nest(tree / "1", "n", 3000)  # deeper than Python's recursion limit
     remove_tree(tree)
     assert not tree.exists()
     assert (kept / "file").exists()
@@ -69,11 +69,11 @@ def test_a_tree_past_the_longest_path_is_removed(tmp_path: Path):
 
 
 def test_a_command_that_nests_does_not_lock_the_folder(folders: Folders, backend: str):
-    """A command that nests its folders too deeply fails with an explanation, and the folder stays usable."""
+    """A command that nests folders too deeply fails with an explanation, and the folder stays usable."""
     files = folders({"a": "1"})
     fork = files.fork("call")
     code = NEST.replace("PLACE", repr(str(files.root)))
-    # Root reads the folder without a mode, and goes on to the deep ones.
+    # Root can read the folder whose permissions were removed, and so reaches the deep ones.
     said = "too deeply" if os.geteuid() == 0 else "removed the read permission"
     with pytest.raises(FileError, match=said):
         asyncio.run(anything(backend).run_on(fork, [PYTHON, "-c", code]))
@@ -88,7 +88,7 @@ def test_a_command_that_nests_does_not_lock_the_folder(folders: Folders, backend
 
 
 def test_a_nested_leftover_is_removed_by_the_next_process(folders: Folders):
-    """The next process removes a dead process's leftovers, whatever their depth."""
+    """The next process removes a dead process's leftovers, however deep they are."""
     files = folders({"a": "1"})
     files.write("a", "2")
     files.close()
@@ -138,7 +138,7 @@ async def _recover(files: DirectoryFilesystem) -> Any:
 
 
 def test_no_command_leaves_a_program_with_more_rights(folders: Folders, backend: str):
-    """Set-user-id and set-group-id bits that a command sets are not shown in a diff and never reach the folder."""
+    """Setuid and setgid bits that a command sets are left out of the diff and never reach the folder."""
     files = folders({"old": "1", "tool": "1", "d/x": "1", "shared/x": "1"})
     (files.root / "shared").chmod(0o2775)
     fork = files.fork("call")
@@ -156,7 +156,7 @@ def test_no_command_leaves_a_program_with_more_rights(folders: Folders, backend:
 
 
 def test_new_content_gets_no_old_rights(folders: Folders):
-    """If a tool rewrites a program with the set-user-id bit, the program loses the bit, as with any other write."""
+    """A program that a tool rewrites loses its setuid bit."""
     files = folders({"tool": "1"})
     (files.root / "tool").chmod(0o4755)
     files.write("tool", "2")

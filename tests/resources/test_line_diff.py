@@ -1,4 +1,4 @@
-"""Line diffs are correct for any two files, and take bounded time even in the worst case."""
+"""Line diffs are correct for any two files, and the work is bounded even in the worst case."""
 
 import difflib
 from typing import Any
@@ -58,7 +58,7 @@ def repeated(count: int) -> tuple[list[str], list[str]]:
 
 @pytest.mark.parametrize("files", [every_other, repeated])
 def test_the_worst_files_are_compared_in_bounded_steps(files: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For any files, the number of pairs of lines that are compared is bounded."""
+    """The number of line pairs compared is bounded, even for the worst files."""
     compared: list[int] = []
 
     class Counted(difflib.SequenceMatcher[str]):

@@ -40,7 +40,7 @@ class SteppingClock:
 
 @pytest.fixture(params=["root", "fork", "fork of a fork"])
 def files(request: pytest.FixtureRequest, new_files: NewFiles) -> Files:
-    """Provide the same small tree in memory and on disk, accessed directly and through forks."""
+    """Provide the same small tree as a filesystem, as its fork and as a fork of the fork."""
     root = new_files({"readme.md": "hello\n", "src/main.py": "x = 1\ny = x\n", "src/data.bin": b"\xff\0"})
     if request.param == "root":
         return root
@@ -90,7 +90,7 @@ def test_append_makes_and_extends(files: Files):
 
 
 def test_edit_replaces_what_is_unique_or_everything(files: Files):
-    """`edit` replaces text that occurs once, or every occurrence with `all=True`."""
+    """`edit` replaces text that occurs only once, or every occurrence with `all=True`."""
     assert files.edit("readme.md", "hello", "bye") == 1
     assert files.read("readme.md") == "bye\n"
     assert files.edit("src/main.py", "x", "zz", all=True) == 2
@@ -98,7 +98,7 @@ def test_edit_replaces_what_is_unique_or_everything(files: Files):
 
 
 def test_list_and_stat_say_what_is_there():
-    """`list` returns sorted entries, and `stat` the size and the clock's time. The root is '.'."""
+    """`list` returns sorted entries, and `stat` the size and the modification time by the clock. The root is '.'."""
     files = MemoryFilesystem({"b": "12", "a/c": ""}, clock=SteppingClock())
     first = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
     # The clock is read once for each file and for each new folder.
@@ -183,7 +183,7 @@ def test_grep_finds_lines(new_files: NewFiles):
 
 
 def test_a_very_deep_tree_is_no_trouble():
-    """A path of two thousand folders can be found, moved and deleted, because no operation is recursive."""
+    """A path of two thousand folders can be found, moved and deleted, because no operation recurses."""
     deep = "/".join("d" * 2000)
     files = MemoryFilesystem({deep: "bottom"}).fork("call")
     assert files.glob("**") == (deep,)
@@ -317,7 +317,7 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_a_wrong_call_is_told_what_to_do(files: Files, case: str):
-    """Each wrong call raises its own type of error, with a message that names the path, and changes nothing."""
+    """Each wrong call raises its own error class, with a message that says what is wrong, and changes nothing."""
     call, kind, words = BAD[case]
     before = [info.path for info in files.list("src")]
     with pytest.raises(kind) as caught:
@@ -330,7 +330,7 @@ def test_a_wrong_call_is_told_what_to_do(files: Files, case: str):
 
 
 def test_a_suggestion_is_not_searched_among_very_many_names(new_files: NewFiles):
-    """Among thousands of names no similar name is suggested, but one that differs only in case still is."""
+    """Among thousands of names, a similar name is not suggested, but one that differs only in case is."""
     files = new_files({f"file{number}": "" for number in range(3000)})
     with pytest.raises(FileMissing, match=r"List '\.'"):
         files.read("fiel7")
@@ -339,7 +339,7 @@ def test_a_suggestion_is_not_searched_among_very_many_names(new_files: NewFiles)
 
 
 def test_limits():
-    """The size of a file, the number of files and folders, and the total bytes are limited. Deleting makes room."""
+    """File size, the number of files and folders, and total size are limited. Deleting makes room."""
     limits = FileLimits(max_file_size=4, max_files=3, max_total_size=6)
     for files in (MemoryFilesystem(limits=limits), MemoryFilesystem(limits=limits).fork("call")):
         with pytest.raises(FileLimitReached, match="would have 5 bytes, and the limit for a file is 4"):
@@ -361,7 +361,7 @@ def test_limits():
 
 
 def _peak(work: Callable[[], object]) -> int:
-    """Return the bytes of memory that a piece of work needs at a time."""
+    """Return the peak memory that `work` allocates, in bytes."""
     tracemalloc.start()
     try:
         work()
@@ -371,7 +371,7 @@ def _peak(work: Callable[[], object]) -> int:
 
 
 def test_a_result_that_is_too_large_is_refused_before_it_is_built(new_files: NewFiles):
-    """An edit or an append whose result exceeds the limit takes no memory for that result."""
+    """An edit or append whose result would exceed the limit is refused before the result is built in memory."""
     files = new_files({"a": "é" * 100_000}, limits=FileLimits(max_file_size=1 << 20))
 
     def work() -> None:
@@ -388,7 +388,7 @@ def test_a_result_that_is_too_large_is_refused_before_it_is_built(new_files: New
 
 
 def test_a_search_that_finds_too_many_lines_is_refused(new_files: NewFiles):
-    """A search that matches very many lines is refused, whether they are in one file or in several."""
+    """A search that matches too many lines is refused, even if the lines are spread over several files."""
     files = new_files({"a": "\n" * 60_000, "b": "\n" * 60_000})
     assert len(files.grep("", glob="a")) == 60_000
     with pytest.raises(FileLimitReached, match="more than 100000 lines match"):
@@ -400,7 +400,7 @@ def test_a_search_that_finds_too_many_lines_is_refused(new_files: NewFiles):
     "text", ["", "\n", "x", "x\n", "\n\nx", "x\n\n", "xx\nyx\r\n\nzzzzx\nx", "xxxxxxxxx\ny\nx\n"]
 )
 def test_a_file_is_searched_in_pieces(monkeypatch: pytest.MonkeyPatch, text: str):
-    """The numbers and texts of the lines that a search finds don't depend on the size of the pieces."""
+    """A search finds the same line numbers and texts, whatever the size of the chunks it reads."""
     whole = tuple(matches(line_pattern("x|^$"), "a", text.encode()))
     for size in (1, 2, 3, 5):
         monkeypatch.setattr(search, "_PIECE", size)
@@ -408,7 +408,7 @@ def test_a_file_is_searched_in_pieces(monkeypatch: pytest.MonkeyPatch, text: str
 
 
 def test_a_commit_that_deletes_makes_room():
-    """Committing a fork that deletes a tree frees the space of the tree."""
+    """Committing a fork that deletes a tree frees the tree's files and bytes."""
     root = MemoryFilesystem({"d/e/f": "1", "d/g": "1"}, limits=FileLimits(max_files=4, max_total_size=2))
     fork = root.fork("call")
     fork.delete("d", recursive=True)
@@ -418,7 +418,7 @@ def test_a_commit_that_deletes_makes_room():
 
 
 def test_two_forks_that_are_too_much_together_conflict():
-    """If two forks exceed a limit only together, the later one can't be committed."""
+    """If two forks exceed a limit only together, preparing the later one is a conflict."""
     root = MemoryFilesystem(limits=FileLimits(max_files=1))
     one, two = root.fork("one"), root.fork("two")
     one.write("a", "")
@@ -430,7 +430,7 @@ def test_two_forks_that_are_too_much_together_conflict():
 
 
 class CountedFolder(dict[str, bool]):
-    """A mapping of the names in a folder that counts how often it is iterated."""
+    """A folder's names as a dict that counts how often it is iterated."""
 
     visits = 0
 
@@ -448,7 +448,7 @@ def test_a_glob_goes_through_each_folder_once():
 
 
 def test_a_name_with_many_stars_is_matched_at_once(new_files: NewFiles):
-    """A name of the maximum length is compared quickly with a glob that has a hundred stars."""
+    """A name of the maximum length is matched quickly against a glob with a hundred stars."""
     files = new_files({"a" * 255: ""})
     assert list(files.glob("*a" * 100 + "*b")) == []
     assert list(files.glob("*a" * 100 + "*")) == ["a" * 255]

@@ -19,7 +19,7 @@ from support.filesystems import Files, NewFiles, commit, outcome, tree
 
 
 def test_a_fork_is_apart_until_it_is_applied(new_files: NewFiles):
-    """A fork and its root do not see each other's changes until the fork is applied and the root has all of them."""
+    """A fork and its root do not see each other's changes until the fork is applied. Then the root has all of them."""
     root = new_files({"a": "1", "d/x": "1", "d/y": "1"})
     fork, other = root.fork("call"), root.fork("other")
     fork.write("a", "2")
@@ -36,7 +36,7 @@ def test_a_fork_is_apart_until_it_is_applied(new_files: NewFiles):
 
 
 def test_a_dropped_fork_leaves_nothing(new_files: NewFiles):
-    """A dropped fork changes nothing. Dropping it twice, before or after `prepare`, has no further effect."""
+    """A dropped fork changes nothing, whether or not it was prepared. Dropping it again has no effect."""
     root = new_files({"a": "1"})
     fork = root.fork("call")
     fork.write("b", "2")
@@ -75,7 +75,7 @@ READS: dict[str, tuple[Callable[[Files], Any], Callable[[Files], Any], tuple[str
 @pytest.mark.parametrize("case", READS)
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_read_is_repeatable_and_tracked(new_files: NewFiles, case: str, nested: bool):
-    """A repeated read gives the same content, and the fork is stale once the file has changed."""
+    """Reading again gives the same result, and the fork is stale once another commit changes that result."""
     read, change, places = READS[case]
     root = new_files({"d/a": "1", "d/e/b": "1"})
     parent = root.fork("parent") if nested else root
@@ -92,7 +92,7 @@ def test_a_read_is_repeatable_and_tracked(new_files: NewFiles, case: str, nested
 
 
 def test_a_glob_does_not_depend_on_what_is_in_the_files():
-    """A glob depends only on names, not on the contents of files or on other folders."""
+    """A glob depends only on names, not on contents or on other folders."""
     root = MemoryFilesystem({"d/a": "1"})
     fork = root.fork("call")
     assert fork.glob("d/*") == ("d/a",)
@@ -103,7 +103,7 @@ def test_a_glob_does_not_depend_on_what_is_in_the_files():
 
 
 def test_a_blind_write_is_no_read(new_files: NewFiles):
-    """Writing files, making folders and reading one's own writes make a fork depend on nothing else."""
+    """Writing files, making folders and reading its own writes do not make a fork depend on anything else."""
     root = new_files({"a": "1"})
     fork = root.fork("call")
     fork.write("a", "2")
@@ -116,7 +116,7 @@ def test_a_blind_write_is_no_read(new_files: NewFiles):
 
 
 def test_a_refusal_reveals_and_so_is_a_read(new_files: NewFiles):
-    """If an operation is refused, the fork depends on the obstacle or the missing file that caused it."""
+    """A refused operation counts as a read of the obstacle or of the missing file."""
     root = new_files({"a": "1", "d/x": ""})
     fork = root.fork("call")
     for path in ("a/b", "d"):
@@ -168,7 +168,7 @@ def test_what_was_read_stays_where_it_was_read(new_files: NewFiles):
 
 
 def test_a_folder_that_was_to_be_made_and_was_there_is_relied_on(new_files: NewFiles):
-    """A fork that makes a folder which already exists is stale once that folder is removed."""
+    """Making a folder that already exists counts as a read, so the fork is stale once the folder is removed."""
     root = new_files({"d/x": "1"})
     fork = root.fork("call")
     fork.mkdir("d")
@@ -178,7 +178,7 @@ def test_a_folder_that_was_to_be_made_and_was_there_is_relied_on(new_files: NewF
 
 
 def test_what_is_in_a_folder_that_was_not_there_is_not_there(new_files: NewFiles):
-    """A folder that a fork found missing stays empty in the fork, even if another call creates files in it."""
+    """A fork that found a folder missing never sees files that another call puts there."""
     root = new_files({"a/x/y": ""})
     outer = root.fork("outer")
     assert not outer.exists("b")
@@ -220,7 +220,7 @@ WRITES: dict[str, tuple[Callable[[Files], Any], Callable[[Files], Any], tuple[st
 @pytest.mark.parametrize("case", WRITES)
 @pytest.mark.parametrize("nested", [False, True])
 def test_the_later_of_two_that_wrote_one_path_conflicts(new_files: NewFiles, case: str, nested: bool):
-    """The later of two commits to one path is a conflict that names the path, and none of it is applied."""
+    """The later of two commits to the same path is a conflict that names the path, and none of it is applied."""
     one, two, places = WRITES[case]
     root = new_files({"d/a": "1", "b": "1"})
     parent = root.fork("parent") if nested else root
@@ -275,7 +275,7 @@ def test_others_commit_beside_each_other(new_files: NewFiles, case: str, nested:
 
 
 def test_a_path_is_taken_from_prepare_on(new_files: NewFiles):
-    """A prepared path conflicts with a later `prepare` and with a direct write, even before it is applied."""
+    """From `prepare` on, a fork's paths conflict with another `prepare` and with direct writes."""
     root = new_files({"d/a": "1"})
     first, same, inside, around, beside = (
         root.fork(name) for name in ("first", "same", "inside", "around", "beside")
@@ -299,7 +299,7 @@ def test_a_path_is_taken_from_prepare_on(new_files: NewFiles):
 
 
 def test_changes_for_a_diff(new_files: NewFiles):
-    """`changes` yields each changed file's old and new bytes, but no file that was created and removed in the fork."""
+    """`changes` yields the old and new bytes of each changed file, but skips a file created and deleted in the fork."""
     root = new_files({"a": "1", "b": "1", "c/d": "1", "e": "1"})
     fork = root.fork("call")
     fork.write("a", "2")
@@ -316,7 +316,7 @@ def test_changes_for_a_diff(new_files: NewFiles):
 
 
 def test_a_fork_that_may_not_write_does_not(new_files: NewFiles):
-    """A read-only fork and its inner forks can read, but refuse every change with an error that names the path."""
+    """A read-only fork and its inner forks can read. Every change is refused with an error that names the path."""
     root = new_files({"a": "1", "d/x": ""})
     reader = root.fork("peek", writable=False)
     calls: list[Callable[[Files], Any]] = [
@@ -359,7 +359,7 @@ def test_forks_nest_several_levels(new_files: NewFiles):
 
 
 def test_what_an_inner_fork_read_was_read_by_the_outer_one_also_if_it_was_dropped(new_files: NewFiles):
-    """An outer fork depends on what its inner forks read, even those that were dropped."""
+    """An outer fork depends on what its inner forks read, even if they were dropped."""
     root = new_files({"a": "1", "b": "1", "d/x": "1"})
     outer = root.fork("outer")
     dropped, committed = outer.fork("dropped"), outer.fork("committed")
@@ -375,7 +375,7 @@ def test_what_an_inner_fork_read_was_read_by_the_outer_one_also_if_it_was_droppe
 
 
 def test_what_an_inner_fork_read_of_the_outer_ones_work_is_no_read_below(new_files: NewFiles):
-    """An outer fork's own writes do not count as reads when an inner fork reads them."""
+    """What an inner fork reads of its outer fork's own writes does not count as a read by the outer fork."""
     root = new_files({"a": "1"})
     outer = root.fork("outer")
     outer.write("a", "2")
@@ -389,7 +389,7 @@ def test_what_an_inner_fork_read_of_the_outer_ones_work_is_no_read_below(new_fil
 
 
 def test_inner_reads_that_disagree_make_the_outer_fork_stale(new_files: NewFiles):
-    """An outer fork is stale if two inner forks read different versions of a file, whatever the root has now."""
+    """If two inner forks read different versions of a file, the outer fork is stale, whichever version is current."""
     root = new_files({"a": "1", "d/x": ""})
     outer = root.fork("outer")
     one, two = outer.fork("one"), outer.fork("two")
@@ -406,7 +406,7 @@ def test_inner_reads_that_disagree_make_the_outer_fork_stale(new_files: NewFiles
 
 
 def test_a_file_made_and_deleted_inside_a_nested_fork_counts_as_written(new_files: NewFiles):
-    """A file that was created and deleted in a nested fork conflicts if another call creates it meanwhile."""
+    """Creating and deleting a file in a nested fork counts as a write, so it conflicts if another call creates the file."""
     files = new_files()
     outer, other = files.fork("outer"), files.fork("other")
     inner = outer.fork("inner")

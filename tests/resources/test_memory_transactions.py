@@ -1,4 +1,4 @@
-"""The end of forks: threads that outlive a fork, its cost, and any interleaving of many forks."""
+"""Forks in memory: threads that outlive a fork, the cost of a commit, and any interleaving of forks."""
 
 import sys
 import threading
@@ -18,12 +18,12 @@ from support.file_transactions import Transactions
 from support.filesystems import commit, tree
 from support.steps import steps_of
 
-# --- the end, and threads ------------------------------------------------------------------------
+# --- after a fork has ended, and threads ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["prepare", "apply", "drop", "conflict", "parent"])
 def test_nothing_works_after_the_end(end: str):
-    """After a fork has ended, all its operations raise `ContextExpired` with the call's name and write nothing."""
+    """After a fork has ended, all its operations raise `ContextExpired` with the call's name and change nothing."""
     root = MemoryFilesystem({"a": "1", "x": "1"})
     outer = root.fork("ended")
     fork = outer.fork("inner") if end == "parent" else outer
@@ -86,7 +86,7 @@ def eager_threads():
 
 
 def hammer(fork: MemoryFork, mine: int, busy: threading.Barrier, ends: list[BaseException]) -> None:
-    """Use a fork until it refuses, and record the error."""
+    """Use a fork until it raises an error, and record the error."""
     try:
         for number in count():
             if number == 3:
@@ -104,7 +104,7 @@ def hammer(fork: MemoryFork, mine: int, busy: threading.Barrier, ends: list[Base
 @pytest.mark.usefixtures("eager_threads")
 @pytest.mark.parametrize("end", ["commit", "drop"])
 def test_a_thread_that_outlives_its_call_writes_nowhere(end: str):
-    """If a fork ends while threads use it, its content at that time is committed, and later writes are refused."""
+    """If a fork ends while threads use it, what it held at that moment is committed or dropped. Later writes are refused."""
     for _ in range(15):
         root = MemoryFilesystem({"d/start": "1"})
         fork = root.fork("call")
@@ -130,7 +130,7 @@ def test_a_thread_that_outlives_its_call_writes_nowhere(end: str):
 
 @pytest.mark.usefixtures("eager_threads")
 def test_no_update_is_lost_between_threads():
-    """When forks in four threads increment one file and retry on conflicts, no update is lost."""
+    """When forks in four threads increment a number in one file and retry after conflicts, no update is lost."""
     root = MemoryFilesystem({"n": "0"})
 
     def count_up() -> None:
@@ -153,7 +153,7 @@ def test_no_update_is_lost_between_threads():
 
 
 def test_a_fork_and_a_commit_take_the_same_steps_at_any_size():
-    """A fork and a commit make about as many function calls with ten thousand files as with ten."""
+    """A fork and its commit make about as many function calls with ten thousand files as with ten."""
 
     def steps(files: int) -> int:
         root = MemoryFilesystem({f"d{number % 7}/f{number}": "" for number in range(files)})

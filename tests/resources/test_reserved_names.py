@@ -1,4 +1,4 @@
-"""`.handrail` in a folder is reserved for Handrail: no tool and no command sees, writes or deletes it."""
+"""The name `.handrail` is reserved for Handrail: no tool and no command can see, write or delete it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def kept(root: Path) -> dict[str, str]:
-    """Return the content of the reserved folders."""
+    """Return the content of each file in a reserved folder, by path."""
     return {
         str(path.relative_to(root)): path.read_text()
         for path in root.rglob("*")
@@ -68,7 +68,7 @@ TRIES: list[Any] = [
 @pytest.mark.parametrize("attempt", TRIES)
 @pytest.mark.parametrize("direct", [True, False])
 def test_no_tool_reaches_it(folders: Folders, attempt: Any, direct: bool):
-    """Every operation refuses a reserved name, at any depth and behind a link, and says why."""
+    """Every operation refuses a reserved name, at any depth and through a link, and says why."""
     files = folders(KEPT)
     (files.root / "link").symlink_to(".handrail")
     with pytest.raises(PathRefused, match="reserved for Handrail"):
@@ -77,7 +77,7 @@ def test_no_tool_reaches_it(folders: Folders, attempt: Any, direct: bool):
 
 
 def test_no_listing_and_no_search_shows_it(folders: Folders):
-    """Listings, globs and searches omit reserved names, and a change to those never makes a call stale."""
+    """Listings, globs and searches omit reserved names, and a change below one never makes a call stale."""
     files = folders(KEPT)
     for each in (files, files.fork("call")):
         assert [info.path for info in each.list()] == ["sub"]
@@ -101,7 +101,7 @@ def test_a_folder_around_it_stays(folders: Folders, verb: str):
 
 
 def test_a_forged_manifest_does_not_reach_it(folders: Folders, tmp_path: Path):
-    """Recovery reads manifests from disk, and does not carry out one that names a reserved path."""
+    """Recovery does not carry out a manifest on disk that names a reserved path."""
     files = folders(KEPT)
     slots = tmp_path / "slots"
     fill(slots, {"1": "forged"})
@@ -120,7 +120,7 @@ def test_a_forged_manifest_does_not_reach_it(folders: Folders, tmp_path: Path):
 
 
 def test_no_command_sees_it(tmp_path: Path, backend: str):
-    """A command sees no reserved folder in the root or in a folder directly in the root."""
+    """A command does not see the reserved folders in the root or one level below it."""
     made = Folder(tmp_path)
     for path, content in KEPT.items():
         made.add(path, content)
@@ -132,7 +132,7 @@ def test_no_command_sees_it(tmp_path: Path, backend: str):
 
 @pytest.mark.parametrize("existed", [True, False])
 def test_no_command_sees_what_is_made_there_while_it_runs(tmp_path: Path, existed: bool):
-    """Files that a journal creates while a command runs, such as `runs.db-wal`, are hidden from the command."""
+    """Files that a journal creates in a reserved folder while a command runs, such as `runs.db-wal`, stay hidden."""
     if not probe(tmp_path).overlay:
         pytest.skip("a copy never shows later files")
     made = Folder(tmp_path)
@@ -154,7 +154,7 @@ def test_no_command_sees_what_is_made_there_while_it_runs(tmp_path: Path, existe
     writer.start()
     finished = made.sh(anything("overlay"), script)
     writer.join()
-    assert finished.output.splitlines()[0].startswith("now")  # files created later elsewhere are visible
+    assert finished.output.splitlines()[0].startswith("now")  # files created elsewhere meanwhile are visible
     assert "secret" not in finished.output
     assert ".handrail\n" not in finished.output
 
@@ -167,7 +167,7 @@ EVIL = """
 
 
 def test_nothing_a_command_writes_there_is_kept(folders: Folders, backend: str):
-    """Writes below a reserved name are discarded and appear in no diff and no commit."""
+    """A command's writes below a reserved name are discarded: they appear in no diff and no commit."""
     files = folders(KEPT)
     fork = files.fork("call")
     asyncio.run(anything(backend).run_on(fork, ["sh", "-c", EVIL]))
@@ -183,7 +183,7 @@ def test_nothing_a_command_writes_there_is_kept(folders: Folders, backend: str):
 
 
 def test_a_command_does_not_delete_it(folders: Folders, backend: str):
-    """`rm -rf` of everything deletes no reserved folder. Deleting a folder that contains one is refused."""
+    """A command's `rm -rf` deletes no reserved folder. Deleting a folder that contains one is refused."""
     files = folders(KEPT)
     fork = files.fork("call")
     asyncio.run(anything(backend).run_on(fork, ["sh", "-c", "rm -rf .handrail; rm -rf sub/* sub/.??*"]))

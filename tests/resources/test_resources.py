@@ -1,4 +1,4 @@
-"""Resources: their three scopes, and who creates and closes a resource, and when."""
+"""Resources: their three scopes, and who creates and closes a resource when."""
 
 import asyncio
 import gc
@@ -24,7 +24,7 @@ from handrail.testing import RecordingSubscriber, run_virtual
 
 
 class Thing:
-    """A resource that records when it is created and closed."""
+    """A resource that logs when it is created and when it is closed."""
 
     log: list[str]
 
@@ -57,7 +57,7 @@ Body = Callable[[ToolContext], Awaitable[Any]]
 
 
 class Scene:
-    """A gate with these bindings and a single tool, whose body the test provides."""
+    """A gate with the given bindings and a single tool, whose body the test provides."""
 
     def __init__(self, *bindings: Binding[Any], **options: Any) -> None:
         self.body: Body | None = None
@@ -108,7 +108,7 @@ def numbered(log: list[str], prefix: str = "") -> Callable[[Any], Thing]:
     ],
 )
 def test_three_scopes(scope: Any, got: Any, log: list[str]):
-    """A binding creates a resource for each run, call or request, and it is closed with the run or the call."""
+    """A resource is created once per run, once per call or at each request, and closed with the run or the call."""
     found: list[str] = []
 
     async def main() -> list[Any]:
@@ -125,7 +125,7 @@ def test_three_scopes(scope: Any, got: Any, log: list[str]):
 
 
 def test_calls_at_once_share_what_is_the_runs_and_nothing_else():
-    """Concurrent calls share a resource with the scope `run`, and each call has its own with the scope `call`."""
+    """Concurrent calls share a resource with the scope `run`, and each has its own resource with the scope `call`."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> tuple[str, str]:
@@ -144,7 +144,7 @@ def test_calls_at_once_share_what_is_the_runs_and_nothing_else():
 
 
 def test_a_given_thing_is_never_closed():
-    """An object that was passed to `given` is never closed, because it belongs to the caller."""
+    """An object passed to `given` is never closed, because it belongs to the caller."""
     log: list[str] = []
 
     async def main() -> None:
@@ -157,7 +157,7 @@ def test_a_given_thing_is_never_closed():
 
 
 def test_another_name_for_a_thing_does_not_close_it():
-    """A resource that a second binding also returns is closed once, by the scope that created it."""
+    """A resource that a second binding returns too is closed once, by the scope that created it."""
     log: list[str] = []
 
     async def main() -> None:
@@ -171,7 +171,7 @@ def test_another_name_for_a_thing_does_not_close_it():
 
 
 def test_threads_make_one_of_the_runs_scope():
-    """Sync handlers that request a resource of the run at the same time get the same one."""
+    """Sync handlers in several threads that request a run's resource at the same time get the same one."""
     log: list[str] = []
     together = threading.Barrier(4)
 
@@ -193,7 +193,7 @@ def test_threads_make_one_of_the_runs_scope():
 
 
 def chain(log: list[str]) -> list[Binding[Any]]:
-    """Create bindings in which A needs B and B needs C, using every kind of provider."""
+    """Return bindings in which A needs B and B needs C, with several kinds of providers."""
 
     def make_b(resources: Any) -> Iterator[Thing]:
         thing = Thing("b", log, resources.get(C))
@@ -241,7 +241,7 @@ def test_what_a_call_made_is_closed_in_reverse_however_it_ends(how: str):
 
 
 def test_what_a_call_made_is_closed_when_the_run_is_cancelled():
-    """When a run is cancelled, its calls' resources are closed, and async closing is not interrupted."""
+    """When a run is cancelled, its calls' resources are closed, and the cancellation does not interrupt an async `aclose`."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> Any:
@@ -263,7 +263,7 @@ def test_what_a_call_made_is_closed_when_the_run_is_cancelled():
 
 
 def test_closed_before_the_call_is_said_to_be_over():
-    """A call's resources are closed before its end is published."""
+    """A call's resources are closed before its `ToolInvoked` event is published."""
     log: list[str] = []
 
     async def main() -> None:
@@ -305,7 +305,7 @@ def raising_generator(log: list[str]) -> Callable[[Any], Iterator[Thing]]:
 
 @pytest.mark.parametrize("kind", ["sync", "cancelled", "endless", "generator"])
 def test_one_that_fails_to_close_keeps_no_other_open(kind: str, caplog: pytest.LogCaptureFixture):
-    """If a resource fails to close, the others are still closed, the result is kept, and the error is logged."""
+    """If a resource fails to close, the others are closed, the call's result stands, and the error is logged."""
     log: list[str] = []
     wrong: dict[str, Any] = {
         "sync": lambda _: Stubborn("b", log),
@@ -330,7 +330,7 @@ def test_one_that_fails_to_close_keeps_no_other_open(kind: str, caplog: pytest.L
 
 
 def test_failures_to_close_the_runs_are_raised_together():
-    """Errors in closing the run's resources are raised together, with their names, after all were closed."""
+    """All of a run's resources are closed, and the errors are raised together, each with its resource's name."""
     log: list[str] = []
 
     async def main() -> None:
@@ -350,7 +350,7 @@ def test_failures_to_close_the_runs_are_raised_together():
 
 
 def test_closing_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    """A resource that takes too long to close is abandoned and named. Its own `TimeoutError` is reported as such."""
+    """A resource that takes too long to close is abandoned and named. A `TimeoutError` that it raises is passed on."""
 
     class Slow:
         async def aclose(self) -> None:
@@ -374,7 +374,7 @@ def test_closing_is_bounded(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
-    """A resource that a thread creates after its call has ended is closed at once."""
+    """If a thread creates a resource after its call has ended, the resource is closed at once."""
     log: list[str] = []
     begun, goes_on = threading.Event(), threading.Event()
     refused: list[BaseException] = []
@@ -436,7 +436,7 @@ def needs(protocol: Any) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize("scope", ["run", "call", "fresh"])
 def test_circles_are_named_with_their_path(scope: Any):
-    """The error for a cycle names only the members of the cycle, and no unfinished resource is kept."""
+    """The error for a cycle names only the members of the cycle, and asking again gives the same error."""
 
     async def main() -> list[str]:
         scene = Scene(Binding(A, needs(B), scope), Binding(B, needs(C), scope), Binding(C, needs(B), scope))
@@ -457,7 +457,7 @@ def test_a_thing_that_needs_itself():
 
 @pytest.mark.parametrize("by_way_of", [False, True])
 def test_what_lives_for_a_call_can_not_be_held_by_the_run(by_way_of: bool):
-    """A resource of the run can't hold a resource of a call, not even through a fresh resource in between."""
+    """A run's resource can't hold a call's resource, not even through a fresh resource in between."""
 
     async def main() -> str:
         bindings = [
@@ -473,7 +473,7 @@ def test_what_lives_for_a_call_can_not_be_held_by_the_run(by_way_of: bool):
 
 
 def test_a_fork_can_not_be_held_by_the_run():
-    """A resource of the run can't hold a call's fork, which would be expired in the next call."""
+    """A run's resource can't hold a call's fork, because the fork would be expired in the next call."""
 
     async def main() -> list[str]:
         files = MemoryFilesystem({"a": "1"})
@@ -496,7 +496,7 @@ def test_a_fork_can_not_be_held_by_the_run():
 
 
 def test_a_fresh_thing_of_the_runs_is_closed_with_the_run():
-    """A fresh resource that a resource of the run requested is closed with the run."""
+    """A fresh resource that a run's resource requested is closed with the run."""
     log: list[str] = []
 
     async def main() -> None:
@@ -510,7 +510,7 @@ def test_a_fresh_thing_of_the_runs_is_closed_with_the_run():
 
 
 def test_a_provider_that_raises_leaves_nothing_behind_and_is_tried_again():
-    """A provider that raises is called again at the next request, and the resources it had requested are closed."""
+    """A provider that raises is called again at the next request, and what it had requested is closed with the run."""
     log: list[str] = []
     tries: list[int] = []
 
@@ -597,7 +597,7 @@ def test_open_is_for_every_binding():
 
 @pytest.mark.parametrize("scope", ["run", "call"])
 def test_opened_by_several_at_once_it_is_made_once(scope: Any):
-    """Concurrent requests for a resource, in one call or in several, wait for the first one and share its result."""
+    """Concurrent requests for a resource wait for the first one and share its result."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> bool:
@@ -616,7 +616,7 @@ def test_opened_by_several_at_once_it_is_made_once(scope: Any):
 
 
 def test_two_different_ones_opened_at_once_are_no_circle():
-    """Different resources that are opened concurrently are not mistaken for a cycle."""
+    """Opening different resources concurrently is not mistaken for a cycle."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> list[str]:
@@ -637,7 +637,7 @@ def test_two_different_ones_opened_at_once_are_no_circle():
 
 
 def test_the_next_tries_when_the_first_could_not_open_it():
-    """If opening a resource fails or its call is cancelled, the next waiting request opens the resource."""
+    """If opening a resource fails or is cancelled, the next request that waits for it opens it."""
     log: list[str] = []
     tries: list[int] = []
 
@@ -663,7 +663,7 @@ def test_the_next_tries_when_the_first_could_not_open_it():
 
 
 def test_async_providers_may_need_async_ones():
-    """Async providers may open async resources, and cycles and scope errors are reported there too."""
+    """Async providers may open other async resources, and cycles and scope errors are reported there too."""
     log: list[str] = []
 
     def opens(protocol: Any, name: str) -> Any:
@@ -738,7 +738,7 @@ async def two_async(resources: Any) -> AsyncIterator[Any]:
     [(none, "nothing"), (none_async, "nothing"), (two, "twice"), (two_async, "twice")],
 )
 def test_a_generator_yields_once(provide: Any, how_often: str, caplog: pytest.LogCaptureFixture):
-    """A generator provider that does not yield exactly once raises an error on request or on close."""
+    """A generator provider that yields nothing is an error on request, and one that yields twice is an error on close."""
 
     async def main() -> str:
         return (await Scene(Binding(A, provide, "call")).call(opening(A))).message
@@ -753,7 +753,7 @@ def test_a_generator_yields_once(provide: Any, how_often: str, caplog: pytest.Lo
 
 
 def test_a_forkable_of_the_run_is_the_calls_fork():
-    """A call gets one fork of a run's forkable resource, which is committed or dropped with the call."""
+    """A call gets its own fork of a run's forkable resource, which is committed or dropped with the call."""
     files = MemoryFilesystem()
 
     async def body(context: ToolContext) -> bool:
@@ -793,7 +793,7 @@ def test_a_forkable_of_the_call_is_its_own(scope: Any):
 
 @pytest.mark.parametrize("budget", [None, Budget(tool_calls=5)])
 def test_the_budget_is_one_object(budget: Any):
-    """The budget is the same object on the context, in a provider, and requested by class or by protocol."""
+    """The budget is the same object on the context, in a provider, and when requested by class or by protocol."""
 
     async def body(context: ToolContext) -> bool:
         resources = context.resources
@@ -812,7 +812,7 @@ def test_the_budget_is_one_object(budget: Any):
 
 
 class Looks:
-    """A policy that uses a resource."""
+    """A policy that requests a resource."""
 
     name = "looks"
 
@@ -836,7 +836,7 @@ def test_what_a_policy_made_for_the_call_is_closed_with_it():
 
 
 def test_a_dead_context_gives_no_resources():
-    """An expired context refuses `get` and `open`. So do the `resources` that a provider has kept."""
+    """An expired context refuses `get` and `open`, and so do the `resources` that a provider kept."""
     kept: list[Any] = []
 
     def keeps(resources: Any) -> Thing:
@@ -859,7 +859,7 @@ def test_a_dead_context_gives_no_resources():
 
 
 def test_resources_of_the_run_may_ask_later():
-    """A provider of the run may keep its `resources` and request more of the run's resources later."""
+    """A run's provider may keep its `resources` and request more of the run's resources later."""
     log: list[str] = []
 
     async def later(context: ToolContext) -> str:
@@ -874,7 +874,7 @@ def test_resources_of_the_run_may_ask_later():
 
 
 def test_resource_errors_are_ours_and_carry_the_resource():
-    """Resource errors are Handrail errors and `LookupError`s, and carry the resource."""
+    """A resource error is a `LookupError` and carries the resource's name."""
     with pytest.raises(ResourceError) as caught:
         Binding(A, numbered([]), "always")  # pyright: ignore[reportArgumentType]  # wrong on purpose
     assert isinstance(caught.value, LookupError)

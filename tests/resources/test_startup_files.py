@@ -1,4 +1,4 @@
-"""Files that run later by themselves: they are marked in diffs, and changing one needs an approval of its own."""
+"""Startup files, which programs run automatically: diffs mark them, and changing one always needs an approval."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def root(tmp_path: Path) -> Path:
 
 
 class Looker:
-    """A person who keeps the questions and answers them all the same."""
+    """A person who keeps every question and gives the same answer to all of them."""
 
     def __init__(self, approves: bool) -> None:
         self.questions: list[Question] = []
         self.person = Person(approve=lambda question: self.questions.append(question) or approves)
 
 
-# --- what is one of them ----------------------------------------------------------------------------
+# --- which files count ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ class Looker:
         (".git/hooks/pre-commit", "git"),
         ("deep/down/.git/hooks/post-merge", "git"),
         (".git/config", "git"),
-        (".git", "git"),  # a file of this name leads git to another folder
+        (".git", "git"),  # a file with this name points git to a different folder
         ("bare.git/hooks/update", "git"),
         (".git/modules/a/b/hooks/pre-commit", "git"),
         (".GIT/Hooks/pre-commit", "git"),
@@ -94,7 +94,7 @@ class Looker:
     ],
 )
 def test_what_runs_by_itself(path: str, program: str) -> None:
-    """Case, invisible characters and the folder make no difference."""
+    """A startup file is recognised in any folder, in any case, and with invisible or full-width characters."""
     assert run_by(path) == program
 
 
@@ -114,13 +114,13 @@ def test_what_runs_by_itself(path: str, program: str) -> None:
     ],
 )
 def test_what_does_not_run_by_itself(path: str) -> None:
-    """Files that somebody runs by name, and what git only stores, are left alone."""
+    """Files that somebody runs by name, and files that git only stores, are not startup files."""
     assert run_by(path) == ""
 
 
 @pytest.mark.parametrize("place", [".git", ".git/hooks", ".github", ".github/workflows", "a/.vscode"])
 def test_a_link_in_the_place_of_a_folder_of_them_counts(place: str) -> None:
-    """A link decides what lies in the folder, a folder itself does not run."""
+    """A link in place of a folder with startup files counts as one, because it decides which files are there."""
     assert run_by(place, is_link=True)
     assert place == ".git" or not run_by(place)
 
@@ -160,7 +160,7 @@ TOOLS: dict[str, tuple[Callable[[ToolContext], object], str]] = {
 @pytest.mark.parametrize("approves", [True, False])
 @pytest.mark.parametrize("way", TOOLS)
 async def test_a_tool_that_changes_one_is_asked_about(root: Path, way: str, approves: bool) -> None:
-    """No policy asks, and still the change is shown, marked, and applied only if somebody approves it."""
+    """Even if no policy asks, the change is shown with a mark, and applied only if the person approves it."""
     change, path = TOOLS[way]
     before = (root / path).read_text() if (root / path).exists() else None
 
@@ -174,7 +174,7 @@ async def test_a_tool_that_changes_one_is_asked_about(root: Path, way: str, appr
     gate = open_gate([work], filesystem=DirectoryFilesystem(root), environment=looker.person)
     result = await gate.invoke("work")
     (question,) = looker.questions
-    assert f"files that run later by themselves, outside the sandbox: {path} (run by " in question.message
+    assert f"files that later run automatically, outside the sandbox: {path} (run by " in question.message
     assert MARK in question.payload["diff"]
     assert "scopes" not in question.payload  # it can't be remembered
     assert result.success is approves
@@ -202,7 +202,7 @@ COMMANDS = {
 @pytest.mark.parametrize("backend", ["overlay", "copy"])
 @pytest.mark.parametrize("way", COMMANDS)
 async def test_a_command_that_changes_one_is_asked_about(root: Path, way: str, backend: Any) -> None:
-    """The same holds for what a command leaves in its layer, or in its copy of the folder."""
+    """A command's change to a startup file is shown with a mark, and not applied if the person denies it."""
     support = probe(root)
     if not support.contained or (backend == "overlay" and not support.overlay):
         pytest.skip("; ".join(support.missing))
@@ -223,7 +223,7 @@ async def test_a_command_that_changes_one_is_asked_about(root: Path, way: str, b
 
 
 async def test_an_inner_call_is_asked_about_with_the_outer_one(root: Path) -> None:
-    """What a nested call changes is asked about when the outermost call is about to be committed, and once."""
+    """A nested call's change is asked about once, before the outermost call is committed."""
 
     @tool(effect="staged")
     async def outer(context: ToolContext) -> str:
@@ -238,7 +238,7 @@ async def test_an_inner_call_is_asked_about_with_the_outer_one(root: Path) -> No
 
 
 async def test_a_file_that_was_made_and_removed_again_is_not_asked_about(root: Path) -> None:
-    """Only what a commit would leave in the folder counts. Removing such a file runs nothing."""
+    """Only files that the commit would leave in the folder count, so a file that is removed is not asked about."""
 
     @tool(effect="staged")
     async def work(context: ToolContext) -> str:
@@ -260,7 +260,7 @@ async def test_a_file_that_was_made_and_removed_again_is_not_asked_about(root: P
 @pytest.mark.parametrize("policies", [[], [ASK], [CapabilityPolicy({"fs.write": "allow"})]])
 @pytest.mark.parametrize("how", ["approve_all", "headless", "nobody"])
 async def test_it_is_denied_where_nobody_is_asked(root: Path, how: str, policies: list[Any]) -> None:
-    """Neither approving everything, nor a policy that allows it, nor the absence of people lets it through."""
+    """A change to a startup file is denied if everything is approved, if a policy allows it, or if nobody can be asked."""
     gate = open_gate(
         [write],
         filesystem=DirectoryFilesystem(root),
@@ -271,7 +271,7 @@ async def test_it_is_denied_where_nobody_is_asked(root: Path, how: str, policies
     result = await gate.invoke("write", {"path": ".envrc"})
     assert not result.success
     assert (root / ".envrc").read_text() == "old\n"
-    if how == "approve_all" or policies != [ASK]:  # otherwise it was denied before it ran
+    if how == "approve_all" or policies != [ASK]:  # otherwise the call was denied before it ran
         assert ".envrc (run by direnv or mise)" in result.message
         assert "startup_files=['.envrc']" in result.message
     assert (await gate.invoke("write", {"path": "plain.txt"})).success is (
@@ -280,7 +280,7 @@ async def test_it_is_denied_where_nobody_is_asked(root: Path, how: str, policies
 
 
 async def test_what_is_remembered_does_not_cover_it(root: Path) -> None:
-    """An approval for every call of a tool in the folder, remembered in the session, is not used for it."""
+    """A remembered approval for every call of a tool does not cover a change to a startup file."""
     asked: list[str] = []
 
     def approve(question: Question) -> Any:
@@ -298,17 +298,17 @@ async def test_what_is_remembered_does_not_cover_it(root: Path) -> None:
     )
     assert (await gate.invoke("write", {"path": "a.txt"})).success
     assert (await gate.invoke("write", {"path": "a.txt"})).success
-    assert len(asked) == 1  # the second one was remembered
+    assert len(asked) == 1  # the first answer was remembered for the second call
     assert not (await gate.invoke("write", {"path": ".zshrc"})).success
     assert not (
         await gate.invoke("write", {"path": ".zshrc"})
-    ).success  # and neither is this answer remembered
+    ).success  # this denial is not remembered either
     assert len(asked) == 3
     assert not (root / ".zshrc").exists()
 
 
 async def test_an_answer_that_wants_to_be_remembered_is_refused(root: Path) -> None:
-    """A client can't make the session remember what was not offered."""
+    """An answer that asks to be remembered is refused, because the question did not offer that."""
     person = Person(approve=lambda question: {"approved": True, "remember": "exact"})
     gate = open_gate([write], filesystem=DirectoryFilesystem(root), environment=person)
     result = await gate.invoke("write", {"path": ".envrc"})
@@ -318,7 +318,7 @@ async def test_an_answer_that_wants_to_be_remembered_is_refused(root: Path) -> N
 
 @pytest.mark.parametrize("approved", [True, False])
 async def test_a_parked_run_waits_for_it(root: Path, tmp_path: Path, approved: bool) -> None:
-    """The question outlives the process, and what was shown is committed by the process that resumes the run."""
+    """The question outlives the process, and the process that resumes the run applies the answer."""
     prompt = Prompt("p", "Do.", tools=[write])
     model = ScriptedModel([ToolCall("write", {"path": ".envrc"}), "done"])
     with closing(SqliteJournal(tmp_path / "journal.db")) as journal:
@@ -336,7 +336,7 @@ async def test_a_parked_run_waits_for_it(root: Path, tmp_path: Path, approved: b
 
 
 async def test_an_irreversible_call_is_not_run_again_for_another_diff(root: Path) -> None:
-    """If the file changes while its diff is reviewed, a call that can't be undone fails rather than run twice."""
+    """If the file changes while its diff is reviewed, an irreversible call fails instead of running again."""
     ran: list[int] = []
 
     @tool(effect="irreversible")
@@ -357,7 +357,7 @@ async def test_an_irreversible_call_is_not_run_again_for_another_diff(root: Path
 
 
 async def test_a_staged_call_runs_again_and_is_asked_about_again(root: Path) -> None:
-    """If the file changes while its diff is reviewed, a staged call is shown with its new diff."""
+    """If the file changes while its diff is reviewed, a staged call runs again, and its new diff is asked about."""
     looker = Looker(True)
 
     def approve(question: Question) -> bool:
@@ -371,7 +371,7 @@ async def test_a_staged_call_runs_again_and_is_asked_about_again(root: Path) -> 
     assert ["-by somebody else" in question.payload["diff"] for question in looker.questions] == [False, True]
 
 
-# --- allowed by name, and shown ---------------------------------------------------------------------
+# --- allowed by name --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -385,7 +385,7 @@ async def test_a_staged_call_runs_again_and_is_asked_about_again(root: Path) -> 
     ],
 )
 async def test_one_is_allowed_by_name(root: Path, allowed: str, path: str, passes: bool) -> None:
-    """What the folder allows by name needs no approval of its own, and is still marked."""
+    """A file that `startup_files` allows needs no approval, and is still marked in diffs."""
     files = DirectoryFilesystem(root, startup_files=[allowed])
     assert (await open_gate([write], filesystem=files).invoke("write", {"path": path})).success is passes
     fork = files.fork("x")
@@ -394,25 +394,25 @@ async def test_one_is_allowed_by_name(root: Path, allowed: str, path: str, passe
 
 
 def test_the_list_of_names_is_no_string(root: Path) -> None:
-    """A string would be taken for its letters."""
+    """`startup_files` must be a list, because a string would be read as a list of letters."""
     with pytest.raises(DefinitionError, match=r"Pass a list of paths: \['\.envrc'\]"):
         DirectoryFilesystem(root, startup_files=".envrc")
 
 
 async def test_files_in_memory_are_marked_and_not_asked_about() -> None:
-    """Nothing runs what is only in memory."""
+    """Files in memory are marked in diffs, but need no approval, because nothing runs them."""
     files = MemoryFilesystem()
     assert (await open_gate([write], filesystem=files).invoke("write", {"path": ".envrc"})).success
     fork = files.fork("x")
     fork.write("tools.py", "")
     assert fork.diff() == (
         "diff --git a/tools.py b/tools.py\n"
-        "runs later: by Handrail, by itself and outside the sandbox\nnew file\n"
+        "runs later: by Handrail, automatically and outside the sandbox\nnew file\n"
     )
 
 
 def test_the_mark_can_not_be_imitated_and_stands_out(root: Path) -> None:
-    """No content of a file makes a line that begins like the mark, and the terminal shows it in colour."""
+    """No file content can produce a line that begins with the mark, and the terminal shows the mark in colour."""
     fork = DirectoryFilesystem(root).fork("x")
     fork.write("plain.txt", "runs later: by nobody\n")
     assert not [line for line in fork.diff().splitlines() if line.startswith("runs later")]

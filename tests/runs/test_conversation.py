@@ -1,4 +1,4 @@
-"""Sessions and their conversations, rebuilt from the journal alone."""
+"""Sessions and conversations, rebuilt from the journal alone."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def recorder(tmp_path: Path):
 
 
 async def test_a_session_is_as_the_newest_run_that_is_over_left_it(recorder: Recorder):
-    """A rebuilt session is as its newest finished run left it, without a run that still waits."""
+    """A rebuilt session is as its newest finished run left it, without the changes of a run that still waits."""
     session = Session(id="chat", principal="ada", config={"lang": "en"})
     await recorder.run("one", call("note", text="a"), "noted", session=session)
     await recorder.run("two", call("note", text="b"), "noted", session=session)
@@ -74,7 +74,7 @@ async def test_what_was_undone_is_not_in_it(recorder: Recorder):
 
 
 async def test_what_a_parked_run_has_said_so_far(recorder: Recorder):
-    """A parked run's conversation has the results of its finished calls, and the others once it was resumed."""
+    """A parked run's conversation has the results of its finished calls, and after it is resumed, of all calls."""
     session = Session(id="chat", principal="ada")
     await recorder.run("one", "hello", session=session)
     script = [call("note", text="a"), [call("choose"), call("note", text="b")]]

@@ -1,4 +1,4 @@
-"""One journal file, several processes and versions: other versions are refused, and each run has one owner."""
+"""One journal file and several processes: other versions are refused, and each run has one owner."""
 
 import sqlite3
 import textwrap
@@ -29,7 +29,7 @@ INSERT INTO about VALUES ('schema', '1'), ('id', 'old');
 
 
 def test_a_journal_of_an_older_version_is_refused(tmp_path: Path):
-    """A journal of the first version is refused with an error that names both versions, and stays unchanged."""
+    """A journal of the first version is refused with an error that names both versions, and is not changed."""
     path = tmp_path / "runs.db"
     connection = sqlite3.connect(path)
     connection.executescript(FIRST)
@@ -82,7 +82,7 @@ asyncio.run(main())
 
 
 async def test_one_process_has_a_run_and_a_dead_one_has_none(tmp_path: Path):
-    """A run can't be taken while its owner is alive, and the error names the owner; after a kill it can."""
+    """A run can't be taken while its owner is alive, and the error names the owner. After the owner is killed, it can."""
     holder = warm_python.start(["-c", textwrap.dedent(HOLDER), TESTS, tmp_path])
     try:
         assert holder.stdout is not None
@@ -110,7 +110,7 @@ async def test_one_process_has_a_run_and_a_dead_one_has_none(tmp_path: Path):
 
 
 async def test_an_answer_given_by_another_process_is_taken(tmp_path: Path):
-    """A process that parked a run can resume it with an answer that another process gave."""
+    """A process that parked a run can resume it with an answer that was given in another process."""
     recorder = Recorder(tmp_path)
     with pytest.raises(RunParked):
         await recorder.run("r", call("choose"), "end")

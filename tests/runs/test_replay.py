@@ -1,4 +1,4 @@
-"""Replays of a run against the current code, which find the first difference and its kind."""
+"""Replaying a run with the current code, which finds the first difference and its kind."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ async def replayed(recorder: Recorder, prompt: Prompt[Any], **options: Any) -> D
 
 
 async def test_the_same_code_does_the_same(recorder: Recorder):
-    """A replay with unchanged code finds no difference, sends no request, and changes nothing."""
+    """Replaying with unchanged code finds no difference, repeats no irreversible call, and records nothing."""
     sent: list[str] = []
 
     @tool(name="send")
@@ -85,7 +85,7 @@ async def test_other_tools_are_found(recorder: Recorder):
 
 
 async def test_a_changed_tool_is_found_by_its_result(recorder: Recorder):
-    """A changed tool is reported by the first step and call with another result."""
+    """A changed tool is reported by the first call that has a different result, with its step."""
     await recorder.run("r", *SCRIPT)
 
     @tool(name="notes", effect="read")
@@ -116,7 +116,7 @@ async def test_a_tool_that_fails_now_is_found(recorder: Recorder):
 
 
 async def test_arguments_that_are_taken_otherwise_are_found(recorder: Recorder):
-    """A changed validator is found by its effect on arguments, even if the schema is unchanged."""
+    """A changed validator is reported if it refuses recorded arguments, even if the schema is unchanged."""
     await recorder.run("r", *SCRIPT)
     from typing import Annotated
 
@@ -137,7 +137,7 @@ async def test_arguments_that_are_taken_otherwise_are_found(recorder: Recorder):
 
 @dataclass
 class Denies:
-    """A policy that denies one tool."""
+    """A policy that denies one tool, or asks about it."""
 
     tool: str
     name: str = "denies"
@@ -154,7 +154,7 @@ class Denies:
 
 @pytest.mark.parametrize("kind", ["deny", "ask"])
 async def test_a_changed_policy_is_found(recorder: Recorder, kind: str):
-    """A changed policy is reported, whether it denies a call that was allowed or allows one that was denied."""
+    """A changed policy is reported, whether it is stricter or more lenient than when the run was recorded."""
     await recorder.run("r", *SCRIPT)
     strict = Prompt("work", "Do what is asked.", tools=TOOLS, policies=[Denies("send", kind=kind)])
     found = await replayed(recorder, strict)
@@ -171,7 +171,7 @@ async def test_a_changed_policy_is_found(recorder: Recorder, kind: str):
 
 
 async def test_files_are_read_as_they_were_or_not_at_all(recorder: Recorder):
-    """In the run's folder, changed files are read from the record; with the original files, all calls run again."""
+    """A call that read files reruns only if the files are as they were. Otherwise, its recorded result is used."""
     (recorder.folder / "a").write_text("first")
     (recorder.folder / "b").write_text("steady")
     script = [
@@ -194,7 +194,7 @@ async def test_files_are_read_as_they_were_or_not_at_all(recorder: Recorder):
     tally = Tally()
     assert await replay(recorder.journal, "r", PROMPT, filesystem=files, tally=tally) is None
     assert (tally.ran, tally.taken) == (4, 0)
-    assert files.read("a") == "first"  # the write was in a fork that was dropped
+    assert files.read("a") == "first"  # the replay wrote to a fork, which was dropped
     files.write("b", "other")
     found = await replayed(recorder, PROMPT, filesystem=files)
     assert (found.what, found.step, found.recorded, found.now) == ("result", 4, "steady", "other")
@@ -202,7 +202,7 @@ async def test_files_are_read_as_they_were_or_not_at_all(recorder: Recorder):
 
 
 async def test_an_answer_that_does_not_fit_any_more_is_found(recorder: Recorder):
-    """A recorded answer that no longer fits the output type is reported."""
+    """A recorded answer that no longer matches the output type is reported."""
 
     @dataclass
     class Old:
@@ -237,7 +237,7 @@ async def test_sections_that_were_opened_are_open(recorder: Recorder):
 
 
 async def test_a_run_that_is_not_over_is_replayed_as_far_as_it_is(recorder: Recorder):
-    """An unfinished run is replayed as far as it is recorded, without rerunning calls that asked a person."""
+    """An unfinished run is replayed as far as it is recorded, and calls that asked a person are not rerun."""
     with pytest.raises(RunParked):
         await recorder.run("r", call("note", text="x"), call("choose"), "end")
     tally = Tally()

@@ -36,7 +36,7 @@ async def parked(recorder: Recorder, run_id: str, *script: Any, **options: Any) 
 
 
 async def test_runs_of_a_session_come_in_pages_too(recorder: Recorder):
-    """A page of a session's runs continues after the mark of the previous page's last entry."""
+    """The next page of a session's runs begins after the mark of the last run on the previous page."""
     session = Session(id="s")
     for run_id in ("one", "two", "three"):
         await recorder.run(run_id, "ok", session=session)
@@ -46,7 +46,7 @@ async def test_runs_of_a_session_come_in_pages_too(recorder: Recorder):
 
 
 async def test_runs_are_listed_as_they_stand(recorder: Recorder):
-    """Runs are listed newest first, and a run whose process has died is listed as interrupted."""
+    """Runs are listed newest first, and a run whose owner has died is listed as interrupted."""
     await recorder.run("done", "ok")
     await parked(recorder, "waits", call("choose"), "ok")
     other = SqliteJournal(recorder.journal.path, watch=None)
@@ -130,7 +130,7 @@ def well_formed(messages: list[Any]) -> bool:
 
 
 async def test_a_run_without_an_owner_is_cancelled_and_its_session_continues(recorder: Recorder):
-    """When a run without an owner is cancelled, each open call gets a result, and its session can continue."""
+    """When a run without an owner is cancelled, each open call gets a result, and the session can continue."""
     session = Session(id="s")
     await recorder.run("first", "hello", session=session)
     await parked(recorder, "second", [call("note", text="kept"), call("choose")], "no", session=session)
@@ -155,7 +155,7 @@ async def test_a_run_without_an_owner_is_cancelled_and_its_session_continues(rec
 
 
 async def test_a_call_that_had_begun_is_said_to_be_unknown(recorder: Recorder):
-    """When a run is cancelled, a call that may have happened is reported as unknown, so that it is not repeated."""
+    """When a run is cancelled, the outcome of a call that had begun is reported as unknown, so that it is not repeated."""
     stop = asyncio.Event()
 
     @tool
@@ -172,7 +172,7 @@ async def test_a_call_that_had_begun_is_said_to_be_unknown(recorder: Recorder):
     )  # pyright: ignore[reportPrivateUsage]
     other = SqliteJournal(
         recorder.journal.path, watch=None
-    )  # as by another process, since this one still has the task
+    )  # opened as another process would, because this process still has the task
     row = await cancel(other, "r")
     other.close()
     assert row.status == "cancelled"
@@ -186,7 +186,7 @@ async def test_a_call_that_had_begun_is_said_to_be_unknown(recorder: Recorder):
 
 
 async def test_a_run_that_a_process_has_is_stopped_by_it(recorder: Recorder, monkeypatch: pytest.MonkeyPatch):
-    """A cancel reaches the run's owner through the journal, and the owner ends the run and tells its caller."""
+    """A cancel request reaches the run's owner through the journal. The owner ends the run and tells its caller."""
     monkeypatch.setattr("handrail.adapter.run_lease.LEASE_SECONDS", 0.2)
     began = asyncio.Event()
 
@@ -221,7 +221,7 @@ async def test_a_run_that_a_process_has_is_stopped_by_it(recorder: Recorder, mon
 
 
 async def test_a_fork_shares_the_beginning_and_continues_by_itself(recorder: Recorder):
-    """A fork has the state at its step and does not repeat earlier steps, and the original run is unchanged."""
+    """A fork has the state at its step, does not repeat earlier steps, and leaves the original run unchanged."""
     session = Session(id="s")
     await recorder.run("zero", call("note", text="before"), "hi", session=session)
     script = [
@@ -249,9 +249,9 @@ async def test_a_fork_shares_the_beginning_and_continues_by_itself(recorder: Rec
 
 @pytest.mark.parametrize("step", [-1, 3])
 async def test_a_step_that_is_not_there_is_refused(recorder: Recorder, step: int):
-    """A fork at an unknown step is refused, and nothing is created."""
+    """A fork at an unknown step, or with an id that exists, is refused and creates nothing."""
     await recorder.run("r", call("note", text="one"), "end")
-    with pytest.raises(RunError, match="from one of 0 to 2"):
+    with pytest.raises(RunError, match="a step from 0, its beginning, to 2"):
         await fork(recorder.journal, "r", step, "f")
     with pytest.raises(RunError, match="already has a run with this id"):
         await fork(recorder.journal, "r", 1, "r")
@@ -267,7 +267,7 @@ async def test_a_fork_from_the_beginning_asks_the_model_anew(recorder: Recorder)
 
 
 async def test_what_was_done_once_is_not_done_again_in_a_fork(recorder: Recorder):
-    """A fork does not repeat a payment that an interrupted call had made before the fork's step."""
+    """A fork does not repeat a payment that `once` recorded before the fork's step."""
     paid: list[str] = []
 
     @tool(effect="idempotent")
@@ -298,7 +298,7 @@ async def test_what_was_done_once_is_not_done_again_in_a_fork(recorder: Recorder
 
 
 async def test_a_run_goes_through_a_file_into_another_journal(recorder: Recorder, tmp_path: Path):
-    """An imported run can be shown and resumed with its session, and importing it twice changes nothing."""
+    """An imported run can be shown and resumed with its session. Importing it again needs a new id."""
     session = Session(id="s")
     await recorder.run("zero", call("note", text="before"), "hi", session=session)
     await parked(recorder, "r", call("write", path="a", text="x"), call("choose"), "end", session=session)
@@ -325,7 +325,7 @@ async def test_a_run_goes_through_a_file_into_another_journal(recorder: Recorder
 
 
 async def test_an_export_holds_no_secret(recorder: Recorder, tmp_path: Path):
-    """An exported file has neither the value of a secret argument nor the path of the folder."""
+    """An exported file has secret arguments only as masks."""
 
     @tool
     async def login(password: SecretStr) -> str:
@@ -357,7 +357,7 @@ async def test_an_export_holds_no_secret(recorder: Recorder, tmp_path: Path):
             b'{"handrail": "run", "version": 2, "run_id": "r"}',
             "exported in format 2, and this version of Handrail reads format 1",
         ),
-        (b'{"handrail": "run", "version": 1, "run_id": "r"}', "cut off"),
+        (b'{"handrail": "run", "version": 1, "run_id": "r"}', "truncated"),
         (b'{"handrail": "run", "version": 1, "run_id": "r"}\n{"entry": 3}', "line 2 of r.jsonl is damaged"),
         (
             b'{"handrail": "run", "version": 1, "run_id": "r"}\n'
@@ -409,7 +409,7 @@ async def test_only_whole_sessions_that_are_over_are_forgotten(recorder: Recorde
 
 
 async def test_a_journal_in_memory_does_the_same():
-    """Listing, showing, forking and forgetting runs work with a journal in memory."""
+    """Listing, showing, forking and forgetting runs work with a journal in memory too."""
     from handrail import Adapter
     from handrail.models.scripted import ScriptedModel
 
@@ -433,7 +433,7 @@ async def test_a_journal_in_memory_does_the_same():
 
 
 async def test_a_history_that_was_given_is_there_once(recorder: Recorder):
-    """A resumed run does not add its given history a second time."""
+    """A resumed run does not add the history that it was given a second time."""
     history = [UserMessage("before"), AssistantMessage("said")]
     await parked(recorder, "r", call("choose"), "end", history=history)
     (question,) = await recorder.journal.questions.open("r")
@@ -446,7 +446,7 @@ async def test_a_history_that_was_given_is_there_once(recorder: Recorder):
 
 @pytest.mark.parametrize("how", ["resumed", "forked", "after a cancelled one"])
 async def test_sections_opened_in_an_earlier_run_stay_open(recorder: Recorder, how: str):
-    """A later run can call the tools of sections opened earlier in the session, even if it is resumed or forked."""
+    """Sections that an earlier run of the session opened are open in a later run, even if that is resumed or forked."""
     more = MarkdownSection(
         "More", "more", "More.", tools=[TOOLS[0]], summary="There is more.", visibility="summary"
     )

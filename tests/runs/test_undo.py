@@ -1,4 +1,4 @@
-"""Undo of a recorded call: it restores files and state, and is refused if later calls depend on them."""
+"""Undoing a recorded call restores files and state, and is refused if later calls depend on them."""
 
 import asyncio
 import tempfile
@@ -59,7 +59,7 @@ def state_of(recorder: Recorder, session: Session) -> Any:
 
 
 async def carry_out(base: Path, script: list[Any], split: int, target: int | None) -> Any:
-    """Run the calls in two runs of one session, undo one of them, and return the state or the refusal."""
+    """Run the calls in two runs of one session, undo one of them, and return the state, the units and the refusal."""
     recorder = Recorder(base)
     session = Session(id="s")
     try:
@@ -81,7 +81,7 @@ async def carry_out(base: Path, script: list[Any], split: int, target: int | Non
 
 
 def overlap(written: str, touched: str) -> bool:
-    """Return whether two places overlap: the same slice or path, a parent or child, or a folder's listing."""
+    """Return whether two places overlap: the same slice or path, a parent and a child, or a folder that lists a path."""
     if written.startswith("slice ") or touched.startswith("slice "):
         return written == touched
     one, other = written.removeprefix("file "), touched.removeprefix("file ")
@@ -94,7 +94,7 @@ def overlap(written: str, touched: str) -> bool:
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_undo_is_refused_exactly_where_something_was_built_on_it(data: st.DataObject):
-    """Undo is refused exactly if a later call depends on it; otherwise the result is as if the call never ran."""
+    """Undo is refused exactly if a later call depends on the call. Otherwise, the result is as if it had never run."""
     script = data.draw(st.lists(operations, min_size=1, max_size=6))
     split = data.draw(st.integers(0, len(script)))
     target = data.draw(st.integers(0, len(script) - 1))
@@ -117,7 +117,7 @@ def test_undo_is_refused_exactly_where_something_was_built_on_it(data: st.DataOb
 
 
 async def test_the_places_in_the_way_are_named(recorder: Recorder):
-    """A refused undo names the paths that others have used, and slices only of the call's own session."""
+    """A refused undo names the paths that later calls have used. Slices count only within the call's own session."""
     await recorder.run("r", [call("note", text="x"), call("write", path="a", text="x")], "end")
     await recorder.run("other", [call("notes"), call("read", path="a")], "end")
     noted, written = await recorder.ids("r")
@@ -129,7 +129,7 @@ async def test_the_places_in_the_way_are_named(recorder: Recorder):
 
 
 async def test_later_calls_that_were_undone_are_not_in_the_way(recorder: Recorder):
-    """A later call that was itself undone does not prevent an undo of the call before it."""
+    """A later call that was itself undone does not prevent undoing the call before it."""
     await recorder.run("r", call("write", path="a", text="1"), call("write", path="a", text="2"), "end")
     first, second = await recorder.ids("r")
     with pytest.raises(UndoRefused):
@@ -182,7 +182,7 @@ async def test_a_parked_run_continues_without_the_call(recorder: Recorder):
 
 
 async def test_what_can_not_be_undone_is_said(recorder: Recorder):
-    """Undo is refused for a failed or unknown call, without its files, or with files of another run."""
+    """Undo is refused for a failed or unknown call, without the folder's files, and in a fork of the run."""
     await recorder.run(
         "r", [call("read", path="none"), call("write", path="a", text="x"), call("send", text="y")], "end"
     )
@@ -200,7 +200,9 @@ async def test_what_can_not_be_undone_is_said(recorder: Recorder):
     await fork(recorder.journal, "r", 1, "f")
     with pytest.raises(UndoRefused, match="undo it there"):
         await undo(recorder.journal, "f", written, recorder.files)
-    await undo(recorder.journal, "r", written, recorder.files)  # the fork's copy does not prevent it
+    await undo(
+        recorder.journal, "r", written, recorder.files
+    )  # the fork's copy of the call does not prevent it
     assert (await undo(recorder.journal, "r", sent)).paths == ()
 
 
@@ -216,7 +218,7 @@ async def test_a_person_s_edit_is_kept(recorder: Recorder):
 
 
 async def test_an_undo_that_was_cut_is_finished_by_the_next(recorder: Recorder):
-    """If the process dies after an undo restored the files, repeating the undo records it."""
+    """If the process dies after an undo has restored the files, repeating the undo records it."""
     await recorder.run("r", [call("write", path="a", text="x")], "end")
     (written,) = await recorder.ids("r")
     note = recorder.journal.calls.note
@@ -236,7 +238,7 @@ async def test_an_undo_that_was_cut_is_finished_by_the_next(recorder: Recorder):
 
 
 async def test_a_session_at_work_is_left_alone(recorder: Recorder):
-    """Undo is refused while a run of the session is in progress."""
+    """Undo is refused while another run of the session is in progress."""
     began, go = asyncio.Event(), asyncio.Event()
 
     @tool(effect="pure")
@@ -260,7 +262,7 @@ async def test_a_session_at_work_is_left_alone(recorder: Recorder):
 
 
 async def test_the_same_call_id_in_another_conversation_is_another_call(recorder: Recorder):
-    """Call ids may repeat between principals, because models choose them; an undo changes only its own call's files."""
+    """Models may repeat call ids in different conversations, and undo changes only its own call's files."""
     for who in ("ann", "bob"):
         asked = ToolCall("write", {"path": f"{who}.txt", "text": who}, "call_1")
         await recorder.run(who, asked, "end", session=Session(id=who, principal=who))
@@ -289,7 +291,7 @@ async def test_the_same_run_and_call_in_another_journal_are_not_touched(recorder
 
 
 def test_the_same_call_id_at_another_place_of_a_run_is_another_call(tmp_path: Path):
-    """A model may repeat an id within a run, too. What is kept of each call has its place."""
+    """Models may repeat a call id within a run, and undo finds each call by its place."""
     (tmp_path / "folder").mkdir()
     files = DirectoryFilesystem(tmp_path / "folder")
     for place in (".1", ".2"):

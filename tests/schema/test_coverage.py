@@ -1,4 +1,4 @@
-"""People approve everything that a tool gets: arguments whose JSON leaves something out are refused before anybody is asked."""
+"""Approval covers everything that a tool gets: arguments whose JSON hides a part are refused before anybody is asked."""
 
 import dataclasses
 from datetime import UTC, date, datetime, timedelta
@@ -78,7 +78,7 @@ HIDDEN: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize(("kind", "given", "where"), HIDDEN.values(), ids=HIDDEN)
 def test_what_would_be_hidden_is_refused(kind: Any, given: str, where: str):
-    """Nobody is asked, the handler does not run, and the error names the part that would be hidden."""
+    """If a part of an argument would be hidden, nobody is asked, the handler does not run, and the error names the part."""
     ran: list[object] = []
     asked: list[Question] = []
 
@@ -150,6 +150,6 @@ class Plain:
     ids=["defaults", "options", "extra fields", "a time", "a list", "a root model"],
 )
 def test_ordinary_values_are_shown_whole(value: Any):
-    """Nothing is refused whose JSON shows all of it, also if a validator changes the value at each parsing."""
+    """A value whose JSON shows all of it is accepted, even if a validator changes it at each parse."""
     schema: Schema[Any] = Schema(type(value) if not isinstance(value, list) else list[Open])
     assert first_hidden(value, pydantic_core.from_json(schema.dump(value)), masked=schema.secret) is None

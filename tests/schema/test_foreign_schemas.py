@@ -1,4 +1,4 @@
-"""Schemas from outside, with recursive unions, long chains of references or huge choices, are checked in bounded steps."""
+"""Schemas from outside, with recursive unions, long reference chains or huge enums, are checked in bounded steps."""
 
 from typing import Any
 
@@ -63,7 +63,7 @@ def test_resolving_unions_takes_each_schema_once(defs: dict[str, Any]) -> None:
 
 
 def test_a_comparison_that_is_too_long_is_refused() -> None:
-    """A value that takes too many steps to check is refused with that reason, and is never accepted unchecked."""
+    """A value that takes too many steps to check is refused with that reason instead of being accepted unchecked."""
     kinds = [{"type": "object", "required": [f"f{number}"]} for number in range(1000)]
     schema = {"properties": {"x": {"type": "array", "items": {"anyOf": kinds}}}}
     (found,) = misfits(schema, {"x": [{}] * 2000})
@@ -72,14 +72,14 @@ def test_a_comparison_that_is_too_long_is_refused() -> None:
 
 
 def test_a_long_chain_of_references_is_refused() -> None:
-    """A value is refused if its schema has a chain of references that exceeds the depth limit."""
+    """A value is refused if its schema's references form a chain longer than the depth limit."""
     defs: dict[str, Any] = {f"D{n}": {"anyOf": [{"$ref": f"#/$defs/D{n + 1}"}]} for n in range(2000)}
     (found,) = misfits({"properties": {"x": {"$ref": "#/$defs/D0"}}, "$defs": defs}, {"x": 1})
     assert "levels" in found.what
 
 
 def test_messages_are_bounded() -> None:
-    """Neither a huge choice nor a thousand unknown fields lead to a huge message."""
+    """Neither a huge enum nor thousands of unknown fields produce a huge message."""
     choice = {
         "properties": {"x": {"enum": [f"value {n}" for n in range(5000)]}},
         "additionalProperties": False,
@@ -131,7 +131,7 @@ def parts_of(value: Any) -> int:
 def test_the_steps_are_bounded_by_both_sizes(
     defs: dict[str, Any], schema: dict[str, Any], value: Any
 ) -> None:
-    """A comparison takes at most as many steps as the schema has parts times the parts of the value."""
+    """A comparison takes at most as many steps as the parts of the schema times the parts of the value."""
     root = {**schema, "$defs": defs}
     check_foreign(root, "it")
     comparison = Comparison(root)
@@ -143,7 +143,7 @@ def test_the_steps_are_bounded_by_both_sizes(
 
 
 def fits(schema: Any, value: Any, defs: dict[str, Any]) -> bool:
-    """Check a value by the plain definition, in exponential time. References in the schema must lead forwards only."""
+    """Check a value by the plain definition, in exponential time. References must only lead to later names."""
     if isinstance(schema, bool):
         return schema
     if "$ref" in schema:
@@ -164,7 +164,7 @@ def fits(schema: Any, value: Any, defs: dict[str, Any]) -> bool:
 
 
 def forwards(schema: Any, name: str) -> Any:
-    """Return the schema with only those references that lead to later names; others become `true`."""
+    """Return the schema with only those references that lead to later names. Others become `true`."""
     if isinstance(schema, list):
         return [forwards(each, name) for each in schema]
     if not isinstance(schema, dict):
@@ -176,7 +176,7 @@ def forwards(schema: Any, name: str) -> Any:
 
 @given(st.fixed_dictionaries(dict.fromkeys("ABCD", schemas)), values)
 def test_remembering_what_was_compared_changes_no_outcome(defs: dict[str, Any], value: Any) -> None:
-    """A value has a misfit exactly if it does not match the schema by the plain definition."""
+    """A value has misfits exactly if it does not match the schema by the plain definition."""
     ahead = {name: forwards(schema, name) for name, schema in defs.items()}
     root = {"$ref": "#/$defs/A", "$defs": ahead}
     assert (not misfits(root, value)) is fits(root, value, ahead)
@@ -207,7 +207,7 @@ def deep(levels: int) -> dict[str, Any]:
     ],
 )
 def test_a_client_s_schema_is_refused_when_it_is_brought(schema: dict[str, Any], reason: str) -> None:
-    """A client's schema that is too large, too deep or malformed is refused, and the error names the place."""
+    """A client's schema that is too large, too deep or malformed is refused, and the error names the place in it."""
     with pytest.raises(DefinitionError) as refused:
         frontend_tool("paint", "Paint.", schema)
     assert reason in str(refused.value)
@@ -215,7 +215,7 @@ def test_a_client_s_schema_is_refused_when_it_is_brought(schema: dict[str, Any],
 
 
 def test_arguments_for_a_client_s_tool_are_refused_past_the_steps() -> None:
-    """A call whose arguments can't be checked in bounded steps is refused with the reason."""
+    """A call whose arguments can't be checked within the step limit is refused with that reason."""
     kinds = [{"type": "object", "required": [f"f{number}"]} for number in range(500)]
     tool = frontend_tool(
         "paint", "Paint.", {"properties": {"x": {"type": "array", "items": {"anyOf": kinds}}}}

@@ -1,4 +1,4 @@
-"""Validation of plain data by its schema alone: clear mistakes are found, and valid data is never refused."""
+"""Checking plain data against its JSON Schema alone: clear mistakes are found, and valid data is never refused."""
 
 import json
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""Schemas of types: what a model is told, what is accepted, and the messages for what is refused."""
+"""Schemas of types: what the model is told, what is accepted, and the messages for what is refused."""
 
 import enum
 import json
@@ -189,8 +189,8 @@ FINITE = "must be a finite number; NaN and infinities are not allowed"
 TEST_UUID = "12345678-1234-5678-1234-567812345678"
 
 
-# Each row has the annotation, the required part of its JSON Schema, accepted JSON with its value, and refused
-# JSON with the whole message.
+# Each row has an annotation, the expected part of its JSON Schema, accepted JSON and its value, and refused
+# JSON and its whole message.
 Row = tuple[Any, dict[str, Any], str, object, str, str]
 ROWS: dict[str, Row] = {
     "str": (str, {"type": "string"}, '"a"', "a", "1", "must be text, got the number 1"),
@@ -685,7 +685,7 @@ ROWS: dict[str, Row] = {
 
 
 def refused(schema: Schema[Any], data: str | bytes) -> ToolValidationError:
-    """Parse this input, and return the error."""
+    """Parse refused input, and return the error."""
     with pytest.raises(ToolValidationError) as caught:
         schema.parse(data)
     error = caught.value
@@ -700,7 +700,7 @@ def test_the_table_is_as_long_as_promised():
 
 @pytest.mark.parametrize("name", ROWS)
 def test_schema_says(name: str):
-    """The JSON Schema of each row's annotation contains what the row says."""
+    """The JSON Schema of each row's annotation contains the row's expected part."""
     annotation, expected, *_ = ROWS[name]
     found = Schema[Any](annotation).json_schema
     assert {key: found.get(key) for key in expected} == expected
@@ -708,7 +708,7 @@ def test_schema_says(name: str):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_parse_accepts(name: str):
-    """Each row's accepted JSON gives exactly that value, of exactly that type, from text and from bytes."""
+    """Each row's accepted JSON gives exactly the row's value and type, from text and from bytes."""
     annotation, _, data, value, _, _ = ROWS[name]
     schema = Schema[Any](annotation)
     for parsed in (schema.parse(data), schema.parse(data.encode())):
@@ -718,14 +718,14 @@ def test_parse_accepts(name: str):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_parse_refuses(name: str):
-    """Each row's refused JSON gives exactly that message."""
+    """Each row's refused JSON gives exactly the row's message."""
     annotation, _, _, _, data, words = ROWS[name]
     assert str(refused(Schema(annotation), data)) == words
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_dump_gives_what_parse_takes(name: str):
-    """A value that is parsed, dumped and parsed again is unchanged, unless part of it is masked or computed."""
+    """A value that is dumped and parsed again is unchanged, unless part of it is masked or computed."""
     annotation, _, data, value, _, _ = ROWS[name]
     if annotation in (SecretStr, Scaled):
         return  # secrets are masked, and an InitVar is not kept
@@ -734,7 +734,7 @@ def test_dump_gives_what_parse_takes(name: str):
 
 
 def objects(schema: Any) -> Iterator[dict[str, Any]]:
-    """Return every object with properties in a JSON Schema."""
+    """Yield every object with properties in a JSON Schema."""
     if isinstance(schema, dict):
         if "properties" in schema and isinstance(schema["properties"], dict):
             yield schema
@@ -747,14 +747,14 @@ def objects(schema: Any) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ROWS)
 def test_every_object_is_closed(name: str):
-    """Every object with properties in a JSON Schema allows no others, and has no title."""
+    """Every object with properties allows no other properties, and no schema has a title."""
     schema = Schema[Any](ROWS[name][0]).json_schema
     assert [found for found in objects(schema) if found.get("additionalProperties") is not False] == []
     assert '"title"' not in json.dumps(schema)
 
 
 def test_the_walk_finds_objects_at_depth():
-    """`objects`, a helper of these tests, finds nested and recursive definitions."""
+    """`objects`, a helper of these tests, finds nested objects and every member of a union."""
     assert len(list(objects(Schema(Line).json_schema))) == 2
     assert len(list(objects(Schema(list[Cat | Dog | Point]).json_schema))) == 3
 
@@ -790,7 +790,7 @@ TOO_LARGE = "is too large for a float"
     ids=str,
 )
 def test_no_infinity_comes_in(annotation: Any, form: str, where: str, written: str):
-    """NaN and floats that overflow are refused wherever a float is allowed, with the same message."""
+    """NaN, infinities and overflowing floats are refused wherever a float is allowed, with the same message."""
     assert str(refused(Schema(annotation), form.format(written))) == f"{where}{FINITE}"
     assert str(refused(Schema(annotation), form.format(written).encode())) == f"{where}{FINITE}"
 
@@ -809,34 +809,34 @@ def test_no_infinity_comes_in(annotation: Any, form: str, where: str, written: s
 def test_a_whole_number_past_every_float_is_refused_as_a_float(
     annotation: Any, form: str, where: str, sign: str
 ):
-    """An integer of four hundred digits is refused as a float, since it would become infinity."""
+    """An integer with four hundred digits is refused as a float, because it would become infinity."""
     assert str(refused(Schema(annotation), form.format(sign + LARGE))) == f"{where}{TOO_LARGE}"
 
 
 @pytest.mark.parametrize("annotation", [int, Any, int | float, float | int])
 def test_a_large_whole_number_stays_one(annotation: Any):
-    """An integer of four hundred digits is accepted where an integer is allowed."""
+    """An integer with four hundred digits is accepted wherever an integer is allowed."""
     assert Schema[Any](annotation).parse(LARGE) == int(LARGE)
 
 
 def test_the_word_infinity_in_text_is_fine():
-    """Text may contain NaN and Infinity, since only numbers are checked."""
+    """Text may contain NaN and Infinity, because only numbers are checked."""
     assert Schema(dict[str, Any]).parse('{"a": "NaN Infinity 1e999"}') == {"a": "NaN Infinity 1e999"}
 
 
 def test_numbers_near_the_end_are_fine():
-    """The largest float is accepted unchanged."""
+    """The largest float is accepted unchanged, and a float that underflows becomes zero."""
     assert Schema(float).parse("1.7976931348623157e308") == 1.7976931348623157e308
     assert Schema(float).parse("1e-999") == 0.0
 
 
 def test_a_whole_number_written_as_an_infinity_is_told_what_to_be():
-    """For an int field, an infinity is reported once, as a value of the wrong type."""
+    """For an int field, an infinity is reported only once, as a value of the wrong type."""
     assert str(refused(Schema(Point), '{"x": 1e999}')) == "x: must be a whole number, got the number inf"
 
 
 def test_a_default_that_json_cannot_say_is_not_shown():
-    """A default that is infinite works, but is left out of the JSON Schema, which must be valid JSON."""
+    """An infinite default works, but is left out of the JSON Schema, because JSON can't express it."""
 
     @dataclass
     class Limits:
@@ -905,7 +905,7 @@ def test_an_unknown_key_is_refused_in_every_container(sent: str, where: str):
 
 
 def test_a_model_that_allows_extras_is_closed_too():
-    """A model that sends extra fields is refused, even if the user's class has `extra="allow"`."""
+    """Extra fields from a model are refused even if the user's class has `extra="allow"`."""
     schema = Schema(Open)
     assert schema.json_schema["additionalProperties"] is False
     assert str(refused(schema, '{"b":1}')) == "b: unknown; remove it. Known here: a"
@@ -919,7 +919,7 @@ def test_an_unknown_key_that_is_no_plain_word_is_quoted():
 
 
 def test_the_context_is_no_argument():
-    """A value for the injected context parameter is refused."""
+    """The injected context is not an argument, and passing it is refused."""
 
     @tool
     def look(at: str, context: ToolContext) -> str:
@@ -936,7 +936,7 @@ def test_the_context_is_no_argument():
 
 
 def test_all_problems_of_one_input_are_reported_at_once():
-    """All problems of one input are reported in one error, each with its place."""
+    """All problems in one input are reported in one error, each with its place."""
 
     @dataclass
     class Order:
@@ -984,7 +984,7 @@ def test_the_same_problem_is_said_once():
     ids=range(14),
 )
 def test_what_is_no_json_object_is_refused(data: str | bytes, words: str):
-    """Broken JSON is reported with its position, and other JSON with what was expected."""
+    """Malformed JSON is reported with its position, and other JSON with what was expected."""
     assert str(refused(Schema(Point), data)) == words
 
 
@@ -995,13 +995,13 @@ def test_long_text_is_shown_in_part():
 
 
 def test_names_of_forms_that_mean_nothing_are_left_out():
-    """Labels that pydantic invents for members of a union are not shown to the model."""
+    """Labels that pydantic invents for the members of a union are not shown to the model."""
     text = str(refused(Schema(Box[SecretStr | int]), '{"item":1.5}'))
     assert text == "item: must be text; item (as int): must be a whole number"
 
 
 def test_what_a_type_raises_itself_is_a_refusal():
-    """Any exception that a user's class raises in validation becomes a refusal with its message."""
+    """Any exception that a user's class raises during validation becomes a refusal with the exception's message."""
 
     @dataclass
     class Positive:
@@ -1053,7 +1053,7 @@ class Login(BaseModel):
     ],
 )
 def test_a_secret_is_never_echoed(sent: str, words: str):
-    """The value of a secret is in no error, in none of its problems, and in no chained exception."""
+    """A secret's value appears in no error, no problem and no chained exception."""
     error = refused(Schema(Login), sent)
     assert str(error) == words
     told = repr((error, error.problems, error.__cause__, error.__context__))
@@ -1062,7 +1062,7 @@ def test_a_secret_is_never_echoed(sent: str, words: str):
 
 
 def test_a_secret_default_is_not_advertised():
-    """A secret default is not shown in the schema, neither itself nor its mask, and causes no warning."""
+    """A secret default is left out of the JSON Schema, masked or not, and causes no warning."""
 
     class Keys(BaseModel):
         key: SecretStr = SecretStr("hunter2")
@@ -1076,7 +1076,7 @@ def test_a_secret_default_is_not_advertised():
 
 
 def test_a_secret_is_masked_when_dumped():
-    """A secret is dumped as its mask."""
+    """A secret is masked when it is dumped."""
     login = Login(password=SecretStr("hunterhunter"))
     assert b"hunter" not in Schema(Login).dump(login)
     assert b"hunter" not in to_json(login)
@@ -1096,7 +1096,7 @@ def test_a_secret_is_masked_when_dumped():
     ids=str,
 )
 def test_a_type_that_cannot_be_described_is_refused(annotation: Any, words: str):
-    """The error for a type without a schema names the type as written, and lists the types to use."""
+    """The error for a type without a JSON Schema names the type as written, and lists the types to use instead."""
     with pytest.raises(DefinitionError) as caught:
         Schema(annotation)
     assert str(caught.value).startswith(words)
@@ -1106,13 +1106,13 @@ def test_a_type_that_cannot_be_described_is_refused(annotation: Any, words: str)
 
 
 def test_schema_of_makes_one_schema_for_a_type():
-    """`schema_of` returns the same schema for the same type."""
+    """`schema_of` returns the same schema object for the same type."""
     assert schema_of(Point) is schema_of(Point)
     assert schema_of(Point).parse('{"x":1}') == Point(1)
 
 
 def test_parse_value_goes_through_json():
-    """`parse_value` applies the same rules to a Python value as to a model's JSON."""
+    """`parse_value` applies the same rules to a Python value as `parse` does to a model's JSON."""
     assert Schema(Line).parse_value({"start": Point(1), "end": {"x": 2}}) == Line(Point(1), Point(2))
     with pytest.raises(ToolValidationError, match=r"^x: must be a whole number"):
         Schema(Point).parse_value({"x": "1"})
@@ -1126,13 +1126,13 @@ def test_parse_value_goes_through_json():
     "value", [Letter("a"), Sender.model_validate({"from": "a"}), Counted("abc"), Box(Letter("a"))], ids=repr
 )
 def test_parse_value_takes_an_instance_back(value: Any):
-    """`parse_value` accepts an instance, despite aliases and fields that can't be sent."""
+    """`parse_value` accepts an instance, even if its class has aliases or fields that can't be sent."""
     annotation = Box[Letter] if isinstance(value, Box) else type(value)
     assert Schema[Any](annotation).parse_value(value) == value
 
 
 def test_parse_value_checks_an_instance():
-    """`parse_value` validates an instance too, since a dataclass does not validate its own fields."""
+    """`parse_value` validates an instance too, because a dataclass does not validate its own fields."""
     wrong: Any = "q"
     with pytest.raises(ToolValidationError, match=r'^x: must be a whole number, got the text "q"$'):
         Schema(Point).parse_value(Point(wrong))
@@ -1210,7 +1210,7 @@ BRANCH = Schema(Branch)
 @settings(deadline=None)
 @given(branches)
 def test_law_dump_then_parse_is_the_value(value: Branch):
-    """A dumped value parses to an equal value, nested and recursive."""
+    """A dumped value parses to an equal value, even if it is nested and recursive."""
     assert BRANCH.parse(BRANCH.dump(value)) == value
 
 
@@ -1231,7 +1231,7 @@ def places(value: Any, location: Location = ()) -> Iterator[tuple[Location, dict
 
 
 def written(location: Location) -> str:
-    """Return the place in the form that errors use."""
+    """Return the place in the notation that errors use."""
     text = ""
     for part in location:
         if isinstance(part, str) and part and all(char.isalnum() or char in "_-" for char in part):
@@ -1244,7 +1244,7 @@ def written(location: Location) -> str:
 @settings(deadline=None)
 @given(branches, st.data())
 def test_law_an_unknown_key_is_refused_where_it_is(value: Branch, data: st.DataObject):
-    """One unknown key in any object of a valid input gives one problem, which names that place."""
+    """One unknown key in any object of a valid input gives one problem, which names its place."""
     sent = json.loads(BRANCH.dump(value))
     location, found = data.draw(st.sampled_from(list(places(sent))))
     found["unknown_key"] = 1

@@ -1,4 +1,4 @@
-"""Calls with a secret whose process dies: they are never rerun, whatever record they are resumed from."""
+"""Calls with a secret after a crash: they are never rerun with a mask in place of the secret."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from support.planted_secrets import MARK, Cut, Key, login_with
     ],
 )
 async def test_a_call_with_a_secret_is_not_run_again(effect: Any, told: str) -> None:
-    """After a crash, a call with a secret is neither rerun, probed nor compensated, whatever its effect."""
+    """After a crash, a call with a secret is not rerun, probed or compensated, whatever its effect."""
     reached = asyncio.Event()
 
     did: list[Any] = []
@@ -63,7 +63,7 @@ async def test_a_call_with_a_secret_is_not_run_again(effect: Any, told: str) -> 
 
 
 async def test_a_call_that_had_no_secret_is_run_again() -> None:
-    """A call that did not use its tool's optional secret is rerun after a crash."""
+    """A call without its tool's optional secret is rerun after a crash."""
     reached, got = asyncio.Event(), list[Any]()
 
     @tool(effect="read")
@@ -82,7 +82,7 @@ async def test_a_call_that_had_no_secret_is_run_again() -> None:
 
 
 async def test_an_approval_of_a_call_with_a_secret_keeps_its_run_in_memory() -> None:
-    """If the process dies, an approval of a call with a secret is withdrawn, and the model must call again."""
+    """If the process dies while a call with a secret waits for approval, the question is withdrawn, and the call fails."""
     login, waiting = login_with("irreversible"), list[int]()
 
     @tool(effect="read")
@@ -112,7 +112,7 @@ async def test_an_approval_of_a_call_with_a_secret_keeps_its_run_in_memory() -> 
 
 
 async def test_a_parked_handoff_with_a_secret_is_not_gone_on_with() -> None:
-    """A parked handoff whose params have a secret is not continued, since `after` would need the secret."""
+    """A parked handoff with a secret in its params is not continued after a crash, because `after` would need the secret."""
     acts: list[str] = []
     pick: Any = Handoff("pick", "Let somebody pick.", params=Key)
 
@@ -135,7 +135,7 @@ async def test_a_parked_handoff_with_a_secret_is_not_gone_on_with() -> None:
 
 
 async def test_a_finished_call_with_a_secret_is_taken_from_the_record() -> None:
-    """A finished call with a secret is replayed from the record, even in a nested run."""
+    """A finished call with a secret is taken from the record, even in a nested run."""
     login = login_with("read")
     inner = Prompt("inner", "Log in.", tools=[login.tool])
 
@@ -156,7 +156,7 @@ async def test_a_finished_call_with_a_secret_is_taken_from_the_record() -> None:
 
 
 async def test_what_can_only_be_undone_with_a_secret_is_named_after_a_crash() -> None:
-    """After a crash, an inner call that can only be compensated with its secret is reported instead."""
+    """After a crash, an inner call that could only be compensated with its secret is reported as not undone."""
     undone: list[Any] = []
 
     async def take_back(params: Any, value: Any, *, context: ToolContext) -> None:
@@ -189,7 +189,7 @@ async def test_what_can_only_be_undone_with_a_secret_is_named_after_a_crash() ->
 
 
 async def test_a_fork_and_a_replay_run_nothing_with_a_mask() -> None:
-    """A fork that would rerun a call with a secret is refused, and a replay uses the call's recorded result."""
+    """A fork or a replay takes a finished call's result from the record, and never runs it with the mask."""
     login = login_with("read")
     journal = MemoryJournal()
     prompt = Prompt("p", "Do.", tools=[login.tool])

@@ -1,4 +1,4 @@
-"""Secrets in a person's answers: only the asker receives them, and they are stored nowhere."""
+"""Secrets in a person's answers: only the asker receives them, and they are never stored."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ from support.served_threads import give, over, plan, served, settle
 
 @st.composite
 def answers(draw: st.DrawFn) -> tuple[Any, Any]:
-    """Generate a type that may contain secrets, and an answer of that type as plain JSON."""
+    """Generate a type with secrets, and an answer of that type as plain JSON."""
     drawn: Drawn = draw(WIDER.filter(lambda each: Schema(each.kind).secret))
     return drawn.kind, json.loads(json.dumps(draw(drawn.values)))
 
 
 def asking(kind: Any, got: list[Any], effect: Any = "read") -> Tool[Any, Any]:
-    """Make a tool that asks for a value of this type."""
+    """Return a tool that asks for a value of this type."""
 
     async def handler(params: None, *, context: ToolContext) -> ToolResult[str]:
         assert context.wait_for is not None
@@ -85,7 +85,7 @@ def asking(kind: Any, got: list[Any], effect: Any = "read") -> Tool[Any, Any]:
 
 
 def handing_over(kind: Any, got: list[Any]) -> Tool[Any, Any]:
-    """Make a handoff whose answer is a value of this type."""
+    """Return a handoff whose answer is a value of this type."""
     made: Any = Handoff("login", "Let somebody log in.", params=None, answer=kind, effect="idempotent")
 
     @made.before
@@ -101,7 +101,7 @@ def handing_over(kind: Any, got: list[Any]) -> Tool[Any, Any]:
 
 
 async def _run_and_look(login: Tool[Any, Any], value: Any, folder: Path) -> dict[str, Any]:
-    """Run the tool, streamed and recorded, with a person who answers, and return everything visible of the run."""
+    """Run the tool with a person who answers, and return everything that can be seen of the run."""
     journal = SqliteJournal(folder / "runs.db")
     model = ScriptedModel([ToolCall("login"), "done"])
     adapter = Adapter(model, journal=journal, environment=Person(answers={"login": value}))
@@ -139,7 +139,7 @@ async def _run_and_look(login: Tool[Any, Any], value: Any, folder: Path) -> dict
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(answers(), st.booleans())
 def test_only_the_asker_has_the_answer(drawn: tuple[Any, Any], hands_over: bool) -> None:
-    """No event, session, journal, export, tree, line or log has the answer, for `wait_for` and for a handoff."""
+    """For `wait_for` and for a handoff, the answer is in no event, session, journal, export, tree, output or log."""
     (kind, value), got = drawn, list[Any]()
     login = (handing_over if hands_over else asking)(kind, got)
     with tempfile.TemporaryDirectory() as folder:
@@ -197,7 +197,7 @@ class _Taking:
         self.heard.cancel()
 
     def give(self, value: Any, **more: Any) -> str:
-        """Give the answer, and return "" if it was accepted, or the reason for the refusal."""
+        """Give the answer, and return the reason if it is refused, or ""."""
         try:
             self.journal.questions.answer(Answer(question_id="q", digest="d", by="ann", value=value, **more))
         except AnswerRefused as refused:
@@ -208,7 +208,7 @@ class _Taking:
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(answers(), st.data(), st.booleans())
 def test_the_first_answer_counts_by_its_seal(drawn: tuple[Any, Any], data: st.DataObject, file: bool) -> None:
-    """Repeating a secret answer is harmless and another answer is refused, although both have the same mask."""
+    """Repeating a secret answer is harmless, and a different one is refused, although both have the same mask."""
     kind, value = drawn
     other = json.loads(json.dumps(data.draw(_others(kind, value))))
 
@@ -228,7 +228,7 @@ def test_the_first_answer_counts_by_its_seal(drawn: tuple[Any, Any], data: st.Da
             assert MARK.encode() not in recorded_in(Path(folder))
             again = SqliteJournal(
                 Path(folder) / "runs.db"
-            )  # the seal belongs to the journal, not to the process
+            )  # the seal's key belongs to the journal, not to the process
             taking.journal = again
             assert taking.give(value) == ""
             assert (taking.give(other) == "") == (other == value)
@@ -239,7 +239,7 @@ def test_the_first_answer_counts_by_its_seal(drawn: tuple[Any, Any], data: st.Da
 
 
 def _others(kind: Any, value: Any) -> st.SearchStrategy[Any]:
-    """Generate values of the same shape, with another secret or the same one."""
+    """Generate values of the same shape, with a different secret or the same one."""
 
     def changed(each: Any) -> Any:
         if isinstance(each, str):
@@ -264,7 +264,7 @@ async def test_a_mask_is_no_answer() -> None:
 
 
 async def test_a_seal_is_keyed() -> None:
-    """Two journals seal the same answer differently, since an unkeyed digest of a password could be guessed."""
+    """Two journals seal the same answer differently, because an unkeyed digest would let a password be guessed."""
     seals: list[str] = []
     for journal in (MemoryJournal(), MemoryJournal()):
         async with _Taking(journal, Key) as taking:
@@ -281,7 +281,7 @@ async def test_a_seal_is_keyed() -> None:
 
 @pytest.mark.parametrize("kept", ["memory", "file"])
 async def test_an_answer_that_nobody_hears_is_refused_and_asked_for_again(kept: str, tmp_path: Path) -> None:
-    """A secret answer to a parked run is refused, since it may not be stored, and is asked for again on resume."""
+    """A secret answer to a parked run is refused, because it may not be stored, and is asked for again on resume."""
     got: list[Any] = []
     journal: Any = MemoryJournal() if kept == "memory" else SqliteJournal(tmp_path / "runs.db")
     prompt = Prompt("p", "Do.", tools=[asking(Key, got)])
@@ -324,7 +324,7 @@ def _told(model: ScriptedModel) -> str:
 
 
 async def test_a_call_with_a_secret_does_not_wait_until_later() -> None:
-    """A call with a secret can't be parked to wait for a person, so it fails and the model is told."""
+    """A call with a secret can't be parked, so one that needs a person later fails, and the model is told why."""
     login, journal = login_with("irreversible"), MemoryJournal()
     model = ScriptedModel([ToolCall("login", login.arguments), "done"])
     adapter = Adapter(model, journal=journal, environment=LaterEnvironment())
@@ -359,7 +359,7 @@ async def test_what_is_nested_in_a_call_with_a_secret_does_not_wait_until_later(
 
 
 async def _answered(run: Cut, value: Any, reached: asyncio.Event, *, asks_more: bool = False) -> None:
-    """Start the run, answer its questions, and interrupt it at `reached` or at its next question."""
+    """Start the run, answer its question, and park it by force at `reached` or at its next question."""
     going = asyncio.ensure_future(run.adapter.evaluate(run.prompt, "go", run_id="run"))
     await run.there.until_rest()
     (question,) = await run.journal.questions.open("run")
@@ -384,7 +384,7 @@ async def _answered(run: Cut, value: Any, reached: asyncio.Event, *, asks_more: 
     ],
 )
 async def test_a_call_that_was_answered_with_a_secret_is_not_run_again(effect: Any, told: str) -> None:
-    """A call that has received a secret answer is not rerun: its outcome is unknown, and it is never given a mask."""
+    """A call that received a secret answer is not rerun after a crash, because it would get the mask."""
     reached, got = asyncio.Event(), list[Any]()
 
     @tool(effect=effect)
@@ -406,7 +406,7 @@ async def test_a_call_that_was_answered_with_a_secret_is_not_run_again(effect: A
 
 
 async def test_a_call_that_was_answered_without_one_is_run_again() -> None:
-    """A call whose answer has no secret is rerun, although the answer's type may contain one."""
+    """A call is rerun if its answer had no secret, even if the answer's type allows one."""
     reached, got = asyncio.Event(), list[Any]()
 
     class Login(BaseModel):
@@ -437,7 +437,7 @@ async def test_a_call_that_was_answered_without_one_is_run_again() -> None:
 
 
 async def test_a_secret_that_was_taken_and_not_heard_is_asked_for_again(tmp_path: Path) -> None:
-    """If the process dies before the handler receives a secret answer, the secret is asked for again."""
+    """If the process dies before a secret answer's arrival is recorded, the secret is asked for again."""
     got: list[Any] = []
     prompt = Prompt("p", "Do.", tools=[asking(Key, got)])
     journal = _Ending(tmp_path / "runs.db")
@@ -457,7 +457,7 @@ async def test_a_secret_that_was_taken_and_not_heard_is_asked_for_again(tmp_path
 
 
 class _Ending(SqliteJournal):
-    """A journal that fails as in a dying process, before it records that a call has begun."""
+    """A journal that fails, as in a dying process, before it records that a call has begun."""
 
     ends = True
 
@@ -489,7 +489,7 @@ class _Ended(RuntimeError):
 
 
 class _Signing:
-    """A handoff that is answered with a secret, and can be made to stop in `after`."""
+    """A handoff that is answered with a secret and stops once, in `after` or in its own client."""
 
     def __init__(self, effect: Any, *, own_client: bool = False, stops_after: bool = True) -> None:
         self.acts: list[str] = []
@@ -527,7 +527,7 @@ class _Signing:
 
 
 async def _gone_on_with(run: Cut, value: Any) -> str:
-    """Resume the run, answer its repeated questions, and return what the model is told."""
+    """Resume the run, answer the questions that it asks again, and return what the model is told."""
     going = asyncio.ensure_future(run.told())
     resting = asyncio.ensure_future(run.there.until_rest())
     await asyncio.wait({going, resting}, return_when=asyncio.FIRST_COMPLETED)
@@ -540,7 +540,7 @@ async def _gone_on_with(run: Cut, value: Any) -> str:
 @pytest.mark.parametrize("own_client", [False, True])
 @pytest.mark.parametrize("effect", ["staged", "idempotent", "irreversible"])
 async def test_a_handoff_whose_after_had_begun_with_a_secret(effect: Any, own_client: bool) -> None:
-    """After a crash in `after`, a handoff asks for the secret again if it can be rolled back; else it is unknown."""
+    """After a crash in `after`, a staged handoff asks for the secret again. With other effects the outcome is unknown."""
     signing = _Signing(effect, own_client=own_client)
     run = Cut([signing.tool], ToolCall("sign"))
     await _answered(run, {"key": MARK}, signing.reached)
@@ -560,7 +560,7 @@ async def test_a_handoff_whose_after_had_begun_with_a_secret(effect: Any, own_cl
 
 @pytest.mark.parametrize("effect", ["staged", "idempotent", "irreversible"])
 async def test_a_handoff_whose_after_had_not_begun_asks_again(effect: Any) -> None:
-    """If the process dies before `after` begins, a handoff asks again, with the recorded result of `before`."""
+    """If the process dies before `after` begins, a handoff asks again and keeps the recorded result of `before`."""
     signing = _Signing(effect, own_client=True, stops_after=False)
     run = Cut([signing.tool], ToolCall("sign"))
     await _answered(run, {"key": MARK}, signing.reached)
@@ -570,7 +570,7 @@ async def test_a_handoff_whose_after_had_not_begun_asks_again(effect: Any) -> No
 
 
 async def test_an_act_that_was_lost_is_seen_masked() -> None:
-    """A run's tree shows a handoff's acts without the secret answer."""
+    """Neither a run's tree nor its entries reveal the secret answer to a handoff."""
     signing = _Signing("idempotent")
     signing.reached.set()
     run = Cut([signing.tool], ToolCall("sign"))
@@ -584,7 +584,7 @@ SAID = Annotated[str, Field(json_schema_extra={"writeOnly": True})]
 
 
 async def test_an_answer_that_only_the_schema_calls_secret_is_masked_too() -> None:
-    """An answer that only its schema marks as secret is masked too, even in the events of a handoff's acts."""
+    """An answer that only the JSON Schema marks as secret is masked too, even in a handoff's events."""
     got: list[Any] = []
     login, journal, session = handing_over(SAID, got), MemoryJournal(), Session(id="s")
     heard: list[object] = []
@@ -605,7 +605,7 @@ async def test_an_answer_that_only_the_schema_calls_secret_is_masked_too() -> No
 
 @pytest.mark.parametrize("how", ["live", "parked", "restarted"])
 async def test_somebody_answers_a_server_with_a_secret(how: str, tmp_path: Path) -> None:
-    """A parked run, or one whose server was stopped, can be resumed to receive a secret answer."""
+    """A server passes a secret answer to a run that is live, parked or left by a stopped server, and stores it nowhere."""
     got: list[Any] = []
     async with served(tmp_path, tools=[asking(Key, got)], park_after=0.0 if how == "parked" else None) as app:
         thread = app.thread()
@@ -621,7 +621,7 @@ async def test_somebody_answers_a_server_with_a_secret(how: str, tmp_path: Path)
         await give(thread, question, {"key": MARK})
         await over(thread)
         assert [each.key.get_secret_value() for each in got] == [MARK]
-        assert await give(thread, question, {"key": MARK}) == ""  # a repeated answer is harmless
+        assert await give(thread, question, {"key": MARK}) == ""  # repeating the answer is harmless
         with pytest.raises(AnswerRefused, match="already been answered"):
             await give(thread, question, {"key": f"{MARK}2"})
         [row] = await thread.rows()
@@ -637,7 +637,7 @@ async def test_somebody_answers_a_server_with_a_secret(how: str, tmp_path: Path)
 
 
 async def test_an_answer_to_a_run_that_another_process_has_is_refused(tmp_path: Path) -> None:
-    """A process that does not own the run refuses an answer with a secret, since no journal may store it."""
+    """A process that does not own the run refuses a secret answer, because a journal may not store it."""
     got: list[Any] = []
     async with served(tmp_path, tools=[asking(Key, got)]) as app:
         thread = app.thread()
@@ -658,7 +658,7 @@ async def test_an_answer_to_a_run_that_another_process_has_is_refused(tmp_path: 
 
 
 async def test_the_command_line_refuses_before_a_secret_is_typed(tmp_path: Path) -> None:
-    """`runs answer` refuses a question for a secret before anything is typed."""
+    """`runs answer` refuses a question that asks for a secret before anything is typed."""
     journal = SqliteJournal(tmp_path / "runs.db")
     adapter = Adapter(
         ScriptedModel([ToolCall("login"), "done"]), journal=journal, environment=LaterEnvironment()

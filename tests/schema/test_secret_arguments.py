@@ -1,4 +1,4 @@
-"""Secrets in a model's arguments: only the handler receives them, and they are stored nowhere."""
+"""Secrets in a model's arguments: only the handler receives them, and they are never stored."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def logins(draw: st.DrawFn, types: st.SearchStrategy[Drawn] = TYPES, secret: boo
 
 @given(logins(WIDER))
 def test_what_is_masked_has_no_secret_and_all_the_rest(login: Login) -> None:
-    """Masking removes every secret and nothing else; masking twice changes nothing, and a mask is refused."""
+    """Masking removes every secret and nothing else. Masking twice changes nothing, and a mask is refused."""
     text = json.dumps(login.arguments, ensure_ascii=False)
     assert revealed(login.tool.parse(text)) == login.arguments
     masked = login.tool.mask(text) if login.tool.secret else text
@@ -118,7 +118,7 @@ def test_what_is_masked_has_no_secret_and_all_the_rest(login: Login) -> None:
 
 
 def _put_back(masked: Any, real: Any) -> Any:
-    """Return the masked value with the secrets in place of the masks."""
+    """Return the masked value with each mask replaced by its secret."""
     if masked == MASK and isinstance(real, str) and MARK in real:
         return real
     if isinstance(masked, dict):
@@ -130,7 +130,7 @@ def _put_back(masked: Any, real: Any) -> Any:
 
 @given(logins(WIDER, secret=True), st.data())
 def test_what_does_not_fit_is_withheld_and_not_quoted(login: Login, data: st.DataObject) -> None:
-    """Invalid arguments of a tool with secrets are withheld entirely, since a secret may be anywhere in them."""
+    """Invalid arguments of a tool with secrets are withheld entirely, because a secret may be anywhere in them."""
     wrong = dict(login.arguments)
     name = data.draw(st.sampled_from(sorted(wrong)))
     how = data.draw(st.sampled_from(["renamed", "bare", "listed", "boxed", "cut", "missing"]))
@@ -159,7 +159,7 @@ def _refusal(login: Tool[Any, Any], text: str) -> str:
 
 @pytest.mark.parametrize("kind", [list[SecretStr], dict[str, SecretStr], Key, list[Key], tuple[int, Key]])
 def test_a_secret_in_the_place_of_what_is_around_it_is_not_quoted(kind: Any) -> None:
-    """A secret in a wrong place is not quoted: the model is only told what was expected."""
+    """A secret in the wrong place is not quoted. The model is told only what was expected."""
 
     params = create_model("Params", keys=(kind, ...), name=(int, 0))
     login: Tool[Any, Any] = Tool("login", "Log in.", params=params)
@@ -167,7 +167,7 @@ def test_a_secret_in_the_place_of_what_is_around_it_is_not_quoted(kind: Any) -> 
     assert "keys: must be" in refused
     assert MARK not in refused
     assert "name: must be a whole number" in refused
-    assert "ann" not in refused  # a model may have mixed up two arguments
+    assert "ann" not in refused  # the model may have mixed up two arguments
 
 
 class Round(BaseModel):
@@ -179,7 +179,7 @@ class Square(BaseModel):
 
 
 class Strict(BaseModel):
-    """Parameters with a secret, and checks that repeat what they are given."""
+    """Parameters with a secret, and a validator that repeats its input."""
 
     amount: int = Field(0, ge=0, le=10)
     code: str = Field("a", pattern="^a$")
@@ -212,7 +212,7 @@ class Strict(BaseModel):
     ],
 )
 def test_nothing_is_quoted_where_a_secret_may_be_among_the_arguments(wrong: dict[str, Any]) -> None:
-    """A model that puts a secret into the wrong argument is told which one is wrong, not what it sent."""
+    """A model that puts a secret into the wrong argument is told which one is wrong, but not what it sent."""
     login: Tool[Any, Any] = Tool("login", "Log in.", params=Strict)
     refused = _refusal(login, json.dumps(wrong))
     assert next(iter(wrong)) in refused
@@ -220,7 +220,7 @@ def test_nothing_is_quoted_where_a_secret_may_be_among_the_arguments(wrong: dict
 
 
 def test_an_error_of_the_type_itself_is_not_repeated() -> None:
-    """The message of an exception that pydantic does not catch is withheld, since it may quote the arguments."""
+    """The message of an exception that pydantic does not catch is withheld, because it may quote the arguments."""
 
     class Odd(BaseModel):
         key: SecretStr
@@ -245,7 +245,7 @@ def test_a_clients_tool_with_a_secret_does_not_quote() -> None:
 
 
 def test_a_tool_without_secrets_keeps_its_quick_way() -> None:
-    """Whether a tool has secrets is known from its definition, so tools without any keep their fast path."""
+    """Whether a tool has secrets is known from its definition, so a tool without any keeps its fast path."""
 
     @tool
     async def plain(text: str) -> str:
@@ -264,7 +264,7 @@ def test_a_tool_without_secrets_keeps_its_quick_way() -> None:
 
 
 async def test_a_secret_is_handed_on_as_it_is() -> None:
-    """A tool can pass a secret on to an inner tool unmasked, even under a policy."""
+    """A tool can pass a secret on to an inner call unmasked, even under a policy."""
     got: list[str] = []
 
     @tool(effect="read")
@@ -285,7 +285,7 @@ async def test_a_secret_is_handed_on_as_it_is() -> None:
 
 
 async def test_a_mask_is_refused_by_name() -> None:
-    """A model that sends a mask is told to give the secret itself."""
+    """A model that sends a mask is told to send the secret itself."""
 
     @tool(effect="read")
     async def login(user: str, key: SecretStr) -> str:
@@ -300,7 +300,7 @@ async def test_a_mask_is_refused_by_name() -> None:
 
 
 def test_a_model_that_plays_a_client_gets_params_as_they_are() -> None:
-    """In `run_as_agent`, a secret in the params survives serialising and parsing."""
+    """`run_as_agent` passes a secret in the params to the client unmasked."""
     got: list[str] = []
     pick: Any = Handoff("pick", "Let somebody pick.", params=Key)
 
@@ -326,14 +326,14 @@ def test_a_model_that_plays_a_client_gets_params_as_they_are() -> None:
 
 @tool(effect="read")
 async def look(context: ToolContext) -> str:
-    """Return the whole request that led to this call."""
+    """Return the body of the model request that led to this call."""
     request = context.request
     assert request is not None
     return str(request.body)
 
 
 async def _run_and_look(login: Login, script: list[Any], folder: Path) -> dict[str, Any]:
-    """Run the tool, streamed and recorded, and return everything visible of the run."""
+    """Run the script, streamed and recorded, and return everything that can be seen of the run."""
     journal = SqliteJournal(folder / "runs.db")
     adapter = Adapter(ScriptedModel(script), journal=journal)
     prompt = Prompt("p", "Do.", tools=[login.tool, look])
@@ -369,7 +369,7 @@ async def _run_and_look(login: Login, script: list[Any], folder: Path) -> dict[s
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(logins(secret=True), st.sampled_from(["fits", "wrong", "unknown"]))
 def test_nothing_but_the_handler_has_a_secret(login: Login, how: str) -> None:
-    """A secret is in no event, delta, session, journal, export, tree, line or log, and in no other tool's request."""
+    """A secret is in no event, delta, session, journal, export, tree, output or log, and in no other tool's request."""
     name = "logn" if how == "unknown" else "login"
     given = {**login.arguments, "pasword": MARK} if how == "wrong" else login.arguments
     with tempfile.TemporaryDirectory() as folder:
@@ -425,7 +425,7 @@ async def _serve_and_look(login: Login, folder: Path) -> dict[str, Any]:
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(logins(secret=True))
 def test_nobody_who_watches_a_thread_sees_a_secret(login: Login) -> None:
-    """A secret is in no event or snapshot that a client of a thread gets, even after a restart."""
+    """A secret is in no event or snapshot that a thread's client gets, even after a restart."""
     with tempfile.TemporaryDirectory() as folder:
         found = asyncio.run(_serve_and_look(login, Path(folder)))
     for where, value in found.items():
@@ -436,7 +436,7 @@ def test_nobody_who_watches_a_thread_sees_a_secret(login: Login) -> None:
 
 
 async def test_what_is_not_secret_is_seen_as_it_is_written() -> None:
-    """Arguments of a tool are streamed unmasked even if its name is a prefix of a tool with secrets."""
+    """A tool's arguments are streamed unmasked even if its name is a prefix of the name of a tool with secrets."""
 
     @tool(effect="read")
     async def log(text: str) -> str:
@@ -474,7 +474,7 @@ async def test_what_is_not_secret_is_seen_as_it_is_written() -> None:
 
 
 async def test_the_provider_sees_its_own_words_until_the_process_ends() -> None:
-    """In memory the provider sees the unmasked conversation, and once loaded from a record, a masked one."""
+    """In memory, the provider gets the unmasked conversation. After the session is loaded, it gets a masked one."""
     login, model = login_with("read"), ScriptedModel([ToolCall("login", {"key": MARK}), "in", "again"])
     journal = MemoryJournal()
     prompt = Prompt("p", "Do.", tools=[login.tool])
@@ -491,7 +491,7 @@ async def test_the_provider_sees_its_own_words_until_the_process_ends() -> None:
 
 
 async def test_what_a_provider_wants_back_is_masked_too() -> None:
-    """Signed thinking that contains a call is recorded with the secret masked, as text or as an object."""
+    """A provider's own data that contains a call is recorded with the secret masked, as text or as an object."""
 
     class Thinking(ScriptedModel):
         async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
@@ -553,7 +553,7 @@ async def test_a_history_is_masked_by_tools_that_are_not_shown_yet_and_by_the_an
 
 
 async def test_an_answer_with_a_secret_is_given_by_a_call() -> None:
-    """An output type with a secret is requested as a tool call, since secrets in text can't be masked."""
+    """An output type with a secret is requested as a tool call, because a secret in text could not be masked."""
     journal = MemoryJournal()
     model = ScriptedModel([ToolCall("final_answer", {"key": MARK})])
     prompt: Any = Prompt("p", "Do.", output=Key)
@@ -565,7 +565,7 @@ async def test_an_answer_with_a_secret_is_given_by_a_call() -> None:
 
 
 async def test_a_later_run_of_other_tools_shows_none_of_what_was_masked_before() -> None:
-    """Tools of a later run see a masked request, although the conversation in memory is unmasked."""
+    """A later run's tools get a masked request, although the conversation in memory is not masked."""
     login, session = login_with("read"), Session(id="s")
     script = [ToolCall("login", {"key": MARK}), "in", ToolCall("look"), "done"]
     adapter = Adapter(ScriptedModel(script))
@@ -575,7 +575,7 @@ async def test_a_later_run_of_other_tools_shows_none_of_what_was_masked_before()
 
 
 async def test_a_call_of_no_tool_without_arguments_has_nothing_to_withhold() -> None:
-    """A call of an unknown tool without arguments masks nothing, since an empty value would match everywhere."""
+    """A call of an unknown tool without arguments masks nothing, because an empty value would match everywhere."""
     login, session = login_with("read"), Session(id="s")
     script = [[ToolCall("gone", ""), ToolCall("away", "{}")], ToolCall("look"), "done"]
     prompt = Prompt("p", "Do.", tools=[login.tool, look])

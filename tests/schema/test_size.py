@@ -1,4 +1,4 @@
-"""One call's arguments never keep the loop busy: what they may contain is limited."""
+"""The size of one call's arguments is limited, so that checking them does not block the event loop."""
 
 import json
 
@@ -16,7 +16,7 @@ async def add(numbers: list[int] | set[int], note: str = "") -> str:
 
 
 def test_too_many_values_are_refused_in_words():
-    """A model is told how many it sent, the limit, and what to do."""
+    """A model that sends too many values is told how many it sent, the limit, and what to do."""
     given = json.dumps({"numbers": [1] * (MOST_VALUES + 1)})
     said = open_gate([add]).invoke("add", given).wait().render()
     assert "contain 20,003 values, and the limit is 20,000" in said
@@ -24,7 +24,7 @@ def test_too_many_values_are_refused_in_words():
 
 
 def test_integers_that_could_collide_are_refused():
-    """Integers beyond 64 bits may have equal hashes, and then a set of them takes quadratic time."""
+    """Too many integers beyond 64 bits are refused: their hashes may collide, and a set of them takes quadratic time."""
     given = json.dumps({"numbers": [((1 << 61) - 1) * number for number in range(8, MOST_BIG_INTEGERS + 10)]})
     with pytest.raises(ToolValidationError, match="1,002 integers beyond 64 bits, and the limit is 1,000"):
         check_size(given)
@@ -32,7 +32,7 @@ def test_integers_that_could_collide_are_refused():
 
 
 def test_long_text_is_no_list():
-    """A long text counts as one value, whatever is in it."""
+    """A long text counts as one value, whatever it contains."""
     given = json.dumps({"numbers": [1], "note": "1,2,[3]," * 200_000})
     assert open_gate([add]).invoke("add", given).wait().value == "1"
 

@@ -1,7 +1,7 @@
-"""Commands that can reach something outside their folder: they are asked about before anything of them runs.
+"""Commands that can reach something outside their folder are asked about before they run.
 
-A listener of the host stands for whatever a command could tell: a unix socket in an exposed folder, or a port of
-this machine with the network on. It answers, so a command that ran has been heard when it ends.
+A listener on the host stands for what a command could reach: a Unix socket in an exposed folder, or a port of this
+machine with the network on. It answers each message, so a command that ran to its end has been heard.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ASK = CapabilityPolicy({"proc.exec": "ask", "worker": "allow"}, effects={"irreve
 
 
 class Listener:
-    """A daemon of the host: it counts who talks to it, and answers."""
+    """A daemon on the host that records what it hears and answers."""
 
     def __init__(self, kind: Literal["exposed", "network"], place: Path) -> None:
         self.heard: list[bytes] = []
@@ -97,7 +97,7 @@ def files(tmp_path: Path) -> DirectoryFilesystem:
 
 
 class Watching:
-    """A person who notes what was heard when they were asked, and answers."""
+    """A person who answers, and notes how much the listener had heard when they were asked."""
 
     def __init__(self, listener: Listener, approves: bool) -> None:
         self.questions: list[Question] = []
@@ -113,7 +113,7 @@ class Watching:
 
 
 def check(listener: Listener, watching: Watching, files: DirectoryFilesystem, approved: bool) -> None:
-    """Check that nothing was heard before the question, nothing after a denial, and once after an approval."""
+    """Check that nothing was heard before the question, nothing after a denial, and one message after an approval."""
     assert watching.heard_before == [0]
     (question,) = watching.questions
     assert "It has not run yet, because it can reach" in question.message
@@ -180,7 +180,7 @@ async def beside_others(listener: Listener, files: DirectoryFilesystem, watching
 async def test_nothing_is_heard_before_the_approval(
     listener: Listener, files: DirectoryFilesystem, way: Way, approved: bool
 ) -> None:
-    """Wherever the call comes from, the command has not begun when somebody is asked, and a denial keeps it so."""
+    """Wherever the call comes from, the command has not run when the person is asked, and does not run if they deny it."""
     watching = Watching(listener, approved)
     await way(listener, files, watching)
     check(listener, watching, files, approved)
@@ -190,7 +190,7 @@ async def test_nothing_is_heard_before_the_approval(
 async def test_nothing_is_heard_in_a_worker(
     listener: Listener, files: DirectoryFilesystem, tmp_path: Path, approved: bool
 ) -> None:
-    """The same holds for a worker that another worker calls, with a tool of its own file."""
+    """In a worker that another worker calls, too, a command of the worker's own tool runs only after the approval."""
     tools = f"""
     from handrail import ToolContext, tool
     from handrail.resources.shell import Allow, Shell
@@ -228,7 +228,7 @@ async def test_nothing_is_heard_in_a_worker(
 async def test_nothing_is_heard_before_the_answer_to_a_parked_run(
     listener: Listener, files: DirectoryFilesystem, tmp_path: Path, approved: bool
 ) -> None:
-    """A run that waits for an answer has run nothing; it runs once when it is resumed, or never if it was denied."""
+    """A parked run has not run its command. When it is resumed, the command runs once, or never if it was denied."""
     prompt = Prompt("p", [ShellTools(listener.shell)], policies=[ASK])
     model = ScriptedModel([ToolCall("run_command", {"command": listener.command}), "done"])
     with closing(SqliteJournal(tmp_path / "journal.db")) as journal:
@@ -251,7 +251,7 @@ async def test_nothing_is_heard_before_the_answer_to_a_parked_run(
 async def test_a_tool_of_ones_own_that_runs_commands_is_asked_first(
     listener: Listener, files: DirectoryFilesystem
 ) -> None:
-    """What the commands of a tool reach is not known unless it says so, even if the tool is declared as staged."""
+    """A staged tool with the capability `proc.exec` is asked about first unless it declares what its commands reach."""
 
     @tool(effect="staged", capabilities={"proc.exec"})
     async def build(context: ToolContext) -> str:
@@ -270,7 +270,7 @@ async def test_a_tool_of_ones_own_that_runs_commands_is_asked_first(
 async def test_a_staged_call_can_not_run_it_for_its_preview(
     listener: Listener, files: DirectoryFilesystem
 ) -> None:
-    """A call that is previewed by running it can't call such a command, so nothing hides behind another approval."""
+    """A staged call, which is previewed by running it, can't call such a command."""
 
     @tool(effect="staged", capabilities={"fs.write"})
     async def outer(context: ToolContext) -> str:
@@ -290,7 +290,7 @@ async def test_a_staged_call_can_not_run_it_for_its_preview(
 
 
 async def test_a_command_that_reaches_nothing_is_still_previewed(files: DirectoryFilesystem) -> None:
-    """Without the network and without anything exposed, a command runs first and is approved by its diff."""
+    """Without the network and exposed folders, a command runs first and is approved by its diff."""
     asked: list[Question] = []
     person = Person(approve=lambda question: asked.append(question) or True)
     gate = open_gate(
@@ -303,7 +303,7 @@ async def test_a_command_that_reaches_nothing_is_still_previewed(files: Director
 
 
 def test_an_uncontained_shell_reaches_everything() -> None:
-    """Where commands may run without a sandbox, they are asked about first, too."""
+    """If commands may run without a sandbox, they are asked about before they run."""
     made = run_command_tool(Shell([Allow(...)], contained=False))
     assert made.effect == "irreversible"
     assert made.reach is not None

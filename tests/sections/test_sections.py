@@ -76,7 +76,7 @@ def test_a_file_is_read_in_pages(files: Any) -> None:
 
 @pytest.mark.parametrize("text", ["a\nbb\n\nccc\n\n", "\n", "a", "\n\n\n\nabcdefgh\nx", "a\r\nb\r\n"])
 def test_every_line_is_found_in_a_file_that_is_not_split(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """A page starts at the right line, however the lines are counted."""
+    """A page starts at the right line, whatever the step size in which lines are counted."""
     lines = text.removesuffix("\n").split("\n")
     for step in (1, 2, 3, 100):
         monkeypatch.setattr(section, "_STEP", step)
@@ -87,7 +87,7 @@ def test_every_line_is_found_in_a_file_that_is_not_split(monkeypatch: pytest.Mon
 
 
 def test_a_file_is_edited_after_it_was_read(files: Any) -> None:
-    """A file must be read before it is edited, and an edit whose text is missing or ambiguous is explained."""
+    """A file must be read before it is edited. An edit whose old text is missing or ambiguous is refused with the reason."""
     edit = {"path": "src/main.py", "old": "print('one')", "new": "print('three')"}
     told = run(
         files,
@@ -108,7 +108,7 @@ def test_a_file_is_edited_after_it_was_read(files: Any) -> None:
 
 
 def test_files_are_written_moved_deleted_listed_and_found(files: Any) -> None:
-    """Files can be written, moved, deleted, listed and found, and each result tells the model how to continue."""
+    """Files can be written, moved, deleted, listed, found and searched, and each result is a text for the model."""
     told = run(
         files,
         ToolCall("write_file", {"path": "docs/new.md", "text": "# New\n"}),
@@ -142,7 +142,7 @@ def test_files_are_written_moved_deleted_listed_and_found(files: Any) -> None:
     [".*.*.*.*.*.*x", "(a|a)+$", "(a+)+$", "(.*,){3,}x", "(a?){30}b", r"\w{1,64}@\w{1,64}(\.\w{1,64})?"],
 )
 def test_no_pattern_stops_the_server(pattern: str) -> None:
-    """A pattern that would keep a backtracking engine busy for years is searched at once, without a match."""
+    """A pattern that would make a backtracking engine run for years is searched quickly, without a match."""
     files = MemoryFilesystem()
     files.write("a.txt", "a" * 20_000 + "!\n")
     ((ok, said),) = run(files, ToolCall("search_files", {"pattern": pattern}))
@@ -160,7 +160,7 @@ def test_no_pattern_stops_the_server(pattern: str) -> None:
     ],
 )
 def test_a_pattern_that_can_not_be_searched_for_is_refused(pattern: str, reason: str) -> None:
-    """If a pattern is not supported, the model is told why and what to write instead."""
+    """If a pattern is not supported, the model is told why."""
     ((ok, said),) = run(MemoryFilesystem(), ToolCall("search_files", {"pattern": pattern}))
     assert not ok
     assert reason in said
@@ -178,7 +178,7 @@ def test_a_line_too_long_for_a_pattern_is_reported() -> None:
 
 
 def test_only_reading() -> None:
-    """With `writes=False`, every file tool only reads, and there are no policies."""
+    """With `writes=False`, all file tools only read, and the section has no policies."""
     section = FileTools(writes=False)
     assert {tool.effect for tool in section.tools} == {"read"}
     assert section.policies == ()
@@ -211,7 +211,7 @@ def snapshot(root: Path) -> dict[str, Any]:
 
 
 def test_a_command_sees_and_makes_the_calls_own_changes(folder: Path) -> None:
-    """A command sees what earlier calls wrote, and later calls see what it writes."""
+    """A command sees what earlier calls wrote, and later calls see what it wrote."""
     told = run(
         DirectoryFilesystem(folder),
         ToolCall("write_file", {"path": "a.txt", "text": "hello"}),
@@ -227,7 +227,7 @@ def test_a_command_sees_and_makes_the_calls_own_changes(folder: Path) -> None:
 
 @pytest.mark.parametrize("how", ["make", "rm", "git"])
 def test_a_command_that_fails_half_way_leaves_the_folder_as_it_was(folder: Path, how: str) -> None:
-    """After a command that fails halfway, the folder is byte-identical, including `.git`."""
+    """A command that fails halfway leaves the folder byte-identical, even `.git`."""
     (folder / "Makefile").write_text(
         "all:\n\techo x > made.txt\n\trm notes.txt\n\tfalse\ncommit:\n\tgit commit -qam x\n\tfalse\n"
     )

@@ -1,6 +1,6 @@
 """The attack table: requests from strangers, other principals and broken clients, and how the server responds.
 
-After every attack the server still works. `python tests/serve/test_attacks.py` prints the table.
+After every attack the server has to work. `python tests/serve/test_attacks.py` prints the table.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SAY = {"text": "hello"}
 
 @dataclass(frozen=True)
 class Attack:
-    """One row of the table: an attack, and the options of the server that it needs."""
+    """One row of the table, with the attack and the server's options that it needs."""
 
     name: str
     do: Callable[[Client], Awaitable[str]]
     options: dict[str, Any]
     files: bool
     alone: bool
-    """Whether the attack itself shows that the server still works, so that no further check is needed."""
+    """Whether the attack itself checks that the server still works, so that no further check is needed."""
 
     def __str__(self) -> str:
         return self.name
@@ -45,7 +45,7 @@ ATTACKS: list[Attack] = []
 def attack(
     name: str, *, files: bool = False, alone: bool = False, **options: Any
 ) -> Callable[[Callable[[Client], Any]], None]:
-    """Add a row to the table. The decorated function makes the attack and returns a short description of the response."""
+    """Add a row to the table. The decorated function makes the attack and returns a description of the response."""
 
     def add(do: Callable[[Client], Any]) -> None:
         ATTACKS.append(Attack(name, do, options, files, alone))
@@ -61,7 +61,7 @@ def refused(said: Said, status: int, kind: str) -> str:
 
 
 def malformed(said: Said) -> str:
-    """Check that uvicorn refused a malformed request with its own message, before the app was called."""
+    """Check that uvicorn refused a malformed request itself, before the app was called."""
     assert (said.status, said.body) == (400, b"Invalid HTTP request received."), said
     return "400, by uvicorn"
 
@@ -186,8 +186,8 @@ async def _(client: Client) -> str:
         )
     said = await client.ask("GET", "/about", headers={"Authorization": f"Bearer {TOKEN[:-2]}zz"})
     assert int(said.headers["retry-after"]) >= 1
-    # A correct token is refused too: otherwise a guess would still show whether it is right. Users who are signed in
-    # are not affected.
+    # A correct token is refused too, because otherwise the response would show whether a guess is right. People who are
+    # signed in are not affected.
     refused(await client.ask("POST", "/login", {"token": TOKEN}), 429, "TooManyWrongTokens")
     await client.serves(signed)
     return refused(said, 429, "TooManyWrongTokens")
@@ -292,7 +292,7 @@ async def _(client: Client) -> str:
 
 
 def hook_with_defects(request: Any) -> Any:
-    """Return the principal that the header names, even if it is invalid. Raises KeyError if there is no header."""
+    """Return an invalid principal for some values of the header. Raises `KeyError` if there is no header."""
     return {"nobody": None, "number": 7, "line": "a\nb", "long": "x" * 300}.get(
         request.headers["x-who"], "zoe"
     )

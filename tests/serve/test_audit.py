@@ -1,4 +1,4 @@
-"""The audit log and the access log: who did what, and what must not be in them."""
+"""Tests for the audit log and the access log: who did what, and what must not be recorded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def by(name: str) -> dict[str, str]:
 
 
 async def used(client: Client) -> None:
-    """Sign in, run a call, answer a question, undo the call, and sign out."""
+    """Sign in, run a call and undo it, approve another call, and sign out."""
     page = await signed_in(client, name="ann", password=SECRET)
     await client.say("t", 'call write {"path": "a.txt", "text": "secret text"}', page)
     await client.idle("t", page)

@@ -1,4 +1,4 @@
-"""How people and programs get in: the one-time link, the token, and what a tool's commands can find of either."""
+"""Tests for how people and programs get in: by link or token. A tool's commands find neither."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ print(json.dumps({"found": found, "answer": answer}))
 
 @contextmanager
 def real_server(folder: Path, *given: str, **env: str) -> Generator[tuple[Client, str]]:
-    """Run `handrail serve` in a real process with its own environment."""
+    """Run `handrail serve` in a new process, and yield a client and the line that the server prints."""
     kept = {name: value for name, value in os.environ.items() if name != "HANDRAIL_TOKEN"}
     program = [
         sys.executable,
@@ -188,7 +188,7 @@ def real_server(folder: Path, *given: str, **env: str) -> Generator[tuple[Client
 
 @pytest.mark.parametrize("how", ["environment", "link"])
 def test_a_command_of_a_tool_finds_no_token_and_can_not_approve(tmp_path: Path, how: str):
-    """A tool's command finds the secret in no environment, not even the server's, and in no arguments or files."""
+    """A tool's command finds the token or link in no environment (not even the server's), no arguments and no files."""
     (tmp_path / "desk.py").write_text(SPYING)
     (tmp_path / "spy.py").write_text(SPY)
     env = {"HANDRAIL_TOKEN": TOKEN} if how == "environment" else {}

@@ -1,4 +1,4 @@
-"""Serving without the `serve` extra: whichever package is missing, the error says what to install."""
+"""Tests for serving without the `serve` extra: whichever package is missing, the error says what to install."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ ASKED = "from handrail.cli import main\nsys.argv = ['handrail', 'serve', 'desk.p
 
 
 def without(name: str, code: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run code in which a package can be neither imported nor found."""
+    """Run code with a package that can be neither imported nor found."""
     hidden = (
         "import sys, importlib.util as util\nfind = util.find_spec\n"
         f"util.find_spec = lambda name, *more: None if name == {name!r} else find(name, *more)\n"

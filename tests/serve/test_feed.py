@@ -1,4 +1,4 @@
-"""Feeds: writers never wait for a reader, memory is bounded, and a position belongs to one feed."""
+"""Tests for feeds: writers never wait for a reader, memory is bounded, and a position belongs to one feed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def numbers(items: Any) -> list[int]:
 
 
 async def read_all(feed: Feed, number: int, until: int) -> list[int]:
-    """Return the numbers of the events that a reader receives after `number`, up to the last one."""
+    """Return the numbers of the events that a reader receives after `number`, up to `until`."""
     seen: list[int] = []
     while number < until:
         for item in await feed.after(number):
@@ -50,7 +50,7 @@ async def test_each_event_is_encoded_once_and_read_by_all() -> None:
     most_bytes=st.integers(1, 600),
 )
 def test_what_is_kept_is_bounded_and_the_newest(lengths: list[int], most_items: int, most_bytes: int) -> None:
-    """Whatever is appended, and in whatever portions, the limits hold and the newest event is kept."""
+    """However many events of whatever size are appended, the limits hold, and the newest events are kept."""
     feed = Feed("boot", most_items=most_items, most_bytes=most_bytes)
     for length in lengths:
         feed.append([token("x" * length)])
@@ -131,7 +131,7 @@ def test_the_first_event_is_told_at_once_and_the_next_together() -> None:
 
 
 def test_many_readers_are_woken_a_batch_and_not_a_token() -> None:
-    """With 200 readers of one stream, each batch causes 200 wake-ups, however many tokens it contains."""
+    """Each of 200 readers is woken once per batch, however many tokens the batch contains."""
 
     async def main() -> None:
         feed = Feed("boot", pause=0.02)
@@ -161,7 +161,7 @@ async def test_waiting_ends_after_the_given_time_with_nothing() -> None:
 
 
 async def test_a_reader_that_leaves_is_forgotten() -> None:
-    """A feed keeps nothing about readers that left while they were waiting."""
+    """A feed keeps nothing about a reader that left while it was waiting."""
     feed = Feed("boot")
     readers = [asyncio.ensure_future(feed.after(0)) for _ in range(50)]
     await asyncio.sleep(0)

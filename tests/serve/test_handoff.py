@@ -1,4 +1,4 @@
-"""One handoff object, which is answered in the page, at a terminal, and by a model."""
+"""A test in which one handoff is answered on the page, at a terminal, and by a model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Page = Callable[[str, str, dict[str, Any]], Awaitable[str]]
 
 
 async def in_the_page(address: str, said: str, filled: dict[str, Any]) -> str:
-    """Send the requests that the page would send."""
+    """Send the requests that the page sends, and return the model's last text."""
     async with aiohttp.ClientSession(address, headers=BEARER) as page:
         await post(page, "/threads/t/messages", {"text": said})
         while not (shown := await get(page, "/threads/t"))["questions"]:
@@ -47,7 +47,7 @@ async def in_the_page(address: str, said: str, filled: dict[str, Any]) -> str:
 
 
 async def in_a_browser(address: str, said: str, filled: dict[str, Any]) -> str:
-    """Use the page in a browser: type the message, fill in the form, and read the answer."""
+    """Type the message and fill in the form in a browser, and return the model's last text."""
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
             executable_path=CHROMIUM, args=arguments(), timeout=PATIENCE
@@ -82,7 +82,7 @@ async def post(page: aiohttp.ClientSession, path: str, body: Any) -> None:
 
 @asynccontextmanager
 async def running(app: Any) -> AsyncGenerator[str]:
-    """Start the server on a port of its own, and yield its address."""
+    """Run the app on a free port, and yield its address."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="on"))
@@ -98,7 +98,7 @@ async def running(app: Any) -> AsyncGenerator[str]:
 
 
 def charged(request: ModelRequest) -> Any:
-    """Answer like a model that calls the handoff and then reports its result."""
+    """Answer as a model that makes the requested call and then reports its result."""
     last = request.messages[-1]
     if isinstance(last, ToolMessage):
         return last.results[0].text

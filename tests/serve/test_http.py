@@ -1,4 +1,4 @@
-"""The server's routes over real connections: bodies, headers, health, readers, options and the command."""
+"""Tests of the server over real connections: bodies, headers, health, readers, options and the command."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ async def test_a_server_that_stops_says_so_parks_and_ends_its_streams(tmp_path: 
 
 
 async def test_a_reader_that_stalls_blocks_nobody_and_is_disconnected(tmp_path: Path):
-    """A reader that stalls is disconnected once its buffers are full, while its run and all other runs continue."""
+    """A reader that stalls is disconnected once its buffers are full, while its run and all others continue."""
     async with serving(tmp_path, limits=Limits(write_seconds=0.5)) as client:
         await client.say("a", "hello")
         await client.idle("a")
@@ -491,7 +491,7 @@ def command(folder: Path, *given: str, **env: str) -> Program:
 
 @contextlib.contextmanager
 def started(folder: Path, *given: str, **env: str) -> Generator[tuple[Program, str]]:
-    """Start the command and return the first line that it prints."""
+    """Start the command, and yield the program and the first line that it prints."""
     process = command(folder, *given, "--port", "0", **env)
     assert process.stdout is not None
     assert process.stderr is not None

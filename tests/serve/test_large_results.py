@@ -1,4 +1,4 @@
-"""Results that are too large to show: they end no stream, and the whole result stays available."""
+"""Tests for results that are too large to show. They do not end a stream, and the whole result stays available."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def dump(pages: int) -> str:
 
 
 def told(asked: list[int]) -> PromptSource:
-    """Return an app whose model makes these calls concurrently and then replies with the sizes of their results."""
+    """Return an app whose model makes these calls concurrently, and then answers with the sizes of their results."""
 
     def play(request: ModelRequest) -> Any:
         last = request.messages[-1]

@@ -1,4 +1,4 @@
-"""Signing in with an OpenID Connect provider, which is a mock from PyPI in its own process."""
+"""Tests for signing in with an OpenID Connect provider, which is a mock server from PyPI in its own process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 
 
 def fetch(address: str, form: dict[str, str] | None = None) -> tuple[int, str]:
-    """Return the status of an address and where it redirects to, without following the redirect."""
+    """Return the status of a response and the address it redirects to. Redirects are not followed."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _Stay())
     data = None if form is None else urllib.parse.urlencode(form).encode()
     try:
@@ -90,14 +90,14 @@ def issuer() -> Generator[str]:
 
 
 async def begun(client: Client) -> tuple[str, dict[str, str]]:
-    """Begin a sign-in, and return the provider's address and the browser's cookie."""
+    """Begin a sign-in, and return the provider's address and the cookie that the browser gets."""
     said = await client.ask("GET", "/oidc/login")
     assert said.status == 303, said.body
     return said.headers["location"], {"Cookie": said.headers["set-cookie"].partition(";")[0]}
 
 
 async def came_back(client: Client, where: str, cookie: dict[str, str], sub: str) -> Said:
-    """Allow the sign-in at the provider, and return the server's response to the browser."""
+    """Sign in at the provider, and return the server's response when the browser comes back."""
     status, back = await asyncio.to_thread(fetch, where, {"sub": sub})
     assert status == 302
     return await client.ask(
@@ -135,7 +135,7 @@ async def test_somebody_whom_the_provider_names_gets_in_with_the_roles_they_have
     [("2", 403, "UserUnknown"), ("3", 401, "SignInWrong"), ("4", 401, "SignInWrong")],
 )
 async def test_others_do_not_get_in(tmp_path: Path, issuer: str, sub: str, status: int, kind: str):
-    """People who are not users, whose email is not verified, or who have no email, can't sign in."""
+    """People who are not users, whose email is not verified, or who have no email can't sign in."""
     users_in(tmp_path)
     async with serving(tmp_path, oidc=OidcProvider(issuer, "handrail", "secret")) as client:
         said = await came_back(client, *await begun(client), sub)

@@ -1,4 +1,4 @@
-"""A server's users: how they are stored, what each role allows, and how wrong passwords are slowed down."""
+"""Tests for a server's users: how they are stored, what each role allows, and how wrong passwords are slowed down."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def path_of(path: str) -> str:
 @pytest.mark.parametrize("action", ACTIONS)
 @pytest.mark.parametrize("role", ROLES)
 async def test_each_role_may_do_what_the_table_says_and_no_more(tmp_path: Path, role: str, action: Action):
-    """Over HTTP, each role is allowed every endpoint of the actions in its row of the table, and no other endpoint."""
+    """Over HTTP, a role may use every endpoint of the actions in its row of the table, and no other endpoint."""
     people = People(tmp_path / "people.db")
     people.add("somebody", [role], SECRET)
     people.close()

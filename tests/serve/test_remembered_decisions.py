@@ -1,4 +1,4 @@
-"""Remembered decisions outlive a server: after a kill, in parked threads, and when the command line revokes them."""
+"""Tests that remembered decisions survive a server: after a kill, in parked threads, and until they are revoked."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def started(folder: Path, *given: str) -> Generator[Client]:
 
 
 async def answered(client: Client, thread: str, said: str, value: Any) -> str:
-    """Send a message, answer the only question that it leads to, and return the result."""
+    """Send a message, answer the only question that it leads to, and return the model's last text."""
     await client.say(thread, said)
     asked = await client.asked(thread)
     given = {"question_id": asked["id"], "digest": asked["digest"], "value": value}
@@ -85,7 +85,7 @@ async def answered(client: Client, thread: str, said: str, value: Any) -> str:
 
 
 async def unasked(client: Client, thread: str, said: str = "") -> str:
-    """Send a message that must not lead to a question, and return the result."""
+    """Send a message that must not lead to a question, and return the model's last text."""
     if said:
         await client.say(thread, said)
     return (await client.idle(thread))["messages"][-1]["content"]
@@ -97,7 +97,7 @@ async def listed(client: Client, thread: str) -> list[tuple[str, bool]]:
 
 
 def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
-    """After a server was killed, its decisions still hold, even with `--approve all`, and can be revoked."""
+    """After a server is killed, its decisions still hold, even with `--approve all`, and can be revoked."""
     (tmp_path / "desk.py").write_text(APP)
     both = [("pay (any arguments)", False), ("send (any arguments)", True)]
 
@@ -136,7 +136,7 @@ def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
         async def revoke() -> None:
             assert await unasked(client, "a", SEND) == "sent to ann"
             assert await answered(client, "deep", '[["delegate", {}]]', ALWAYS) == "sent to ann"
-            for thread in ("a", "deep"):  # an agent inside a call asked the question in `deep`
+            for thread in ("a", "deep"):  # in `deep`, an agent inside a call asked the question
                 [kept] = (await client.ask("GET", f"/threads/{thread}/approvals")).json["approvals"]
                 at = f"/threads/{thread}/approvals/{quote(kept['id'], safe='')}"
                 assert (await client.ask("DELETE", at)).status == 200
@@ -149,7 +149,7 @@ def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
 
 
 async def test_a_thread_that_was_parked_and_is_opened_anew_remembers(tmp_path: Path) -> None:
-    """After a restart, a thread's decisions still hold, are visible only to their principal, and can be revoked."""
+    """After parking and a restart, a thread's decisions still hold. Only its principal can see and revoke them."""
     async with served(tmp_path, park_after=0.0, most_kept=0) as app:
         thread = app.thread()
         await thread.say(plan([["send", {"text": "a"}]], "ok"))

@@ -1,4 +1,4 @@
-"""Restarts on the same journal: after a stop, after a kill, and with answers that other programs gave meanwhile."""
+"""Tests for restarts on the same journal: after a stop, after a kill, and with answers from other programs."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_a_run_interrupted_with_an_open_question_resumes_and_keeps_it(tmp_
 
 
 async def test_what_an_irreversible_call_asked_closes_as_unknown(tmp_path: Path) -> None:
-    """An irreversible call that waits can't be parked. It is interrupted, and the model is told the outcome is unknown."""
+    """An irreversible call that has started is not parked. After a restart, the model is told its outcome is unknown."""
 
     @tool
     async def pay(context: ToolContext) -> str:
@@ -163,7 +163,7 @@ async def test_what_an_irreversible_call_asked_closes_as_unknown(tmp_path: Path)
 
 
 async def test_runs_of_other_apps_are_left_alone(tmp_path: Path) -> None:
-    """Runs of another prompt, of another app with the same prompt, and without a thread are not resumed."""
+    """Runs of another prompt, and runs of another app with the same prompt, are not resumed."""
     held = Held()
     async with served(tmp_path, tools=[held.tool], app_name="support.recorded:PROMPT") as app:
         run_id = await app.thread().say(plan([["hold", {}]], "ok"))
@@ -220,7 +220,7 @@ async def test_files_are_finished_before_runs_go_on(tmp_path: Path, monkeypatch:
 async def test_a_run_that_can_not_go_on_is_named_and_can_be_cancelled(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If the app no longer has a tool that a run needs, the thread says so, and the run can be cancelled."""
+    """If a run can't be resumed, the server logs this and starts anyway, and the run can be cancelled."""
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         run_id = await app.thread().say(plan([["hold", {}]], "ok"))
@@ -246,7 +246,7 @@ async def test_a_run_that_can_not_go_on_is_named_and_can_be_cancelled(
 
 
 async def test_a_clients_own_tools_are_made_again_from_the_record(tmp_path: Path) -> None:
-    """A resumed run has the client's own tools, with the schema that the model saw, even if no client is connected."""
+    """A resumed run has the client's own tools with the schema that the model saw, even if no client is connected."""
     schema = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
     async with served(tmp_path) as app:
         await app.thread().say(
@@ -281,7 +281,7 @@ async def test_an_answer_from_elsewhere_wakes_a_run_in_memory(tmp_path: Path) ->
 
 
 async def test_an_answer_from_elsewhere_in_the_moment_of_parking(tmp_path: Path) -> None:
-    """An answer that another program records at the moment of parking is found, and the run is resumed."""
+    """An answer that another program records just before the run is parked is found, and the run is resumed."""
     async with served(tmp_path) as app:
         thread = app.thread()
         await thread.say(plan([["choose", {}]], "ok"))
@@ -299,7 +299,7 @@ async def test_an_answer_from_elsewhere_in_the_moment_of_parking(tmp_path: Path)
 
 
 async def test_an_answer_from_elsewhere_brings_a_parked_run_back(tmp_path: Path) -> None:
-    """An answer that the command line records is found at the server's next poll, which resumes the parked run."""
+    """The server's next poll finds an answer that the command line recorded, and resumes the parked run."""
     async with served(tmp_path, park_after=0.0) as app:
         thread = app.thread()
         run_id = await thread.say(plan([["choose", {}], ["choose", {}]], "ok"))
@@ -382,7 +382,7 @@ async def test_a_question_that_expires_while_its_run_is_parked(tmp_path: Path) -
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted: bool) -> None:
-    """A call that reruns after its question is shown as one call, from before the question until after the answer."""
+    """A call that waited for an answer is shown as one call, from before the question until after the answer."""
     async with served(tmp_path) as app:
         run_id = await app.thread().say(plan([["choose", {}]], "ok"))
         await settle(app.thread())
@@ -405,7 +405,7 @@ async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted:
         assert call.at is not None
         assert call.seconds is not None
         assert call.at <= question.asked_at.timestamp() < asked.answered_at
-        assert call.at + call.seconds > asked.answered_at - 0.02  # another clock measured this time
+        assert call.at + call.seconds > asked.answered_at - 0.02  # a different clock measured this time
         [shown] = snapshots.run_tree(tree)["turns"][0]["calls"][0]["questions"]
         assert datetime.fromisoformat(shown["answered_at"]).timestamp() == pytest.approx(asked.answered_at)
 
@@ -414,7 +414,7 @@ async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted:
 
 
 def killed(folder: Path, said: str) -> str:
-    """Run a server in its own process until its run works or waits, then kill it. Return which of the two it was."""
+    """Run a server in its own process until its run works or waits, then kill it. Return what it printed."""
     process = warm_python.start([SUPPORT / "serve_app.py", folder, said], env=importing_support())
     assert process.stdout is not None
     try:

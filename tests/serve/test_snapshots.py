@@ -1,4 +1,4 @@
-"""Snapshots of threads: from memory, from the journal alone, and while the thread changes."""
+"""Tests for snapshots of threads: from memory, from the journal alone, and while the thread changes."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ UNTIMED = {"last_event_id"}
 
 
 async def snapshot(app: App, thread: Thread) -> dict[str, Any]:
-    """Return a thread's snapshot without its position in the feed and other values that vary."""
+    """Return a thread's snapshot as plain JSON, without its position in the feed."""
     shown = await snapshots.thread_snapshot(app.journal, thread)
     return json.loads(json.dumps({key: value for key, value in shown.items() if key not in UNTIMED}))
 
 
 def drop(app: App) -> None:
-    """Drop everything that the server keeps in memory about its threads."""
+    """Discard everything that the server holds in memory about its threads."""
     app.threads = app.make()
 
 
 def unstarted(shown: dict[str, Any]) -> dict[str, Any]:
-    """Remove what a snapshot from the journal lacks: the start times of open calls and the status of runs."""
+    """Remove what differs in a snapshot from the journal: the start times of calls and the status of runs."""
     calls = {id: {**facts, "began_at": None} for id, facts in shown["calls"].items()}
     return {**shown, "calls": calls, "runs": [{**run, "status": ""} for run in shown["runs"]]}
 
@@ -60,12 +60,12 @@ ENDS = st.sampled_from(["answer", "cancel", "undo"])
 def test_a_thread_that_was_dropped_is_the_same_when_it_is_made_again(
     tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[Any, str]], leave_open: bool
 ) -> None:
-    """A thread that was dropped from memory has the same messages, slices, facts and questions when it is loaded again."""
+    """A thread that was dropped from memory has the same snapshot when it is loaded again."""
     check_dropped(tmp_path_factory.mktemp("dropped"), runs, leave_open)
 
 
 def test_a_result_beside_an_open_question_is_shown_before_and_after_parking(tmp_path: Path) -> None:
-    """A finished call shows its result at once, even while other calls of its turn are open."""
+    """The result of a finished call is shown at once, even while other calls of its turn are open."""
     check_dropped(tmp_path, [([[["note", {"text": "a"}], ["choose", {}]]], "answer")], True)
 
 
@@ -143,7 +143,7 @@ async def test_a_parked_thread_shows_what_was_said_and_what_waits(tmp_path: Path
 
 
 async def test_what_is_seen_and_what_follows_make_one_whole(tmp_path: Path) -> None:
-    """A viewer that joins at any time gets the same view from a snapshot and the events after it."""
+    """At any time, a snapshot and the events after it add up to the same view of the thread."""
     async with served(tmp_path, model_type=SlowModel) as app:
         thread = app.thread()
         joined: list[dict[str, Any]] = []
@@ -176,7 +176,7 @@ async def test_what_is_seen_and_what_follows_make_one_whole(tmp_path: Path) -> N
 
 
 def whole(shown: dict[str, Any], later: list[dict[str, Any]]) -> tuple[dict[str, str], dict[str, Any]]:
-    """Return the page's view of the thread: the snapshot, with the later events applied."""
+    """Return the texts and calls that a page shows if it applies the later events to the snapshot."""
     texts = {m["id"]: m["content"] for m in shown["messages"] if m["role"] == "assistant"}
     calls = dict(shown["calls"])
     for event in later:
@@ -228,7 +228,7 @@ async def test_a_new_viewer_is_sent_what_is_open(tmp_path: Path) -> None:
 
 
 async def test_what_a_client_said_elsewhere_survives(tmp_path: Path) -> None:
-    """History that a client sends with its first message is still there after a second run, a restart and a resume."""
+    """History that a client sends with its first message is kept across a second run, a restart and a resumption."""
     async with served(tmp_path, park_after=0.0) as app:
         history = [UserMessage("earlier"), AssistantMessage("indeed", ())]
         thread = app.thread()
@@ -271,7 +271,7 @@ async def test_nested_agents_are_shown_with_what_they_cost(tmp_path: Path) -> No
 
 
 async def test_a_cost_that_is_not_known_is_not_shown_as_nothing(tmp_path: Path) -> None:
-    """If the model has no price, neither the thread nor its run shows a cost."""
+    """If the model has no price, neither the thread nor its run has a cost."""
     async with served(tmp_path) as app:
         thread = app.thread()
         await thread.say(plan("hello"))
@@ -315,7 +315,7 @@ async def test_a_thread_of_many_runs_stays_usable(tmp_path: Path) -> None:
 
 
 async def test_an_agent_two_levels_down_stands_under_its_own_call(tmp_path: Path) -> None:
-    """Each nested agent is shown under its own call, both while the call waits and in a snapshot from the journal."""
+    """Each nested agent is shown under its own call, both while it runs and in a snapshot from the journal."""
 
     @tool(effect="read")
     async def ask_reader(context: ToolContext) -> str:

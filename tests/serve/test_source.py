@@ -1,4 +1,4 @@
-"""Files that the server loads as modules. They never replace other modules."""
+"""Tests for files that the server loads as modules, which never replace other modules."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ adapter = Adapter(ScriptedModel(lambda request: "hello"))
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Return a folder with a module for the app to import. Modules from the folder are removed after the test."""
+    """Fixture: a folder with a module for the app to import. Modules that the test imports are removed afterwards."""
     modules, places = dict(sys.modules), list(sys.path)
     (tmp_path / "beside.py").write_text('WORD = "booked"\n')
     yield tmp_path
@@ -54,7 +54,7 @@ def app_of(path: Path) -> Any:
 
 @pytest.mark.parametrize("name", ["json", "calendar", "this", "handrail", "pydantic", "__main__", "sys"])
 def test_a_file_called_like_another_module_leaves_it_alone(folder: Path, name: str):
-    """A served file does not replace another module of the same name, even one that is not imported yet, like `this`."""
+    """A served file does not replace a module of the same name, even one that is not imported yet, such as `this`."""
     path = folder / f"{name}.py"
     path.write_text(APP)
     before = sys.modules.get(name)
@@ -78,7 +78,7 @@ def test_two_files_of_such_a_name_are_two_apps(folder: Path):
 
 
 def test_any_other_file_is_called_as_it_is_imported(folder: Path):
-    """Any other file is loaded under the name that it is imported by, so that resumed runs find the same types."""
+    """Any other file is loaded under the name by which it can be imported, so that resumed runs find the same types."""
     (folder / "front_desk.py").write_text(APP)
     assert app_of(folder / "front_desk.py").app == "front_desk:prompt"
     assert app_of(folder / "front_desk.py").app == "front_desk:prompt", (

@@ -1,4 +1,4 @@
-"""The list of threads: it has pages, contains each thread once, and can be searched by the first message."""
+"""Tests for the list of threads: it has pages, contains each thread once, and can be searched by the first message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.serving import serving, source
 
 SESSIONS = st.lists(
     st.tuples(
-        # the time of the last change, which many threads share
+        # time of the last change, which several threads may share
         st.floats(0, 2e9) | st.integers(0, 2).map(float),
         st.sampled_from(["local/t{}", "t{}", "local/no thread {}", "local/a/t{}", "/local/t{}"]),
         st.sampled_from(["", "red", "Red and BLUE", "blue\nred"]),
@@ -89,7 +89,7 @@ def test_pages_have_every_thread_once_in_order(
 
 
 async def test_one_request_does_not_look_through_everything(monkeypatch: pytest.MonkeyPatch):
-    """One search request reads a limited number of threads, and the next request continues from there."""
+    """One search request looks at a limited number of threads, and the next request continues from there."""
     monkeypatch.setattr(threads_module, "_MOST_SEARCHED", 4)
     made = await listing([(float(at), "local/t{}", "red" if at == 0 else "blue") for at in range(10)])
     page, next = await made.page("local", limit=2, words="red")
@@ -100,7 +100,7 @@ async def test_one_request_does_not_look_through_everything(monkeypatch: pytest.
 
 
 async def test_a_search_for_one_thread_queries_the_journal_no_more_often_than_one_for_many():
-    """A search with `limit=1` makes only a few large journal queries, because each query sorts all threads."""
+    """A search with `limit=1` makes only a few large queries, because every query of the journal sorts all threads."""
     made = await listing([(float(at), "local/t{}", "red" if at == 0 else "blue") for at in range(300)])
     asked: list[int] = []
     sessions = made._journal.runs.sessions

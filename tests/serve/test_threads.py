@@ -1,4 +1,4 @@
-"""The server's threads: messages, answers, cancellation, undo and snapshots."""
+"""Tests for the server's threads: messages, answers, parking, cancellation, undo and approvals."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ async def test_a_question_can_be_declined_or_withdrawn(tmp_path: Path, outcome: 
 
 
 async def test_a_question_is_shown_while_another_call_works(tmp_path: Path) -> None:
-    """A question is shown while another call works. The leg ends once that call has ended."""
+    """A question is shown while another call works. The leg ends when that call has ended."""
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()
@@ -309,7 +309,7 @@ async def test_one_of_two_answers_resumes_a_parked_run_which_rests_again(tmp_pat
 
 
 async def test_an_answer_that_comes_while_the_run_is_parked_is_not_lost(tmp_path: Path) -> None:
-    """An answer is not lost at any moment between the decision to park a run and the run's end."""
+    """An answer that arrives at any moment between the decision to park a run and the run's end is not lost."""
     async with served(tmp_path) as app:
         for steps in range(12):
             thread = app.thread(f"t{steps}")
@@ -435,7 +435,7 @@ async def test_undo_is_refused_while_a_run_is_active(tmp_path: Path) -> None:
 
 
 async def test_an_approval_is_revoked_while_the_run_is_active(tmp_path: Path) -> None:
-    """An approval that was remembered for one exact call also allows the same call again, until it is revoked."""
+    """An approval that is remembered for the exact call allows the same call again, until it is revoked."""
     held = Held()
     async with served(tmp_path, tools=[held.tool]) as app:
         thread = app.thread()

@@ -1,4 +1,4 @@
-"""Approvals by other people: who is asked, whose vote counts, and how votes survive a restart."""
+"""Tests for approvals by other people: who is asked, whose vote counts, and how votes survive a restart."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ async def test_the_owner_never_counts_whatever_roles_they_have(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["lea", "vic", "ann"])
 async def test_others_than_those_asked_neither_see_nor_decide(tmp_path: Path, name: str):
-    """People without the role, people who may not approve, and the one who asks neither see nor decide the question."""
+    """People without the role, viewers, and the owner of the run neither see the question nor decide it."""
     people_in(tmp_path, *TEAM)
     async with serving(tmp_path, desk(money=FINANCE)) as client:
         question = await asked(client)
@@ -205,7 +205,7 @@ async def test_where_too_few_such_people_exist_it_is_denied_at_once(
 
 @pytest.mark.parametrize("approvals", [None, "approve_all", "strict"])
 async def test_nothing_stands_in_for_the_people_who_are_asked(tmp_path: Path, approvals: Any):
-    """If nobody can vote, the call is denied, even if the run approves everything."""
+    """If nobody can vote, the call is denied, even if all calls are approved otherwise."""
     source = desk(money=FINANCE)
     source._approvals = approvals  # pyright: ignore[reportPrivateUsage]
     async with serving(tmp_path, source) as client:
@@ -245,7 +245,7 @@ async def test_votes_outlive_parking_and_a_restart(tmp_path: Path):
 
 
 async def test_a_vote_that_was_recorded_but_not_counted_is_counted_at_the_start(tmp_path: Path):
-    """If the process ended after the last vote was recorded and before it was counted, the next process counts it."""
+    """If a process ends between recording the last vote and counting the votes, the next process counts them."""
     people_in(tmp_path, *TEAM)
     async with serving(tmp_path, desk(money=TWO)) as client:
         question = await asked(client)
@@ -261,7 +261,7 @@ async def test_a_vote_that_was_recorded_but_not_counted_is_counted_at_the_start(
 
 
 async def test_a_forged_vote_is_refused(tmp_path: Path):
-    """A vote that was written directly to the journal's file is refused, and the run keeps waiting."""
+    """After a vote is written directly to the journal's file, no vote is accepted, and the run keeps waiting."""
     people_in(tmp_path, *TEAM)
     async with serving(tmp_path, desk(money=TWO)) as client:
         question = await asked(client)
@@ -297,7 +297,7 @@ async def test_a_forged_vote_is_refused(tmp_path: Path):
 async def test_an_altered_question_is_never_shown_and_takes_no_vote(
     tmp_path: Path, was: bytes, now: bytes, seen_before: bool
 ):
-    """If the row of a question says something else than what was recorded, nobody is asked about it."""
+    """If a question's row differs from what was recorded, the question is shown to nobody and accepts no vote."""
     people_in(tmp_path, *TEAM)
     async with serving(tmp_path, desk(money=TWO)) as client:
         question = await asked(client)
@@ -324,7 +324,7 @@ async def test_an_altered_question_is_never_shown_and_takes_no_vote(
 
 
 async def test_other_policies_after_a_restart_ask_anew(tmp_path: Path):
-    """Votes count only for the exact question and rule: votes under a weaker rule do not count for a stronger one."""
+    """Votes count only for the exact question and rule: a vote under one rule does not count under another."""
     people_in(tmp_path, *TEAM)
     async with serving(tmp_path, desk(money=TWO)) as client:
         question = await asked(client)
@@ -462,7 +462,7 @@ def test_a_call_that_could_be_previewed_does_not_run_where_nobody_can_decide_abo
 
 @pytest.mark.parametrize("approvals", [None, "interactive", "approve_all"])
 def test_a_person_at_a_terminal_can_not_approve_for_others(approvals: Any):
-    """If there are no people to vote, the call is denied at once, and the person at the terminal is not asked."""
+    """If nobody can vote, the call is denied at once, and the person at the terminal is not asked."""
     there = Person(approve=True)
     gate = open_gate(
         [pay], policies=[CapabilityPolicy({"money": FINANCE})], environment=there, approvals=approvals
@@ -473,7 +473,7 @@ def test_a_person_at_a_terminal_can_not_approve_for_others(approvals: Any):
 
 
 def test_a_rule_that_asks_for_more_people_at_a_second_look_is_not_passed_with_the_first_approval():
-    """Policies are checked again after an approval. If they then ask for more people, the first approval is not enough."""
+    """Policies are checked again after an approval. If they then ask for other people, the approval is not enough."""
 
     class Moody:
         name = "moody"

@@ -1,4 +1,4 @@
-"""The event bus: who receives which events, and that no subscriber can harm others or the run."""
+"""The event bus: who receives which events, and why no subscriber can harm others or the run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class HasNumber(Protocol):
 
 
 class Member:
-    """A listener that is a method."""
+    """A class whose methods are listeners."""
 
     def __init__(self) -> None:
         self.heard: list[object] = []
@@ -70,7 +70,7 @@ class Member:
     ],
 )
 def test_a_subscriber_hears_its_type_and_what_is_below(kind: type, wanted: list[object]):
-    """A subscriber to a class, base class, abstract base or `object` receives all events of that type."""
+    """A subscriber to a class, a base class, an abstract base or `object` receives all events of that type."""
     bus, heard = Dispatcher(), list[object]()
     bus.subscribe(kind, heard.append)
     for event in (One(1), Two(2), Other()):
@@ -82,7 +82,7 @@ def test_a_subscriber_hears_its_type_and_what_is_below(kind: type, wanted: list[
 
 
 def test_subscribers_are_told_in_the_order_they_came():
-    """Subscribers are called in the order they subscribed, whether to the class or to a base."""
+    """Subscribers are called in the order in which they subscribed, to the class or to a base."""
     bus, order = Dispatcher(), list[int]()
     for number, kind in enumerate((object, Two, Base, One)):
         bus.subscribe(kind, lambda event, n=number: order.append(n))
@@ -94,7 +94,7 @@ def test_subscribers_are_told_in_the_order_they_came():
     "error", [ValueError("no"), RecursionError(), asyncio.CancelledError(), AssertionError()]
 )
 def test_a_subscriber_that_raises_harms_nobody(error: BaseException, caplog: pytest.LogCaptureFixture):
-    """If a subscriber raises, the error is logged with its traceback, and the others and the publisher continue."""
+    """If a subscriber raises, the error is logged with its traceback, and the publisher and other subscribers go on."""
     bus, heard = Dispatcher(), list[object]()
 
     def bad(event: object) -> None:
@@ -149,7 +149,7 @@ def test_subscription_changes_take_effect_at_the_next_event():
 
 
 def test_recorded_facts_reach_the_current_subscribers():
-    """Recorded facts reach the subscribers of that time, even on a bus that overrides `publish`."""
+    """A recorded fact reaches those who are subscribed at the time, even on a bus that overrides `publish`."""
 
     class Louder(Dispatcher):
         def publish(self, event: object, /) -> None:
@@ -182,7 +182,7 @@ def test_the_same_listener_twice_is_two_subscriptions():
 
 
 def test_nobody_is_left_after_everyone_went():
-    """After all subscriptions have ended, `listens_for` is false."""
+    """`listens_for` is false after the last subscription has ended."""
     bus = Dispatcher()
     end = bus.subscribe(Base, print)
     assert bus.listens_for(Two)
@@ -194,7 +194,7 @@ def test_nobody_is_left_after_everyone_went():
     "event", ["text", b"", 1, 1.5, True, None, {}, [], (), set[int](), One, Base, object, print]
 )
 def test_plain_values_are_refused(event: object):
-    """A plain value is refused as an event, whether or not anybody subscribes to everything."""
+    """A plain value is refused as an event, even if somebody subscribes to `object`."""
     bus, heard = Dispatcher(), list[object]()
     for _ in range(2):
         with pytest.raises(EventRefused, match=r"(Make it a frozen dataclass|Pass an instance)") as raised:
@@ -211,12 +211,12 @@ def test_plain_values_are_refused(event: object):
         (One(1), print, "Pass the event's class"),
         (list[int], print, "Pass the event's class"),
         (HasNumber, print, "isinstance.. does not work with HasNumber"),
-        (One, None, "Pass a `def`"),
-        (One, Member().hear_later, "Pass a `def`"),
+        (One, None, "Pass a function defined with `def`"),
+        (One, Member().hear_later, "Pass a function defined with `def`"),
     ],
 )
 def test_wrong_subscriptions_are_refused_at_once(kind: Any, listener: Any, words: str):
-    """An invalid subscription is refused at once, not at the first event."""
+    """An invalid subscription is refused when it is made, not at the first event."""
     bus = Dispatcher()
     with pytest.raises(EventRefused, match=words):
         bus.subscribe(kind, listener)
@@ -224,7 +224,7 @@ def test_wrong_subscriptions_are_refused_at_once(kind: Any, listener: Any, words
 
 
 def test_events_from_many_threads_each_reach_everyone_once():
-    """Events from many threads reach each subscriber exactly once, while others subscribe and unsubscribe."""
+    """Events from many threads reach each subscriber exactly once, while other subscriptions begin and end."""
     bus, heard = Dispatcher(), list[One]()
     bus.subscribe(One, heard.append)
 
@@ -243,7 +243,7 @@ def test_events_from_many_threads_each_reach_everyone_once():
 
 
 def test_an_event_reaches_everyone_subscribed_before_it():
-    """An event reaches a subscriber that subscribed before it, even while other threads publish."""
+    """An event reaches a subscriber that subscribed before, even while other threads publish."""
     bus, going = Dispatcher(), True
 
     def publish() -> None:
@@ -266,7 +266,7 @@ def test_an_event_reaches_everyone_subscribed_before_it():
 
 @given(st.lists(st.tuples(st.sampled_from([object, Base, One, Two, Other]), st.booleans()), max_size=12))
 def test_any_mixture_of_subscriptions_is_told_what_it_asked_for(wishes: list[tuple[type, bool]]):
-    """Any subscriptions receive exactly the events of their type that are published while they are active."""
+    """Any mix of subscriptions receives exactly the events of their types that are published while they are active."""
     bus = Dispatcher()
     heard: list[list[object]] = [[] for _ in wishes]
     ends = [bus.subscribe(kind, heard[n].append) for n, (kind, _) in enumerate(wishes)]

@@ -1,4 +1,4 @@
-"""Forks of a session: what they read, how they commit and conflict, and when their events are published."""
+"""Forks of a session: what they read, how they commit, when they conflict, and when their events are published."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.session_model import Fold, Folded, Heard, Note, Put, contents, new_
 
 
 def test_a_fork_sees_its_own_and_the_past():
-    """A fork reads the state at its start and its own changes, which others do not see."""
+    """A fork reads the state at its start and its own changes, which nobody else sees."""
     session = new_session()
     session.dispatch(Note(1))
     fork = session.fork()
@@ -24,7 +24,7 @@ def test_a_fork_sees_its_own_and_the_past():
 
 
 def test_committing_replays_onto_newer_state():
-    """A fork's events are reduced after everything that was committed before it, in commit order."""
+    """A fork's events are reduced on top of everything that was committed before it."""
     session = new_session()
     one, two = session.fork(), session.fork()
     for number in (1, 2):
@@ -36,7 +36,7 @@ def test_committing_replays_onto_newer_state():
 
 
 def test_an_unchanged_base_takes_the_fork_as_it_is():
-    """If nothing else was committed, the session takes over the fork's state without reducing again."""
+    """If nothing else was committed, the session takes the fork's state without reducing its events again."""
     session = new_session()
     ran: list[int] = []
     session.register(Note, on=Fold, reducer=lambda slice_, event: (ran.append(1), slice_.append(event))[1])
@@ -64,7 +64,7 @@ def test_a_slice_nobody_else_touched_is_taken_as_it_is():
 
 
 def test_what_was_read_and_changed_meanwhile_is_a_conflict():
-    """A slice that was read and has changed since is a conflict that names it; a slice only written is not."""
+    """A slice that was read and has changed since is a conflict that names it. A slice that was only written is not."""
     session = new_session()
     reader, writer = session.fork("reader"), session.fork("writer")
     assert len(reader[Note]) == 0
@@ -83,7 +83,7 @@ def test_what_was_read_and_changed_meanwhile_is_a_conflict():
 
 
 def test_a_snapshot_brings_state_back_and_leaves_logs():
-    """Restoring a snapshot restores state, and keeps the log entries made since."""
+    """Restoring a snapshot restores the state and keeps later log entries."""
     session = new_session()
     session.dispatch(Note(1))
     session.dispatch(Heard(1))
@@ -97,7 +97,7 @@ def test_a_snapshot_brings_state_back_and_leaves_logs():
 
 
 def test_a_snapshot_of_another_session_is_refused():
-    """A snapshot of another session is refused with the names of both sessions, and nothing is restored."""
+    """Another session's snapshot is refused with the ids of both sessions, and nothing is restored."""
     session = Session(id="mine")
     session.dispatch(Note(1))
     with pytest.raises(SessionError, match=r"'mine'.*'theirs'"):
@@ -106,7 +106,7 @@ def test_a_snapshot_of_another_session_is_refused():
 
 
 def test_restoring_what_was_read_is_no_conflict():
-    """A slice that was read, changed and restored is not a conflict."""
+    """A slice that was read is not a conflict if it was changed and then restored."""
     session = new_session()
     session.dispatch(Note(1))
     before, fork = session.snapshot(), session.fork()
@@ -130,7 +130,7 @@ def test_reads_of_an_inner_fork_count_for_the_outer(end: str):
 
 
 def test_a_child_session_lives_long_and_commits_into_its_parent():
-    """A child session reads its parent's state at its start, accepts many commits, and is committed as one."""
+    """A child session reads its parent's state at its start, takes many commits, and is committed as a whole."""
     session, heard = new_session(), list[Any]()
     session.dispatcher.subscribe(object, heard.append)
     session.dispatch(Note(0))
@@ -153,7 +153,7 @@ def test_a_child_session_lives_long_and_commits_into_its_parent():
 
 
 def test_a_reducer_that_refuses_the_newer_state_fails_the_commit():
-    """If a reducer refuses the newer state, the commit raises, and nothing is changed or published."""
+    """If a reducer refuses the newer state, the commit raises an error, and nothing is changed or published."""
     session, heard = new_session(), list[Any]()
 
     def at_most_one(slice_: Any, event: Any) -> Any:
@@ -177,7 +177,7 @@ def test_a_reducer_that_refuses_the_newer_state_fails_the_commit():
 
 
 def test_a_fork_ends_once():
-    """A fork refuses a second commit, an apply without prepare, and any use after its end."""
+    """A fork refuses a second commit, an `apply` without `prepare`, and any use after its end."""
     session, heard = new_session(), list[Any]()
     session.dispatcher.subscribe(object, heard.append)
     done, dropped, never = session.fork("done"), session.fork("dropped"), session.fork("never")
@@ -201,7 +201,7 @@ def test_a_fork_ends_once():
 
 
 def test_nothing_commits_into_a_fork_that_is_over():
-    """An inner fork can't commit into an outer fork that has ended, whether or not it was prepared."""
+    """An inner fork can't commit into an outer fork that has ended, even if the inner fork was prepared before."""
     session, heard = new_session(), list[Any]()
     session.dispatcher.subscribe(object, heard.append)
     outer = session.fork("outer")
@@ -233,7 +233,7 @@ def test_what_changes_between_prepare_and_apply_is_kept():
 
 
 def test_a_thread_that_outlived_its_fork_is_refused():
-    """Every dispatch of a thread that outlives its fork is either committed or refused."""
+    """If a thread outlives its fork, each of its dispatches is either committed or refused."""
     for _ in range(30):
         session = new_session()
         fork = session.fork()
@@ -262,7 +262,7 @@ def test_a_thread_that_outlived_its_fork_is_refused():
 
 
 def test_state_is_heard_once_at_the_outermost_commit_and_logs_at_once():
-    """State events are published once, at the outermost commit; a dropped fork publishes only its log entries."""
+    """State events are published once, at the outermost commit. Log entries are published at once and survive a drop."""
     session, heard = new_session(), list[Any]()
     session.dispatcher.subscribe(object, heard.append)
     outer = session.fork()
@@ -284,7 +284,7 @@ def test_state_is_heard_once_at_the_outermost_commit_and_logs_at_once():
 
 
 def test_a_subscriber_may_dispatch():
-    """A listener may dispatch, since events are published without a lock, after they were applied."""
+    """A listener may dispatch, because events are published after they were applied and without holding a lock."""
     session = new_session()
     session.dispatcher.subscribe(Note, lambda note: session.dispatch(Put(note.number, len(session[Note]))))
     fork = session.fork()

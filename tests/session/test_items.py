@@ -1,4 +1,4 @@
-"""`Items` and `Table`, compared with a list and a dict from any fork, and the cost of adding."""
+"""`Items` and `Table` behave like a list and a dict in every fork, and adding stays cheap."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_items_made_at_once_are_those_added_one_by_one(size: int):
 
 @given(sizes, st.integers(0, 70))
 def test_items_are_a_list(size: int, more: int):
-    """Items of any size, extended or not, read like a list."""
+    """Items of any size, appended to or not, read like a list."""
     model = list(range(size + more))
     items = appended(Items(range(size)), range(size, size + more))
     assert list(items) == model
@@ -86,7 +86,7 @@ def test_items_are_a_list(size: int, more: int):
 
 @given(st.lists(st.tuples(st.integers(0, 1_000_000), st.integers(0, 70)), max_size=25), sizes)
 def test_forks_of_items_from_any_point_leave_each_other_alone(steps: list[tuple[int, int]], size: int):
-    """Whichever version is extended, every earlier version keeps its items."""
+    """Whichever version is appended to, every earlier version keeps its items."""
     versions = [(Items(range(size)), list(range(size)))]
     for number, (pick, count) in enumerate(steps):
         items, model = versions[pick % len(versions)]
@@ -98,7 +98,7 @@ def test_forks_of_items_from_any_point_leave_each_other_alone(steps: list[tuple[
 
 
 def test_items_across_three_levels_grow_from_one_base():
-    """A hundred siblings of one base that each grow across the third level are all correct."""
+    """A hundred versions of one base that each grow past the third level of the trie are all correct."""
     base = Items(range(32**3 - 1))
     for sibling in range(100):
         grown = appended(base, [sibling] * 34)
@@ -118,13 +118,13 @@ def test_items_are_equal_when_their_items_are(one: list[int], other: list[int]):
 
 
 def test_items_have_no_keys():
-    """Looking up items by key raises an error that says how a slice gets a key."""
+    """`Items.get` raises an error that says how to give a slice a key."""
     with pytest.raises(DefinitionError, match=r"@kept\(key="):
         Items([1]).get(1)
 
 
 def test_replacing_takes_other_items():
-    """`replace` takes the given items in their order, even if they come from the old ones."""
+    """`replace` takes the given items in order, even if they are computed from the old ones."""
     items = Items(range(100))
     assert items.replace(item for item in items if item > 97) == Items([98, 99])
     assert len(items) == 100
@@ -132,7 +132,7 @@ def test_replacing_takes_other_items():
 
 @given(st.lists(rows, max_size=120))
 def test_a_table_is_a_dict(added: list[Row]):
-    """The newest item of a key is found, in the order of first insertion, whatever the hashes."""
+    """`get` finds the newest item of each key, and items are in the order of first insertion, whatever their hashes."""
     table: Table[Row] = Table(row_key)
     model: dict[Any, Row] = {}
     for row in added:
@@ -151,7 +151,7 @@ def test_a_table_is_a_dict(added: list[Row]):
 
 @given(st.lists(st.tuples(st.integers(0, 1_000_000), st.lists(rows, max_size=12)), max_size=25))
 def test_forks_of_a_table_from_any_point_leave_each_other_alone(steps: list[tuple[int, list[Row]]]):
-    """Whichever version is extended, every earlier version keeps its items."""
+    """Whichever version is appended to, every earlier version keeps its items."""
     empty: Table[Row] = Table(row_key)
     versions: list[tuple[Table[Row], dict[Any, Row]]] = [(empty, {})]
     for pick, added in steps:
@@ -165,7 +165,7 @@ def test_forks_of_a_table_from_any_point_leave_each_other_alone(steps: list[tupl
 
 
 def test_a_large_table_finds_every_key():
-    """In a table of ten thousand keys, each put twice, every key has its second item, in the order of the first."""
+    """In a table of ten thousand keys, each added twice, every key has its second item, in the order of the first."""
     table: Table[Row] = Table(row_key)
     for turn in range(2):
         for number in range(10_000):
@@ -185,7 +185,7 @@ def test_tables_are_equal_when_their_items_are():
 
 
 def fresh(new: Any, old: Any) -> int:
-    """Count the tuples of one tree that are not shared with the other at the same place."""
+    """Count the tuples of one tree that the other does not have in the same place."""
     if new is old or not isinstance(new, tuple):
         return 0
     olds = old if isinstance(old, tuple) else ()
@@ -194,7 +194,7 @@ def fresh(new: Any, old: Any) -> int:
 
 
 def made(grown: Items[Any], base: Items[Any]) -> int:
-    """Count the tuples that were created between one tree and the other."""
+    """Count the tuples that were created between two versions."""
     return fresh(grown._full, base._full) + fresh(grown._tail, base._tail)
 
 
@@ -210,7 +210,7 @@ def test_adding_makes_a_handful_of_nodes_however_many_items_there_are(size: int)
 
 
 def test_a_hundred_siblings_share_their_base():
-    """Each of a hundred forks of a base of a million items creates as few nodes as the first."""
+    """Each of a hundred versions of a base of a million items creates at most ten tuples."""
     base = Items(range(1_000_000))
     siblings = [base.append(number) for number in range(100)]
     assert all(made(sibling, base) <= 10 for sibling in siblings)
@@ -218,7 +218,7 @@ def test_a_hundred_siblings_share_their_base():
 
 
 def test_adding_to_a_table_makes_a_handful_of_nodes():
-    """Adding to a table of 20,000 keys allocates about as many objects as adding to one of 10."""
+    """Adding to a table of 20,000 keys allocates about as many objects as adding to one of ten."""
 
     def allocated(size: int) -> float:
         table = Table(row_key).replace(Row(number, 0) for number in range(size))

@@ -1,4 +1,4 @@
-"""The law of sessions: any interleaving of forks equals replaying the commits in order."""
+"""The law of sessions: any interleaving of forks has the same result as replaying the commits in order."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.session_model import SLICES, Fold, Heard, Note, Put, contents, new_
 
 @dataclass(eq=False)
 class Branch:
-    """The model of a fork: its start, its actions and its reads."""
+    """A fork and its model: the events at its start, its own events, and what it read."""
 
     fork: Any
     parent: Any
@@ -37,7 +37,7 @@ class Branch:
 
 
 class Interleavings(RuleBasedStateMachine):
-    """Any order of forks, dispatches, reads, commits and drops equals replaying the commits in order."""
+    """Forks, dispatches, reads, commits and drops in any order have the same result as replaying the commits."""
 
     branches = Bundle("branches")
     events = st.one_of(

@@ -1,4 +1,4 @@
-"""Sessions: slices and their kinds, reducers, atomic dispatches, snapshots, threads, and published events."""
+"""Sessions: slices and their kinds, reducers, atomic dispatch, threads, and what may be an event."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RUN = RunContext("run", "request", "session", 1, "local", "trace", "span")
 
 @dataclass(frozen=True)
 class Note:
-    """State without rules."""
+    """A state item without rules."""
 
     text: str
 
@@ -30,7 +30,7 @@ class Note:
 @kept(key=lambda todo: todo.id)
 @dataclass(frozen=True)
 class Todo:
-    """State kept by key."""
+    """A state item with a key."""
 
     id: int
     done: bool = False
@@ -39,21 +39,21 @@ class Todo:
 @kept(kind="log")
 @dataclass(frozen=True)
 class Denied:
-    """A log."""
+    """A log item."""
 
     tool: str
 
 
 @dataclass(frozen=True)
 class Add:
-    """An event that other slices reduce."""
+    """An event that other slices' reducers handle."""
 
     amount: int
 
 
 @dataclass(frozen=True)
 class Spare:
-    """State unrelated to all other slices."""
+    """A state item unrelated to all other slices."""
 
 
 def summed(total: Any, event: Add) -> Any:
@@ -64,7 +64,7 @@ def summed(total: Any, event: Add) -> Any:
 @kept(reducers={Add: summed})
 @dataclass(frozen=True)
 class Total:
-    """A slice with a reducer on its own type."""
+    """A state item whose class has a reducer for another event."""
 
     of: int
 
@@ -78,7 +78,7 @@ def broken(_slice: Any, event: Any) -> Any:
 
 
 def in_threads(count: int, work: Callable[[int], None]) -> None:
-    """Run `work` in this many threads at once, and raise the first error of any thread."""
+    """Run `work` in this many threads at once, and raise the first error."""
     failed: list[BaseException] = []
     together = threading.Barrier(count)
 
@@ -122,7 +122,7 @@ def test_a_keyed_slice_keeps_the_newest_of_each_key():
 
 
 def test_what_was_read_does_not_change():
-    """A slice that was read does not change later, whether it is state or a log, empty or not."""
+    """A slice that was read does not change later, whether it is state or a log."""
     session = Session()
     before = [session[Note], session[Denied], session[ToolStarted]]
     session.dispatch(Note("a"))
@@ -139,7 +139,7 @@ def test_what_was_read_does_not_change():
 
 
 def test_a_slice_is_selected_by_its_class():
-    """A slice is selected by its class, and anything else is refused by name."""
+    """A slice is selected by its class, and anything else is refused."""
     session = Session(id="s1")
     with pytest.raises(SessionError, match=r"'s1'.*'Note' is not a type.*session\[Plan\]"):
         session["Note"]  # pyright: ignore[reportArgumentType]
@@ -164,7 +164,7 @@ def test_identity_and_config_are_read_only():
 
 
 def test_reducers_from_the_mark_the_session_and_register_all_run():
-    """An event goes to every slice that has a reducer for it, and to its own slice only if there is no such slice."""
+    """An event goes to every slice that has a reducer for it, and to its own slice only if no slice has one."""
     session = Session(
         slices={
             Note: SliceRules(reducers={Add: lambda slice_, event: slice_.append(Note(str(event.amount)))})
@@ -180,7 +180,7 @@ def test_reducers_from_the_mark_the_session_and_register_all_run():
 
 
 def test_registering_takes_effect_for_events_seen_before():
-    """A reducer that is registered later gets the next event, even of a type that was already dispatched."""
+    """A reducer that is registered later gets the next event, even if its type was dispatched before."""
     session = Session()
     session.dispatch(Note("a"))
     session.register(Todo, on=Note, reducer=lambda slice_, event: slice_.append(Todo(1)))
@@ -190,7 +190,7 @@ def test_registering_takes_effect_for_events_seen_before():
 
 
 def test_a_log_keeps_its_own_events_when_another_slice_reduces_them():
-    """A log keeps its own events even if a state slice also reduces them."""
+    """A log keeps its own events even if a state slice reduces them too."""
     session = Session()
     session.register(Note, on=Denied, reducer=lambda slice_, event: slice_.append(Note(event.tool)))
     session.dispatch(Denied("rm"))
@@ -199,7 +199,7 @@ def test_a_log_keeps_its_own_events_when_another_slice_reduces_them():
 
 
 def test_a_log_with_a_reducer_keeps_what_it_held():
-    """A reducer that is registered on a log with items works on those items."""
+    """A reducer registered on a log gets the items that the log already has."""
     session = Session()
     session.dispatch(Denied("a"))
     session.register(Denied, on=Note, reducer=lambda slice_, event: slice_.replace([Denied(event.text)]))
@@ -210,7 +210,7 @@ def test_a_log_with_a_reducer_keeps_what_it_held():
 
 
 def test_facts_can_be_reduced_and_are_logged_in_any_case():
-    """A slice may reduce Handrail's facts; if its reducer raises, the fact is still kept and published."""
+    """A slice may reduce Handrail's own facts. If its reducer raises, the fact is still kept and published."""
     session, heard = Session(), list[object]()
     session.dispatcher.subscribe(ToolStarted, heard.append)
     session.record(started(1))
@@ -224,7 +224,7 @@ def test_facts_can_be_reduced_and_are_logged_in_any_case():
 
 
 def test_a_keyed_log_of_facts_is_recorded():
-    """Rules given for one of Handrail's facts also apply to the facts that are recorded."""
+    """Rules given for one of Handrail's own facts apply when the fact is recorded."""
     session = Session(slices={ToolStarted: SliceRules("log", key=lambda fact: fact.call_id)})
     for number in (1, 2, 1):
         session.record(started(number))
@@ -253,7 +253,7 @@ def test_a_reducer_that_raises_undoes_the_whole_dispatch(into: type):
 
 @pytest.mark.parametrize("nonsense", [None, [Todo(1)], (), Items([Todo(1)]), Note("a")])
 def test_a_reducer_that_returns_something_else_is_told_so(nonsense: object):
-    """A reducer must return a changed version of its own slice; anything else is refused."""
+    """A reducer must return a version of its own slice. Anything else is refused."""
     session = Session()
     session.register(Todo, on=Add, reducer=lambda slice_, event: nonsense)
     with pytest.raises(ReducerError, match=f"returned an? {type(nonsense).__name__}, not the slice"):
@@ -265,7 +265,7 @@ def test_a_reducer_that_returns_something_else_is_told_so(nonsense: object):
 @pytest.mark.parametrize("target", [Note, Denied])
 @pytest.mark.parametrize("act", ["dispatch", "fork", "restore"])
 def test_a_reducer_that_dispatches_is_refused(act: str, target: type):
-    """A reducer that dispatches or restores is refused and its event undone, and the session stays usable."""
+    """A reducer that dispatches or restores is refused, its event is undone, and the session stays usable."""
     session = Session()
     acts: dict[str, Callable[[], None]] = {
         "dispatch": lambda: session.dispatch(Spare()),
@@ -286,7 +286,7 @@ def test_a_reducer_that_dispatches_is_refused(act: str, target: type):
 
 
 def test_a_key_that_raises_undoes_the_dispatch():
-    """If a key function raises, the dispatch is undone, as for a reducer."""
+    """If a key function raises, the dispatch is undone as if a reducer had raised."""
     session = Session(slices={Note: SliceRules(key=lambda note: note.missing)})
     with pytest.raises(ReducerError, match="AttributeError on the event Note"):
         session.dispatch(Note("a"))
@@ -308,7 +308,7 @@ def test_a_key_that_raises_undoes_the_dispatch():
     ],
 )
 def test_wrong_rules_are_refused_where_they_are_given(wrong: Callable[[], object], words: str):
-    """Invalid rules are refused where they are given, with an error that says what is expected."""
+    """Invalid rules are refused where they are given, and the error says what is wrong."""
     with pytest.raises((DefinitionError, SessionError), match=words):
         wrong()
 
@@ -340,7 +340,7 @@ def test_plain_values_and_classes_are_not_events(event: object):
 
 
 def test_what_cannot_be_saved_is_refused_at_its_first_dispatch():
-    """With a journal, an event that can't be saved as JSON is refused before any slice has it."""
+    """With a journal, an event that can't be saved as JSON is refused before it is added to a slice."""
 
     @dataclass(frozen=True)
     class Holds:
@@ -358,7 +358,7 @@ def test_what_cannot_be_saved_is_refused_at_its_first_dispatch():
 
 
 def test_ten_thousand_dispatches_from_eight_threads_lose_nothing():
-    """After ten thousand dispatches from eight threads, none is lost, and each was published once."""
+    """Ten thousand dispatches from eight threads lose no event and publish each one once."""
     session, heard = Session(), list[object]()
     session.dispatcher.subscribe(Add, heard.append)
     session.register(Denied, on=Add, reducer=lambda slice_, event: slice_.append(Denied("")))
@@ -375,7 +375,7 @@ def test_ten_thousand_dispatches_from_eight_threads_lose_nothing():
 
 
 def test_ten_thousand_dispatches_from_tasks_lose_nothing():
-    """Ten thousand dispatches from tasks that yield in between, some through forks, lose nothing."""
+    """Dispatches from tasks that yield in between, directly and through forks, lose no event."""
     session = Session()
 
     async def work() -> None:
@@ -395,7 +395,7 @@ def test_ten_thousand_dispatches_from_tasks_lose_nothing():
 
 @pytest.mark.parametrize("kind", ["dataclass", "struct", "model"])
 def test_what_can_be_changed_afterwards_is_not_kept(kind: str):
-    """A mutable event is refused, since all forks would share it and no rollback could undo its changes."""
+    """A mutable event is refused, because forks would share it and no rollback could undo a change to it."""
 
     @dataclass
     class Loose:

@@ -1,4 +1,4 @@
-"""Sessions as JSON: everything is restored, or refused with an error that names it."""
+"""Sessions as JSON: everything is restored, or refused with an error that names what can't be."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Model(BaseModel):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A msgspec struct with keys that JSON can't represent."""
+    """A msgspec struct with integer keys and bytes, which JSON does not have."""
 
     by_number: dict[int, datetime]
     raw: bytes
@@ -72,7 +72,7 @@ class Record(msgspec.Struct, frozen=True):
 @kept(key=lambda todo: todo.id)
 @dataclass(frozen=True)
 class Todo:
-    """State that is kept by key."""
+    """A state item with a key."""
 
     id: int
     done: bool = False
@@ -81,13 +81,13 @@ class Todo:
 @kept(kind="log")
 @dataclass(frozen=True)
 class Denied:
-    """A log."""
+    """A log item."""
 
     tool: str
 
 
 class Login(BaseModel):
-    """A value with a secret in it."""
+    """A model with a secret."""
 
     model_config = ConfigDict(frozen=True)
     user: str
@@ -124,12 +124,12 @@ def filled(events: list[Any], **options: Any) -> Session:
 
 
 def changed(**change: Any) -> bytes:
-    """Return a saved session with parts of its JSON replaced."""
+    """Return a saved session with some fields of its JSON replaced."""
     return json.dumps({**json.loads(save(filled([Plan("a")]))), **change}).encode()
 
 
 def test_everything_comes_back_as_it_was():
-    """Dataclasses, models and structs are restored in order, with the session's metadata."""
+    """Dataclasses, models and structs are restored in order, with the session's id, principal and config."""
     session = filled(EVENTS)
     again = load(save(session), types=TYPES)
     for kind in TYPES:
@@ -201,7 +201,7 @@ def test_a_log_with_reducers_is_kept():
     ],
 )
 def test_rules_that_were_given_must_be_given_again(rules: SliceRules, words: str):
-    """Loading without the slice rules that were given is refused, since slices would change their kind."""
+    """Loading without the slice rules that the session had is refused, because slices would change their kind."""
     session = filled([Plan("a"), Plan("a")], slices={Plan: rules})
     with pytest.raises(SessionError, match=rf"{words}.*slices="):
         load(save(session), types=[Plan])
@@ -210,7 +210,7 @@ def test_rules_that_were_given_must_be_given_again(rules: SliceRules, words: str
 
 
 def test_our_own_facts_need_not_be_named():
-    """Handrail's own events are loaded without naming their types, with params as plain data."""
+    """Handrail's own events are loaded without naming their types, with params and results as plain data."""
     session = Session(id="s1")
     facts = [
         ToolStarted("1", "tool", ("outer", "tool"), 0.25, RUN),
@@ -240,7 +240,7 @@ def test_our_own_facts_need_not_be_named():
 
 
 def test_secrets_are_not_in_the_text():
-    """Pydantic secrets are saved as asterisks; with a journal, an event with a secret is refused."""
+    """Pydantic secrets are saved as asterisks, and an event with a secret is refused if the session has a journal."""
     login = Login(user="ann", password=SecretStr("hunter2"))
 
     @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def test_secrets_are_not_in_the_text():
 
 
 def test_unknown_types_are_refused_by_name():
-    """Unknown types are refused, with all of them listed in one error, and no session is made."""
+    """Unknown types are refused, and one error lists all of them."""
     with pytest.raises(
         SessionError, match=r"'s1': it contains the unknown types \S+Denied, \S+Record"
     ) as raised:
@@ -274,7 +274,7 @@ def test_unknown_types_are_refused_by_name():
 
 
 def test_a_name_in_the_text_never_imports_or_finds_anything_else():
-    """A type name in the text is never imported, and only types of slices and of loaded Handrail modules are found."""
+    """A type name in the text imports nothing, and finds only given types and Handrail's own event types."""
     slices = json.loads(save(filled([Plan("a")])))["slices"]
     (contents,) = slices.values()
     for name in ("os.system", "handrail.session.session.Session.fork", "handrail.errors.nothing", "sys", ""):
@@ -306,14 +306,14 @@ def test_a_name_in_the_text_never_imports_or_finds_anything_else():
     ],
 )
 def test_damaged_text_is_refused(data: bytes, words: str):
-    """Damaged text always raises a `SessionError` that says where the damage is."""
+    """Damaged text raises a `SessionError` that says what is wrong."""
     with pytest.raises(SessionError, match=words):
         load(data, types=[Plan, Record])
 
 
 @given(st.data())
 def test_no_damage_makes_another_error(data: st.DataObject):
-    """However the bytes are cut and changed, the text loads or raises `SessionError`."""
+    """However the bytes are cut and changed, loading either works or raises `SessionError`."""
     text = bytearray(save(filled(EVENTS)))
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(text) - 1))
@@ -332,7 +332,7 @@ def test_a_type_that_changed_since_is_named(kind: type):
 
 
 def local_type(name: str) -> type:
-    """Make one of several types that share a name."""
+    """Return a new class with the same name as the others that this function returns."""
 
     @dataclass(frozen=True)
     class Local:
@@ -360,7 +360,7 @@ class Bare:
     ],
 )
 def test_what_cannot_be_saved_is_named(fill: Callable[[Session], None], words: str):
-    """A session that can't be saved is refused with the type's name, and never written in part."""
+    """A session with something that can't be saved is refused, and the error names the type."""
     session = Session(id="s1")
     fill(session)
     with pytest.raises(SessionError, match=words):
@@ -370,7 +370,7 @@ def test_what_cannot_be_saved_is_named(fill: Callable[[Session], None], words: s
 
 
 def test_what_can_be_saved_passes_the_check():
-    """`check_serialisable` accepts every event that can be restored, and refuses any other."""
+    """`check_serialisable` accepts every event that can be restored unchanged, and refuses any other."""
     for event in EVENTS:
         check_serialisable(event)
     for wrong in (Bare(), Plan("x", raw=b"\xff"), local_type("a")(Todo(1)), local_type("a")((1, 2))):
@@ -379,7 +379,7 @@ def test_what_can_be_saved_passes_the_check():
 
 
 def test_a_type_that_cannot_be_loaded_is_refused():
-    """A type without a schema is refused by name, with a Handrail error instead of pydantic's."""
+    """A type without a schema is refused with a `SessionError`, not with pydantic's error."""
     data = save(filled([Plan("a")])).replace(f"{__name__}.Plan".encode(), f"{__name__}.Bare".encode())
     with pytest.raises(SessionError, match="Bare does not match"):
         load(data, types=[Bare])

@@ -8,7 +8,7 @@ TESTS = SUPPORT.parent
 ROOT = TESTS.parent
 
 PATIENCE = 300.0
-"""Seconds to wait for something that must happen: enough for a busy machine."""
+"""Seconds to wait for something that must happen. It is enough for a busy machine."""
 
 
 def importing_support() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The app that AG-UI clients are tested against. It runs in its own process if a test kills it.
+"""An app for the tests of AG-UI clients. Tests that kill it run it in its own process.
 
 python agui_app.py FOLDER PORT
 """
@@ -53,7 +53,7 @@ class FlakyModel(PlayedModel):
 
 
 def source_of(folder: Path) -> PromptSource:
-    """Return the page tests' app with more plays and a `FlakyModel`."""
+    """Return the source of the page tests' app, with more plays and a `FlakyModel`."""
     source_in(folder)
     adapter = Adapter(
         FlakyModel(PLANS), filesystem=DirectoryFilesystem(folder / "work"), retry=Retry(first_wait=0.0)

@@ -1,7 +1,7 @@
-"""A checker of AG-UI streams, stricter than the protocol's own clients.
+"""A checker of AG-UI streams that is stricter than the protocol's own clients.
 
-Those clients accept a stream without an end, results of unknown calls, and changes of activities that were
-never shown. `Checker` does not. It also validates every event with the protocol's models, without unknown
+Those clients accept a stream that does not end, results of unknown calls, and changes of activities that were never
+shown. `Checker` refuses all of these. It also validates every event with the protocol's models, and refuses unknown
 fields.
 """
 
@@ -21,7 +21,7 @@ class Wrong(AssertionError):
 
 
 class Checker:
-    """Checks the legs of one thread, as seen by a client that is connected to all of them."""
+    """Checks the legs of one thread, as a client that is connected during all of them receives them."""
 
     def __init__(self, older: bool = False) -> None:
         self.older = older
@@ -63,7 +63,7 @@ class Checker:
             raise Wrong(f"{kind} belongs to the nested run {tag}, which is not open")
         handler = getattr(self, f"_{kind.lower()}", None)
         if handler is None:
-            raise Wrong(f"{kind} is an event Handrail never sends")
+            raise Wrong(f"{kind} is an event that Handrail never sends")
         handler(event, tag)
 
     # --- legs ---
@@ -92,7 +92,7 @@ class Checker:
             if call is not None and (call not in self.calls or call in self.results):
                 raise Wrong(f"the leg ends with a question about {call}, which is not in progress")
             if call is not None and self._owners["call", call] != interrupt.get("subagentRunId"):
-                raise Wrong(f"the leg ends with a question about {call}, a call of another run")
+                raise Wrong(f"the leg ends with a question about {call}, which is a call of another run")
         pending = outcome.get("pendingToolCallIds", ())
         if any(call not in self.calls or call in self.results for call in pending):
             raise Wrong(f"a pending call is unknown or has a result: {pending}")
@@ -251,7 +251,7 @@ class Checker:
     _subagent_error = _subagent_finished
 
     def named(self, name: str) -> Iterator[Any]:
-        """Return the values of the Handrail events with this name."""
+        """Return the values of the custom events with this name."""
         return (value for found, value in self.custom if found == name)
 
 

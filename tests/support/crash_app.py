@@ -1,8 +1,8 @@
-"""A program that a test kills at a chosen moment and starts again.
+"""A program that crashes at a chosen point, and is then started again.
 
-Run as a script, it reads one line per start (a folder, a tool, a mode), forks a child for each, and answers with a
-line of JSON. There is one tool for each effect, and tools record their effects on the outside world in the
-folder's file `world`. In `crash` mode the child dies in the middle of the tool, as if by `kill -9`.
+Run as a script, it reads one line per start (a folder, a tool, a mode), forks a child for each, and answers with a line
+of JSON. There is one tool for each effect, and tools record their effects on the outside world in the folder's file
+`world`. In `crash` mode the child ends in the middle of the tool, as if by `kill -9`.
 """
 
 import asyncio
@@ -247,7 +247,7 @@ async def main() -> dict[str, Any]:
 
 
 def serve() -> None:
-    """Fork a child for every line read, so that the modules are imported only once."""
+    """Fork a child for every line of standard input. The modules are imported only once, before the first fork."""
     for line in sys.stdin:
         folder, Start.tool, Start.mode = json.loads(line)
         Start.folder = Path(folder)

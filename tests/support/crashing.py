@@ -1,7 +1,7 @@
-"""A process that is killed in the middle of a commit, at a chosen point.
+"""A program that is killed at a chosen point, in the middle of a commit or of its recovery.
 
-Run as a script, it reads one JSON line per attempt, forks a child that makes the attempt and is killed, and answers
-with a line of JSON. So hundreds of kills need hundreds of forks, but only one import.
+Run as a script, it reads one JSON line per attempt, forks a child that makes the attempt, and answers with the child's
+exit code. So hundreds of kills take hundreds of forks, but only one import.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FILES = {
 
 
 def snapshot(folder: Path) -> dict[str, Any]:
-    """Return every path with its state: a file's bytes and mode, a link's target, or a mark for a folder."""
+    """Return every path with its state: a file's text and mode, a link's target, or "folder"."""
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -52,7 +52,7 @@ def snapshot(folder: Path) -> dict[str, Any]:
 
 
 def change(files: Any, seed: int) -> None:
-    """Make every kind of change. The seed determines their order and selection."""
+    """Change files in random ways. The seed determines which changes are made, and in which order."""
     deeds = [
         lambda: files.append("tool.sh", "echo after\n"),
         lambda: files.write("new/deep/b.txt", "b after\n"),
@@ -70,7 +70,7 @@ def change(files: Any, seed: int) -> None:
 
 
 class Points:
-    """Counts the points that a commit passes, and ends the process at one of them."""
+    """Counts the points that a commit passes, and kills the process at one of them."""
 
     def __init__(self, at: int) -> None:
         self._at = at
@@ -87,7 +87,7 @@ class Points:
 
 
 class KillingDisk(Disk):
-    """A disk on which the process can die before and after each change."""
+    """A disk that can kill the process before and after each operation."""
 
     def __init__(self, points: Points, edit_before: str = "") -> None:
         self._points = points
@@ -181,7 +181,7 @@ def killing_journal(
 
 
 async def commit_once(base: Path, seed: int, points: Points, edited: str, durability: Any) -> str:
-    """Make one call through the gate, on the folder and the journal under `base`."""
+    """Make one call through the gate on the folder and the journal under `base`. Return "ok" or the call's message."""
     disk = (CutDisk if durability == "power" else KillingDisk)(
         points, str(base / "root" / edited) if edited else ""
     )
@@ -197,7 +197,7 @@ async def commit_once(base: Path, seed: int, points: Points, edited: str, durabi
 
     def new_id() -> str:
         number = next(numbers)
-        return RUN if number == 1 else f"id{number}"  # the first line names the session
+        return RUN if number == 1 else f"id{number}"  # the first id is the session's, the second is the run's
 
     gate = open_gate([work], filesystem=files, journal=journal, new_id=new_id)
     result = await gate.invoke("work")

@@ -1,13 +1,13 @@
-"""Finds the Python examples in Markdown files, and runs them as a reader would.
+"""Find the Python examples in Markdown files, and run them as a reader would.
 
 In the README each block runs in its own namespace and folder. On a page of `docs/`, all blocks share one namespace and
 one folder. A line directly before a fence changes this:
 
-`<!-- continues -->` before a python fence of the README: continue the previous python block;
-`<!-- anew -->` before a python fence of a page: start again with an empty namespace and folder;
-`<!-- runs on NAME -->` before a python fence: the code needs another library, and runs where that library is
-installed;
-`<!-- prints -->` before a text fence: the python block before it prints exactly this text.
+- `<!-- continues -->` before a python fence of the README continues the previous python block.
+- `<!-- anew -->` before a python fence of a page starts again with an empty namespace and folder.
+- `<!-- runs on NAME -->` before a python fence says that the code needs another library. It runs where that library is
+  installed.
+- `<!-- prints -->` before a text fence says that the python block before it prints exactly this text.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ ELSEWHERE = re.compile(r"<!-- runs on (?P<library>\w+) -->")
 
 @dataclass
 class Block:
-    """A python block, with the line in the document at which its code begins."""
+    """A python block, with the line of the document on which its code begins."""
 
     line: int
     code: str
@@ -42,7 +42,7 @@ class Block:
 
 
 class BadDocument(ValueError):
-    """Raised when the document's fences and marks do not fit together."""
+    """Raised when a document has a mark that has no effect, or a fence that is not closed."""
 
 
 def is_story(document: Path) -> bool:
@@ -133,7 +133,7 @@ def compare(document: Path, block: Block, printed: str) -> None:
 
 
 def failing_line(error: BaseException, document: Path) -> int | None:
-    """Return the innermost line of the document in the error's traceback."""
+    """Return the innermost line of the document in the error's traceback, or None if there is none."""
     if isinstance(error, SyntaxError) and error.filename == str(document):
         return error.lineno
     frames = traceback.extract_tb(error.__traceback__)
@@ -141,5 +141,5 @@ def failing_line(error: BaseException, document: Path) -> int | None:
 
 
 def documents() -> list[Path]:
-    """Return the README and every page."""
+    """Return the README and every page of the docs."""
     return [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]

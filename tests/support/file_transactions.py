@@ -46,14 +46,14 @@ def below(files: Plain, path: str) -> list[str]:
 
 
 def make_way(files: Plain, folders: list[str]) -> None:
-    """Create the missing parent folders of a path, or refuse if one of them is a file."""
+    """Create the missing ones among these folders, or raise `FileInTheWay` if one of them is a file."""
     if any(files.get(folder) is not None for folder in folders):
         raise FileInTheWay("", "")
     files.update({folder: None for folder in folders if folder not in files})
 
 
 def plainly(files: Plain, verb: str, *args: str) -> object:
-    """Apply a verb to files in a plain dict, and return the result."""
+    """Apply a verb to files in a plain dict, and return its result."""
     path = args[0]
     if verb == "glob":
         return tuple(sorted(f"{p}/" if t is None else p for p, t in files.items() if GLOBS[path](p, t)))
@@ -96,7 +96,7 @@ def plainly(files: Plain, verb: str, *args: str) -> object:
 
 
 def really(files: Files, verb: str, *args: str) -> object:
-    """Apply a verb to a real filesystem, and return the result."""
+    """Apply a verb to a real filesystem, and return its result in the form that `plainly` uses."""
     if verb == "list":
         return tuple((info.path, info.is_directory, info.size) for info in files.list(*args))
     if verb == "prune":
@@ -105,7 +105,7 @@ def really(files: Files, verb: str, *args: str) -> object:
 
 
 class Call:
-    """A fork under test, with a record of everything it did and saw."""
+    """A fork under test, with a record of everything that it did and read."""
 
     def __init__(self, fork: Any, parent: Call | None, born: int) -> None:
         self.fork = fork
@@ -191,7 +191,7 @@ class Transactions(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, 4), nested=st.booleans(), some=several, then=thens)
     def act(self, at: int, nested: bool, some: list[tuple[str, ...]], then: str) -> None:
-        """Act in a call, which may then end. In one of five cases, act in the root itself."""
+        """Act in a call, which may then end. In one of five cases, act on the root directly."""
         call = self.pick(at, nested) if at < 4 else None
         for deed in map(self.filled, some):
             try:
@@ -239,7 +239,7 @@ class Transactions(RuleBasedStateMachine):
         self.end(call)
 
     def check_cause(self, call: Call, alarms: list[str]) -> None:
-        """Check that another call changed the path, something in it, or one of its parents since this call began."""
+        """Check that since this call began, another one has changed each path, something in it, or one of its parents."""
         for alarm in alarms:
             place = f"{alarm.rstrip('/')}/"
             others = [f"{path}/" for when, path, by in self.touched if when > call.born and by is not call]

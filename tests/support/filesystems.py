@@ -1,4 +1,4 @@
-"""Filesystems in memory and on a real folder, for tests that both kinds must pass."""
+"""Filesystems in memory and on a real folder, for tests that both kinds have to pass."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def tree(files: Files) -> dict[str, str | None]:
 
 
 def commit(fork: AFork) -> None:
-    """Commit a fork without checking its reads."""
+    """Commit a fork without checking whether its reads are stale."""
     fork.prepare()
     fork.apply()
 
@@ -95,7 +95,7 @@ Marks = dict[str, tuple[int, int]]
 
 
 def marks(folder: Path) -> Marks:
-    """Return every path under a folder with its inode, and for a file with its modification time."""
+    """Return the inode of every path under a folder, and the modification time of every file."""
     found: Marks = {}
     for path in folder.rglob("*"):
         status = path.lstat()
@@ -104,5 +104,5 @@ def marks(folder: Path) -> Marks:
 
 
 def aside(files: DirectoryFilesystem) -> list[str]:
-    """Return the contents of the staging folders that are in use."""
+    """Return the paths in the staging folders of calls in progress."""
     return [str(path) for path in files.staging.glob("at-work/*/*")]

@@ -38,11 +38,11 @@ class Folder:
         return file
 
     def real(self) -> Tree:
-        """Return a snapshot of the real folder, with bytes, inodes and modification times."""
+        """Return a snapshot of the real folder, with bytes, inodes and times."""
         return tree(self.root, exact=True)
 
     def caught(self) -> list[tuple[str, str]]:
-        """Return the changes that are in the upper layer."""
+        """Return the changes in the upper layer, sorted by path."""
         return sorted(changes(self.upper), key=lambda change: change[1])
 
     def run(self, shell: Shell, *argv: str, **options: Any) -> CommandResult:
@@ -60,7 +60,7 @@ class Folder:
 
 
 def anything(backend: Any = "auto", timeout: float = PATIENCE, **options: Any) -> Shell:
-    """Make a shell that allows every command."""
+    """Return a shell that allows every command."""
     return Shell([Allow(...)], backend=backend, timeout=timeout, **options)
 
 
@@ -108,7 +108,7 @@ def processes_with(marker: str) -> list[str]:
 
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
-"""A Python interpreter that commands can see. They can't see an interpreter in a checkout below /tmp."""
+"""A Python interpreter that commands can see. They can't see one that is installed below /tmp."""
 _THEIR_OWN = ("/tmp", "/var/tmp", "/run", "/dev/shm")
 
 
@@ -118,7 +118,7 @@ def is_seen(path: Path) -> bool:
 
 
 def outside_tmp() -> Path:
-    """Return a working folder that commands can see."""
+    """Return a writable folder that commands can see. Skips the test if there is none."""
     for place in (Path(__file__).parent, Path.home(), Path("/opt"), Path("/srv"), Path("/var/lib")):
         if is_seen(place) and os.access(place, os.W_OK):
             return place

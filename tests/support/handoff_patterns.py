@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Refused(str):
-    """The outcome of a pattern whose requirement is missing. The error names the requirement."""
+    """The outcome of a pattern that is refused, because the verb with this name is missing."""
 
 
 NEEDS_A_PERSON = Refused("wait_for")
@@ -38,25 +38,25 @@ NEEDS_A_MODEL = Refused("prompt_model")
 
 @dataclass(frozen=True)
 class Pattern:
-    """An example, with its call, its answers and its expected outcome in each environment."""
+    """An example, with its call, the answers, and the expected outcome in each environment."""
 
     handoff: str
     client: str
     arguments: Mapping[str, Any]
     public: Any
-    """What the `client` act displays in the unit tests."""
+    """The public part that the `client` act gets in the unit tests."""
     answers: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """A person's answers, by the kind of question."""
+    """A person's answers, by the name of the question."""
     typed: tuple[tuple[str, str], ...] = ()
-    """Lines that a person types at a terminal.
+    """Lines that a person types at a terminal, each after the text that must be on the screen first.
 
-    Each line is typed once the text before it has been shown one more time.
+    If a text occurs several times here, it must have been shown that many times.
     """
     replies: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """The model's answers, each for prompts that contain a given text."""
+    """The model's answers, by a part of the prompt."""
     tools: tuple[str, ...] = ()
     results: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Results of inner calls in the unit tests."""
+    """Results of inner calls in the unit tests, by the name of the tool."""
     expected: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -204,7 +204,7 @@ def example(name: str) -> ModuleType:
 
 
 def replying(pattern: Pattern) -> ScriptedModel:
-    """Make a model that chooses its reply by a part of the prompt, independently of the order of requests."""
+    """Return a model that chooses its reply by a part of the prompt, whatever the order of requests."""
 
     def reply(request: ModelRequest) -> str:
         asked = request.messages[-1]
@@ -217,7 +217,7 @@ def replying(pattern: Pattern) -> ScriptedModel:
 
 
 async def at_terminal(pattern: Pattern, begin: Callable[[Any], Awaitable[T]]) -> T:
-    """Run a pattern at a terminal, and check that its whole script is typed and the terminal is restored."""
+    """Run a pattern at a terminal, type all its lines, and check that the terminal's settings are restored."""
 
     async def come() -> T:
         with seen.streams() as (stdin, stdout):

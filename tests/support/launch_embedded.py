@@ -1,4 +1,4 @@
-"""Serves the embedded model with xllamacpp's own HTTP server, prints the address, and ends when stdin closes.
+"""Serve the embedded model with xllamacpp's own HTTP server, print the address, and end when stdin closes.
 
 python tests/support/launch_embedded.py
 """
@@ -11,8 +11,8 @@ from typing import Any
 
 import xllamacpp  # pyright: ignore[reportMissingTypeStubs] (it has none)
 
-# The template inside the weights leaves tools out. This one is the same ChatML with the tools in the system
-# turn, calls as JSON between tags, and results as their own turn.
+# The template in the weights leaves tools out. This one is the same ChatML, with the tools in the system turn, calls as
+# JSON between tags, and each result in its own turn.
 TEMPLATE = """
 {%- if messages[0].role == 'system' -%}
     {%- set system = messages[0].content -%}{%- set turns = messages[1:] -%}
@@ -58,7 +58,7 @@ params.hostnames = ["127.0.0.1"]
 params.port = 0
 params.n_ctx = 2048
 params.n_parallel = 1
-# The server checks whether the client is still connected between two batches of a prompt, so they are small.
+# Between two batches of a prompt, the server checks whether the client is still connected. So batches are small.
 params.n_batch = 64
 params.n_ubatch = 64
 params.cpuparams.n_threads = 1

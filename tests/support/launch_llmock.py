@@ -1,9 +1,9 @@
-"""Serves llmock on a free port of loopback, prints the address, and ends when stdin closes.
+"""Serve llmock on a free loopback port, print the address, and end when stdin closes.
 
 .components/llmock/bin/python tests/support/launch_llmock.py
 
-The script runs on the Python of llmock's own venv, and serves llmock's own application, which is scripted and
-inspected over its control API, /_llmock.
+The script runs on the Python of llmock's own venv. Tests script and inspect the server over llmock's control API,
+/_llmock.
 """
 
 import os
@@ -13,8 +13,8 @@ import sys
 from llmock import simulation  # pyright: ignore
 from llmock.testing import LLMockServer  # pyright: ignore
 
-# llmock adds a Retry-After of one second to every 429 without one. With no status in this set it sends the
-# header only when the script asks for it.
+# llmock adds a Retry-After of one second to every 429 without one. With this set empty, it sends the header only if the
+# script asks for it.
 simulation.RETRYABLE_STATUS_CODES = frozenset()
 
 print(LLMockServer().start().url, flush=True)

@@ -1,4 +1,4 @@
-"""Operations for tests, and scripts that run them."""
+"""Operations for tests, and functions that run them or run scripts."""
 
 import asyncio
 import gc
@@ -19,7 +19,7 @@ from support import PATIENCE
 
 
 def value_of(value: object, home: Home | None = None) -> Operation[Any]:
-    """Make an operation that takes one turn of the loop and returns `value`."""
+    """Return an operation that yields to the event loop once and then returns `value`."""
 
     async def work() -> object:
         await asyncio.sleep(0)
@@ -29,7 +29,7 @@ def value_of(value: object, home: Home | None = None) -> Operation[Any]:
 
 
 def failing(error: BaseException, home: Home | None = None) -> Operation[Any]:
-    """Make an operation that takes one turn of the loop and raises `error`."""
+    """Return an operation that yields to the event loop once and then raises `error`."""
 
     async def work() -> None:
         await asyncio.sleep(0)
@@ -39,7 +39,7 @@ def failing(error: BaseException, home: Home | None = None) -> Operation[Any]:
 
 
 class Stuck:
-    """An operation that never finishes by itself, and records what happens to it."""
+    """An operation that never finishes by itself, and logs what happens to it."""
 
     def __init__(self, home: Home | None = None, cleanup: int = 0) -> None:
         self.began = threading.Event()
@@ -84,7 +84,7 @@ async def use(operation: Operation[Any], way: str) -> Any:
 
 @pytest.fixture
 def nothing_is_logged(caplog: pytest.LogCaptureFixture):
-    """Check that asyncio logs no lost exception and no destroyed task during the block."""
+    """Fixture: asserts that asyncio logs nothing during the test, such as a lost exception or a destroyed task."""
     with caplog.at_level(logging.WARNING, logger="asyncio"):
         yield
         gc.collect()
@@ -95,7 +95,7 @@ _HEAD = """\
 from handrail import Operation, gather
 import asyncio, logging
 
-# That the machine is slow is not the script's fault. Everything else asyncio complains about in dev mode is.
+# A slow machine is not the script's fault, so this warning of asyncio's dev mode is left out. All others count.
 logging.getLogger("asyncio").addFilter(lambda record: "took" not in record.getMessage())
 """
 
@@ -108,5 +108,5 @@ def script(tmp_path: Any, text: str, *flags: str) -> list[str]:
 
 
 def finished(command: list[str], seconds: float = PATIENCE) -> subprocess.CompletedProcess[str]:
-    """Run a script to its end, with a timeout."""
+    """Run a command to its end, with a timeout."""
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds)

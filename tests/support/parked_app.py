@@ -1,7 +1,7 @@
-"""A program that waits for the answer to a handoff, and a second one that continues the run days later.
+"""A program whose run waits for the answer to a handoff, and which later answers and resumes that run.
 
 python parked_app.py FOLDER wait      runs until killed, and writes what the client sees to FOLDER/wire
-python parked_app.py FOLDER answer    answers and resumes three days later, in another process
+python parked_app.py FOLDER answer    answers and resumes the run three days later
 """
 
 import asyncio
@@ -80,7 +80,7 @@ def handoff(folder: Path) -> Handoff[Any, Any]:
 
 
 class Client(Environment):
-    """A connected client that displays a question and does not answer it yet."""
+    """A connected client that is shown a question and never answers it."""
 
     run_mode: RunMode = "user"
 
@@ -120,7 +120,7 @@ async def main(folder: Path, mode: str) -> None:
         question_id=question.id, digest=question.digest, by=question.principal, value={"number": 2}
     )
     journal.questions.answer(given)
-    journal.questions.answer(given)  # a second answer is harmless
+    journal.questions.answer(given)  # repeating the same answer is harmless
     try:
         journal.questions.answer(
             Answer(

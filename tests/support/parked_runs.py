@@ -1,4 +1,4 @@
-"""An environment that records when runs are waiting, and a function that answers their questions."""
+"""An environment that records when a run only waits, and a function that makes answers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from handrail.replay.parked_run import Parking
 
 
 class Resting(LaterEnvironment):
-    """Records when a run begins and each time it only waits for answers. It parks no run."""
+    """An environment that records the run's `Parking`, and whether the run could be parked each time it only waited.
+
+    It parks no run.
+    """
 
     keeps_secrets = True
 
     def __init__(self) -> None:
         self.parking: Parking | None = None
         self.rested: list[bool] = []
-        """Whether the run could be parked, for each time it only waited for answers."""
+        """For each time that the run only waited for answers, whether it could be parked."""
         self._next = asyncio.Event()
 
     def run_started(self, parking: Parking) -> None:

@@ -63,7 +63,7 @@ def everything(value: Any, seen: set[int] | None = None) -> str:
 
 
 class Recording(MemoryJournal):
-    """A journal that also keeps its commit units, so that tests can inspect them."""
+    """A journal that also keeps its commit units in a list, for tests to inspect."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ WIDER = st.recursive(st.sampled_from([*LEAVES, SAID_SO]), _around, max_leaves=4)
 
 
 class Login(NamedTuple):
-    """A generated tool, with the arguments that the model sends and the values that its handler received."""
+    """A tool, with the arguments that the model sends and the values that its handler received."""
 
     tool: Tool[Any, Any]
     arguments: dict[str, Any]
@@ -146,7 +146,7 @@ class Login(NamedTuple):
 
 
 def revealed(value: Any) -> Any:
-    """Convert a value that a handler received back to the plain JSON it was made from."""
+    """Convert a value that a handler received back to the plain JSON that it was parsed from."""
     if hasattr(value, "get_secret_value"):
         value = value.get_secret_value()
     if isinstance(value, bytes):
@@ -168,7 +168,7 @@ class Key(BaseModel):
 
 @contextlib.contextmanager
 def logged():
-    """Capture everything that Handrail logs, at every level."""
+    """Capture everything that Handrail logs at any level, and yield it as a text buffer."""
     said = io.StringIO()
     handler = logging.StreamHandler(said)
     root = logging.getLogger("handrail")
@@ -183,12 +183,12 @@ def logged():
 
 
 def recorded_in(folder: Path) -> bytes:
-    """Return all bytes of a journal, including those that are not in the main database file yet."""
+    """Return all bytes of a journal, including those in SQLite's files beside it."""
     return b"".join(path.read_bytes() for path in sorted(folder.glob("runs.db*")))
 
 
 def written(path: Path) -> bytes:
-    """Return the bytes of an exported run, with its base64 parts decoded."""
+    """Return the bytes of an exported run, followed by its decoded base64 parts."""
     text = path.read_bytes()
     lines = [json.loads(line) for line in text.splitlines()]
     bodies = [base64.b64decode(line["entry"]["body"]) for line in lines if "entry" in line]
@@ -209,7 +209,7 @@ def login_with(effect: Any, cut: Callable[[], Any] | None = None, **options: Any
 
 
 class Cut:
-    """A run that is interrupted as if its process had died, and then resumed from its record."""
+    """A run that is parked by force in the middle of a call, as a crash would leave it, and then resumed."""
 
     def __init__(self, tools: list[Any], *script: Any, **options: Any) -> None:
         self.there = Resting()
@@ -230,7 +230,7 @@ class Cut:
             await run
 
     async def told(self) -> str:
-        """Resume the run, and return what the model is told about the interrupted call."""
+        """Resume the run, and return the result of the interrupted call that the model is sent."""
         await self.adapter.resume("run", self.prompt)
         last = self.model.requests[-1].messages[-1]
         assert isinstance(last, ToolMessage)

@@ -1,4 +1,4 @@
-"""The `handrail` program in its own process, and a folder of workers for it to run."""
+"""Functions that run the `handrail` program in its own process, and a folder of workers for it to run."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def workers_folder(folder: Path) -> Path:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return an ordinary environment, without variables that affect colours or verbosity."""
+    """Return this process's environment, without variables that affect colours, verbosity or imports."""
     kept = {
         name: value
         for name, value in os.environ.items()

@@ -1,4 +1,4 @@
-"""Random prompts made from plain data, and an independent computation of their visible sections."""
+"""Random prompts made from plain data, and an independent computation of which of their sections are shown."""
 
 from __future__ import annotations
 

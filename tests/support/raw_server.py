@@ -1,4 +1,4 @@
-"""A model server that sends exactly the given bytes, for responses that no correct server would send."""
+"""A model server that sends exactly the given bytes, to test responses that no correct server would send."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Raw:
 
 @asynccontextmanager
 async def raw_server(*answers: bytes) -> AsyncGenerator[Raw]:
-    """Serve these answers, one for each request, and repeat the last one."""
+    """Serve these answers, one per request. The last one is repeated."""
     raw = Raw(answers)
     server = await asyncio.start_server(raw.serve, "127.0.0.1", 0)
     raw.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -65,7 +65,7 @@ def whole(answer: Any, status: int = 200) -> bytes:
 
 
 def streamed(*events: Any, end: bytes = b"data: [DONE]\n\n") -> bytes:
-    """Return the bytes of an event stream, with each event and the end in its own chunk."""
+    """Return the bytes of an event stream, in which each event and the end has its own chunk."""
     chunks = [
         b"data: " + (each if isinstance(each, bytes) else json.dumps(each).encode()) + b"\n\n"
         for each in events

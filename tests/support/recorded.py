@@ -1,4 +1,4 @@
-"""Recorded runs, for tests of the commands that work on them."""
+"""Tools, and functions that record runs, for tests of the commands that work on recorded runs."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def call(name: str, **arguments: Any) -> ToolCall:
 
 
 class Recorder:
-    """A journal file and a folder, with methods that record runs in them."""
+    """A journal and a folder, with methods that record runs in them."""
 
     def __init__(self, base: Path, **options: Any) -> None:
         self.base = base

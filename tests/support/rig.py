@@ -1,4 +1,4 @@
-"""An in-memory gate and small tools, for the tests of the gate."""
+"""An in-memory gate and small tools, for tests of the gate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Note:
 
 
 class Rig:
-    """A session and a filesystem with a gate over them. It records every event in the order of publication."""
+    """A session and a filesystem with a gate over them, and a list of all events in the order of publication."""
 
     def __init__(self, tools: Iterable[Tool[Any, Any]], **options: Any) -> None:
         self.session: Session = options.pop("session", None) or Session(id="session")
@@ -57,13 +57,13 @@ class Rig:
         return list(self.files.glob("**"))
 
     def assert_untouched(self) -> None:
-        """Assert that calls left no state, no files, and no events except facts."""
+        """Assert that calls left no state and no files, and published nothing but facts."""
         assert self.notes == []
         assert self.paths == []
         assert not [event for event in self.events if not isinstance(event, Fact)]
 
     def assert_paired(self) -> None:
-        """Assert that every call has exactly one start and, later, exactly one end."""
+        """Assert that every call has one start, which is its first event, and one end, which is its last."""
         started = [event.call_id for event in self.of(ToolStarted)]
         ended = [event.call_id for event in self.of(ToolInvoked)]
         assert len(set(started)) == len(started)
@@ -84,7 +84,7 @@ def leave_traces(context: ToolContext, text: str) -> None:
 
 
 def staged(body: Callable[[str, ToolContext], Coroutine[Any, Any, Any]], **options: Any) -> Tool[Any, Any]:
-    """Make a tool that leaves traces under the given name, and then runs `body`."""
+    """Return a tool that leaves traces named after its argument `text`, and then runs `body`."""
     name = options.pop("name", "work")
     effect = options.pop("effect", "staged")
 

@@ -1,6 +1,6 @@
-"""The schedule for xdist: which tests run on the same worker, and which start first.
+"""The schedule for xdist: which tests run on the same worker, and which run first.
 
-All tests of a file run on one worker, so that its fixtures are made only once. The slowest files start first, so
+All tests of a file run on one worker, so that the file's fixtures are made only once. The slowest files start first, so
 that the workers finish at about the same time.
 """
 
@@ -39,7 +39,7 @@ TOGETHER = ("tests/serve/page",)
 """Folders whose tests all run on one worker, since they share a browser."""
 
 APART = ("tests/testing/test_simulation.py",)
-"""Files whose tests are scheduled one by one, since each takes as long as another file."""
+"""Files whose tests are scheduled one by one, since each test takes as long as a whole file."""
 
 
 class Schedule(LoadScopeScheduling):

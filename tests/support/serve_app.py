@@ -1,4 +1,4 @@
-"""A server in its own process, without HTTP, which runs until it is killed.
+"""A program that runs a served thread without HTTP, until it is killed.
 
 python serve_app.py FOLDER PLAN     prints `asked` when the run waits for a person, and `working` when its tool runs
 """

@@ -1,4 +1,4 @@
-"""A server with real tools and a scripted model, for the tests of the wire and of the page.
+"""A server with real tools and a scripted model, for the tests of AG-UI and of the page.
 
 The user's message selects what the model does (`PLAYS`). The model keeps no state outside the messages, so a server
 that is restarted on the same journal continues where the last one stopped.
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 class Gates:
-    """Points at which a tool or the model waits until the test lets it continue, from any thread."""
+    """Points at which a tool waits until the test lets it continue, from any thread."""
 
     def __init__(self) -> None:
         self._open: dict[str, threading.Event] = {}
@@ -65,7 +65,7 @@ class Gates:
         return self._open.setdefault(name, threading.Event())
 
     async def passed(self, name: str) -> None:
-        # This polls, since a blocked thread would outlive a cancelled run.
+        # This polls, because a thread that blocks would outlive a cancelled run.
         while not self[name].is_set():
             await asyncio.sleep(0.01)
 
@@ -95,7 +95,7 @@ class Table(BaseModel):
     @field_validator("day")
     @classmethod
     def _open_then(cls, day: date) -> date:
-        # This rule is known only to the server, since no schema can express it.
+        # Only the server can check this rule, because no schema can express it.
         if day.weekday() == 0:
             raise ValueError("we are closed on Mondays")
         return day
@@ -140,7 +140,7 @@ async def wait_at(gate: str, context: ToolContext) -> str:
 async def break_off(path: str, context: ToolContext) -> str:
     """Write a file, then fail."""
     context.filesystem.write(path, "half")
-    raise RuntimeError("the disk of the printer is full")
+    raise RuntimeError("the printer's disk is full")
 
 
 @tool(effect="irreversible")
@@ -186,7 +186,7 @@ USAGE = Usage(input=1200, output=80, requests=1)
 
 
 def said(text: str, *calls: ToolCall, pieces: Sequence[str] = ()) -> Reply:
-    """Return an answer that has a cost."""
+    """Return a reply with token usage, so that it has a cost."""
     return Reply(text, calls=calls, pieces=pieces, usage=USAGE)
 
 
@@ -239,7 +239,7 @@ PLAYS: Mapping[str, Sequence[Scripted]] = {
 
 
 class PlayedModel:
-    """A model that plays the part selected by the newest message, optionally with a pause after each word."""
+    """A model that plays the part that the user's newest message selects, with an optional pause between words."""
 
     def __init__(self, plays: Mapping[str, Sequence[Scripted]] = PLAYS, *, pace: float = 0.0) -> None:
         self.name = "scripted:played"
@@ -269,7 +269,7 @@ class PlayedModel:
 
 
 def source_in(folder: Path, plays: Mapping[str, Sequence[Scripted]] = PLAYS, *, pace: float = 0.0) -> Source:
-    """Make the app on its own folder, which has a file to change."""
+    """Return a source for the app, on a folder that contains a file to change."""
     work = folder / "work"
     if not work.exists():
         work.mkdir()
@@ -294,7 +294,7 @@ class Served:
         self._thread = threading.Thread(target=self._run, name=f"server on {self.port}", daemon=True)
 
     def sign_in(self, context: BrowserContext, **given: str) -> None:
-        """Sign a browser context in as the page does: by a link, or as a named user."""
+        """Sign a browser context in as the page does: with the given credentials, or by default with a new link."""
         given = given or {"link": self.app.principals.new_link()}
         said = context.request.post(f"{self.url}/login", data=given)
         assert said.ok, said.text()
@@ -320,9 +320,9 @@ class Served:
 def serving(
     folder: Path, *, source: Source | None = None, port: int = 0, **options: Any
 ) -> Generator[Served]:
-    """Serve the app from a folder, with its journal inside, until the block ends.
+    """Serve the app until the block ends. The journal and the users are in the folder.
 
-    Pages sign in by link (`Served.sign_in`). With the option `token`, programs can use that token.
+    Pages sign in with `Served.sign_in`. With the option `token`, programs can use that token.
     """
     journal = SqliteJournal(folder / "runs.db")
     people = People(folder / "people.db")

@@ -1,4 +1,4 @@
-"""Threads on a journal file, with tools that ask, work, wait and change things, for the tests of the server."""
+"""Threads on a journal, with tools that ask, work, wait and change things, for the tests of the server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plan(*turns: Any) -> str:
 
 
 def follow(request: ModelRequest) -> Any:
-    """Answer as a model that follows the newest plan. It keeps no state, so any process can continue with it."""
+    """Answer as a model that follows the newest plan. It keeps no state, so any process can continue the run."""
     answers = 0
     for message in reversed(request.messages):
         if isinstance(message, AssistantMessage):
@@ -47,7 +47,7 @@ def follow(request: ModelRequest) -> Any:
 
 
 class SlowModel(ScriptedModel):
-    """A scripted model that waits a millisecond between the pieces of an answer."""
+    """A scripted model that waits a millisecond before each part of an answer."""
 
     async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
         async for part in super().stream(request):
@@ -56,7 +56,7 @@ class SlowModel(ScriptedModel):
 
 
 class Held:
-    """A tool that works until it is released, and counts its starts and ends."""
+    """A tool that works until it is released, and counts its starts, ends and cancellations."""
 
     def __init__(self, name: str = "hold", effect: Any = "staged") -> None:
         self.began = self.ended = self.cut = 0
@@ -151,7 +151,7 @@ def events(feed: Feed, after: int = 0) -> list[dict[str, Any]]:
 
 
 def kinds(feed: Feed, after: int = 0) -> list[str]:
-    """Return the starts and ends of legs in a feed, with the outcome of each end."""
+    """Return the start and the outcome of each leg in a feed, in order."""
     found: list[str] = []
     for event in events(feed, after):
         if event["type"] == "RUN_STARTED":
@@ -164,7 +164,7 @@ def kinds(feed: Feed, after: int = 0) -> list[str]:
 
 
 async def settle(thread: Thread) -> None:
-    """Wait until the thread's run waits for an answer or ends."""
+    """Wait until the thread's run waits for answers, or ends."""
     while thread.live is not None and (thread.live.leg or not thread.live.has_started):
         await thread.feed.after(thread.feed.last)
 
@@ -177,7 +177,7 @@ async def over(thread: Thread) -> None:
 
 
 def answer_to(question: Question, principal: str, outcome: Any, value: Any, reason: str = "") -> Answer:
-    """Make an answer to this question, with the digest that the person saw."""
+    """Return an answer to this question, with the question's own digest."""
     return Answer(
         question_id=question.id,
         digest=question.digest,

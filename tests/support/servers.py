@@ -1,12 +1,12 @@
-"""Model servers written by others, which the HTTP models are tested against.
+"""Third-party model servers, against which the HTTP models are tested.
 
-    with aimock(fixtures) as server: ...      npm's @copilotkit/aimock: answers by fixtures
+    with aimock(fixtures) as server: ...      npm's @copilotkit/aimock: answers from fixtures
     with llmock(behaviors) as server: ...     PyPI's llmock: faults, and a verdict on the client
     with embedded() as server: ...            the embedded model behind xllamacpp's own HTTP server
 
-Each server listens on a free port of loopback in its own process, which has ended when the block is left.
-conftest.py has them as the fixtures `aimock_server`, `llmock_server` and `embedded_server`, which start once per
-session (and xdist worker) and have no script when a test begins.
+Each server runs in its own process, which ends with the block, and listens on a free loopback port.
+conftest.py has them as the fixtures `aimock_server`, `llmock_server` and `embedded_server`. These start once per
+session (and per xdist worker), and have no script when a test begins.
 
     server.openai_url       base of /chat/completions and /responses
     server.anthropic_url    base of /v1/messages
@@ -113,7 +113,7 @@ CAN: dict[str, dict[str, frozenset[str]]] = {
 
 
 class ServerFailed(RuntimeError):
-    """Raised when a server did not start or refused its script. The message ends with the server's output."""
+    """Raised if a server did not start, or refused a request to its control routes. The message contains its output."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Server:
         return self.url
 
     def control(self, method: str, path: str, body: object = None) -> Any:
-        """Send a request to one of the server's own control routes, and return its answer."""
+        """Send a request to one of the server's control routes, and return the response."""
         host = self.url.removeprefix("http://")
         headers = {"content-type": "application/json"}
         with contextlib.closing(http.client.HTTPConnection(host, timeout=PATIENCE)) as connection:
@@ -158,7 +158,7 @@ class Server:
 
 @dataclass(frozen=True)
 class Aimock(Server):
-    """The server aimock from npm, whose script is a list of fixtures, `{"match": …, "response": …}`."""
+    """The server aimock from npm. Its script is a list of fixtures, `{"match": …, "response": …}`."""
 
     def script(self, fixtures: Sequence[dict[str, Any]]) -> None:
         """Reset the server and use these fixtures. The first one that matches a request answers it."""
@@ -176,7 +176,7 @@ class Aimock(Server):
 
 @dataclass(frozen=True)
 class Llmock(Server):
-    """The server llmock (from PyPI), whose script is a queue of behaviours, `{"type": …}`, used up by requests."""
+    """The server llmock from PyPI. Its script is a queue of behaviours, `{"type": …}`, which requests use up."""
 
     @property
     def anthropic_url(self) -> str:
@@ -209,10 +209,10 @@ class Llmock(Server):
 
 @dataclass(frozen=True)
 class Embedded(Server):
-    """The embedded model behind xllamacpp's own server, which can't be scripted and records no requests."""
+    """The embedded model behind xllamacpp's own server. It can't be scripted, and records no requests."""
 
     def busy(self) -> bool:
-        """Return whether the model is generating. It stops soon after its client closes the connection."""
+        """Return whether the model is generating. It stops soon after the client has closed the connection."""
         return any(slot["is_processing"] for slot in self.control("GET", "/slots"))
 
 
@@ -269,7 +269,7 @@ def running(*command: str) -> Generator[tuple[str, int]]:
 
 
 def address(stdout: IO[bytes], log: IO[bytes]) -> str:
-    """Wait for the address that a launcher prints once its server is listening."""
+    """Return the address that a launcher prints once its server listens. Raises `ServerFailed` if it prints none."""
     ready, _, _ = select.select([stdout], [], [], START_SECONDS)
     line = stdout.readline().decode().strip() if ready else ""
     if not line.startswith("http://127.0.0.1:"):
@@ -281,7 +281,7 @@ def address(stdout: IO[bytes], log: IO[bytes]) -> str:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the process to end, and kill its group if it does not."""
+    """Wait for the process to end. Kill its process group if it does not end in time."""
     try:
         process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:

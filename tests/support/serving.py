@@ -1,4 +1,4 @@
-"""A served app on loopback, and clients that send exactly the given bytes."""
+"""A served app on loopback, and a client that sends exactly the bytes that it is given."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ async def order(context: ToolContext) -> str:
 def play(request: ModelRequest) -> Scripted:
     """Return the model's answer to the newest message.
 
-    `call NAME JSON` calls a tool, `long N` says N pieces, and `hold` thinks for a minute. Any other message is
-    echoed.
+    `call NAME JSON` calls a tool, `long N` makes an answer of N pieces, and `hold` delays the answer by a minute. Any
+    other message is echoed.
     """
     last = request.messages[-1]
     if isinstance(last, ToolMessage):
@@ -110,7 +110,7 @@ class Said:
 
     @property
     def kind(self) -> str:
-        """The error kind in the response to a refused request."""
+        """The kind of the error in the response."""
         return self.json["error"]["kind"]
 
 
@@ -120,7 +120,7 @@ class Client:
     def __init__(self, address: str, app: ServedApp, headers: dict[str, str] | None = None) -> None:
         self.address = address
         self.headers = headers or {}
-        """Headers that are sent with every request, unless the request has its own. The value `-` leaves a header out."""
+        """Headers that are sent with every request, unless the request has its own. The value `-` removes a header."""
         self.app = app
         self.host = address.removeprefix("http://").rstrip("/")
         name, _, port = self.host.rpartition(":")
@@ -161,7 +161,7 @@ class Client:
     async def stream(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> AsyncGenerator[Stream]:
-        """Open a streaming response, and return its events as they arrive."""
+        """Send a request, and yield its streaming response."""
         data = b"" if body is None else json.dumps(body).encode()
         reader, writer = await self.connect()
         try:
@@ -179,14 +179,14 @@ class Client:
     async def until(
         self, thread: str, ready: Callable[[Any], bool], headers: dict[str, str] | None = None
     ) -> Any:
-        """Wait until the condition holds for the thread's snapshot, and return that snapshot."""
+        """Poll the thread's snapshot until the condition holds for it, and return the snapshot."""
         said = Said(0, {}, b"")
         for _ in range(6000):
             said = await self.ask("GET", f"/threads/{thread}", headers=headers)
             if said.status == 200 and ready(said.json):
                 return said.json
             await asyncio.sleep(0.05)
-        raise AssertionError(f"never: {said.body[:500]!r}")
+        raise AssertionError(f"the condition never held: {said.body[:500]!r}")
 
     async def idle(self, thread: str, headers: dict[str, str] | None = None) -> Any:
         return await self.until(
@@ -199,7 +199,7 @@ class Client:
         return seen["questions"][0]
 
     async def serves(self, headers: dict[str, str] | None = None) -> None:
-        """Check that the server still works, by running a message to its end."""
+        """Check that the server still works, by sending a message and waiting for its run to end."""
         thread = f"well-{id(object())}-{asyncio.get_running_loop().time()}"
         await self.say(thread, "hello", headers)
         assert (await self.idle(thread, headers))["status"] == "idle"
@@ -297,7 +297,7 @@ async def serving(
 
 
 async def signed_in(client: Client, **given: str) -> dict[str, str]:
-    """Sign in, and return the headers that the page sends from then on."""
+    """Sign in, and return the headers that the page sends with later requests."""
     said = await client.ask("POST", "/login", given)
     assert said.status == 200, said.body
     return {

@@ -1,4 +1,4 @@
-"""Events of every kind, and the session contents expected after them, for the tests of forks."""
+"""Events of every kind, and a plain computation of the session contents that they lead to, for the tests of forks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Folded:
 
 @dataclass(frozen=True)
 class Heard:
-    """A log entry whose reducer also writes state."""
+    """A log entry that a reducer also turns into state."""
 
     number: int
 
@@ -55,7 +55,7 @@ RULES = {
     Items: SliceRules(reducers={Heard: lambda slice_, event: slice_.append(event.number)}),
 }
 SLICES = (Note, Put, Folded, Items)
-"""The classes whose slices the tests compare. The slice of `Items` has values of another type."""
+"""The classes whose slices the tests compare. The slice of `Items` contains integers."""
 
 
 def new_session() -> Session:
@@ -63,13 +63,13 @@ def new_session() -> Session:
 
 
 def contents(place: Session | SessionFork) -> dict[str, Any]:
-    """Return the contents of every slice of a session or fork, without recording the reads."""
+    """Return the contents of every slice of a session or a fork. This does not count as a read."""
     root = place if isinstance(place, Session) else place.root
     return {kind.__name__: root.slice_in(place.state, kind).all() for kind in SLICES}
 
 
 def replayed(events: list[Any]) -> dict[str, Any]:
-    """Return the contents that are expected after these events, computed from a plain list."""
+    """Return the contents that these events must lead to, computed from a plain list."""
     folded: int | None = None
     puts: dict[int, Put] = {}
     for event in events:

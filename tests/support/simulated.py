@@ -35,7 +35,7 @@ SECRET = "the supplier's own price is 3"
 
 @dataclass(frozen=True)
 class Noted:
-    """An event that the tools publish."""
+    """A piece of state that the tools add."""
 
     text: str
 
@@ -136,7 +136,7 @@ def shop_tools(stage: Stage) -> list[AnyTool]:
 
 
 def haggling(world: World) -> AnyTool:
-    """Make a handoff that keeps our cost private and shows the asking price."""
+    """Return a handoff that keeps our cost private and shows the asking price."""
     haggle = Handoff("haggle", "Agree on a price.", params=Ask, effect="idempotent")
 
     @haggle.before
@@ -169,7 +169,7 @@ RESEARCH = [ToolCall("jot", {"text": "paint dries"}), ToolCall("notes"), "Paint 
 
 
 def play(stage: Stage) -> Play:
-    """Play the scenario of a shop that orders paint."""
+    """Return the play of a shop that orders paint."""
     prompt = Prompt(
         "shop",
         "You run a shop.",
@@ -193,7 +193,7 @@ def play(stage: Stage) -> Play:
 
 
 def paid_at_most_once(seen: Seen) -> str | None:
-    """Check that the bill was paid once, or at most twice if two processes raced."""
+    """Check that the bill was paid exactly once, or twice if another process took over the run meanwhile."""
     paid = seen.world.count("paid")
     return None if paid == 1 or (seen.overtaken and paid == 2) else f"it was paid {paid} times"
 
@@ -204,7 +204,7 @@ def mailed_at_most_once(seen: Seen) -> str | None:
 
 
 def knew_its_own_price(seen: Seen) -> str | None:
-    """Check that `after` received what `before` had kept, whichever process it ran in."""
+    """Check that `after` received the private part that `before` returned, whichever process it ran in."""
     agreed = seen.world.all("agreed")
     return None if agreed and all(each.details["knew"] for each in agreed) else f"agreed: {agreed}"
 
@@ -222,7 +222,7 @@ SHOPPING = Scenario(
 
 
 def scout_prompt(where: str, stage: Stage) -> Prompt[Any]:
-    """Make a prompt for an agent that leaves a mark and then sends a signal, which must be approved."""
+    """Return the prompt of an agent that leaves a mark, and then sends a signal, which must be approved."""
 
     @tool(effect="staged")
     async def mark(context: ToolContext) -> str:
@@ -290,7 +290,7 @@ def errand_tools(stage: Stage) -> list[AnyTool]:
 
 
 def errands(stage: Stage) -> Play:
-    """Play the scenario of two concurrent scouts and several errands in order."""
+    """Return the play of two concurrent scouts and several errands."""
     prompt = Prompt(
         "errands",
         "You run errands.",
@@ -362,7 +362,7 @@ def deciding_tools(stage: Stage) -> list[AnyTool]:
 
 
 def deciding(stage: Stage) -> Play:
-    """Play a scenario in which one decision also applies to other calls, both concurrent and later ones."""
+    """Return a play in which a decision for the session also applies to other calls, both concurrent and later ones."""
     prompt = Prompt(
         "visits",
         "You visit people.",

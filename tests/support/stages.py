@@ -43,7 +43,7 @@ MESSAGE = "go"
 
 @dataclass(frozen=True)
 class Say:
-    """A complete text or, with `length`, one that is cut off by the length limit."""
+    """A complete text or, with `length`, one that the length limit cuts off."""
 
     text: str = "One two three four five six."
     length: bool = False
@@ -66,7 +66,7 @@ class Fail:
 
 @dataclass(frozen=True)
 class Fault:
-    """A response that is itself malformed or incomplete."""
+    """A response that is malformed, incomplete or late."""
 
     kind: Literal["truncated", "cut", "malformed", "slow", "hang", "malformed arguments"]
     text: str = "One two three four five six."
@@ -84,7 +84,7 @@ def model_of(wire: Wire, server: Aimock | Llmock | Embedded, **options: Any) -> 
 
 
 def bridged(server: Aimock | Llmock | Embedded, **options: Any) -> Model:
-    """Return pydantic-ai's model for chat completions at this server, behind the bridge."""
+    """Return a bridge to pydantic-ai's chat completions model, connected to this server."""
     provider = OpenAIProvider(base_url=server.openai_url, api_key="none")
     given: dict[str, Any] = {"native_output": True, **options}
     return BridgedModel(OpenAIChatModel("gpt-test", provider=provider), **given)
@@ -92,7 +92,7 @@ def bridged(server: Aimock | Llmock | Embedded, **options: Any) -> Model:
 
 @dataclass
 class Stage:
-    """A server or script that plays scenes, and the model that receives them."""
+    """A server or a script that plays scenes, with the wire on which a model receives them."""
 
     name: str
     wire: Wire | None
@@ -101,11 +101,11 @@ class Stage:
 
     @property
     def is_small(self) -> bool:
-        """Whether this stage is the embedded model, which can't be scripted and is not very capable."""
+        """Whether the model is the embedded one, which can't be scripted and is not very capable."""
         return self.name == "local" or isinstance(self.server, Embedded)
 
     def play(self, *scene: Line, **options: Any) -> Model:
-        """Script the scene, with one reply per request, and return the model for it."""
+        """Script the scene, with one line for each request, and return the model that plays it."""
         server = self.server
         if isinstance(server, Aimock):
             server.script([_fixture(line, number) for number, line in enumerate(scene)])
@@ -216,9 +216,6 @@ async def weather_now(city: str) -> str:
 SHOWN = Prompt("shown", "You are a helpful assistant.", tools=[weather_now])
 
 
-"""Example calls for the embedded model, which calls a tool only after it has seen a few calls."""
-
-
 EXAMPLES = [
     message
     for city in ("Paris", "Cairo", "Tokyo")
@@ -229,3 +226,4 @@ EXAMPLES = [
         AssistantMessage(f"It is sunny in {city}."),
     )
 ]
+"""Example calls, which the embedded model needs to see before it calls a tool."""

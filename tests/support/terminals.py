@@ -1,4 +1,4 @@
-"""A terminal for tests: a pseudo-terminal with a screen that pyte interprets."""
+"""A terminal for tests: a pseudo-terminal, and a screen on which pyte draws its output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support import PATIENCE, warm_python
 
 
 class Window:
-    """A pseudo-terminal. Tests can read its screen and type on its keyboard."""
+    """A pseudo-terminal, with methods to type on its keyboard and to read its screen."""
 
     def __init__(self, columns: int = 100, rows: int = 45) -> None:
         self.master, self.slave = pty.openpty()
@@ -43,7 +43,7 @@ class Window:
         os.write(self.master, text.encode())
 
     def take(self, seconds: float = 0.0) -> None:
-        """Read pending output, and wait at most this long for it."""
+        """Read the pending output, after waiting for it for at most this many seconds."""
         ready, _, _ = select.select([self.master], [], [], seconds)
         if ready:
             with contextlib.suppress(OSError):  # the program has ended
@@ -52,7 +52,7 @@ class Window:
                 self._stream.feed(data)
 
     def text(self) -> str:
-        """Return all lines, including those that have scrolled off the top."""
+        """Return all lines, including those that have scrolled off the screen."""
         gone = [
             "".join(line[at].data for at in range(self._screen.columns)) for line in self._screen.history.top
         ]
@@ -63,7 +63,7 @@ class Window:
         return "\n".join(line.rstrip() for line in self._screen.display).rstrip()
 
     def line_colours(self, part: str) -> set[str]:
-        """Return the text colours of the last line on the screen that contains this text."""
+        """Return the colours in which this text is shown, on the last line of the screen that contains it."""
         for row in range(self._screen.lines - 1, -1, -1):
             if part in self._screen.display[row]:
                 at = self._screen.display[row].index(part)
@@ -79,7 +79,7 @@ class Window:
         return bool(termios.tcgetattr(self.slave)[3] & termios.ECHO)
 
     def wait_for(self, part: str, times: int = 1) -> None:
-        """Wait until this text has been written this many times."""
+        """Wait until the terminal's text contains this part this many times."""
         until = time.monotonic() + PATIENCE
         while self.text().count(part) < times:
             assert time.monotonic() < until, f"{part!r} was not written {times} times:\n{self.text()}"
@@ -118,7 +118,7 @@ class Window:
 
     @contextlib.contextmanager
     def streams(self) -> Generator[tuple[TextIO, TextIO]]:
-        """Return the terminal as standard input and output of a program."""
+        """Yield two text streams on the terminal, for a program's standard input and output."""
         with (
             os.fdopen(os.dup(self.slave), "r") as stdin,
             os.fdopen(os.dup(self.slave), "w") as stdout,

@@ -1,10 +1,10 @@
-"""A program whose tool issues a ticket and waits, and a second program that redeems the ticket.
+"""A program whose tool issues a ticket and waits. Started again, the program redeems the ticket.
 
 Both use the same journal and folder.
 
-python ticket_app.py FOLDER give ok|fail|resume EFFECT   issues FOLDER/ticket, waits for FOLDER/go
-python ticket_app.py FOLDER redeem - EFFECT              redeems it, prints the result
-python ticket_app.py FOLDER hang - EFFECT                begins to redeem it, prints `begun`, and never ends
+    python ticket_app.py FOLDER give ok|fail|resume EFFECT   writes the ticket to FOLDER/ticket, and waits for FOLDER/go
+    python ticket_app.py FOLDER redeem - EFFECT              redeems the ticket, and prints the result
+    python ticket_app.py FOLDER hang - EFFECT                begins to redeem the ticket, prints `begun`, and never ends
 """
 
 import asyncio

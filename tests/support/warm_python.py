@@ -1,8 +1,8 @@
-"""A Python process with Handrail loaded, which forks a child for each program that a test runs.
+"""A Python process in which Handrail is already imported, and which forks a child for each program that a test runs.
 
-A program has its own process, streams, folder, environment and exit code, as if it had been started directly, and
-starts in milliseconds instead of a second. Tests of Python's startup (its options, its encodings, what is loaded
-first) use a real process instead.
+A program has its own process, streams, folder, environment and exit code, as if it had been started directly, but it
+starts in milliseconds instead of a second. Tests of how Python starts (its options, its encodings, what is imported
+first) use a new process instead.
 """
 
 from __future__ import annotations
@@ -305,7 +305,7 @@ def _reap(children: dict[int, int]) -> None:
 
 
 def _become(request: Mapping[str, Any], streams: Sequence[int]) -> None:
-    """Run the requested program in this child, and never return."""
+    """Run the requested program in this child process. Never returns."""
     import traceback
 
     signal.signal(signal.SIGINT, signal.default_int_handler)

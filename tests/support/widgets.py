@@ -98,7 +98,7 @@ class Widgets:
             self._wrong.append(message.text)
 
     def check(self) -> None:
-        """Check that the policy blocked nothing and no script failed."""
+        """Assert that the page had no errors or warnings, except the expected ones."""
         unseen = [wrong for wrong in self._wrong if not any(part in wrong for part in self.expected)]
         assert unseen == []
 
@@ -111,7 +111,7 @@ class Widgets:
         self.page.evaluate("(props) => window.show(null, props, {anew: false})", props)
 
     def said(self, name: str | None = None) -> list[Any]:
-        """Return what the component reported: every [name, value] pair, or only the values with this name."""
+        """Return what the component reported: every [name, value] pair, or with a name only the values under it."""
         said: list[list[Any]] = self.page.evaluate("window.said")
         return said if name is None else [value for each, value in said if each == name]
 
@@ -131,7 +131,7 @@ class Widgets:
 
 @pytest.fixture(scope="module")
 def opened(browser: Browser) -> Iterator[Widgets]:
-    """Fixture: the test page in a browser, shared by all tests of a module."""
+    """Fixture: the components' test page in a browser, shared by all tests of a module."""
     with served() as url, contextlib.closing(browser.new_context(timezone_id="UTC")) as context:
         found = Widgets(context.new_page())
         found.page.goto(url)

@@ -1,4 +1,4 @@
-"""Folders of workers that a test writes, and sessions that record the events of their runs."""
+"""Functions that write folders of workers, and a session that records the events of their runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PLAIN = "---\n---\nDo it."
 
 
 def folder(at: Path, tools: str = "", **workers: str) -> WorkerRegistry:
-    """Write workers (`main="---..."`) and the text of tools.py, and return their registry."""
+    """Write workers (`main="---..."`) and the text of tools.py into a folder, and return their registry."""
     at.mkdir(parents=True, exist_ok=True)
     for name, text in workers.items():
         (at / f"{name}.md").write_text(textwrap.dedent(text).lstrip("\n"))
@@ -39,7 +39,7 @@ class Watched:
 
     @property
     def ended(self) -> list[tuple[str, str]]:
-        """Return the path and the status of every ended call, in order."""
+        """The path and the status of every call that has ended, in order."""
         return [(" > ".join(e.path), e.status) for e in self.events if isinstance(e, ToolInvoked)]
 
     def assert_paired(self) -> None:

@@ -1,4 +1,4 @@
-"""`handrail.testing`: contexts made by hand, with prepared answers."""
+"""`handrail.testing`: mock contexts with prepared answers."""
 
 import asyncio
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ def test_an_answer_is_taken_in_as_a_real_one(answer: Any, schema: Any, expected:
     ],
 )
 def test_an_answer_that_does_not_fit_is_refused(answer: Any, words: str):
-    """A prepared answer that does not fit is refused, so that no test passes with an impossible answer."""
+    """A prepared answer that does not match the schema is refused, so that no test passes with an impossible answer."""
     with pytest.raises(ToolValidationError, match=words):
         user_context({"pick": answer}).wait_for("pick", {}, Choice).wait()
     with pytest.raises(ToolValidationError, match=words):
@@ -79,21 +79,21 @@ def test_an_answer_that_does_not_fit_is_refused(answer: Any, words: str):
 
 
 def test_an_answer_may_be_a_function_of_the_payload():
-    """An answer that is a function is called with the payload, for a person who reacts to what is shown."""
+    """A prepared answer that is a function is called with the payload, for a person who reacts to what is shown."""
     context = user_context({"pick": lambda payload: {"selected": payload["choices"][-1]}})
     assert context.wait_for("pick", {"choices": ["a", "b"]}, Choice).wait().selected == "b"
 
 
 @pytest.mark.parametrize("error", [Declined("pick", "not today"), QuestionTimedOut("pick"), KeyError("odd")])
 def test_an_answer_may_be_an_error(error: Exception):
-    """An answer that is an exception is raised, for a person who declines or does not answer."""
+    """A prepared answer that is an exception is raised, for a person who declines or does not answer."""
     with pytest.raises(type(error)) as caught:
         user_context({"pick": error}).wait_for("pick", {}, Choice).wait()
     assert caught.value is error
 
 
 def test_a_question_without_an_answer_is_declined():
-    """A question without a prepared answer is declined, and the error names its kind."""
+    """A question without a prepared answer is declined, and the error names the question."""
     with pytest.raises(Declined, match="no answer was prepared for 'pick'") as caught:
         user_context({"other": 1}).wait_for("pick", {}, Choice).wait()
     assert caught.value.question == "pick"
@@ -103,7 +103,7 @@ def test_a_question_without_an_answer_is_declined():
 
 
 def test_a_model_replies_by_a_piece_of_the_prompt():
-    """The model's reply is that of the first rule whose text is in the prompt."""
+    """The reply is that of the first rule whose text occurs in the prompt."""
     context = agent_context(
         {"drink": {"selected": "tea"}, "eat": {"selected": "cake"}, "": {"selected": "?"}}
     )
@@ -115,7 +115,7 @@ def test_a_model_replies_by_a_piece_of_the_prompt():
 
 
 def test_a_reply_may_be_a_function_of_the_prompt_or_an_error():
-    """A reply may be a function of the prompt or an exception."""
+    """A prepared reply may be a function of the prompt or an exception."""
     context = agent_context({"loud": lambda prompt: {"selected": prompt.upper()}, "fail": KeyError("odd")})
     assert context.prompt_model("loud please", Choice).wait().selected == "LOUD PLEASE"
     with pytest.raises(KeyError, match="odd"):
@@ -123,7 +123,7 @@ def test_a_reply_may_be_a_function_of_the_prompt_or_an_error():
 
 
 def test_a_prompt_without_a_reply_says_what_to_lay_out():
-    """The error for a prompt without a reply quotes the prompt and says how to prepare one."""
+    """The error for a prompt without a prepared reply quotes the prompt and says how to prepare one."""
     with pytest.raises(
         NotSupported, match=r"No reply was prepared for the prompt 'hello'\. Pass `agent_context"
     ):
@@ -176,7 +176,7 @@ def test_a_worker_gives_its_value_or_raises():
 
 
 def test_once_runs_once():
-    """A step that `once` has run, sync or async, is not rerun, and its value is returned."""
+    """A step that succeeded in `once` is not run again, and its value is returned. A step that failed is."""
     ran: list[str] = []
 
     def pay() -> int:
@@ -194,7 +194,7 @@ def test_once_runs_once():
     context = headless_context()
     assert [context.once("pay", pay).wait() for _ in range(3)] == [7, 7, 7]
     assert [context.once("mail", mail).wait() for _ in range(2)] == ["sent", "sent"]
-    for _ in range(2):  # not settled, so it runs again
+    for _ in range(2):  # it failed, so it runs again
         with pytest.raises(KeyError):
             context.once("fails", fails).wait()
     assert ran == ["pay", "mail", "fails", "fails"]
@@ -204,7 +204,7 @@ def test_once_runs_once():
 
 
 def test_everything_done_is_recorded_in_order():
-    """Progress, events, approvals, questions, calls, effects and beats are recorded in the order they happen."""
+    """Progress, events, approvals, questions, calls, steps and beats are recorded in the order in which they happen."""
     context = user_context({"pick": {"selected": "tea"}}, results={"add": 3, "worker": 4})
     assert recorded(context) == Recorded()
     context.report_progress("begun")
@@ -231,7 +231,7 @@ def test_everything_done_is_recorded_in_order():
 
 
 def test_a_question_is_recorded_though_it_got_no_answer():
-    """A prompt without a prepared reply is still recorded."""
+    """A question or a prompt is recorded even if it gets no valid answer."""
     person, model = user_context(), agent_context({"x": "not a number"})
     with pytest.raises(Declined):
         person.wait_for("pick", 1, Choice).wait()
@@ -241,7 +241,7 @@ def test_a_question_is_recorded_though_it_got_no_answer():
 
 
 def test_an_operation_not_awaited_is_not_recorded():
-    """An operation that is not awaited is not recorded, since the verbs are lazy."""
+    """An operation that is never awaited is not recorded, because operations are lazy."""
     context = headless_context(approve=True)
     operation = context.request_approval("sure?")
     assert recorded(context).approvals == []
@@ -257,7 +257,7 @@ def test_only_contexts_made_here_have_a_record():
 
 @dataclass(frozen=True)
 class Kept:
-    """A piece of state."""
+    """A state item."""
 
     number: int
 
@@ -276,19 +276,19 @@ class Kept:
     ],
 )
 def test_a_member_that_was_not_given_says_how_to_give_it(member: str):
-    """Using a member that was not given raises an error that names the member and the fix."""
+    """Using a member that was not given raises an error that names the member and says how to give it."""
     with pytest.raises(NotSupported) as caught:
         getattr(headless_context(), member)
     assert str(caught.value) == (
         f"`context.{member}` is not available in this run. "
-        f"Give it when making the context: `...context({member}=...)`."
+        f"Give it when creating the context: `...context({member}=...)`."
     )
     assert caught.value.member == member
     assert isinstance(caught.value, NotImplementedError)
 
 
 def test_session_files_and_limits_are_there_in_memory():
-    """A context has a session, files and limits in memory by default, separate for each context."""
+    """By default, each context has its own session, files and limits in memory."""
     context, other = headless_context(), headless_context()
     heard: list[object] = []
     context.event_bus.subscribe(Kept, heard.append)
@@ -307,13 +307,13 @@ def test_session_files_and_limits_are_there_in_memory():
 
 @pytest.mark.parametrize("make", [user_context, agent_context, headless_context])
 def test_a_member_that_does_not_exist_is_refused_with_those_that_do(make: Any):
-    """A misspelt member is refused with the list of those that exist."""
+    """A misspelt member is refused with a list of the members that exist."""
     with pytest.raises(TypeError, match=r"no member 'filesytem'\. Members: adapter, .*filesystem.*signal"):
         make(filesytem=object())
 
 
 def test_an_unknown_attribute_is_an_attribute_error():
-    """An unknown attribute of a mock call raises `AttributeError`."""
+    """An unknown attribute of a mock context raises `AttributeError`."""
     context: Any = headless_context()
     assert not hasattr(context, "nonsense")
     assert not hasattr(context._source, "nonsense")
@@ -323,7 +323,7 @@ def test_an_unknown_attribute_is_an_attribute_error():
 
 
 def test_made_on_a_loop_it_runs_there_and_made_in_a_script_on_the_shared_one():
-    """A context's operations run on the loop it was made on, or on the scripts' shared loop."""
+    """A context's operations run on the event loop that it was made on, or on the shared loop of scripts."""
 
     async def main() -> None:
         context = user_context({"pick": {"selected": "tea"}})
@@ -335,7 +335,7 @@ def test_made_on_a_loop_it_runs_there_and_made_in_a_script_on_the_shared_one():
 
 
 def test_contexts_are_independent():
-    """Ending a context, or recording in it, does not affect another context."""
+    """Expiring one context, or recording in it, does not affect another."""
     one, two = headless_context(), headless_context()
     one.beat()
     expire(one)

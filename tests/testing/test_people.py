@@ -1,4 +1,4 @@
-"""`handrail.testing.people`: the person, the stand-ins and the recorder that other tests use."""
+"""`handrail.testing.people`: the person, the stand-ins and the recorder that tests use."""
 
 import asyncio
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ def said(person: Person, question: Question) -> Answer:
     ],
 )
 def test_a_person_approves_by_rule(approve: Any, approved: bool, reason: str):
-    """A person can approve always, never, with a reason, or by a function."""
+    """A person approves always, never, with a reason, or as a function decides."""
     answer = said(Person(approve), asking("pay", "approval"))
     assert (answer.outcome, answer.value) == ("answered", {"approved": approved, "reason": reason})
     assert (answer.question_id, answer.digest, answer.by) == ("q1", "d" * 64, "ada")
@@ -61,14 +61,14 @@ def test_a_person_approves_by_rule(approve: Any, approved: bool, reason: str):
 
 @pytest.mark.parametrize("as_function", [True, False])
 def test_a_person_can_give_the_whole_answer(as_function: bool):
-    """A person can give a complete answer with `remember`, fixed or as a function of the question."""
+    """A person can give a complete answer with `remember`, either fixed or as a function of the question."""
     whole = {"approved": True, "reason": "fine", "remember": "scope", "scope": "pay (any arguments)"}
     person = Person(approve=(lambda question: whole) if as_function else whole)
     assert said(person, asking("pay", "approval")).value == whole
 
 
 def test_a_person_who_was_told_nothing_says_no():
-    """A person without prepared answers declines approvals and questions."""
+    """A person without prepared answers denies approvals and declines questions."""
     assert said(Person(), asking(kind="approval")).value["approved"] is False
     assert said(Person(), asking()).outcome == "declined"
     assert said(Person(), asking()).reason == "no answer was prepared for 'pick'"
@@ -86,20 +86,20 @@ def test_a_person_who_was_told_nothing_says_no():
     ],
 )
 def test_a_person_answers_by_kind(laid_out: Any, outcome: str, value: Any, reason: str):
-    """An answer for a kind may be a value, a function of what is shown, or an exception for no answer."""
+    """A prepared answer may be a value, a function of the payload, or an exception that stands for a missing answer."""
     answer = said(Person(answers={"pick": laid_out}), asking(payload=4))
     assert (answer.outcome, answer.value, answer.reason) == (outcome, value, reason)
 
 
 def test_another_exception_is_the_environments():
-    """An exception that does not stand for a missing answer is raised where the person was asked."""
+    """Any other exception is raised where the person was asked."""
     with pytest.raises(OSError, match="line dead"):
         said(Person(answers={"pick": OSError("line dead")}), asking())
 
 
 @pytest.mark.parametrize("forge", ["digest", "principal", "question"])
 def test_a_forger_changes_that_and_nothing_else(forge: Any):
-    """A forged answer differs from the right one in exactly one part, so that a test shows which check refuses it."""
+    """A forged answer differs from the genuine one in a single field, so that a test shows which check refuses it."""
     true, false = (
         said(Person(True), asking(kind="approval")),
         said(Person(True, forge=forge), asking(kind="approval")),
@@ -113,7 +113,7 @@ def test_a_forger_changes_that_and_nothing_else(forge: Any):
 
 
 def test_a_slow_person_waits_for_the_event_or_the_time():
-    """A slow person sees the question at once, and answers after the given event or time."""
+    """A slow person gets the question at once, and answers after the given event or time."""
 
     async def main() -> None:
         event = asyncio.Event()
@@ -154,7 +154,7 @@ class Note:
 
 
 def test_the_recorder_keeps_everything_in_order():
-    """The recorder finds events by type, by subclass and by status, and keeps them after it is closed."""
+    """The recorder finds events by type and calls by status, and stops recording when it is closed."""
 
     @tool(effect="staged")
     async def note(fail: bool, context: ToolContext) -> str:
@@ -199,7 +199,7 @@ END = ToolInvoked("c", "t", ("t",), "ok", ToolResult.ok(1), None, 0, 1, (), None
     ],
 )
 def test_pairs_are_checked(events: list[object], words: str | None):
-    """Each call must have one start and then one end; otherwise the check fails with the call's name."""
+    """Each call must have one start and then one end. Otherwise, the check fails with the call's id."""
     seen = RecordingSubscriber(Session())
     seen.events.extend(events)
     if words is None:

@@ -1,4 +1,4 @@
-"""Simulations: runs that are crashed at every point, and reports about tools with wrong declarations."""
+"""Simulations: runs that crash at every point, and reports about tools that break their declarations."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from handrail.testing.simulation.__main__ import main
 from support import warm_python
 from support.simulated import DECIDING, ERRANDS, SHOPPING, Colour
 
-pytestmark = pytest.mark.once  # processes and terminals are slow, and do not depend on the Python version
+pytestmark = pytest.mark.once  # processes are slow to start, and behave the same under every Python version
 
 DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 ALL = DEEP or os.environ.get("HANDRAIL_POINTS") == "all"
-"""Whether the run is crashed at every write, which scripts/mutants.py needs in an ordinary run too."""
+"""Whether to crash at every write, which scripts/mutants.py needs even in an ordinary run."""
 
 
 @pytest.fixture(autouse=True)
 def warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork simulated processes from one in which everything is loaded, except in a deep run."""
+    """Except in a deep run, fork simulated processes from one that has everything loaded."""
     if DEEP:
         return
     context = multiprocessing.get_context("forkserver")
@@ -49,7 +49,7 @@ def warm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def crashed(scenario: Scenario, **sampled: Any) -> Report:
-    """Crash a scenario at some points of each kind or, in a deep run, at all points and twice."""
+    """Crash a scenario at some points of each kind. In a deep run, crash it at all points, and crash it twice."""
     if not DEEP:
         return simulate(scenario, **sampled)
     simulate(scenario, jobs=2, overtaken_every=0, again=True).assert_kept()
@@ -60,26 +60,26 @@ def crashed(scenario: Scenario, **sampled: Any) -> Report:
 @pytest.mark.timeout(900)  # starts hundreds of processes, possibly on a busy machine
 def test_a_run_with_a_bit_of_everything_survives_a_crash_at_every_point():
     """A run with an agent, a question, an approval, files, a payment, an email and a handoff survives any crash."""
-    every = 1 if ALL else 4
-    report = crashed(SHOPPING, write_every=every, step_every=30, overtaken_every=30)
+    every = 1 if ALL else 8
+    report = crashed(SHOPPING, write_every=every, step_every=40, overtaken_every=60)
     report.assert_kept()
     assert report.writes > 30
     assert report.tried["before write"] == report.tried["after write"] >= report.writes // every
-    assert report.tried["step"] >= report.steps // 30 > 3
+    assert report.tried["step"] >= report.steps // 40 > 3
     assert report.processes > 2 * sum(report.tried.values())
 
 
 @pytest.mark.timeout(900)
 def test_several_at_once_retries_threads_and_previews_survive_it_too():
-    report = crashed(ERRANDS, write_every=8, step_every=40, overtaken_every=50)
+    report = crashed(ERRANDS, write_every=1 if ALL else 12, step_every=40, overtaken_every=75)
     report.assert_kept()
     assert report.tried["step"] > 4
 
 
 @pytest.mark.timeout(900)
 def test_what_is_decided_for_the_session_survives_it_too():
-    """An answer that covers later calls is recorded when it is given, so it need not be repeated after a crash."""
-    report = crashed(DECIDING, write_every=4, step_every=25, overtaken_every=20)
+    """A remembered answer is recorded when it is given, so it need not be given again after a crash."""
+    report = crashed(DECIDING, write_every=1 if ALL else 8, step_every=30, overtaken_every=40)
     report.assert_kept()
     assert report.tried["step"] > 4
 
@@ -87,7 +87,7 @@ def test_what_is_decided_for_the_session_survives_it_too():
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("scenario", [SHOPPING, ERRANDS, DECIDING], ids=lambda scenario: scenario.name)
 def test_a_run_parked_by_force_at_any_step_is_as_one_that_crashed_there(scenario: Scenario):
-    """A run that is parked by force at any step loses nothing, undoes nothing and reports no end."""
+    """A run that is parked by force at any step keeps the same laws as a run that crashes there."""
     sampled: dict[str, Any] = {"write_every": 1000, "step_every": 1000, "overtaken_every": 0}
     report = simulate(scenario, **sampled, parked_every=17 if DEEP else 34)
     report.assert_kept()
@@ -98,7 +98,7 @@ KEY = "hunter2-of-the-simulation"
 
 
 def bank(stage: Stage) -> Play:
-    """Play a model that writes a secret into each of its calls."""
+    """Play a model that sends a secret in each of its calls."""
 
     @tool(effect="read")
     async def login(key: SecretStr) -> str:
@@ -138,13 +138,13 @@ BANK = Scenario(name="a bank", play=bank, laws=[used_as_it_is, paid_at_most_once
 
 @pytest.mark.timeout(900)
 def test_secrets_are_recorded_nowhere_and_never_used_from_a_record():
-    report = crashed(BANK, write_every=1 if ALL else 2, step_every=16, overtaken_every=16)
+    report = crashed(BANK, write_every=1 if ALL else 2, step_every=32, overtaken_every=32)
     report.assert_kept()
     assert report.tried["before write"] > 5
 
 
 def vault(stage: Stage) -> Play:
-    """Play calls that each ask a person for a secret."""
+    """Play a run whose calls each ask a person for a secret."""
 
     async def asked(context: ToolContext) -> None:
         assert context.wait_for is not None
@@ -202,13 +202,13 @@ VAULT = Scenario(
 
 @pytest.mark.timeout(900)
 def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
-    """A secret answer is recorded nowhere: a handoff asks again, unless the act after the answer had begun."""
+    """A secret answer is recorded nowhere, and what depends on it happens at most once."""
     every: dict[str, Any] = (
-        {} if DEEP else {"write_every": 1 if ALL else 3, "step_every": 16, "overtaken_every": 16}
+        {} if DEEP else {"write_every": 1 if ALL else 6, "step_every": 32, "overtaken_every": 32}
     )
     report = simulate(
         VAULT, connected=True, **every
-    )  # a secret answer reaches only a process in which the run is active
+    )  # a secret answer reaches only a process in which the run is live
     report.assert_kept()
     assert report.tried["before write"] > 5
 
@@ -228,7 +228,7 @@ def stage_adapter(stage: Stage, *said: Any) -> Adapter:
 
 
 def one_call(stage: Stage, made: Any) -> Play:
-    """Play a run that makes one call and ends."""
+    """Play a run that makes one call and then ends."""
     adapter = stage_adapter(stage, ToolCall(made.name), "Done.")
     person = Person(approve=True, answers={"colour": {"name": "blue"}})
     return Play(adapter, Prompt("try", "You try.", tools=[made]), "Go.", person)
@@ -242,7 +242,7 @@ def paid_once(seen: Seen) -> str | None:
 def liar(stage: Stage) -> Play:
     @tool(effect="staged")
     async def pay() -> str:
-        """Pay, although it is declared as something that can be rolled back."""
+        """Pay, although the tool is declared as one that can be rolled back."""
         stage.world.happened("paid")
         return "paid"
 
@@ -274,7 +274,7 @@ def test_the_command_says_where_a_law_was_broken(capsys: pytest.CaptureFixture[s
 def forgetful(stage: Stage) -> Play:
     @tool(effect="idempotent")
     async def guess(context: ToolContext) -> str:
-        """Return another value in each process."""
+        """Return a different value in each process."""
         assert context.wait_for is not None
         colour = await context.wait_for("colour", None, Colour)
         return f"{colour.name} {stage.process}"
@@ -291,7 +291,7 @@ def test_a_tool_that_says_something_else_after_a_crash_is_caught():
 def wandering(stage: Stage) -> Play:
     @tool(effect="idempotent")
     async def wander(context: ToolContext) -> str:
-        """Ask another question on each rerun."""
+        """Ask a different question on each rerun."""
         assert context.wait_for is not None
         kind = "colour" if stage.world.count("wandered") == 0 else "shade"
         stage.world.happened("wandered")
@@ -301,7 +301,7 @@ def wandering(stage: Stage) -> Play:
 
 
 def test_a_handler_that_does_not_do_the_same_again_is_caught():
-    """A handler that behaves differently when it is rerun is reported, even if its run is only parked."""
+    """A handler that behaves differently when it is rerun is reported."""
     report = simulate(
         Scenario(name="wandering", play=wandering), write_every=4, step_every=50, overtaken_every=0
     )
@@ -313,7 +313,7 @@ def careless(stage: Stage) -> Play:
 
     @tool(effect="staged")
     async def scribble(context: ToolContext) -> str:
-        """Write outside the call's filesystem, half now and half later."""
+        """Write one file past the call's filesystem, and one through it."""
         (folder / "a.txt").write_text("half")
         context.filesystem.write("b.txt", "whole")
         return "written"
@@ -329,7 +329,7 @@ def test_files_written_past_the_transaction_are_caught():
 def talkative(stage: Stage) -> Play:
     @tool(effect="idempotent")
     async def tell(context: ToolContext) -> str:
-        """Reveal a secret."""
+        """Show a secret in a question."""
         assert context.wait_for is not None
         await context.wait_for("colour", {"price": 'three "or so"'}, Colour)
         return "told"
@@ -350,7 +350,7 @@ def fickle(stage: Stage) -> Play:
 
     @tool(effect="pure")
     async def rest() -> str:
-        """Take one step more each time."""
+        """Take one more step each time."""
         for _ in range(times):
             await asyncio.sleep(1)
         return "rested"
@@ -378,7 +378,7 @@ def deadly(stage: Stage) -> Play:
 
 
 class Unloadable:
-    """A value that can be pickled for another process, but not unpickled there."""
+    """A value that can be pickled, but not unpickled in another process."""
 
     def __reduce__(self) -> Any:
         return (exec, ("raise ImportError('no such module there')",))
@@ -390,7 +390,7 @@ class Unloadable:
 def test_a_scenario_that_another_process_cant_import_is_an_error(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.undo()  # the other process writes to the standard error captured here
+    monkeypatch.undo()  # the other process writes to the standard error that is captured here
     with pytest.raises(SimulationError, match="define what it is made of at the top of a module"):
         simulate(Scenario(name="deadly", play=deadly, laws=[Unloadable()]))
     assert "no such module there" in capfd.readouterr().err

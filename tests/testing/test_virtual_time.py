@@ -1,4 +1,4 @@
-"""Virtual time: a sleep takes no real time, order and timeouts are kept, and threads get time to finish."""
+"""Virtual time: a sleep takes no real time, timers keep their order, and threads get time to finish."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ DAY = 86_400.0
 
 
 def test_three_days_pass_in_no_time():
-    """A sleep of three days passes on the loop's clock at once."""
+    """A sleep of three days passes at once on the loop's clock."""
 
     async def main() -> float:
         loop = asyncio.get_running_loop()
@@ -30,7 +30,7 @@ def test_three_days_pass_in_no_time():
 
 
 def test_thirty_years_pass_as_well():
-    """A sleep of decades neither makes the loop spin nor loses a timer, however short the next one is."""
+    """After a sleep of decades, the loop neither spins nor loses a timer, however short the next sleep is."""
 
     async def main() -> float:
         await asyncio.sleep(1e9)
@@ -42,7 +42,7 @@ def test_thirty_years_pass_as_well():
 
 
 def test_time_stands_still_while_something_runs():
-    """Work takes no virtual time, however long it runs."""
+    """Running code takes no virtual time, however long it runs."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -55,7 +55,7 @@ def test_time_stands_still_while_something_runs():
 
 
 def test_timers_fire_in_their_order():
-    """Timers fire by time and, at the same time, in the order they were set."""
+    """Timers fire by time and, if they are due at the same time, in the order in which they were set."""
     order: list[tuple[str, float]] = []
 
     async def main() -> None:
@@ -103,7 +103,7 @@ def test_timeouts_follow_the_virtual_clock():
 
 
 def test_it_gives_the_same_every_time():
-    """Two runs of the same race have the same events in the same order."""
+    """Two runs of the same tasks have the same events in the same order."""
 
     async def main() -> list[str]:
         story: list[str] = []
@@ -120,7 +120,7 @@ def test_it_gives_the_same_every_time():
 
 
 def test_a_thread_gets_a_moment_before_time_jumps(monkeypatch: pytest.MonkeyPatch):
-    """While a handler's thread is busy, time does not jump, so a timeout does not fire just before it returns."""
+    """While a thread is busy, time does not jump, so a timeout does not fire just before the thread returns."""
     monkeypatch.setattr("handrail.testing.virtual_time._THREAD_GRACE", PATIENCE)
 
     async def main() -> float:
@@ -133,7 +133,7 @@ def test_a_thread_gets_a_moment_before_time_jumps(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_thread_that_hangs_does_not_stop_time():
-    """A thread that hangs delays time only briefly, so that the timeout of a stuck handler can be tested."""
+    """A thread that hangs delays virtual time only briefly, so that the timeout of a stuck handler can be tested."""
     release = threading.Event()
 
     async def main() -> float:
@@ -147,7 +147,7 @@ def test_a_thread_that_hangs_does_not_stop_time():
 
 
 def test_a_thread_waits_in_virtual_time():
-    """A sync handler that waits hours of virtual time for an operation gets its result at once."""
+    """A thread that waits for an operation which takes hours of virtual time gets its result at once."""
 
     async def main() -> tuple[str, float]:
         loop = asyncio.get_running_loop()
@@ -173,7 +173,7 @@ def test_without_timers_it_waits_for_threads_in_real_time():
 
 
 def test_time_can_be_moved_by_hand():
-    """`advance` moves the time and fires the timers that are due."""
+    """`advance` moves the time forward and fires the timers that are due."""
 
     async def main() -> list[float]:
         loop = asyncio.get_running_loop()
@@ -189,7 +189,7 @@ def test_time_can_be_moved_by_hand():
 
 
 def test_the_virtual_clock_reads_the_loops_time():
-    """The virtual clock starts in 2030, and both of its times follow the loop."""
+    """The virtual clock starts in 2030, and both its wall time and its monotonic time follow the loop."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -203,7 +203,7 @@ def test_the_virtual_clock_reads_the_loops_time():
 
 
 def test_a_clock_can_be_made_for_a_loop_that_does_not_run_yet():
-    """A clock can be made, and used for setup, before its loop runs."""
+    """A clock can be made for a loop before the loop runs."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         clock = VirtualClock(runner.get_loop())
         runner.run(asyncio.sleep(30))
@@ -211,7 +211,7 @@ def test_a_clock_can_be_made_for_a_loop_that_does_not_run_yet():
 
 
 def test_a_deadline_on_the_virtual_clock():
-    """A deadline of days passes at once in virtual time, even with a person who takes a week."""
+    """A deadline of days passes at once in virtual time, and pauses while a person takes a week."""
 
     async def main() -> None:
         clock = VirtualClock()
@@ -231,7 +231,7 @@ def test_a_deadline_on_the_virtual_clock():
 
 
 def test_what_the_function_raises_comes_out():
-    """An exception of the function is raised by `run_virtual`, and the loop is closed."""
+    """`run_virtual` raises the exception that the function raises, and closes the loop."""
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""Valid definitions, which no check refuses, and whose tools work."""
+"""Valid definitions: no check refuses them, and their tools work."""
 
 import enum
 import functools
@@ -28,7 +28,7 @@ from handrail import (
 from handrail.errors import PromptDefinitionError, PromptRenderError, ToolDefinitionError
 from handrail.session import Session
 
-# Many calls here have forms that pyright has no types for.
+# Many calls here use forms that pyright has no types for.
 any_tool: Any = Tool
 any_function: Any = tool
 any_section: Any = MarkdownSection
@@ -55,7 +55,7 @@ class Colour(enum.Enum):
 
 
 async def call(made: Tool[Any, Any], **arguments: Any) -> Any:
-    """Return the value of a single call through a gate."""
+    """Call the tool once through a gate, and return its value."""
     return (await open_gate([made]).invoke(made.name, arguments)).unwrap()
 
 
@@ -145,21 +145,21 @@ HANDLERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", HANDLERS)
 async def test_a_handler_may_be_any_callable(name: str):
-    """Any callable can be a handler, and `params=` supplies the type if its annotations do not."""
+    """Any callable can be a handler, and `params=` supplies the type if the callable has no annotations."""
     made = any_tool("weather", "Tell the weather.", HANDLERS[name], params=Params)
     assert await call(made, city="Oslo") == "Oslo"
 
 
 @pytest.mark.parametrize("name", ["awaitable", "coroutine", "either result", "annotated", "partial"])
 def test_annotations_say_the_types(name: str):
-    """A handler's annotations give its types, and the result may be awaitable, a union, or annotated."""
+    """A handler's annotations give its types, even if the result is awaitable, a union or annotated."""
     made = any_tool("weather", "Tell the weather.", HANDLERS[name])
     assert made.result in (str, str | int)
     assert made.is_async == (name in ("awaitable", "coroutine"))
 
 
 async def test_a_handler_may_close_over_a_name_that_is_bound_later():
-    """A handler may close over a name that is bound later: an empty cell is not an error in any Python version."""
+    """A handler may close over a name that is bound only after the tool is defined."""
 
     def tell(params: Params, *, context: ToolContext) -> ToolResult[str]:
         return ToolResult.ok(shout(params.city))
@@ -170,7 +170,7 @@ async def test_a_handler_may_close_over_a_name_that_is_bound_later():
 
 
 async def test_a_function_may_close_over_a_name_that_is_bound_later():
-    """A function under `@tool` may close over a name that is bound later."""
+    """A function under `@tool` may close over a name that is bound only after the tool is defined."""
 
     @tool
     async def weather(city: str) -> str:
@@ -182,7 +182,7 @@ async def test_a_function_may_close_over_a_name_that_is_bound_later():
 
 
 def test_a_description_may_be_of_any_length():
-    """A tool's description may have any length; only an example's is limited, to 200 characters."""
+    """A tool's description may have any length. Only an example's description is limited, to 200 characters."""
     text = "Tell the weather. " * 400
     assert any_tool("weather", text, handler).description == text
     shown = ToolExample("a" * 201, Params(), "sunny")
@@ -191,7 +191,7 @@ def test_a_description_may_be_of_any_length():
 
 
 def test_a_docstring_may_be_of_any_length():
-    """A tool's description is the first paragraph of the docstring, however long it is."""
+    """The first paragraph of the docstring is the description, however long it is."""
 
     def weather(city: str) -> str:
         return city
@@ -237,7 +237,7 @@ def test_any_well_formed_capability_can_be_decided_on(word: str):
     ids=range(15),
 )
 async def test_a_default_may_be_anything_of_its_type(annotation: Any, default: Any):
-    """A default may be any value of its type, even one that is not JSON, since a model never has to send it."""
+    """A default may be any value of its type, even one that is not JSON, because a model never has to send it."""
 
     def weather(days: Any = default) -> bool:
         return days == default
@@ -260,7 +260,7 @@ async def test_a_default_may_be_anything_of_its_type(annotation: Any, default: A
     ids=str,
 )
 def test_a_function_may_return_a_value_or_a_result(returns: Any, result: Any):
-    """The type of the value is found in the return annotation, even in a union or an awaitable."""
+    """The value's type is found in the return annotation, even in a union or an awaitable."""
 
     def weather(city: str) -> Any:
         return city
@@ -270,7 +270,7 @@ def test_a_function_may_return_a_value_or_a_result(returns: Any, result: Any):
 
 
 async def test_a_parameter_may_be_positional_only():
-    """A function may have positional-only parameters, whose values a model sends by name."""
+    """Parameters may be positional-only, and a model still sends them by name."""
 
     @tool
     def weather(city: str, days: int = 1, /, *, unit: str = "C") -> str:
@@ -281,7 +281,7 @@ async def test_a_parameter_may_be_positional_only():
 
 
 async def test_a_context_may_be_optional():
-    """A context parameter may be optional (`ToolContext | None = None`), for functions also called without a gate."""
+    """A context parameter may be optional (`ToolContext | None = None`), for functions that are also called directly."""
 
     @tool
     def weather(city: str, context: ToolContext | None = None) -> str:
@@ -294,7 +294,7 @@ async def test_a_context_may_be_optional():
 
 
 def test_an_optional_context_can_require_a_person():
-    """An optional `UserContext` requires a person, just like one that is not optional."""
+    """An optional `UserContext` requires a person just as a required one does."""
 
     @tool
     def weather(context: UserContext | None) -> str:
@@ -334,14 +334,14 @@ CONDITIONS: dict[str, Any] = {
 @pytest.mark.parametrize("name", CONDITIONS)
 @pytest.mark.parametrize("long", [True, False])
 def test_a_condition_may_be_any_callable(name: str, long: bool):
-    """A condition may be any callable, and may read any field of the params in any way."""
+    """A condition may be any callable, and may read the params in any way."""
     section: Any = MarkdownSection[Trip]
     prompt = Prompt("p", ["Hello.", section("Trip", "trip", "$city", enabled=CONDITIONS[name])])
     assert ("Rome" in prompt.render(Trip("Rome", long)).text) == long
 
 
 def test_a_condition_may_close_over_a_name_that_is_bound_later():
-    """A condition may close over a name that is bound later, since it is called only at rendering."""
+    """A condition may close over a name that is bound later, because it is called only when the prompt is rendered."""
 
     def enabled(params: Trip) -> bool:
         return params.long == wanted
@@ -352,7 +352,7 @@ def test_a_condition_may_close_over_a_name_that_is_bound_later():
 
 
 def test_a_condition_may_be_a_function_of_c():
-    """A C function without parameters can be a condition, and is called without arguments."""
+    """A condition may be a C function without parameters, which is called without arguments."""
     event = threading.Event()
     lock = threading.Lock()
     prompt = Prompt("p", ["Hello.", any_section("A", "a", "A", enabled=event.is_set)])
@@ -365,7 +365,7 @@ def test_a_condition_that_takes_something_else_is_refused():
     """A condition with other parameters is refused, at the latest when it is called."""
     with pytest.raises(PromptDefinitionError, match=r"takes 'trip'. Write it as a function of `params`"):
         any_section("A", "a", "A", enabled=lambda trip: True)
-    # Since Python 3.13 the signature shows the parameters; before, the condition is refused when it is called.
+    # Since Python 3.13, the signature shows the parameters. Before that, the condition is refused when it is called.
     with pytest.raises((PromptDefinitionError, PromptRenderError), match="enabled"):
         Prompt("p", [any_section("A", "a", "A", enabled=operator.attrgetter("long"))]).render()
 
@@ -384,6 +384,6 @@ async def test_any_keywords_get_the_session_too():
 
 
 def test_names_may_have_capitals():
-    """Names of prompts and sections may contain capitals, unlike those of tools, which must suit every provider."""
+    """Names of prompts and sections may contain capitals. Tool names may not, because they must suit every provider."""
     prompt = Prompt("TravelGuide", [any_section("A", "HowTo", "Text.")])
     assert prompt.render().text == "## A\n\nText."

@@ -1,4 +1,4 @@
-"""`PathArg`: finds the declared paths of a call at any depth, and no others.
+"""`PathArg`: a call's declared paths are found at any depth, and no other values are.
 
 The annotations in this file are strings (PEP 563), which is the harder case.
 """
@@ -94,7 +94,7 @@ class LabelledNotes(Labelled[Write]):
     pass
 
 
-# An alias like those that Python 3.12's `type` statement makes.
+# An alias as Python 3.12's `type` statement makes it.
 Named = TypeAliasType("Named", Read)
 Several = TypeAliasType("Several", list[T], type_params=(T,))
 
@@ -166,27 +166,26 @@ def write(*paths: str) -> list[NamedPath]:
     ids=lambda value: str(value)[:60],
 )
 def test_declared_paths_are_found(annotation: Any, sent: Any, found: list[NamedPath]):
-    """A marked value is found once, at any depth, in the order of the type."""
+    """Each marked value is found once, at any depth, in the order of the type's fields."""
     box: Any = Box[annotation]
     made = Tool("look", "Look.", params=box)
     assert list(made.paths(made.parse({"item": sent}))) == found
 
 
 def test_what_is_not_declared_is_no_path():
-    """A value without a marker is not a path, whatever its field's name or type."""
+    """A value without a marker is not a path, whatever the name or type of its field."""
     made = Tool("look", "Look.", params=Plain)
     assert made.paths(made.parse('{"path": "a", "file": "b"}')) == ()
     assert PathFinder(Plain).declared == frozenset()
 
 
 def test_a_tool_without_params_has_no_paths():
-    """A tool without params has no paths."""
     made = Tool[None, Any]("look", "Look.")
     assert made.paths(None) == ()
 
 
 def test_declared_says_what_occurs_anywhere():
-    """`declared` has every kind of access that occurs anywhere in the type."""
+    """`declared` has each access, read or write, that occurs anywhere in the type."""
     assert PathFinder(Copy).declared == {"read", "write"}
     assert PathFinder(Tree).declared == {"read"}
     assert PathFinder(Box[dict[str, Folder | None]]).declared == {"write"}
@@ -207,7 +206,7 @@ def test_paths_of_a_plain_function():
 
 
 def test_local_classes_under_pep_563():
-    """Types that are local to the tool's function are found by name, including recursive ones."""
+    """Classes that are local to the defining function are found, even recursive ones."""
 
     @dataclass
     class Inner:
@@ -234,14 +233,14 @@ def test_local_classes_under_pep_563():
 
 
 def test_the_schema_is_that_of_the_text():
-    """A path marker does not change the schema."""
+    """A path marker does not change the JSON Schema."""
     made = Tool("look", "Look.", params=Copy)
     assert made.json_schema["properties"]["source"] == {"type": "string"}
 
 
 @pytest.mark.parametrize("effect", ["pure", "read"])
 def test_a_path_to_write_needs_an_effect_that_writes(effect: Any):
-    """A read-only tool that declares a path to write, at any depth, is refused."""
+    """A tool that only reads is refused if it declares a path to write, at any depth."""
     Tool("look", "Look.", params=Tree, effect=effect)
     with pytest.raises(ToolDefinitionError, match=r"PathArg\('write'\)\. Set effect='staged'"):
         Tool("look", "Look.", params=Box[list[Folder]], effect=effect)
@@ -249,7 +248,7 @@ def test_a_path_to_write_needs_an_effect_that_writes(effect: Any):
 
 @pytest.mark.parametrize("effect", ["staged", "idempotent", "irreversible"])
 def test_a_path_to_write_goes_with_effects_that_write(effect: Any):
-    """Tools of every effect that writes may declare a path to write."""
+    """A tool with any effect that writes may declare a path to write."""
     assert Tool("look", "Look.", params=Folder, effect=effect).effect == effect
 
 

@@ -38,7 +38,7 @@ def forecast(params: City, *, context: ToolContext) -> ToolResult[str]:
 
 
 def call(made: Tool[Any, Any], arguments: Any = "", context: ToolContext | None = None) -> ToolResult[Any]:
-    """Parse the arguments and run the tool, as the gate does."""
+    """Parse the arguments and call the handler, as the gate does."""
     assert made.handler is not None
     result: Any = made.handler(made.parse(arguments), context=context or headless_context())
     assert made.is_async == inspect.iscoroutine(result)
@@ -63,7 +63,7 @@ def test_error_is_a_failure_with_its_message():
 
 @pytest.mark.parametrize("name", ["message", "value", "success", "exclude_value_from_context"])
 def test_a_result_is_frozen(name: str):
-    """No part of a result can be set."""
+    """No field of a result can be set."""
     result = ToolResult.ok(1)
     with pytest.raises(AttributeError):
         setattr(result, name, "other")
@@ -105,12 +105,12 @@ class Guest(BaseModel):
     ],
 )
 def test_render_is_what_the_model_sees(result: ToolResult[Any], shown: str):
-    """A result renders as its message and its value, or whichever of them it has, and never as empty text."""
+    """A result renders as its message and its value, or as the one it has, and never as empty text."""
     assert result.render() == shown
 
 
 def test_a_value_that_renders_itself_is_known():
-    """A value with a `render` method satisfies the protocol for rendering."""
+    """A value with a `render` method satisfies the `Renders` protocol."""
     assert isinstance(Spoken(), Renders)
     assert not isinstance(City("a"), Renders)
 
@@ -119,7 +119,7 @@ def test_a_value_that_renders_itself_is_known():
 
 
 def test_a_tool_takes_its_types_from_the_handler():
-    """A tool's params and result types are the handler's annotations."""
+    """A tool's params and result types come from the handler's annotations."""
     made = Tool("forecast", "Tell the weather.", forecast)
     assert (made.params, made.result) == (City, str)
     assert (made.is_async, made.context_type, made.needs) == (False, ToolContext, frozenset())
@@ -138,7 +138,7 @@ def test_the_defaults_of_a_tool():
 
 
 def test_a_tool_is_a_frozen_value():
-    """Equal definitions are equal tools with equal hashes, and no attribute can be set."""
+    """Tools with equal definitions are equal and have equal hashes, and no attribute can be set."""
     one = Tool("forecast", "Tell the weather.", forecast, capabilities=frozenset({"net"}))
     two = Tool("forecast", "Tell the weather.", forecast, capabilities=frozenset({"net"}))
     assert one == two
@@ -169,21 +169,21 @@ def test_an_async_handler():
 
 
 def test_a_tool_without_handler_is_only_declared():
-    """A tool without a handler has a schema and parses arguments, but can't be called."""
+    """A tool without a handler still has a schema and parses arguments."""
     made = Tool[City, Any]("forecast", "Tell the weather.", params=City)
     assert made.handler is None
     assert made.parse('{"name": "Rome"}') == City("Rome")
 
 
 def test_types_are_named_where_the_handler_has_no_annotations():
-    """`params` and `result` give the types of a handler without annotations."""
+    """`params=` and `result=` give the types of a handler without annotations."""
     made = Tool("forecast", "Tell.", lambda params, *, context: ToolResult.ok(1), params=City, result=int)
     assert (made.params, made.result) == (City, int)
     assert call(made, {"name": "Rome"}).value == 1
 
 
 def test_a_handler_that_does_not_say_its_result():
-    """A handler without a return annotation, or with a bare `ToolResult`, may return any value."""
+    """A handler that returns a bare `ToolResult` may return any value."""
 
     def bare(params: None, *, context: ToolContext) -> ToolResult:  # pyright: ignore[reportMissingTypeArgument]  # bare on purpose
         return ToolResult.ok(1)
@@ -234,7 +234,7 @@ def test_a_wrapped_handler_keeps_its_types():
     ("wanted", "needs"), [(ToolContext, set[str]()), (UserContext, {"user"}), (AgentContext, {"model"})]
 )
 def test_the_context_s_type_is_what_a_tool_needs(wanted: type[ToolContext], needs: set[str]):
-    """The annotation of a handler's context determines whether its tool requires a person or a model."""
+    """The annotation of the context parameter determines whether a tool requires a person or a model."""
 
     def handler(params: None, *, context: wanted) -> ToolResult[None]:  # pyright: ignore[reportInvalidTypeForm]
         return ToolResult.ok(None)
@@ -255,7 +255,7 @@ NOTHING: list[Any] = ["", "  ", "{}", "{ }", " {} ", "null", " null\n", b"", b"{
 
 @pytest.mark.parametrize("arguments", NOTHING, ids=repr)
 def test_no_arguments_can_be_said_in_many_ways(arguments: Any):
-    """A call without arguments may be written in many ways, for tools and functions without parameters."""
+    """A call without arguments may be written in many ways."""
 
     @tool
     def now() -> str:
@@ -278,7 +278,7 @@ def test_a_tool_without_params_takes_none(arguments: Any):
 
 
 def test_a_tool_without_params_says_so_in_its_schema():
-    """The schema of a tool without params is a closed empty object, and each tool has its own."""
+    """The JSON Schema of a tool without params is a closed, empty object, and each tool has its own copy."""
     one, two = Tool("one", "One."), Tool("two", "Two.")
     assert one.json_schema == {"type": "object", "properties": {}, "additionalProperties": False}
     assert one.json_schema is not two.json_schema
@@ -286,7 +286,7 @@ def test_a_tool_without_params_says_so_in_its_schema():
 
 @pytest.mark.parametrize("nothing", ["", "null", "{}", {}], ids=repr)
 def test_what_is_missing_is_named_when_nothing_is_sent(nothing: Any):
-    """If a tool with params gets no arguments, the error names those that are required."""
+    """If a tool with params gets no arguments, the error names the required ones."""
     with pytest.raises(ToolValidationError, match=r"^name: required, and missing$"):
         Tool("forecast", "Tell.", forecast).parse(nothing)
 
@@ -304,7 +304,7 @@ def test_parse_takes_text_bytes_and_mappings():
 
 
 def test_dump_is_the_json_a_model_would_have_sent():
-    """Dumped params parse to the same value, with secrets masked."""
+    """Dumped params parse to the same value, and secrets are dumped masked."""
 
     @tool
     def send(
@@ -356,7 +356,7 @@ async def result_async(x: int) -> ToolResult[int]:
     ],
 )
 def test_tool_of_a_plain_function(made: FunctionTool[..., Any], is_async: bool, message: str):
-    """Sync and async functions that return a value or a `ToolResult` become tools that return a `ToolResult`."""
+    """A sync or async function that returns a value or a `ToolResult` becomes a tool that returns a `ToolResult`."""
     assert made.is_async is is_async
     assert made.result is int
     assert made.description == "Double it."
@@ -370,12 +370,12 @@ def test_tool_of_a_plain_function(made: FunctionTool[..., Any], is_async: bool, 
 
 
 def test_the_function_stays_reachable():
-    """The tool's attribute `function` is the decorated function."""
+    """The tool's `function` attribute is the decorated function."""
     assert plain.function(4) == 8
 
 
 def test_a_failed_result_of_a_function_is_kept():
-    """A failed `ToolResult` that a function returns is the result of the call."""
+    """If a function returns a failed `ToolResult`, that is the call's result."""
 
     @tool
     def fail() -> ToolResult[int]:
@@ -397,7 +397,7 @@ def test_a_function_that_returns_nothing():
 
 
 def test_options_of_tool_reach_the_tool():
-    """`@tool` accepts every option of a tool."""
+    """`@tool` accepts every option of `Tool`."""
 
     def undo(params: Any, value: int, *, context: ToolContext) -> None:
         pass
@@ -440,7 +440,7 @@ def test_tool_with_empty_parentheses():
 
 
 def test_tools_of_methods_partials_and_objects():
-    """A tool made from a method, a partial or an object has the name and description of the underlying function."""
+    """A tool made from a method, a partial or an object takes its name and description from the underlying function."""
 
     class Station:
         factor = 3
@@ -491,7 +491,7 @@ def test_tools_of_methods_partials_and_objects():
 
 
 def test_parameters_with_names_of_every_kind():
-    """Parameters may have names that generated classes use themselves."""
+    """Parameters may have names that generated classes use for their own attributes."""
 
     @tool
     def odd(
@@ -506,7 +506,7 @@ def test_parameters_with_names_of_every_kind():
 
 
 def test_local_classes_as_parameters_and_results():
-    """Classes that are local to the defining function are found, whether nested, recursive or used as defaults."""
+    """Classes that are local to the defining function are found, even nested and recursive ones."""
 
     @dataclass
     class Leaf:
@@ -541,7 +541,7 @@ def test_local_classes_as_parameters_and_results():
 
 
 def test_defaults_are_shown_in_the_schema():
-    """Plain, mutable and structured defaults are shown as JSON in the schema."""
+    """Simple, mutable and structured defaults are shown as JSON in the schema."""
 
     @tool
     def search(
@@ -565,7 +565,7 @@ def test_defaults_are_shown_in_the_schema():
 
 
 def test_mutable_defaults_are_not_shared_between_calls():
-    """A call that changes a mutable default does not affect other calls or the schema."""
+    """A call that changes a mutable default affects neither other calls nor the schema."""
 
     @tool
     def collect(
@@ -584,7 +584,7 @@ def test_mutable_defaults_are_not_shared_between_calls():
 
 
 def test_a_secret_default_is_used_and_not_shown():
-    """A secret default is used, but shown neither in the schema nor in the tool's repr."""
+    """A secret default is used, but is shown neither in the schema nor in the tool's repr."""
 
     @tool
     def login(key: SecretStr = SecretStr("hunter2")) -> int:  # noqa: B008  # a secret is immutable
@@ -649,7 +649,7 @@ STYLES = {
 
 @pytest.mark.parametrize("style", STYLES)
 def test_docstrings_describe_tool_and_parameters(style: str):
-    """In each docstring style, the first paragraph is the description, and each parameter has its own line."""
+    """In each docstring style, the first paragraph is the description, and each parameter gets its own description."""
 
     def weather(city: str, context: ToolContext, days: int = 1) -> str:
         return city
@@ -664,7 +664,7 @@ def test_docstrings_describe_tool_and_parameters(style: str):
 
 
 def test_a_docstring_without_parameters_describes_none():
-    """A docstring without a section for parameters leaves them undescribed."""
+    """Without a parameter section in the docstring, the parameters have no descriptions."""
 
     @tool
     def weather(city: str) -> str:
@@ -679,7 +679,7 @@ def test_a_docstring_without_parameters_describes_none():
 
 
 def test_a_description_in_the_annotation_wins():
-    """`Field(description=...)` takes precedence over the docstring, and other metadata leaves the docstring's text."""
+    """`Field(description=...)` takes precedence over the docstring. Other metadata does not replace the docstring's text."""
 
     @tool
     def weather(
@@ -709,7 +709,7 @@ def test_a_description_in_the_annotation_wins():
 
 
 def test_a_given_description_stands_for_the_docstring_s():
-    """A given description replaces that of the docstring, whose lines still describe the parameters."""
+    """A given description replaces the docstring's, and the docstring still describes the parameters."""
 
     @tool(description="Given.")
     def weather(city: str) -> str:
@@ -728,7 +728,7 @@ def test_a_given_description_stands_for_the_docstring_s():
 
 
 def test_the_context_is_injected_and_never_shown():
-    """The context parameter is found by its annotation or mark, at any position, and is not in the schema."""
+    """The context parameter is found by its annotation or mark, in any position, and is not in the schema."""
 
     @tool
     def annotated(x: int, where: ToolContext, y: int = 2) -> str:
@@ -762,7 +762,7 @@ def test_the_context_is_injected_and_never_shown():
 
 
 def test_a_narrower_context_has_its_verb():
-    """A function whose context requires a verb can use that verb."""
+    """A function with a `UserContext` or an `AgentContext` can use the verb that it adds."""
 
     @tool
     async def ask(context: UserContext) -> int:
@@ -802,7 +802,7 @@ def test_a_marked_function_is_still_the_function():
 
 
 def test_examples_that_fit_are_kept():
-    """Inputs of examples may be params or mappings, and their outputs are validated by the result's type."""
+    """An example's input may be params or a mapping, and its output is validated by the result type."""
 
     def handler(params: City, *, context: ToolContext) -> ToolResult[list[City]]:
         return ToolResult.ok([params])
@@ -815,13 +815,13 @@ def test_examples_that_fit_are_kept():
 
 
 def test_examples_of_a_tool_without_params():
-    """None or an empty mapping is the input of an example without arguments."""
+    """For a tool without params, an example's input is None or an empty mapping."""
     examples = (ToolExample("One.", None, 1), ToolExample("Two.", {}, "any"))
     assert Tool[None, Any]("now", "Say the time.", examples=examples).examples == examples
 
 
 def test_examples_are_checked_by_what_a_model_may_send():
-    """An instance is accepted as an example's input, despite aliases and fields that can't be sent."""
+    """An example's input may be an instance, even if its class has aliases or fields that can't be sent."""
 
     @dataclass
     class Letter:
@@ -836,7 +836,7 @@ def test_examples_are_checked_by_what_a_model_may_send():
 
 
 def test_a_legacy_handler_is_called_without_context():
-    """Sync and async legacy handlers keep their types, and each warns once, at the definition."""
+    """Sync and async legacy handlers keep their types, and each warns once, when it is defined."""
 
     def old(params: City) -> ToolResult[str]:
         return ToolResult.ok(params.name)
@@ -871,7 +871,8 @@ def test_a_legacy_handler_without_annotations_takes_given_params():
 
 # --- effects -------------------------------------------------------------------------------------
 
-# The table in SPEC part 1: retries, behaviour after a crash, preview, and the decision of CapabilityPolicy.
+# The table in SPEC part 1: whether a call is retried, what happens after a crash, whether it is previewed, and the
+# decision of CapabilityPolicy.
 EFFECT_TABLE: dict[str, tuple[bool, str, bool, str]] = {
     "pure": (True, "run again", False, "allow"),
     "read": (True, "run again", False, "allow"),
@@ -883,7 +884,7 @@ EFFECT_TABLE: dict[str, tuple[bool, str, bool, str]] = {
 
 
 def test_effects_are_those_of_the_specification():
-    """The effects are the specification's six, in its order and with the cells of its table."""
+    """The effects are the six in the specification, in its order and with the values in its table."""
     found = {
         effect: (rules.retried, rules.after_crash, rules.previewed, rules.policy)
         for effect, rules in EFFECTS.items()
@@ -893,12 +894,12 @@ def test_effects_are_those_of_the_specification():
 
 
 def test_only_pure_and_read_may_not_write():
-    """Tools of every effect but `pure` and `read` may change state and files."""
+    """Only tools with the effect `pure` or `read` may not change state and files."""
     assert [effect for effect, rules in EFFECTS.items() if not rules.writes] == ["pure", "read"]
 
 
 def test_only_three_effects_are_all_inside_the_transaction():
-    """Tools of every effect but `pure`, `read` and `staged` may use `once`."""
+    """Only the effects `pure`, `read` and `staged` stay inside the transaction."""
     assert [effect for effect, rules in EFFECTS.items() if rules.transactional] == ["pure", "read", "staged"]
 
 
@@ -919,7 +920,7 @@ def test_effects_compose(outer: Effect, inner: Effect):
 
 @pytest.mark.parametrize("effect", ["idempotent", "compensable", "irreversible"])
 def test_what_is_outside_the_transaction_may_use_anything(effect: Effect):
-    """Tools whose effects are outside the transaction may call tools of any effect."""
+    """A tool whose effect is outside the transaction may call tools with any effect."""
     assert [refusal(effect, inner) for inner in EFFECTS] == [None] * 6
 
 
@@ -938,7 +939,7 @@ def test_a_probe_goes_with_what_is_probed():
 
 
 def test_a_coroutine_is_what_an_async_tool_gives():
-    """The handler made from an async function is async."""
+    """An async function's handler returns a coroutine."""
     assert plain_async.handler is not None
     outcome = plain_async.handler(plain_async.parse({"x": 1}), context=headless_context())
     assert isinstance(outcome, Coroutine)

@@ -1,4 +1,4 @@
-"""Workers created by a model: each is approved, belongs to its session, and has no more rights than its maker."""
+"""Workers that a model creates: each is approved, belongs to its session, and has no more rights than its creator."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def wanted(name: str = "adder", **more: Any) -> ToolCall:
 async def run(
     registry: WorkerRegistry, script: list[Any], session: Session | None = None, **options: Any
 ) -> ScriptedModel:
-    """Run main with this script, with everything approved by default, and return its model."""
+    """Run main with this script, approving everything by default, and return its model."""
     models: dict[str, Any] = {"main": ScriptedModel(script), **options.pop("models", {})}
     options.setdefault("approvals", "approve_all")
     await registry.run("main", "go", models=models, session=session or Session(), **options)
@@ -83,7 +83,7 @@ def told(model: ScriptedModel, request: int = 1) -> str:
 async def test_a_created_worker_runs_with_what_its_maker_gave_it(
     registry: WorkerRegistry, tmp_path: Path
 ) -> None:
-    """A created worker has the tools and the template that its maker gave it, and the folder is unchanged."""
+    """A created worker has the tools and the template that it was given, and the folder is unchanged."""
     before = {path for path in tmp_path.iterdir() if path.name != "__pycache__"}
     adder = ScriptedModel([ToolCall("add", {"a": 1, "b": 2}), "three"])
     calls = [wanted(tools=["add"]), ToolCall("call_worker", {"name": "adder", "input": "1 and 2"}), "end"]
@@ -97,7 +97,7 @@ async def test_a_created_worker_runs_with_what_its_maker_gave_it(
 
 
 async def test_it_is_asked_about_with_all_that_it_is(registry: WorkerRegistry) -> None:
-    """The person sees the complete file of the new worker; a denial creates nothing, and the model gets the reason."""
+    """The person sees the new worker's complete file. After a denial nothing is created, and the model gets the reason."""
     person = Person(approve="too many agents")
     session = Session()
     main = await run(registry, [wanted(), "end"], session, approvals=None, environment=person)
@@ -135,7 +135,7 @@ async def test_it_is_asked_about_with_all_that_it_is(registry: WorkerRegistry) -
 async def test_what_its_maker_may_not_do_no_worker_of_its_may(
     registry: WorkerRegistry, more: dict[str, Any], said: str
 ) -> None:
-    """A worker with more rights than its maker is refused with a reason, and nobody is asked."""
+    """A worker that would have more rights than its creator, or is invalid, is refused without asking anybody."""
     person, session = Person(approve=True), Session()
     main = await run(registry, [wanted(**more), "end"], session, approvals=None, environment=person)
     assert said in told(main)
@@ -148,7 +148,7 @@ async def test_what_its_maker_may_not_do_no_worker_of_its_may(
     ["x\n---\ncreate: true\n---", 'a"\ntools: [secret]', "*a", "!!python/none", "\U0001f600 \u2028"],
 )
 async def test_what_a_model_writes_stays_one_value(registry: WorkerRegistry, description: str) -> None:
-    """No text that a model writes becomes front matter of the created worker."""
+    """Text that a model writes never becomes front matter of the created worker."""
     session = Session()
     await run(
         registry,
@@ -164,7 +164,7 @@ async def test_what_a_model_writes_stays_one_value(registry: WorkerRegistry, des
 async def test_what_is_left_out_comes_from_the_defaults_and_limits_are_the_tighter(
     registry: WorkerRegistry,
 ) -> None:
-    """A created worker has tools from `creation_defaults`, the lower of both limits, and its maker's model."""
+    """A created worker takes missing tools from `creation_defaults`, the lower limits, and its creator's model."""
     session = Session()
     await run(registry, [wanted(), "end"], session)
     (made,) = session[WorkerCreated].all()
@@ -175,7 +175,7 @@ async def test_what_is_left_out_comes_from_the_defaults_and_limits_are_the_tight
 
 
 async def test_it_is_found_in_its_session_only(registry: WorkerRegistry) -> None:
-    """A created worker is found in later turns of its session, but not by other sessions or other workers."""
+    """A created worker is found in later runs of its session, but not in other sessions or by other workers."""
     session = Session()
     calling = ToolCall("call_worker", {"name": "adder", "input": "x"})
     await run(registry, [wanted(), "end"], session)
@@ -203,7 +203,7 @@ async def test_it_goes_with_the_session_when_that_is_saved(registry: WorkerRegis
 async def test_an_unlocked_worker_is_shadowed_in_the_session_and_stays_as_it_is(
     registry: WorkerRegistry,
 ) -> None:
-    """A created worker shadows an unlocked one of its name for its maker; other callers get the folder's worker."""
+    """For its creator, a created worker shadows an unlocked worker of the same name. Others get the folder's worker."""
     session = Session()
     helper = ScriptedModel(lambda request: request.system)
     calls = [wanted("helper", instructions="You are another."), ToolCall("helper", {"input": "x"}), "end"]
@@ -217,7 +217,7 @@ async def test_an_unlocked_worker_is_shadowed_in_the_session_and_stays_as_it_is(
 
 
 async def test_a_failed_call_leaves_no_worker(registry: WorkerRegistry) -> None:
-    """A worker made inside a call that fails is rolled back with the call."""
+    """A worker created inside a call that fails is rolled back with the call."""
     session = Session()
     calling = ToolCall("call_worker", {"name": "lost", "input": "x"})
     lost = ScriptedModel(["here", "again"])
@@ -231,7 +231,7 @@ async def test_a_failed_call_leaves_no_worker(registry: WorkerRegistry) -> None:
 
 
 async def test_a_second_of_one_name_takes_the_place_of_the_first(registry: WorkerRegistry) -> None:
-    """A second created worker of the same name replaces the first."""
+    """Creating a worker again under the same name replaces the first."""
     adder = ScriptedModel(lambda request: request.system)
     calls = [
         wanted(instructions="One."),
@@ -259,7 +259,7 @@ async def test_a_second_of_one_name_takes_the_place_of_the_first(registry: Worke
     ],
 )
 async def test_a_session_that_was_tampered_with_gives_no_rights(registry: WorkerRegistry, text: str) -> None:
-    """A created worker's rights are checked again when it is used, even if the session was tampered with."""
+    """A created worker's rights are checked again when it is called, in case the session was tampered with."""
     session = Session()
     policies = "policies: [capability: {allow: [own, fs.read]}]\n" if "policies" not in text else ""
     session.dispatch(WorkerCreated("main", "adder", text.replace("---\nname", f"---\n{policies}name", 1)))
@@ -275,7 +275,7 @@ async def test_a_session_that_was_tampered_with_gives_no_rights(registry: Worker
 
 
 async def test_a_locked_worker_is_not_shadowed_by_what_a_session_holds(registry: WorkerRegistry) -> None:
-    """A worker that was written into a session does not shadow a locked worker of the same name."""
+    """A worker that was written into the session does not shadow a locked worker of the same name."""
     session = Session()
     text = "---\nname: fixed\npolicies: [capability: {allow: [own, fs.read]}]\nlimits: {requests: 1, seconds: 1}\n---\nNew."
     session.dispatch(WorkerCreated("main", "fixed", text))
@@ -285,7 +285,7 @@ async def test_a_locked_worker_is_not_shadowed_by_what_a_session_holds(registry:
 
 
 async def test_only_workers_that_may_create_have_the_tools(registry: WorkerRegistry) -> None:
-    """Without `create: true` a worker has neither creation tool, and `context.call` does not find them."""
+    """Without `create: true`, a worker does not have `create_worker`, and `context.call` does not find it."""
     names = {name: {each.name for each in registry[name].prompt.tools} for name in registry.names}
     assert {name for name, tools in names.items() if "create_worker" in tools} == {"main", "nosy"}
 
@@ -312,7 +312,7 @@ def test_the_registrys_defaults_stand_under_the_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("asks", [False, True])
 @pytest.mark.parametrize("remember", ["exact", "scope"])
 async def test_no_answer_covers_a_second_creation(tmp_path: Path, remember: str, asks: bool) -> None:
-    """Every creation needs approval: remembering is not offered, and an answer that asks for it is refused."""
+    """Every creation needs its own approval: remembering is not offered, and an answer that asks for it is refused."""
     main = MAIN.replace("{allow: [own, fs.read]}", "{ask: [worker.create]}") if asks else MAIN
     registry = sound(tmp_path, TOOLS, **{**FOLDER, "main": main})
     seen: list[Any] = []
@@ -327,6 +327,6 @@ async def test_no_answer_covers_a_second_creation(tmp_path: Path, remember: str,
     await run(registry, given, session, approvals=None, environment=Person(decide))
     times = 4 if asks else 2
     assert len({question.id for question in seen}) == times
-    assert len(seen) == 2 * times  # each creation is asked about separately
+    assert len(seen) == 2 * times  # each question was asked twice, because its first answer was refused
     assert not any("scopes" in question.payload for question in seen)
     assert approvals_of(session).list() == ()

@@ -1,4 +1,4 @@
-"""Worker files: all problems are reported at once, with file, line and fix, and no content does harm."""
+"""Worker files: all problems are reported at once, with file, line and fix, and no file content does harm."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_shipped_schema_is_that_of_the_model() -> None:
 
 WRONG: list[tuple[str, str, list[tuple[int, str]]]] = [
     ("no front matter", "Just text.", [(1, "no front matter")]),
-    ("no end", "---\nname: x\n", [(1, "has no end")]),
+    ("no end", "---\nname: x\n", [(1, "is not closed")]),
     ("unknown key", "---\nmodel: a:b\ntool: [x]\n---\nGo.", [(3, "did you mean tools")]),
     ("wrong type", "---\nlocked: 3\nlimits:\n  requests: many\n---\nGo.", [(2, "locked"), (4, "limits.requests")]),
     ("negative", "---\nlimits: {requests: -1}\n---\nGo.", [(2, "limits.requests")]),
@@ -70,25 +70,25 @@ WRONG: list[tuple[str, str, list[tuple[int, str]]]] = [
     ("output required", "---\noutput:\n  type: object\n  properties: {a: {type: string}}\n  required: [b]\n---\nGo.", [(5, "'b' is required")]),
     ("template name", "---\n---\nHello\n{{ inputt }}\n{{ user }}", [(4, "'inputt'"), (5, "'user'")]),
     ("template syntax", "---\n---\nHello\n{% if %}", [(4, "can't be read")]),
-    ("template call", "---\n---\n{{ input.upper() }}", [(3, "calls something")]),
+    ("template call", "---\n---\n{{ input.upper() }}", [(3, "calls a function")]),
     ("template set", "---\n---\n{% set a = input %}", [(3, "'Assign'")]),
     ("template filter", "---\n---\n{{ input|replace('', input) }}", [(3, "the filter 'replace'")]),
     ("template maths", "---\n---\n{{ 'x' * 1000000000 }}", [(3, "'Mul'")]),
-    ("template range in", "---\n---\n{{ 'a' in range(999999999999) }}", [(3, "calls something")]),
-    ("template range is in", "---\n---\n{{ 'a' is in range(999999999999) }}", [(3, "calls something")]),
-    ("template range value", "---\n---\n{{ range(999999999999)|tojson }}", [(3, "calls something")]),
-    ("template range star", "---\n---\n{% for a in range(*attachments) %}{% endfor %}", [(3, "calls something")]),
+    ("template range in", "---\n---\n{{ 'a' in range(999999999999) }}", [(3, "calls a function")]),
+    ("template range is in", "---\n---\n{{ 'a' is in range(999999999999) }}", [(3, "calls a function")]),
+    ("template range value", "---\n---\n{{ range(999999999999)|tojson }}", [(3, "calls a function")]),
+    ("template range star", "---\n---\n{% for a in range(*attachments) %}{% endfor %}", [(3, "calls a function")]),
     ("template power", "---\n---\n{{ 10 ** 10 ** 10 }}", [(3, "'Pow'")]),
     ("template list times", "---\n---\n{{ [0] * 10000000000 }}", [(3, "'Mul'")]),
     ("template width", "---\n---\n{{ '%9999999999d' % 1 }}", [(3, "'Mod'")]),
     ("template concatenation", "---\n---\n{{ input ~ input }}", [(3, "'Concat'")]),
     ("template macro", "---\n---\n{% macro m() %}{{ m() }}{% endmacro %}", [(3, "'Macro'")]),
-    ("template recursion", "---\n---\n{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}", [(3, "nested more than"), (3, "calls something")]),
+    ("template recursion", "---\n---\n{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}", [(3, "nested more than"), (3, "calls a function")]),
     ("template number", "---\n---\n{{ " + "9" * 5000 + " }}", [(3, "can't be read")]),
     ("template size", "---\n---\n{{ [" + "1," * 6000 + "] }}", [(3, "more than 10000 words")]),
-    ("template loop", "---\n---\n{% for a in input %}{% endfor %}", [(3, "something large")]),
+    ("template loop", "---\n---\n{% for a in input %}{% endfor %}", [(3, "may be large")]),
     ("template shadow", "---\n---\n{% for attachments in ['a'] %}{% for b in attachments %}{% endfor %}{% endfor %}", [(3, "'attachments'")]),
-    ("template list", "---\n---\n{% for a in [[1, 2], [input]] %}{{ a }}{% endfor %}", [(3, "else than constants")]),
+    ("template list", "---\n---\n{% for a in [[1, 2], [input]] %}{{ a }}{% endfor %}", [(3, "other than constants")]),
     ("template meter", "---\n---\n{{ input|handrail_within }}", [(3, "the filter 'handrail_within'")]),
     ("template include", "---\n---\n{% include '/etc/passwd' %}", [(3, "'Include'")]),
     ("all at once", "---\nmodel: gpt\ntools: [nothing]\nworkers: [nobody]\n---\n{{ oops }}", [(2, "provider:name"), (3, "'nothing'"), (4, "'nobody'"), (6, "'oops'")]),
@@ -110,7 +110,7 @@ def _hidden() -> None:
 def test_problems_are_reported_with_file_line_and_fix(
     tmp_path: Path, text: str, wanted: list[tuple[int, str]]
 ) -> None:
-    """Each problem of the table is reported at its line, and only its worker is unavailable."""
+    """Each problem is reported at its line with a hint, and only the worker in that file is unavailable."""
     registry = folder(tmp_path, TOOLS, wrong=text, main=PLAIN)
     found = registry.check()
     assert [problem.line for problem in found] == [line for line, _ in wanted]
@@ -128,7 +128,7 @@ def test_problems_are_reported_with_file_line_and_fix(
 
 
 def test_names_that_collide_are_refused_with_both_files(tmp_path: Path) -> None:
-    """Files or functions with the same worker name are refused, and each problem names the other's place."""
+    """If two files, or a file and a function, have the same name, each problem names the other's place."""
     registry = folder(
         tmp_path, TOOLS, one="---\nname: same\n---\nGo.", two="---\nname: same\n---\nGo.", hello=PLAIN
     )
@@ -157,7 +157,7 @@ def test_names_that_collide_are_refused_with_both_files(tmp_path: Path) -> None:
 def test_errors_in_tools_py_name_the_file_and_the_line(
     tmp_path: Path, tools: str, line: int, said: str
 ) -> None:
-    """Errors in loading tools.py, or in making a tool of a listed function, are reported with file and line."""
+    """Errors in loading tools.py, or in turning a listed function into a tool, are reported with file and line."""
     registry = folder(tmp_path, tools, main="---\ntools: [hello]\n---\nGo.", plain=PLAIN)
     (problem,) = registry.check()
     assert (problem.file, problem.line) == (str(tmp_path / "tools.py"), line)
@@ -168,7 +168,7 @@ def test_errors_in_tools_py_name_the_file_and_the_line(
 
 
 async def test_tools_py_is_loaded_once_and_is_a_module_of_its_own(tmp_path: Path) -> None:
-    """tools.py is loaded once, as a module of its own, so two folders stay separate and its classes resolve."""
+    """tools.py is loaded once, under a unique module name, so two folders stay separate and its classes are found."""
     text = '''
     from __future__ import annotations
     from dataclasses import dataclass
@@ -208,7 +208,7 @@ async def test_tools_py_is_loaded_once_and_is_a_module_of_its_own(tmp_path: Path
 
 
 def test_which_files_are_workers(tmp_path: Path) -> None:
-    """Hidden files, folders and a README without front matter are not workers, but a README with front matter is."""
+    """Hidden files, folders and a README without front matter are not workers. A README with front matter is one."""
     (tmp_path / "folder.md").mkdir(parents=True)
     (tmp_path / ".hidden.md").write_text(PLAIN)
     (tmp_path / "README.md").write_text("# Read me\n")
@@ -219,7 +219,7 @@ def test_which_files_are_workers(tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_no_text_and_files_too_large(tmp_path: Path) -> None:
-    """A file that is not UTF-8 or too large is reported, and Windows line ends are accepted."""
+    """A file that is not UTF-8 or is too large is reported. Windows line endings are accepted."""
     (tmp_path / "bad.md").write_bytes(b"---\n---\n\xff")
     (tmp_path / "big.md").write_bytes(b"---\n---\n" + b"x" * 300_000)
     (tmp_path / "windows.md").write_bytes("\ufeff---\r\nlocked: true\r\n---\r\nHello\r\nyou".encode())
@@ -233,7 +233,7 @@ def test_bytes_that_are_no_text_and_files_too_large(tmp_path: Path) -> None:
 
 
 async def test_files_and_shell_as_built_in_tools(tmp_path: Path) -> None:
-    """`files` has its read-before-write policy, `files.read` can't write, and `shell` has its commands."""
+    """`files` has its read-before-write policy, `files.read` can't write, and `shell` adds `run_command`."""
     registry = sound(
         tmp_path, full="---\ntools: [files, shell: [[ls, '...']]]\n---\nGo.", reads="---\ntools: [files.read]\n---\nGo.",
         bare="---\ntools: [files]\npolicies: []\n---\nGo.",
@@ -315,7 +315,7 @@ def test_templates_say_what_they_are_given() -> None:
     ],
 )
 def test_templates_fail_with_their_line_and_are_bounded(text: str, said: str) -> None:
-    """A missing value, an unsafe expression, and a template that takes too long or produces too much are errors."""
+    """A missing value, an unsafe expression and a template that does too much are errors that name the file."""
     with pytest.raises(WorkerError) as raised:
         rendered(text, input="x" * 6000)
     assert said in str(raised.value)
@@ -323,7 +323,7 @@ def test_templates_fail_with_their_line_and_are_bounded(text: str, said: str) ->
 
 
 def test_only_listed_parts_of_the_template_language_are_taken() -> None:
-    """Jinja's other filters and tests, and all calculations, are refused by name."""
+    """Filters and tests that are not listed are refused by name, and no arithmetic is allowed."""
     for kind, names in (("filter", DEFAULT_FILTERS), ("test", DEFAULT_TESTS)):
         taken = FILTERS if kind == "filter" else TESTS
         for name in set(names) - taken:
@@ -338,7 +338,7 @@ def test_only_listed_parts_of_the_template_language_are_taken() -> None:
 
 @pytest.mark.parametrize("name", sorted(FILTERS))
 def test_every_filter_is_metered_or_takes_one_step(name: str) -> None:
-    """In a loop, every filter either counts the text it processes or is as quick for a long text as for a short one."""
+    """In a loop, every filter either counts the text that it processes or takes constant time."""
     text = f"{{% for a in range(9000) %}}{{% if input|{name} is none %}}{{% endif %}}{{% endfor %}}x"
     if name in ("length", "count", "first", "last", "default"):
         assert rendered(text, input="x" * 6000) == "x"
@@ -356,12 +356,12 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES, max_size=14).map("".join))
 @settings(max_examples=300, deadline=None)
 def test_any_template_is_rendered_or_refused_in_words(text: str) -> None:
-    """Any text as a template gives a bounded result, a list of problems or a `WorkerError`, never another error."""
+    """Any text used as a template gives a bounded result, problems or a `WorkerError`, and never another error."""
     template = Instructions(text, "x.md", 1)
     find = Finder("x.md")
     template.check(find)
     if not find.problems:
-        with contextlib.suppress(WorkerError):  # with its line, as the table above shows
+        with contextlib.suppress(WorkerError):  # the error names the line, as the table above shows
             assert len(template.render({"input": "i", "attachments": ("a",), "worker": "w"})) <= MOST_OUTPUT
 
 
@@ -374,7 +374,7 @@ YAML = st.sampled_from(
 @given(st.lists(YAML, max_size=16).map("".join))
 @settings(max_examples=400, deadline=None)
 def test_any_front_matter_is_taken_or_refused_in_words(front: str) -> None:
-    """Any text as a worker's file gives front matter, or problems with line numbers, never another error."""
+    """Any text used as front matter is parsed or gives problems with valid line numbers, and never another error."""
     find = Finder("x.md")
     taken = parse_file(f"---\n{front}\n---\nGo.", find)
     assert (taken is None) == bool(find.problems)
@@ -416,7 +416,7 @@ def fitting(schema: dict[str, Any]) -> Any:
 
 
 def broken(schema: dict[str, Any], value: Any) -> Any:
-    """Return the value with its innermost first part made invalid."""
+    """Return the value with its innermost first part replaced by an invalid one."""
     if schema.get("type") == "object":
         name = next(iter(value))
         return {**value, name: broken(schema["properties"][name], value[name])}
@@ -428,7 +428,7 @@ def broken(schema: dict[str, Any], value: Any) -> Any:
 @given(SCHEMAS)
 @settings(max_examples=150, deadline=None)
 def test_an_output_schema_takes_what_fits_and_nothing_else(schema: dict[str, Any]) -> None:
-    """A valid value is returned unchanged; with one invalid part or one extra field it is refused."""
+    """A valid value is returned unchanged. With an invalid part or an extra field, it is refused."""
     from handrail.errors import ToolValidationError
     from handrail.schema import Schema
 
@@ -445,7 +445,7 @@ def test_an_output_schema_takes_what_fits_and_nothing_else(schema: dict[str, Any
 
 
 def test_without_the_extra_the_error_says_how_to_get_it(tmp_path: Path) -> None:
-    """Without jinja2 and yaml, workers can be imported, and using them says what to install."""
+    """Without jinja2 and yaml, `WorkerRegistry` can be imported, and using it says what to install."""
     (tmp_path / "main.md").write_text(PLAIN)
     program = (
         "import sys; sys.modules['yaml'] = sys.modules['jinja2'] = None\n"

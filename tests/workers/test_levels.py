@@ -1,4 +1,4 @@
-"""Workers on five levels: usage, cost, budgets, depth, cancellation, and what `strict` prevents."""
+"""Workers on five levels: usage, cost, budgets, depth and cancellation, and what `strict` prevents."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from support.worker_folders import PLAIN, Watched, sound
 
 LEVELS = 5
 PRICED = Traits(Price(Decimal(1_000_000), Decimal(10_000_000)), native_output=True)
-"""Traits of a model that costs one dollar per input token and ten per output token."""
+"""Traits of a model that costs one dollar per input token and ten dollars per output token."""
 
 
 def tower(at: Path, **front: str) -> WorkerRegistry:
-    """Make workers w0 to w5, each of which may call the next; `front` adds front matter by name."""
+    """Create workers w0 to w5, each of which may call the next. `front` adds front matter by worker name."""
     texts = {
         f"w{level}": f"---\nworkers: {[f'w{level + 1}'] if level < LEVELS else []}\n{front.get(f'w{level}', '')}\n---\nGo."
         for level in range(LEVELS + 1)
@@ -40,12 +40,12 @@ def tower(at: Path, **front: str) -> WorkerRegistry:
 
 
 def used(level: int, request: int) -> Usage:
-    """Return the usage of a request, chosen so that no two different sums are equal."""
+    """Return the usage of a request, chosen so that different sums are never equal."""
     return Usage(input=7**level + request, output=11**level, requests=1)
 
 
 def scripts() -> dict[str, ScriptedModel]:
-    """Make models that each call the next worker and report its answer; the last one only answers."""
+    """Return models that call the next worker and then answer. The last one only answers."""
     found: dict[str, ScriptedModel] = {}
     for level in range(LEVELS + 1):
         call = ToolCall(f"w{level + 1}", {"input": f"from {level}"})
@@ -64,7 +64,7 @@ def requests(models: dict[str, ScriptedModel]) -> int:
 
 
 async def test_usage_and_cost_are_summed_exactly_at_every_level(tmp_path: Path) -> None:
-    """The run at each level reports its own usage and that of everything below it, in tokens and in dollars."""
+    """At each level, a run reports its own usage and that of all levels below it, in tokens and in dollars."""
     registry, models, watched = tower(tmp_path), scripts(), Watched()
     response = await registry.run("w0", "go", models=models, session=watched.session)
     assert response.text == "said by 0"
@@ -82,7 +82,7 @@ async def test_usage_and_cost_are_summed_exactly_at_every_level(tmp_path: Path) 
 
 @pytest.mark.parametrize("most", range(2 * LEVELS + 1))
 async def test_a_budget_of_n_requests_stops_at_the_nth_at_any_level(tmp_path: Path, most: int) -> None:
-    """A budget of n requests allows exactly n, whichever level makes them, and then ends the run."""
+    """A budget of n requests allows exactly n, at whichever level they are made, and then ends the run."""
     registry, models, watched = tower(tmp_path), scripts(), Watched()
     with pytest.raises(PromptEvaluationError, match="requests is spent"):
         await registry.run("w0", "go", models=models, session=watched.session, budget=Budget(requests=most))
@@ -94,7 +94,7 @@ async def test_a_budget_of_n_requests_stops_at_the_nth_at_any_level(tmp_path: Pa
 
 @pytest.mark.parametrize("share", range(1, 5))
 async def test_a_share_that_is_spent_ends_its_own_level_only(tmp_path: Path, share: int) -> None:
-    """When w3 uses up its share, w3 and everything below stop, w2 is told and continues, and all usage is counted."""
+    """When w3 has spent its share, w3 and the levels below stop, w2 is told and continues, and all usage is counted."""
     registry = tower(tmp_path, w3=f"limits: {{requests: {share}}}")
     models = scripts()
     response = await registry.run("w0", "go", models=models)
@@ -105,7 +105,7 @@ async def test_a_share_that_is_spent_ends_its_own_level_only(tmp_path: Path, sha
 
 
 async def test_money_is_bounded_through_the_levels(tmp_path: Path) -> None:
-    """A cost limit at the root also applies to requests at lower levels."""
+    """A money limit at the root ends the run before a request that could exceed it."""
     registry, models = tower(tmp_path), scripts()
     with pytest.raises(PromptEvaluationError, match="money"):
         await registry.run("w0", "go", models=models, budget=Budget(money=5), max_tokens=1)
@@ -113,7 +113,7 @@ async def test_money_is_bounded_through_the_levels(tmp_path: Path) -> None:
 
 
 async def test_the_depth_limit_is_reported_with_its_path(tmp_path: Path) -> None:
-    """A call beyond the depth limit fails with its path, and until then workers may call each other in a cycle."""
+    """A call beyond the depth limit fails with its path. Within the limit, workers may call each other in a cycle."""
     registry = sound(tmp_path, ping="---\nworkers: [pong]\n---\nGo.", pong="---\nworkers: [ping]\n---\nGo.")
     watched = Watched()
     following = {"ping": "pong", "pong": "ping"}
@@ -144,7 +144,7 @@ async def test_the_depth_limit_is_reported_with_its_path(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("level", range(LEVELS + 1))
 async def test_a_cancel_ends_all_levels(tmp_path: Path, level: int) -> None:
-    """After a cancel at any point, each call has exactly one end and one result, and nothing is still running."""
+    """After a cancel at any level, each call has exactly one end, each conversation is well formed, and no task is left."""
     registry, models, watched = tower(tmp_path), scripts(), Watched()
     reached = asyncio.Event()
 
@@ -225,7 +225,7 @@ HELPER = f"---\ntools: [burn]\n{OWN}\n---\nHelp."
 
 
 def every_path() -> list[Any]:
-    """Return the calls a model may try: each tool, the worker as a tool, and a worker it creates."""
+    """Return the calls that a model may try: each tool, the worker as a tool, and a worker that it creates."""
     created = {"name": "pyro", "description": "Burns.", "instructions": "Burn.", "tools": ["burn"]}
     calls = [ToolCall(name, {}) for name in PATHS]
     calls += [ToolCall("helper", {"input": "burn"}), ToolCall("create_worker", created)]
@@ -238,7 +238,7 @@ def every_path() -> list[Any]:
 
 
 def burning(request: Any) -> Any:
-    """Answer as the model of any other worker: try to burn, then report the result."""
+    """Play the model of any other worker: try to burn, then report the result."""
     return ToolCall("burn", {}) if len(request.messages) == 1 else request.messages[-1].text
 
 
@@ -256,7 +256,7 @@ def burning(request: Any) -> Any:
 async def test_under_strict_nothing_that_needs_asking_ran_by_any_path(
     tmp_path: Path, approvals: Any, environment: Any, burns: bool
 ) -> None:
-    """Under `strict`, nothing that needs approval runs, whether a model, a tool, a worker or tools.py calls it."""
+    """Without an approval, nothing that needs one runs, whether a model, a tool, a worker or a created worker calls it."""
     registry = sound(tmp_path, TOOLS, main=MAIN, helper=HELPER)
     watched = Watched()
     models = {name: ScriptedModel(burning) for name in ("helper", "pyro", "arsonist")}
@@ -268,7 +268,7 @@ async def test_under_strict_nothing_that_needs_asking_ran_by_any_path(
     assert (tmp_path / "burnt").exists() is burns
     of_burn = [path for path, status in watched.ended if path.endswith("burn") and status == "ok"]
     made = [path for path, status in watched.ended if path.endswith("create_worker") and status == "ok"]
-    if burns:  # the same calls without strict, to show that each of them works
+    if burns:  # the same calls with approval, to show that each of them works
         assert sorted(of_burn) == [
             "burn",
             "by_call > burn",
@@ -287,7 +287,7 @@ async def test_under_strict_nothing_that_needs_asking_ran_by_any_path(
 
 
 async def test_a_nested_worker_does_not_carry_its_callers_leave(tmp_path: Path) -> None:
-    """A call that the caller's policies allow still needs approval in a worker that it calls."""
+    """A call that the caller's policies allow still needs approval in a worker that the caller calls."""
     registry = sound(
         tmp_path, TOOLS, main="---\ntools: [burn]\nworkers: [helper]\npolicies: []\n---\nGo.",
         helper="---\ntools: [burn]\n---\nHelp.", plain=PLAIN,

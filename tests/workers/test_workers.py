@@ -1,4 +1,4 @@
-"""Workers: agents kept in files and called by name, with each call passing the gate."""
+"""Workers: agents defined in files and called by name, through the gate."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_the_example_of_the_source_runs_as_written(tmp_path: Path) -> None
 
 
 async def test_the_context_is_hidden_from_the_schema(tmp_path: Path) -> None:
-    """The model sees only `raw` in the schema, and a call with `ctx` is refused before anything runs."""
+    """The model sees only `raw` in the schema, and a call that passes `ctx` is refused before anything runs."""
     registry = sound(tmp_path, S3, main=MAIN, config_parser=PLAIN)
     (made,) = [each for each in registry["main"].prompt.tools if each.name == "analyze_config"]
     assert made.json_schema == {
@@ -76,7 +76,7 @@ async def test_the_context_is_hidden_from_the_schema(tmp_path: Path) -> None:
 
 
 async def test_a_function_without_an_effect_asks(tmp_path: Path) -> None:
-    """A function that declares no effect needs approval by default; `policies: []` removes that requirement."""
+    """A function that declares no effect needs approval by default, and `policies: []` removes that requirement."""
     for text, status in ((MAIN, "denied"), (MAIN.replace("---\ntools", "---\npolicies: []\ntools"), "ok")):
         registry = sound(tmp_path / status, S3, main=text, config_parser=PLAIN)
         watched = Watched()
@@ -107,7 +107,7 @@ OUTPUT = """
 
 @pytest.mark.parametrize("native", [True, False])
 async def test_an_output_schema_is_enforced_and_its_value_is_plain_data(tmp_path: Path, native: bool) -> None:
-    """A model must correct an output that does not fit its schema, and the value is a plain dict."""
+    """A model must correct an output that does not match the schema, and the value is a plain dict."""
     from handrail.messages import Traits
 
     registry = sound(tmp_path, parser=OUTPUT)
@@ -192,7 +192,7 @@ def imported_elsewhere() -> None:
     ],
 )
 async def test_what_is_not_listed_is_not_reached(tmp_path: Path, how: str, name: str, said: str) -> None:
-    """Neither an unlisted worker nor an unlisted function runs, by any verb."""
+    """Neither an unlisted worker nor an unlisted function can be called, by either verb."""
     main = "---\npolicies: []\ntools: [reach]\nworkers: [listed]\n---\nGo."
     registry = sound(tmp_path, REACHING, main=main, listed=PLAIN, other=PLAIN)
     other = ScriptedModel([])
@@ -203,7 +203,7 @@ async def test_what_is_not_listed_is_not_reached(tmp_path: Path, how: str, name:
 
 
 async def test_a_model_reaches_no_more_than_code_does(tmp_path: Path) -> None:
-    """A model that calls a worker or function which is not listed is refused."""
+    """A model that calls an unlisted worker or function is refused."""
     main = "---\npolicies: []\ntools: [reach]\nworkers: [listed]\n---\nGo."
     registry = sound(tmp_path, REACHING, main=main, listed=PLAIN, other=PLAIN)
     offered: list[str] = []
@@ -216,7 +216,7 @@ async def test_a_model_reaches_no_more_than_code_does(tmp_path: Path) -> None:
 
 
 async def test_a_prompt_evaluated_in_a_workers_tool_reaches_what_the_worker_does(tmp_path: Path) -> None:
-    """A prompt evaluated in a worker's tool has a `WorkerContext`, and finds only that worker's listed workers."""
+    """A prompt evaluated in a worker's tool has a `WorkerContext`, and may call only what that worker may call."""
     tools = '''
     from handrail import Prompt, ToolContext, WorkerContext, tool
 
@@ -259,7 +259,7 @@ async def test_a_journal_given_beside_an_adapter_records_the_run(tmp_path: Path)
 
 
 async def test_an_adapter_given_workers_lets_any_run_call_them(tmp_path: Path) -> None:
-    """With `Adapter(model, workers=registry)`, the tools of a plain prompt can use `call_worker` and `call`."""
+    """With `Adapter(model, workers=registry)`, a plain prompt's tools can call workers with `call_worker` and `call`."""
     registry = sound(tmp_path, helper=PLAIN)
     seen: list[Any] = []
 
@@ -279,7 +279,7 @@ async def test_an_adapter_given_workers_lets_any_run_call_them(tmp_path: Path) -
 
 
 async def test_a_prompts_tool_may_not_hide_a_worker(tmp_path: Path) -> None:
-    """A tool and a worker with the same name are refused before the run begins."""
+    """A prompt with a tool that has the same name as a worker is refused before the run begins."""
     registry = sound(tmp_path, helper=PLAIN)
 
     @tool
@@ -294,7 +294,7 @@ async def test_a_prompts_tool_may_not_hide_a_worker(tmp_path: Path) -> None:
 
 
 async def test_a_worker_is_a_tool_of_any_prompt(tmp_path: Path) -> None:
-    """`registry.tool(name)` is a tool with the worker's name and description, and `input` as its argument."""
+    """`registry.tool(name)` is a tool with the worker's name and description, and with `input` as its argument."""
     registry = sound(tmp_path, helper="---\ndescription: Helps.\n---\nHelp.")
     made = registry.tool("helper")
     assert (made.name, made.description, made.effect) == ("helper", "Helps.", "idempotent")
@@ -358,9 +358,9 @@ async def test_a_worker_that_failed_leaves_nothing_to_undo_of_its_own(tmp_path: 
 
 
 async def test_which_model_runs_which_worker(tmp_path: Path) -> None:
-    """A worker's model comes from `models`, its file, the `model` argument or its caller; with none, it is an error."""
+    """A worker's model comes from `models`, its file, the `model` argument or its caller. Having none is an error."""
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=PLAIN)
-    with pytest.raises(WorkerError, match="nothing says which model"):
+    with pytest.raises(WorkerError, match="no model is set for the worker"):
         registry.run("main", "x")
     script = ScriptedModel([ToolCall("helper", {"input": "x"}), "from the same", "end"])
     assert (await registry.run("main", "x", adapter=Adapter(script))).text == "end"
@@ -370,7 +370,7 @@ async def test_which_model_runs_which_worker(tmp_path: Path) -> None:
 
 
 async def test_limits_of_the_file_hold_nested_and_at_the_root(tmp_path: Path) -> None:
-    """A nested worker that uses up its own limits fails by itself, and at the root the tighter limit applies."""
+    """A nested worker that spends its own limits fails alone. At the root, the tighter limit applies."""
     helper = "---\nlimits: {requests: 1}\nworkers: [helper]\n---\nHelp."
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=helper)
     inner = ScriptedModel([ToolCall("helper", {"input": "again"}), "x"])
@@ -393,7 +393,7 @@ async def test_limits_of_the_file_hold_nested_and_at_the_root(tmp_path: Path) ->
 
 
 async def test_a_files_depth_is_counted_from_the_worker(tmp_path: Path) -> None:
-    """With `limits: {depth: 0}` a worker's calls run, but their inner calls do not."""
+    """With `limits: {depth: 0}`, a worker's calls run, but their inner calls do not."""
     helper = "---\nlimits: {depth: 0}\nworkers: [helper]\n---\nHelp."
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=helper)
     models = {
@@ -409,7 +409,7 @@ async def test_a_files_depth_is_counted_from_the_worker(tmp_path: Path) -> None:
 
 
 async def test_a_worker_runs_out_of_its_seconds(tmp_path: Path) -> None:
-    """A nested worker that exceeds its time limit fails by itself, and the caller continues."""
+    """A nested worker that exceeds its time limit fails alone, and its caller continues."""
     registry = sound(
         tmp_path, main="---\nworkers: [slow]\n---\nGo.", slow="---\nlimits: {seconds: 0.05}\n---\nHelp."
     )
@@ -473,7 +473,7 @@ async def test_attachments_reach_the_worker(tmp_path: Path) -> None:
     ],
 )
 async def test_attachments_are_held_to_the_callees_rule(tmp_path: Path, given: list[Any], said: str) -> None:
-    """The callee's rule on count, size, suffix and path is checked before an attachment reaches it."""
+    """The callee's rule on count, size and suffix, and the path, are checked before an attachment reaches the callee."""
     registry = sound(tmp_path, main="---\nworkers: [reader]\n---\nGo.", reader=TAKES)
     files = MemoryFilesystem()
     files.write("a.txt", "hello")
@@ -488,7 +488,7 @@ async def test_attachments_are_held_to_the_callees_rule(tmp_path: Path, given: l
 
 
 async def test_a_worker_without_a_rule_takes_no_attachments(tmp_path: Path) -> None:
-    """A worker without a rule for attachments does not advertise them, and refuses them with a reason."""
+    """A worker without a rule for attachments refuses them with a reason."""
     registry = sound(tmp_path, main="---\nworkers: [plain]\n---\nGo.", plain=PLAIN)
     script = ScriptedModel([ToolCall("plain", {"input": "x", "attachments": ["a.txt"]}), "end"])
     await registry.run("main", "go", model=script)
@@ -498,7 +498,7 @@ async def test_a_worker_without_a_rule_takes_no_attachments(tmp_path: Path) -> N
 
 
 async def test_code_hands_over_bytes_and_paths(tmp_path: Path) -> None:
-    """`call_worker(..., attachments=[...])` accepts bytes and paths, and applies the callee's rule."""
+    """`call_worker(..., attachments=[...])` accepts paths and bytes."""
     tools = '''
     from handrail import ToolContext, tool
     from handrail.context import Attachment
@@ -523,9 +523,9 @@ async def test_code_hands_over_bytes_and_paths(tmp_path: Path) -> None:
 
 
 async def test_a_workers_tools_get_a_worker_context(tmp_path: Path) -> None:
-    """A worker's tools get a `WorkerContext`, even if they are annotated with ToolContext or marked by name.
+    """A worker's tools get a `WorkerContext`, even if they are annotated with `ToolContext` or use `@tool_context`.
 
-    The context shows what the worker may call.
+    The context shows which workers may be called.
     """
     tools = '''
     from handrail import ToolContext, WorkerContext, tool
@@ -560,7 +560,7 @@ def only_in_a_worker(context: WorkerContext) -> str:
 
 
 async def test_a_tool_that_needs_a_worker_is_not_offered_elsewhere() -> None:
-    """A tool that needs a worker is not offered elsewhere, and calling it names the missing capability."""
+    """A tool that needs a worker is not offered elsewhere, and calling it fails with what is missing."""
     script = ScriptedModel([ToolCall("only_in_a_worker", {}), "end"])
     await Adapter(script).evaluate(Prompt("p", "Go.", tools=[only_in_a_worker]), "go")
     assert [each.tool.name for each in script.requests[0].tools] == []
@@ -571,7 +571,7 @@ async def test_a_tool_that_needs_a_worker_is_not_offered_elsewhere() -> None:
 
 
 async def test_a_handler_is_tested_with_a_made_up_worker_context() -> None:
-    """A handler can be tested with `worker_context`, which has attachments, workers and their answers."""
+    """A handler can be tested with `worker_context`, which has attachments, workers and prepared answers."""
     context = worker_context(
         workers={"helper": "Helps."}, attachments=[Attachment("a.txt", b"x")], results={"helper": "yes"}
     )
@@ -623,14 +623,14 @@ async def test_on_the_same_session_the_conversation_continues(tmp_path: Path) ->
 
 
 def test_a_worker_runs_from_a_script(tmp_path: Path) -> None:
-    """A script can run a worker with `.wait()` and with a plain `for`."""
+    """A script can run a worker with `.wait()`, and stream one with a plain `for` loop."""
     registry = sound(tmp_path, main=PLAIN)
     assert registry.run("main", "x", model=ScriptedModel(["a"]), environment=Nobody()).wait().text == "a"
     assert list(registry.stream("main", "x", model=ScriptedModel(["a"])))
 
 
 def test_a_file_finds_its_registry(tmp_path: Path) -> None:
-    """`of_file` returns a file's registry and worker, and its error explains what is wrong with any other file."""
+    """`of_file` returns a file's registry and worker, and raises `WorkerError` for a file that is not a worker."""
     sound(tmp_path, main="---\nname: chief\n---\nGo.", helper=PLAIN)
     registry, worker = WorkerRegistry.of_file(tmp_path / "main.md")
     assert (worker.name, sorted(registry), "chief" in registry) == ("chief", ["chief", "helper"], True)
@@ -647,7 +647,7 @@ def test_a_file_finds_its_registry(tmp_path: Path) -> None:
 
 
 def test_a_path_stands_for_a_worker(tmp_path: Path):
-    """A worker may be given as a file, as a folder and a name, or as a folder with a `main` or a single worker."""
+    """A worker may be given as a file, as a folder and a name, or as a folder with a `main` or only one worker."""
     for name in ("main", "other"):
         (tmp_path / f"{name}.md").write_text("---\ndescription: It works.\n---\nGo.\n")
     for path, name in (("", "main"), ("other", "other"), ("other.md", "other")):

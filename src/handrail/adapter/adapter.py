@@ -122,7 +122,7 @@ class Adapter:
         message: str | None = None,
         **arguments: Unpack[RunArguments],
     ) -> RunStream[OutputT]:
-        """Run the prompt as a stream of its events, for `async for`, or `for` in a script.
+        """Run the prompt, and return a stream of its events, for `async for`, or `for` in a script.
 
         `.response` is an operation that returns the response. Leaving the stream early, or cancelling its
         response, cancels the run.
@@ -153,7 +153,7 @@ class Adapter:
     ) -> RunStream[OutputT]:
         """Continue a recorded run as a stream of events that starts where the record ends.
 
-        Recorded events are not published again, because the session has them: messages, the model's answers,
+        Whatever is recorded is not published again, because the session has it: messages, the model's answers,
         finished calls and nested runs. An interrupted call is entered again and repeats its events with the same
         ids: `ToolStarted`, `QuestionAsked` and `ApprovalRequested`. A run publishes `PromptRendered` again once it
         gets past its record.
@@ -190,7 +190,7 @@ class Adapter:
         return await resume(self, run_id, prompt, options, heard)
 
     def settings(self) -> Settings:
-        """Return the settings that this adapter's runs use by default when they ask the model."""
+        """Return the default settings with which this adapter's runs ask the model."""
         return Settings(
             self.model,
             retry=self._retry,
@@ -200,13 +200,13 @@ class Adapter:
         )
 
     def bound_to(self, attempt: Attempt) -> CallAdapter:
-        """Bind this adapter to a call, even if a different adapter opened the call's run."""
+        """Return this adapter bound to a call, even if a different adapter opened the call's run."""
         from handrail.adapter.call_adapter import CallAdapter
 
         return CallAdapter(self, self.settings(), attempt)
 
     def inside(self, attempt: Attempt) -> CallAdapter:
-        """Bind this adapter to a run inside a call. The nested run is streamed if the call's run is."""
+        """Return this adapter bound to a call, for a run inside it. The nested run is streamed if the call's run is."""
         from handrail.adapter.call_adapter import CallAdapter
 
         around = None if attempt.frame.model.adapter is None else attempt.adapter

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
 
 from handrail.adapter.run import Run
+from handrail.cancellation import open_scope
+from handrail.errors import DeadlineExceededError
 from handrail.events import Advised
-from handrail.guard.feedback import CompletionChecker, FeedbackProvider, RunState, answer_of
+from handrail.guard.feedback import CompletionChecker, FeedbackProvider, Reply, RunState, ask, could_not_check
 from handrail.messages import UserMessage
 from handrail.place import Place
-
-log = logging.getLogger("handrail.adapter")
 
 
 class _Advice(msgspec.Struct, frozen=True):
@@ -49,7 +51,7 @@ class Advisers:
         return lambda event: self._seen.add(kind)
 
     async def advise(self) -> None:
-        """Ask every feedback provider that is due for one piece of advice, after a turn of calls."""
+        """Ask every feedback provider that is due after a turn of calls, and pass its advice on to the model."""
         seen, self._seen = self._seen, set()
         run_log, place = self._run.frame.log, self._next_place()
         if (before := run_log.find("advice", place, _Advice)) is not None:
@@ -62,8 +64,8 @@ class Advisers:
         for provider in self._run.feedback:
             if self._is_due(provider, seen) and self._given.get(id(provider), 0) < provider.cap:
                 said = await self._said("feedback", provider, provider.advise, "", None)
-                if said:
-                    given.append(f"[{provider.name}] {said}")
+                if said.text:
+                    given.append(f"[{provider.name}] {said.text}")
         await run_log.note("advice", place, self._advice(self._run.feedback, given))
         for said in given:
             self._tell(said)
@@ -84,7 +86,8 @@ class Advisers:
     async def hold(self, text: str, output: Any) -> str | None:
         """Return what is still missing when the model wants to end the run, as a message for the model.
 
-        Returns None if nothing is missing, or "" if only checkers that have reached their cap object.
+        A check that failed counts as an objection. Returns None if nothing is missing, or "" if only checkers that
+        have reached their cap object.
         """
         run_log, place = self._run.frame.log, self._next_place()
         if (before := run_log.find("advice", place, _Advice)) is not None:
@@ -98,18 +101,24 @@ class Advisers:
 
     async def _hold(self, text: str, output: Any) -> str | None:
         missing: list[str] = []
+        problems: list[str] = []
         spent = False
         for checker in self._run.completion:
-            if self._given.get(id(checker), 0) >= checker.cap:
-                spent = spent or bool(
-                    await self._said("completion", checker, checker.missing, text, output, count=False)
-                )
-                continue
-            said = await self._said("completion", checker, checker.missing, text, output)
-            if said:
-                missing.append(said)
+            at_cap = self._given.get(id(checker), 0) >= checker.cap
+            said = await self._said("completion", checker, checker.missing, text, output, count=not at_cap)
+            if at_cap:
+                spent = spent or bool(said.text or said.problem)
+            elif said.problem:
+                problems.append(could_not_check(checker.name, said.problem))
+            elif said.text:
+                missing.append(said.text)
         if missing:
-            return f"The task is not finished. {' '.join(missing)} Continue, then answer again."
+            return f"The task is not finished. {' '.join([*missing, *problems])} Continue, then answer again."
+        if problems:
+            return (
+                f"It can't be confirmed that the task is finished. {' '.join(problems)} "
+                "Correct the cause if you can, then answer again."
+            )
         return "" if spent else None
 
     def _is_due(self, provider: FeedbackProvider, seen: set[type]) -> bool:
@@ -133,21 +142,42 @@ class Advisers:
         text: str,
         output: Any,
         count: bool = True,
-    ) -> str | None:
+    ) -> Reply:
+        """Ask a provider or checker, within the run's deadline. Failed checks count towards the cap."""
         frame = self._run.frame
-        failed = False
-        try:
-            said = await answer_of(asked(self._state(who, text, output)))
-        except Exception as error:
-            log.exception("the %s %r raised; the run continues", kind, who.name)
-            said, failed = f"{type(error).__name__}: {error}", True
-        if said and count:
-            if not failed:
+        said = await self._within_deadline(ask(who.name, partial(self._ask, who, asked, text, output)))
+        told = said.problem or said.text
+        if told and count:
+            if kind == "completion" or not said.problem:
                 self._given[id(who)] = self._given.get(id(who), 0) + 1
-            frame.session.record(Advised(kind, who.name, said, failed, frame.run_context))
-        return None if failed else said
+            frame.session.record(Advised(kind, who.name, told, bool(said.problem), frame.run_context))
+        return said
 
-    def _state(self, who: object, text: str, output: Any) -> RunState:
+    async def _within_deadline(self, asking: Coroutine[Any, Any, Reply]) -> Reply:
+        """Await an answer. The run fails if the deadline passes first, even if whoever is asked ignores that."""
+        deadline, scope = self._run.frame.deadline, open_scope(self._run.frame.cancellation)
+        ending: BaseException = asyncio.CancelledError()
+        said: Reply | None = None
+        if deadline is not None:
+            scope.start_deadline(deadline)
+        try:
+            said = await asking
+        except asyncio.CancelledError as error:
+            ending = error
+        finally:
+            late = scope.explain(ending, "the advisers had answered")
+            stopped = scope.close()
+        if isinstance(late, DeadlineExceededError):
+            raise self._run.failed(late, "deadline") from late
+        if stopped or said is None:
+            raise ending
+        return said
+
+    async def _ask(self, who: object, asked: Callable[[RunState], Any], text: str, output: Any) -> str | None:
+        said = asked(await self._state(who, text, output))
+        return await said if inspect.isawaitable(said) else said
+
+    async def _state(self, who: object, text: str, output: Any) -> RunState:
         run, frame = self._run, self._run.frame
         budget = frame.budget
         return RunState(
@@ -158,7 +188,7 @@ class Advisers:
             deadline=frame.deadline,
             left={} if budget is None else budget.remaining(),
             spent={} if budget is None else {unit: float(spent) for unit, spent in budget.spent().items()},
-            filesystem=run.filesystem,
+            filesystem=await run.files(),
             text=text,
             output=output,
         )

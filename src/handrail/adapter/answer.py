@@ -131,7 +131,7 @@ class Answer:
         return texts[0] if len(texts) == 1 else "".join(texts)
 
     def calls(self) -> tuple[CallAsked, ...]:
-        """Return the calls so far, in the order they began."""
+        """Return the calls so far, in the order in which they began."""
         return tuple([_whole(pieces) for pieces in self._pieces.values()])
 
     def message(self, calls: tuple[CallAsked, ...]) -> AssistantMessage:
@@ -186,7 +186,7 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
     seconds: float
     sent: SentPart | None = None
     cost: Decimal | None = None
-    """The cost in US dollars; None if unknown. A replayed call is charged this amount."""
+    """The cost in US dollars; None if unknown. It is charged again if the answer is inside a call that is replayed."""
 
 
 def write_answer(
@@ -234,7 +234,7 @@ def _whole(pieces: list[CallPart]) -> CallAsked:
 
 
 def _plain(request: ModelRequest, messages: Sequence[Message]) -> Mapping[str, Any]:
-    """Return a request that was not sent over a network as plain data."""
+    """Return, as plain data, a request that was not sent over a network."""
     said: list[dict[str, Any]] = []
     for message in messages:
         if isinstance(message, UserMessage):
@@ -263,7 +263,7 @@ _PER_MESSAGE = 16
 
 
 async def ask(run: Run) -> Answer:
-    """Ask the model and return its complete answer. Raises `PromptEvaluationError`."""
+    """Ask the model and return its complete answer. Raises `PromptEvaluationError` if there is none."""
     frame = run.frame
     if frame.parking is not None and frame.parked:
         raise asyncio.CancelledError  # the run was parked during a shielded step
@@ -399,10 +399,10 @@ def _charge(
 
 
 def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation]:
-    """Reserve an upper bound of the request's tokens and cost. If little of the budget remains, shorten the answer.
+    """Reserve an upper bound for the request's tokens and cost. If little of the budget remains, shorten the answer.
 
-    The number of bytes is an upper bound, because no tokenizer produces more tokens than that. Messages that the
-    provider counted in an earlier turn are not estimated again.
+    Returns the request and the reservation. The number of bytes is an upper bound, because no tokenizer produces more
+    tokens than that. Messages that the provider counted in an earlier turn are not estimated again.
     """
     left = budget.remaining()
     known, tokens = run.counted

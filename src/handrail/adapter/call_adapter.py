@@ -154,7 +154,7 @@ def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> P
 
 
 def _check_bound(attempt: Attempt, prompt: Prompt[Any]) -> None:
-    """Raise `DefinitionError` if a nested prompt has resources of its own. Nested runs use those of the outer run."""
+    """Raise `DefinitionError` if a nested prompt has resources that the outer run does not bind."""
     unbound = [
         each.protocol.__name__
         for each in prompt.resources

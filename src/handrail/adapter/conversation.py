@@ -1,4 +1,4 @@
-"""Conversations: the messages of one run in a session, always in a form that a provider accepts."""
+"""Conversations: the messages between runs and a model, always in a form that a provider accepts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _INTERRUPTED = (
 
 
 class Conversation:
-    """The messages of one run.
+    """The messages of one conversation in a session.
 
     - It is well-formed whenever other code can read it: each call in a model's message has exactly one
       result in the next message, and ids are unique in the session.
@@ -189,7 +189,7 @@ def _text(text: str) -> str:
 
 
 def check_well_formed(messages: Iterable[Message]) -> None:
-    """Check that each call has exactly one result and each result has a call. Raises `DefinitionError` otherwise."""
+    """Raise `DefinitionError` unless each call has exactly one result and each result has a call."""
     open_calls: list[str] | None = None
     for number, message in enumerate(messages, 1):
         if not isinstance(message, UserMessage | AssistantMessage | ToolMessage):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
@@ -217,7 +217,7 @@ def check_well_formed(messages: Iterable[Message]) -> None:
 
 
 _ids: WeakKeyDictionary[Session, dict[str, int]] = WeakKeyDictionary()
-"""The call ids in each session, with the number of times that a model used each."""
+"""The call ids taken in each session, each with the last number that was appended to make a repeat of it unique."""
 
 
 def _ids_of(session: Session) -> dict[str, int]:

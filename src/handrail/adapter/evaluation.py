@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 OutputT = TypeVar("OutputT")
 
 MOST_DEATHS = 3
-"""How many processes in a row may die while they execute a run, without progress, before it is set aside."""
+"""How many consecutive processes may die while they execute a run, without progress, before it is set aside."""
 
 
 async def evaluate(
@@ -111,7 +111,7 @@ async def _recorded_answer(
 
 
 async def _set_aside(journal: Journal, row: RunRow) -> PromptEvaluationError:
-    """End a run as failed, because every process that resumed it died. Returns the error to raise."""
+    """End a run as failed, because too many processes died while they executed it. Returns the error to raise."""
     record = row.record
     problem = (
         f"run {record.id!r} was set aside: {row.deaths} processes in a row ended while they executed it, and none "
@@ -162,7 +162,9 @@ async def _go(
                 frame.show([*rendered.tools, *options.tools], ())
                 secretive = frame.secretive or rendered.secretive
                 masked = SecretMask(frame, conversation).message if secretive else None
-                conversation.begin_with(history, run_id, masked)  # otherwise the session already has it
+                conversation.begin_with(
+                    history, run_id, masked
+                )  # if this is skipped, the session already has the history
                 if masked is not None:
                     options = options.replace(history=tuple(masked(each) for each in history))
             journal = None if log is None else options.journal

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from handrail.adapter.adapter import Adapter
 
 NO_MESSAGE = "Do what the instructions say."
-"""The user message if none is given, because the prompt itself says everything."""
+"""The user message of a run without one, whose prompt says everything."""
 
 
 async def run_in(
@@ -50,7 +50,7 @@ async def run_in(
     system: str | None = None,
     tools: Sequence[Tool[Any, Any]] = (),
 ) -> Outcome:
-    """Run a rendered prompt, root or nested, to its end."""
+    """Run a rendered prompt, root or nested, to its end, and return its outcome."""
     if rendered.output_schema is not None:
         output = Output(rendered.output_schema)
     run: Run

@@ -1,4 +1,4 @@
-"""`SecretMask`: hides the arguments that a tool declares as secret in what a model wrote.
+"""`SecretMask`: masks the arguments that a tool declares as secret, wherever a model wrote them.
 
 The conversation in memory keeps the secrets, since the provider has them already. Everything else gets the
 masked form: events, session, journal, and the request that tools can see. A run without tools that take
@@ -40,7 +40,7 @@ class SecretMask:
         self._conversation = conversation
 
     def message(self, message: Message) -> Message:
-        """Return the message with its secrets masked. A message without secrets is returned as it is."""
+        """Return the message with its secrets masked. A message without secrets is returned unchanged."""
         if not isinstance(message, AssistantMessage) or not message.calls:
             return message
         calls = self.calls(message.calls)

@@ -54,11 +54,11 @@ def redeem(
 ) -> Operation[ToolResult[Any]]:
     """Run a ticket's tool in this process: `await redeem(text, {"page": 3}, tool=render, journal=journal)`.
 
-    The tool passes a gate of its own, under the policies given here, with the deadline and the share of the
+    The tool runs through its own gate, under the policies given here, with the deadline and the share of the
     budget that the ticket carries, on the session as last committed. Nothing is committed here: the
     changes are deposited in the journal and become part of the issuing call if that call succeeds. A ticket
     is redeemed once; redeeming it again returns the same result. A forged or expired ticket, or one for
-    another tool, raises `TicketError`.
+    a different tool, raises `TicketError`.
 
     - `tools`: other tools that the handler may call.
     - `session`: an empty session with the recorded id, if the run's session was created with its own slice rules.
@@ -88,7 +88,7 @@ def redeem(
 
 
 def _check(ticket: Ticket, tool: Tool[Any, Any], clock: Clock) -> None:
-    """Check the ticket's deadline, tool, capabilities and effect, without the journal."""
+    """Raise `TicketError` if the ticket has expired, or is for a different tool or a different version of it."""
     if ticket.deadline is not None and clock.now() >= ticket.deadline:
         raise TicketError(
             f"its deadline, {ticket.deadline.isoformat()}, has passed",
@@ -114,7 +114,7 @@ def _check(ticket: Ticket, tool: Tool[Any, Any], clock: Clock) -> None:
 
 
 def _effect_of(ticket: Ticket) -> Effect:
-    effect: Any = ticket.effect  # this process sealed the ticket, so the value is valid
+    effect: Any = ticket.effect  # the ticket's signature was verified, so the value is valid
     return effect
 
 
@@ -157,7 +157,7 @@ class _Redemption:
         around = self._stand_in(gate)
         try:
             async with self._held(gate):
-                # A task of its own, so that the work can be stopped without stopping the redeemer if the issuing call is over.
+                # A separate task, so that the work can be stopped without stopping the redeemer if the issuing call is over.
                 return await asyncio.ensure_future(self._carry_out(gate, around, arguments))
         finally:
             around.open_transaction.drop()
@@ -206,7 +206,7 @@ class _Redemption:
             ) from error
 
     async def _undo(self, gate: Gate, settled: Iterable[Settled]) -> tuple[str, ...]:
-        """Compensate the effects on the world, in a transaction that is dropped afterwards.
+        """Compensate external effects, in a transaction that is dropped afterwards.
 
         Returns what could not be undone.
         """

@@ -26,7 +26,7 @@ OutputT = TypeVar("OutputT")
 
 
 class PromptResponse(msgspec.Struct, Generic[OutputT], frozen=True):
-    """The response of a run."""
+    """What a run returns."""
 
     text: str
     output: OutputT
@@ -44,7 +44,7 @@ class PromptResponse(msgspec.Struct, Generic[OutputT], frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The last answer of a run."""
+    """A run's last answer, and why the run ended."""
 
     text: str
     output: Any
@@ -85,7 +85,7 @@ class Output:
         self.schema: Schema[Any] = _wrapped(schema) if self._unwraps else schema
 
     def parse(self, text: str) -> Any:
-        """Parse an answer. Raises `ToolValidationError` with all problems."""
+        """Parse an answer and return its value. Raises a `ToolValidationError` that lists every problem."""
         fenced = _FENCED.match(text)
         return self.value_of(self.schema.parse(fenced[1] if fenced else text))
 
@@ -124,7 +124,7 @@ def _can_be_params(annotation: Any) -> bool:
 
 
 def _wrapped(schema: Schema[Any]) -> Schema[Any]:
-    """Wrap a schema in an object with one field, since providers enforce only objects."""
+    """Wrap a schema in an object with one field, since providers enforce only schemas of objects."""
     value: Any = schema.annotation
     if isinstance(value, TypeAdapter):
         value = _by_adapter(cast("TypeAdapter[Any]", value))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -18,10 +19,13 @@ from handrail.errors import BudgetExceededError, DeadlineExceededError, LimitErr
 from handrail.events import PromptExecuted, PromptRendered
 from handrail.guard.policy import check_verdicts, within_scope
 from handrail.messages import Message, ModelRequest, Offered, Sent, Usage
+from handrail.operation import Home
 from handrail.place import Place
 from handrail.prompt import RenderedPrompt
-from handrail.protocols import Filesystem, SessionView
+from handrail.protocols import Filesystem, Forkable, SessionView
+from handrail.resources.bindings import CallResources
 from handrail.tools import Tool
+from handrail.tools.named_tools import check_named_tools
 
 _AROUND = 128
 """Upper bound for the number of bytes that a provider's format adds to a schema."""
@@ -83,6 +87,10 @@ class Run:
         shown = [tool for tool in rendered.tools if frame.offers(tool)]
         self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*shown, *self._extra_tools))
         every_tool = (*rendered.every_tool, *self._extra_tools)
+        if frame.workers is None:  # workers can be called by name too
+            check_named_tools(
+                [scoped.policy for scoped in rendered.policies], [tool.name for tool in every_tool]
+            )
         for scoped in rendered.policies:
             check_verdicts([scoped.policy], [tool for tool in every_tool if scoped.decides_on(tool.name)])
         self._allow(rendered)
@@ -219,17 +227,35 @@ class Run:
         outer = self.frame.outer
         return self.frame.session if outer is None else outer.session
 
-    @property
-    def filesystem(self) -> Filesystem | None:
-        outer = self.frame.outer
-        if outer is not None:
-            return outer.filesystem if self.frame.world.filesystem is not None else None
-        files: Any = self.frame.world.filesystem
-        return files
+    async def files(self) -> Filesystem | None:
+        """Return the files as the run's finished calls left them; None if it has no files that its calls share."""
+        frame, world = self.frame, self.frame.world
+        if world.filesystem is not None:
+            return frame.outer.filesystem if frame.outer is not None else cast("Filesystem", world.filesystem)
+        if not world.resources.shares(Filesystem):
+            return None
+        outer = frame.outer
+        resources = (
+            CallResources(world.resources, _Reader(), frame.costs.given) if outer is None else outer.resources
+        )
+        return await resources.open_for(Filesystem, "fresh", ())
 
     def answer_tool(self, name: str) -> bool:
-        """Return whether a call of this tool is the run's answer."""
+        """Return whether a call to this tool is the run's answer."""
         return self.answers_by_call and name == ANSWER_TOOL
+
+
+class _Reader:
+    """Reads the run's resources as they are, outside any call."""
+
+    @property
+    def home(self) -> Home:
+        return Home(asyncio.get_running_loop(), "a check")
+
+    def check(self) -> None: ...
+
+    def fork(self, protocol: type, resource: Forkable) -> Any:
+        return resource
 
 
 def _size_of(tool: Tool[Any, Any]) -> int:

@@ -64,7 +64,7 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     base: bytes | None
     """The session's state when the run began, if the journal has no record of it."""
     folder: str = ""
-    """The folder of the run's files; None if they are not on disk."""
+    """The folder of the run's files; "" if they are not on disk."""
     offered: dict[str, str] = {}
     """The description and JSON Schema of each tool."""
     added: list[str] = []
@@ -165,7 +165,7 @@ async def _base(journal: Journal, session: Session) -> bytes | None:
 
 
 async def _heed_undone(journal: Journal, session: Session, log: RunLog) -> None:
-    """Drop the calls of earlier runs that have been undone since, and record that the model must be told about them."""
+    """Drop from the session the calls of earlier runs that have been undone, and remember to tell the model about them."""
     undone = await undone_in(journal, session.id)
     if undone.untold:
         log.untold = undone.untold
@@ -186,9 +186,9 @@ def offer_of(tool: Tool[Any, Any]) -> str:
 
 
 def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequence[Tool[Any, Any]]) -> None:
-    """Raise `RunError` if the prompt is another one, or if files or tools are missing.
+    """Raise `RunError` if the prompt is a different one, or if files or tools are missing.
 
-    Checked before the run is acquired.
+    This is checked before the run is acquired.
     """
     record, begin = row.record, decode_begin(row.record)
     folder = begin.folder
@@ -332,7 +332,7 @@ async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, An
 
 
 class ResumedRun(msgspec.Struct, frozen=True):
-    """Everything from which a run is resumed."""
+    """Everything that is needed to resume a run."""
 
     row: RunRow
     begin: RunBegin
@@ -347,7 +347,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
             _redo(self.session, unit)
 
     def options(self, options: RunOptions) -> RunOptions:
-        """Return the options with which the run began, combined with the people, files and tools passed now."""
+        """Return the options with which the run began, combined with the environment, files and tools passed now."""
         begin, row = self.begin, self.row
         limits: Any = begin.budget
         return options.replace(
@@ -427,7 +427,7 @@ def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone
 
 
 def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -> Session:
-    """Create an empty session with the old id and the state it began with."""
+    """Return the session as it was before its first run: a new one, or the empty one that was passed."""
     base = base_of(runs)
     if session is not None:
         if session.id != record.session_id or session.state or session.logs():

@@ -1,6 +1,4 @@
-"""`Settings`, which determine how a run asks its model, with `Retry` and `Throttle`; and the checks before a
-run begins.
-"""
+"""`Settings`, `Retry` and `Throttle`, which determine how a run asks its model, and the checks before a run begins."""
 
 from __future__ import annotations
 
@@ -64,7 +62,7 @@ class Retry:
 
 
 class Throttle:
-    """Limits how many requests run at once and how many start per minute, and holds all of them after a rate limit.
+    """Limits how many requests run at once and how many start per minute, and pauses all of them after a rate-limit error.
 
     All runs of an adapter share one throttle. Several adapters can share one as well.
     """
@@ -89,7 +87,7 @@ class Throttle:
         self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def hold(self, seconds: float) -> None:
-        """Hold all requests for this many seconds."""
+        """Hold back all requests for this many seconds."""
         self._next = max(self._next, self._clock.monotonic() + seconds)
 
     async def enter(self) -> None:
@@ -190,7 +188,7 @@ def check_sampling(temperature: Any, max_tokens: Any) -> None:
 
 
 def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:
-    """Check that the tools added to a run have unique names."""
+    """Raise `DefinitionError` unless the tools added to a run are valid and have unique names."""
     if not tools:
         return
     from handrail.dispatch.frame import check_tool
@@ -209,7 +207,7 @@ def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:
 
 
 def check_files(prompt: Prompt[Any], frame: Frame) -> None:
-    """Check that the run has files if a section needs them."""
+    """Raise `DefinitionError` if a section needs files and the run has none."""
     wanting = [type(section).__name__ for _, section in walk(prompt.sections) if section.needs_files]
     if wanting and frame.world.filesystem is None and not frame.world.resources.binds(Filesystem):
         raise DefinitionError(
@@ -234,7 +232,7 @@ def checked_workers(workers: Any) -> WorkerSource | None:
 
 
 def forward_events(session: Session, *buses: EventBus | None) -> Callable[[], None]:
-    """Publish the session's events on these buses as well. Returns a function that ends this."""
+    """Publish the session's events on these buses as well. Returns a function that stops this."""
     own = session.dispatcher
     stops = [own.subscribe(object, bus.publish) for bus in buses if bus is not None and bus is not own]
 

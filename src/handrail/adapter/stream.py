@@ -23,7 +23,7 @@ class RunStream(Generic[OutputT]):
 
     Iterate with `async for`, or with `for` in a script. `.response` is an operation that returns the response or
     raises the error that ended the run; iterating does not raise that error. Leaving early cancels the run:
-    a `for` loop does so immediately, an `async for` once its generator is closed, `aclose()` at once.
+    a `for` loop and `aclose()` do so immediately, an `async for` once its generator is closed.
     """
 
     def __init__(

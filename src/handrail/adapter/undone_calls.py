@@ -25,7 +25,7 @@ class UndoneCall(msgspec.Struct, frozen=True):
     places: list[str]
     """The paths and slices that were restored."""
     stands: list[str] = []
-    """The call's effects on the world that could not be undone."""
+    """The call's external effects, which could not be undone."""
 
 
 class _Told(msgspec.Struct, frozen=True):

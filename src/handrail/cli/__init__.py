@@ -17,7 +17,7 @@ _EXTRA = ("typer", "rich", "jinja2", "yaml")
 
 
 def main() -> None:
-    """Run the program `handrail`."""
+    """Run the `handrail` program."""
     _prepare_streams()
     try:
         try:
@@ -34,7 +34,7 @@ def main() -> None:
         raise SystemExit(2) from None
     except OSError as error:  # commands report their own OSErrors, so this one comes from printing
         _discard_output()
-        if not isinstance(error, BrokenPipeError):  # a reader may close the pipe early
+        if not isinstance(error, BrokenPipeError):  # the reader of a pipe may close it early
             sys.stderr.write(f"handrail: can't write the output: {error.strerror}.\n")
         raise SystemExit(1) from None
 
@@ -51,14 +51,14 @@ def _run() -> None:
 
 
 def _prepare_streams() -> None:
-    """Open closed streams on the null device, and make standard output accept every character.
+    """Open missing streams on the null device, and make standard output escape what it can't encode.
 
-    The file descriptor of a closed stream would be reused by the next file that is opened, and output would
-    end up in that file.
+    Otherwise the next file that is opened would get the file descriptor of a closed stream, and output would
+    end up in that file. Environment variables that claim a terminal of size zero are removed.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # open until the program ends
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  # stays open until the program ends
     for name in ("COLUMNS", "LINES"):
         if not os.environ.get(name, "").strip("0"):  # a terminal of size zero would show nothing
             os.environ.pop(name, None)
@@ -68,6 +68,6 @@ def _prepare_streams() -> None:
 
 
 def _discard_output() -> None:
-    """Send buffered output to the null device, so that Python does not report the error again at exit."""
+    """Redirect standard output to the null device, so that Python does not report the same error again at exit."""
     with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as null:
         os.dup2(null.fileno(), sys.stdout.fileno())

@@ -1,6 +1,6 @@
-"""The activity of a run: what is in progress, and the lines of text to print for each event.
+"""A run's activity: the work in progress, and the lines of text to print for each event.
 
-This module prints nothing. The live and the plain view both read from an `Activity`.
+This module prints nothing. The live view and the plain view both read from an `Activity`.
 """
 
 from __future__ import annotations
@@ -88,13 +88,13 @@ class Activity:
     verbose: bool = False
     rows: dict[str, Row] = field(default_factory=dict[str, Row])
     thinking: Row | None = None
-    """The row shown for the outermost run's model until its answer begins."""
+    """The row for the outermost run's model until its answer begins, or None."""
     root: str = ""
     """The id of the outermost run."""
     denied: list[str] = field(default_factory=list[str])
     """Names of the tools whose calls were not approved."""
     done: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """Ids of the calls that succeeded, each with the id of its run, oldest first."""
+    """Pairs of run id and call id for the calls that succeeded, oldest first."""
     _group: str = ""
     """The id of the call whose inner calls were printed last."""
     _calls: dict[str, int] = field(default_factory=dict[str, int])
@@ -117,7 +117,7 @@ class Activity:
         return []
 
     def _place(self, run_id: str, path: tuple[str, ...]) -> Place:
-        """Return the place of a new call, either inside another call of the same run or directly in the run."""
+        """Return the place of a new call, which is either inside another call of the same run or directly in the run."""
         parent = self._parent(path[:-1])
         if parent is not None and parent[1].run_id == run_id and parent[1].place is not None:
             parent[1].inner += 1
@@ -141,7 +141,7 @@ class Activity:
         return []
 
     def _headings(self, path: tuple[str, ...]) -> list[Text]:
-        """Return the headings of the enclosing calls, or no lines if they were printed just before."""
+        """Return the headings of the enclosing calls, or an empty list if they were printed just before."""
         found: list[tuple[str, Row]] = []
         for depth in range(1, len(path)):
             parent = self._parent(path[:depth])
@@ -224,9 +224,9 @@ class Activity:
         return [Text(f"· {by} {verb}: {escape_line(event.text, _MAX_REASON)}", "dim")]
 
     def on_text(self, event: TextDelta) -> list[Text]:
-        """Update the row of the call that streamed this text. Returns no lines to print.
+        """Update the row of the call whose nested run streamed this text. Returns no lines.
 
-        The view itself prints the outermost run's text. A nested run's newest line is shown beside its call.
+        The view prints the outermost run's text itself. A nested run's newest line is shown beside its call.
         """
         run_id = event.run_context.run_id
         if run_id == self.root:
@@ -240,7 +240,7 @@ class Activity:
     # --- work in progress ---
 
     def live_lines(self, limit: int) -> list[Text]:
-        """Return one line for each call in progress, up to `limit`, and a last line that counts the others."""
+        """Return one line for each of up to `limit` calls in progress, and a last line that counts the others."""
         now = self.clock.monotonic()
         rows = sorted(self.rows.values(), key=lambda row: row.since)
         if not rows and self.thinking is not None:
@@ -275,7 +275,7 @@ def indent(path: tuple[str, ...]) -> str:
 
 
 def call_line(event: ToolInvoked, cost: Decimal | None = None) -> Text:
-    """Format the line of a finished call, with the reason below it if the call did not succeed."""
+    """Format the line for a finished call. If the call did not succeed, the reason is on a second line."""
     mark, colour = _MARKS[event.status]
     text = Text(indent(event.path))
     text.append(f"{mark} ", colour)
@@ -296,7 +296,7 @@ def call_line(event: ToolInvoked, cost: Decimal | None = None) -> Text:
 
 
 def _plain_arguments(params: Any) -> Any:
-    """Return parsed arguments as plain JSON, with secrets masked, or None if they can't be shown."""
+    """Return a call's parsed arguments as plain JSON data with secrets masked, or None if they can't be shown."""
     if params is None:
         return None
     try:
@@ -314,7 +314,7 @@ def _heading(row: Row) -> Text:
 
 
 def row_line(row: Row, now: float) -> Text:
-    """Format the line of a call in progress: spinner, name, time and progress."""
+    """Format the line for a call in progress: spinner, name, time and progress."""
     text = Text(indent(row.path), no_wrap=True, overflow="ellipsis")
     text.append(f"{_SPINNER[int(now * 10) % len(_SPINNER)]} ", "cyan")
     text.append(escape_line(row.name, _MAX_NAME), "bold")
@@ -326,7 +326,7 @@ def row_line(row: Row, now: float) -> Text:
 
 
 def format_progress(row: Row, *, bar: bool = True) -> str:
-    """Format the progress that a call reported: a bar if the total is known, and its message."""
+    """Format the progress that a call reported: the amount done, as a bar if the total is known, and its message."""
     message = escape_line(row.message, 80)
     done, total = _finite(row.done), _finite(row.total)
     if done is None:
@@ -340,12 +340,12 @@ def format_progress(row: Row, *, bar: bool = True) -> str:
 
 
 def _finite(value: Any) -> float | None:
-    """Return the value if it is a finite number, else None. A tool can report any value as progress."""
+    """Return the value if it is a finite number, or None. A tool can report any value as progress."""
     return value if isinstance(value, int | float) and math.isfinite(value) else None
 
 
 def format_seconds(spent: float) -> str:
-    """Format a duration, with tenths below ten seconds, and as minutes and seconds from one minute up."""
+    """Format a duration: with tenths below ten seconds, and as minutes and seconds from one minute up."""
     if spent < 9.95:
         return f"{spent:.1f} s"
     if spent < 60:

@@ -1,4 +1,4 @@
-"""`handrail chat`: each line is a message, and a line that starts with a slash is a command."""
+"""`handrail chat`: each line is a message, except that a line that starts with a slash is a command."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ End a line with \\ to continue it on the next. Ctrl-C cancels a run; pressed twi
 
 
 def chat(options: WorkerOptions) -> int:
-    """Talk with a worker or an agent until the user leaves, and return the exit code."""
+    """Chat with a worker or an agent until the user leaves, and return the exit code."""
     configure_logging(options.verbose)
     try:
         with divert_stdout():
@@ -193,13 +193,13 @@ class Chat:
 
 
 def _relative(path: Path) -> str:
-    """Make a path relative if it is inside the current folder. Other paths are returned unchanged."""
+    """Return a path relative to the current folder if it is inside it, and unchanged otherwise."""
     here = Path.cwd().resolve()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def _read_message(prompt: str) -> str:
-    """Read a message of one or more lines. A line that ends in a backslash continues on the next one."""
+    """Read a message of one or more lines. A line that ends in a backslash continues on the next line."""
     lines: list[str] = []
     while True:
         line = _read_line(prompt if not lines else "  " * bool(prompt))

@@ -1,4 +1,4 @@
-"""The options of the commands, each declared once, and the functions that interpret them."""
+"""The commands' options, each declared once, and the functions that interpret them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ _MODULE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
 ModelName = Annotated[
     str | None,
     typer.Option(
-        "--model", metavar="NAME", help="Use this model instead: provider:name, or module:name for your own."
+        "--model",
+        metavar="NAME",
+        help="Use this model instead: provider:name, or module:name for your own model.",
     ),
 ]
 FilesFolder = Annotated[
@@ -49,8 +51,8 @@ StartupFiles = Annotated[
     typer.Option(
         "--startup-files",
         metavar="PATH",
-        help="Files that run later by themselves, such as .github/workflows/*, that tools may change without an "
-        "approval of its own; repeatable.",
+        help="Files that later run automatically, such as .github/workflows/*, that tools may change without a "
+        "separate approval; repeatable.",
     ),
 ]
 JournalFile = Annotated[
@@ -139,7 +141,7 @@ class WorkerOptions:
     def open_journal(self, files: object) -> SqliteJournal | None:
         """Open the journal. Returns None with `--no-journal`, so that the run is not recorded.
 
-        If the default journal can't be used, prints a warning and returns None too.
+        Also returns None, with a warning, if the default journal can't be used.
         """
         from handrail.errors import JournalExposed
 
@@ -253,7 +255,7 @@ class ServeOptions:
 
 
 def takes_options(options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Turn a command's first parameter, an options dataclass, into one parameter per field, as typer expects.
+    """Replace a command's first parameter, an options dataclass, by one parameter for each field, as typer expects.
 
     The dataclass's first field comes first, then the command's own parameters, then the other fields.
     """
@@ -281,10 +283,10 @@ def takes_options(options: type[Any]) -> Callable[[Callable[..., None]], Callabl
 
 
 def with_signature(command: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
-    """Give a command the parameters that typer reads its options from."""
+    """Set the signature from which typer reads a command's options."""
     by_name = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
-    command.__signature__ = inspect.Signature(by_name)  # pyright: ignore[reportFunctionMemberAccess]  # read by inspect
-    command.__annotations__ = {}  # typer would read these instead of the signature
+    command.__signature__ = inspect.Signature(by_name)  # pyright: ignore[reportFunctionMemberAccess]  # `inspect` reads this attribute
+    command.__annotations__ = {}  # typer would read these annotations instead of the signature
     return command
 
 
@@ -300,12 +302,12 @@ def parse_approvals(word: str, *, can_park: bool = False) -> Any:
 
 
 def search_here() -> None:
-    """Make modules in the current folder importable, without adding the folder to `sys.path`."""
+    """Let `import_app` and `find_app` find modules in the current folder, without adding the folder to `sys.path`."""
     search(Path.cwd())
 
 
 def find_model(named: str | None) -> Any:
-    """Find a model by provider:name, or in the user's own module by module:name."""
+    """Return the model named `provider:name`, or `module:name` in the user's own code. Returns None if no name is given."""
     if named is None:
         return None
     from handrail.models import model_named
@@ -314,7 +316,7 @@ def find_model(named: str | None) -> Any:
 
 
 def _own_model(named: str) -> Any:
-    """Return the model that `module:name` names in the user's own code, or None if there is no such model."""
+    """Return the model that `module:name` names in the user's own code, or None if there is none."""
     from handrail.models import BRIDGED, PROVIDERS
 
     module, _, name = named.partition(":")
@@ -339,7 +341,10 @@ def _own_model(named: str) -> Any:
 def open_files(
     files: Path | None, folder: Path | None, startup_files: Sequence[str] | None = None
 ) -> DirectoryFilesystem | None:
-    """Open the folder that tools may change: the given one, or else `files` beside the worker if it exists."""
+    """Open the folder that tools may change: the given one, or else `files` beside the worker.
+
+    Returns None if there is neither.
+    """
     if files is not None and not files.is_dir():
         raise UsageError(f"--files {files}: no such folder. Create it first, or give another one.")
     if files is None and folder is not None:
@@ -392,7 +397,7 @@ def _is_named(journal: Path | None) -> bool:
 
 
 def read_input(given: str | None) -> str:
-    """Return the message of a run. It is read from standard input if it is missing or `-`."""
+    """Return the run's message. If it is missing or `-`, it is read from standard input."""
     if given is not None and given != "-":
         return given
     advice = 'Write it after the worker, "like this", or pipe it in.'
@@ -411,14 +416,14 @@ def read_input(given: str | None) -> str:
 
 
 def find_worker(named: str) -> Worker:
-    """Find a worker by `folder/main.md`, `folder/main` or `folder`, which means its `main` or its only worker."""
+    """Find a worker by `folder/main.md`, `folder/main` or `folder`. A folder stands for its `main` or its only worker."""
     from handrail.workers import WorkerRegistry
 
     return WorkerRegistry.worker_at(Path(named))
 
 
 def is_module(named: str) -> bool:
-    """Return whether `module:name` names a Python file or a module, installed or in the current folder."""
+    """Return whether `named`, up to a colon, is a Python file or a module, installed or in the current folder."""
     module = named.partition(":")[0]
     if module.endswith(".py"):
         return True

@@ -39,7 +39,7 @@ def _main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Declare the options of the program itself."""
+    """Declare the program's own options."""
 
 
 @app.command(epilog=_EPILOG)

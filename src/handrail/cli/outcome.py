@@ -44,7 +44,7 @@ class UsageError(Exception):
 
 
 class Failure(NamedTuple):
-    """The reason why a command ended early, with its exit code."""
+    """The reason that a command ended early, with its exit code."""
 
     code: int
     kind: str
@@ -52,7 +52,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, journal: str = "") -> Failure:
-        """Turn an exception into an exit code and a message. `journal` is the path of the run's journal."""
+        """Convert an exception to an exit code and a message. `journal` is the path of the run's journal."""
         message = escape(str(error)) or type(error).__name__
         kind = type(error).__name__
         if isinstance(error, RunParked):
@@ -99,13 +99,13 @@ def classify_stop(stop_reason: str, denied: list[str]) -> tuple[int, str]:
 
 
 def journal_path(given: Path | None) -> Path:
-    """Return the journal to use: the given file, else $HANDRAIL_JOURNAL, else the current folder's journal."""
+    """Return the path of the journal to use: the given file, else $HANDRAIL_JOURNAL, else the current folder's default."""
     named = os.environ.get("HANDRAIL_JOURNAL")
     return given or (Path(named) if named else default_journal(Path.cwd()))
 
 
 def runs_command(verb: str, run_id: str, journal: str) -> str:
-    """Return the `handrail runs` command to type for a run. If `journal` is empty, it means the default one."""
+    """Return the `handrail runs` command to type for a run. An empty `journal` means the default one."""
     is_default = not journal or Path(journal) == journal_path(None)
     return f"handrail runs {verb} {run_id}{'' if is_default else f' --journal {shlex.quote(journal)}'}"
 
@@ -126,7 +126,7 @@ def fail(failure: Exception | Failure, *, as_json: bool = False, verbose: bool =
 
 
 def print_error(message: str, colour: Style = "red") -> None:
-    """Print a message to standard error, its first line in colour."""
+    """Print a message to standard error, with its first line in colour."""
     style = Styler(wants_colour(sys.stderr))
     head, _, rest = escape(message).partition("\n")
     sys.stderr.write(f"{style(f'handrail: {head}', colour)}\n{rest}{chr(10) if rest else ''}")
@@ -163,7 +163,7 @@ def divert_stdout(even_on_a_terminal: bool = False) -> Generator[None]:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         with contextlib.suppress(
             OSError, ValueError
-        ):  # a stream without a descriptor is not inherited by child processes
+        ):  # child processes do not inherit a stream without a descriptor
             number, kept = out.fileno(), os.dup(out.fileno())
             stack.callback(os.close, kept)
             os.dup2(sys.stderr.fileno(), number)

@@ -1,4 +1,4 @@
-"""`RecordedRun`: find a run in its journal, load its code and open its folder."""
+"""`RecordedRun`: finds a run in its journal, loads its code and opens its folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Program(NamedTuple):
         return ["The code has changed since the run began."] if self.changed else []
 
     def adapter(self, model: str) -> Adapter:
-        """Return an adapter for this model that keeps all other settings of the agent's own adapter."""
+        """Return an adapter for this model that keeps all other settings of the agent's adapter."""
         if self.agent is None:
             return Adapter(find_model(model))
         own: Adapter = self.agent.adapter
@@ -46,7 +46,7 @@ class Program(NamedTuple):
         return adapter
 
     def render(self, message: str | None) -> Any:
-        """Render a worker's instructions from its current file, or return None to use the recorded ones."""
+        """Render a worker's instructions from its current file. Returns None if the recorded ones must be used."""
         if self.worker is None or self.worker.attachments.count or message is None:
             return None
         return self.worker.render(message)
@@ -85,7 +85,7 @@ class RecordedRun:
         return runs_command(verb, self.id, self.journal.path)
 
     def load_program(self, app: str | None) -> Program:
-        """Load the code that `app` names, or else the code the run began with."""
+        """Load the code that `app` names, or the code that the run began with."""
         record = self.row.record
         named = app or record.app
         try:
@@ -107,7 +107,7 @@ class RecordedRun:
 
     @contextlib.asynccontextmanager
     async def open_folder(self, files: Path | None, startup_files: Sequence[str] = ()) -> AsyncGenerator[Any]:
-        """Open the given folder, or else the folder the run was recorded with."""
+        """Open the given folder, or the folder with which the run was recorded. Yields None if it does not exist."""
         from handrail.resources.directory import DirectoryFilesystem
 
         if files is not None:
@@ -127,7 +127,7 @@ class RecordedRun:
                 folder.close()
 
     async def find_question(self, named: str | None) -> Question:
-        """Find an open question by its id or name. Without one, find the only open question."""
+        """Return the open question with this id or name. Without one, returns the only open question."""
         waiting = await self.journal.questions.open(self.id)
         found = [each for each in waiting if named is None or named in (each.id, each.name)]
         if len(found) == 1:
@@ -145,7 +145,7 @@ class RecordedRun:
 
 
 def _agent_at(app: str) -> Any:
-    """Return the agent that an app reference names, or None if it names a prompt."""
+    """Return the agent that an app's name refers to, or None if it refers to a prompt."""
     from handrail.agent import Agent
 
     module, _, name = app.partition(":")

@@ -80,7 +80,7 @@ class Subject(NamedTuple):
 
     @classmethod
     def find(cls, options: WorkerOptions) -> Subject:
-        """Find the worker or agent that the options name, and give it the model from the options, if any."""
+        """Find the worker or agent that the options name, and apply the options' model to it, if any."""
         path = Path(options.worker)
         if path.is_dir() or path.suffix == ".md" or not is_module(options.worker):
             return cls._of_worker(find_worker(options.worker), options)
@@ -130,7 +130,7 @@ class Subject(NamedTuple):
 
 
 class Conversation:
-    """A worker or agent with everything its turns share: files, journal, view, environment, budget, session."""
+    """A conversation with a worker or an agent, and what its turns share: files, journal, view, budget and session."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Conversation:
         self.session = Session()
         self.files = open_files(options.files, subject.folder, options.startup_files)
         self._attachments = tuple(_check_attachment(path) for path in attachments or ())
-        # With --json a program reads the answer, so no questions are asked.
+        # With --json, a program reads the answer, so nobody is asked any questions.
         self.is_attended = not as_json and is_terminal(sys.stdin) and is_terminal(sys.stdout)
         self.view = self._make_view()
         self.journal = options.open_journal(self.files)
@@ -159,7 +159,7 @@ class Conversation:
                     "--approve later needs a journal to record the questions in. Pass --journal FILE."
                 )
             self._environment = LaterEnvironment()
-        options.start_deadline()  # report an invalid time limit before anything runs
+        options.start_deadline()  # report an invalid duration before anything runs
         budget = options.parse_budget()
         self._budget = None if budget is None else BudgetTracker(budget)
 
@@ -171,12 +171,12 @@ class Conversation:
         return PlainView(SYSTEM_CLOCK, verbose=options.verbose, quiet=options.quiet)
 
     async def recover(self) -> None:
-        """Apply changes that a killed process recorded but did not apply. Must run before the files are used."""
+        """Apply changes that a killed process recorded but did not apply. Must be called before the files are used."""
         if self.files is not None and self.journal is not None:
             await self.files.recover(self.journal)
 
     def _begin(self, message: str) -> RunStream[Any]:
-        """Start a turn. Each turn has its own deadline. All turns share one budget."""
+        """Start a turn. Each turn has its own deadline, and all turns share one budget."""
         return self.subject.stream(
             message,
             attachments=self._attachments,
@@ -232,7 +232,7 @@ class Conversation:
 
 
 class _Canceller:
-    """Handles Ctrl-C. The first one cancels the run and everything inside it. The second ends the process."""
+    """Handles Ctrl-C and SIGTERM. The first one cancels the run and everything inside it. The second ends the process."""
 
     def __init__(self, task: asyncio.Task[Any], view: View) -> None:
         self._task = task
@@ -317,7 +317,7 @@ def _to_json(outcome: Outcome, view: View) -> dict[str, Any]:
 
 
 class _EscapingFormatter(logging.Formatter):
-    """Escapes log records, because they contain tracebacks and text from models and tools."""
+    """Escapes log records, because they may contain tracebacks and text from models and tools."""
 
     def format(self, record: logging.LogRecord) -> str:
         return escape(super().format(record))

@@ -1,4 +1,4 @@
-"""The `handrail runs` program: how its commands are registered, run and reported."""
+"""The `handrail runs` app, which registers the commands, runs them and prints their reports."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _shared(journal: JournalFile = None, as_json: Json = False) -> None:
 
 
 def command(name: str, *, creates_journal: bool = False) -> Callable[[Command], Command]:
-    """Register a command. It takes the shared options, and one for each parameter after the journal."""
+    """Register a command. Its options are the shared ones and one for each parameter after the journal."""
 
     def register(command: Command) -> Command:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
@@ -96,7 +96,7 @@ def _run(
 
 
 def _journal_file(given: Path | None, create: bool) -> Path:
-    """Return the path of the journal's file, which must exist unless the command may create it."""
+    """Return the path of the journal's file. The file must exist unless the command may create it."""
     if create:
         return prepare_journal(given)
     path = journal_path(given)

@@ -202,7 +202,7 @@ async def answer(
     if value is not None and approve is not None:
         raise UsageError("--value can't be combined with --approve or --deny. Pass only one of them.")
     if asked.secret:
-        raise secret_refused(asked)  # before the user types a secret that would be refused
+        raise secret_refused(asked)  # raised before the user types a secret that would be refused
     if approve is not None and asked.kind != "approval":
         raise UsageError(f"the question {asked.name!r} is not an approval. Give its answer: --value JSON.")
     given: Any
@@ -224,12 +224,12 @@ async def answer(
 
 
 def _check_seen(recorded: RecordedRun, asked: Question, digest: str) -> None:
-    """Check that an answer names its question's digest, which covers everything the user was shown."""
+    """Raise `UsageError` unless an answer gives the question's digest, which covers everything the user was shown."""
     show = recorded.next_command("show")
     if not digest:
         raise UsageError(f"--digest is missing. Pass the digest that `{show}` prints with the question.")
     if len(digest) < 16 or not asked.digest.startswith(digest):
-        raise UsageError(f"the open question has another digest. Look at the question again: `{show}`.")
+        raise UsageError(f"the open question has a different digest. Look at the question again: `{show}`.")
 
 
 async def _ask_here(asked: Question) -> Answer:
@@ -410,7 +410,7 @@ async def forget(
 
 
 def _parse_time(text: str | None) -> datetime | None:
-    """Parse a date, or a duration that is subtracted from now."""
+    """Parse a date, or a duration that is subtracted from the current time."""
     if text is None:
         return None
     duration = re.fullmatch(r"(\d+)([hdw])", text)

@@ -1,4 +1,4 @@
-"""Recorded runs as text: a table and a tree on a terminal, plain lines in a pipe, JSON for programs."""
+"""Recorded runs as output: a table and a tree on a terminal, plain lines in a pipe, and JSON for programs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAX_LINE, _MAX_DIFF = 100, 12
 
 
 def print_item(item: Any) -> None:
-    """Print an item to standard output, in colour on a terminal, and plain and unwrapped elsewhere."""
+    """Print an item to standard output: in colour on a terminal, plain and unwrapped elsewhere."""
     attended = is_terminal(sys.stdout)
     if isinstance(item, str) and not attended:
         sys.stdout.write(f"{item}\n")  # keeps the text's tabs
@@ -96,7 +96,7 @@ def _waits(line: RunLine) -> str:
 
 
 def run_tree(tree: RunTree, full: bool) -> Any:
-    """Build a tree that shows a run's messages, calls and results."""
+    """Build a tree that shows a run's turns, calls and questions."""
     row, record = tree.row, tree.row.record
     head = Text(escape(record.id), "bold")
     head.append(f"  {tree.standing}", _COLOURS[tree.standing])
@@ -214,7 +214,7 @@ def question_text(question: Question, full: bool = False) -> Text:
 
 
 def approval_line(number: int | None, kept: ApprovalRemembered) -> Text:
-    """Format a decision remembered for a session, with its number and its id. Either one revokes it."""
+    """Format a decision that is remembered for a session, with its number and its id, either of which can revoke it."""
     text = Text("" if number is None else f"{number}  ")
     text.append("approved" if kept.approved else "denied", "green" if kept.approved else "yellow")
     text.append(f"  {_line(kept.tool)}: {_line(kept.scope)}")
@@ -243,7 +243,7 @@ def verification_data(found: Verification) -> dict[str, Any]:
 
 
 def verification_lines(found: Verification) -> list[Text]:
-    """Format the outcome of a verification: every altered record, and the imported runs."""
+    """Format the outcome of a verification: each altered record, the number of records, and the imported runs."""
     lines = [Text(_line(each.place_and_problem), "red") for each in found.altered]
     checked = f"{found.records} records checked"
     lines.append(Text(f"{checked}: nothing was altered." if not lines else f"{checked}."))

@@ -1,4 +1,4 @@
-"""Views of a run: a live screen on a terminal, plain lines elsewhere."""
+"""Views of a run: a live screen on a terminal, and plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from handrail.rendering import escape, escape_line
 
 _REFRESH_SECONDS = 0.1
 _PROGRESS_SECONDS = 5.0
-"""Seconds between two progress lines of one call in a plain view."""
+"""Minimum seconds between two progress lines of one call in a plain view."""
 _UNLIMITED = 10_000
 _INLINE = re.compile(r"(?P<code>`[^`]+`)|(?P<bold>\*\*[^*]+\*\*)")
 
 
 def make_console(stream: TextIO, *, live: bool = False, width: int | None = None) -> Console:
-    """Create a console that interprets no markup. It uses colour if the stream should have it."""
+    """Create a console that interprets no markup. It uses colour if colour suits the stream."""
     colour = wants_colour(stream)
     automatic = live or (colour and is_terminal(stream))
     return Console(
@@ -46,7 +46,7 @@ def make_console(stream: TextIO, *, live: bool = False, width: int | None = None
 
 
 class View:
-    """Base class of views, which show one run after another. Subclasses define how a line is printed."""
+    """Base class of views. A view shows one run after another. Subclasses define how a line is printed."""
 
     def __init__(self, console: Console, clock: Clock, *, verbose: bool = False) -> None:
         self.console = console
@@ -57,16 +57,16 @@ class View:
 
     @contextlib.contextmanager
     def begin(self) -> Generator[None]:
-        """Show one run inside this block."""
+        """Show one run's events inside this block."""
         self.activity = Activity(self._clock, self._verbose)
         yield
 
     def show(self, event: object) -> None:
-        """Show an event of the run."""
+        """Show one of the run's events."""
         self._print(self.activity.update(event))
 
     def note(self, text: Text | str, style: str = "") -> None:
-        """Print a line that is not an event of the run."""
+        """Print a line that is not one of the run's events."""
         self._print([text if isinstance(text, Text) else Text(text, style)])
 
     def answer(self, text: str) -> None:
@@ -79,7 +79,7 @@ class View:
 
     @contextlib.contextmanager
     def hold(self) -> Generator[None]:
-        """Hold back output inside this block, and print it when the block ends."""
+        """Hold back output inside this block, and print it afterwards."""
         self._held = []
         try:
             yield
@@ -102,7 +102,7 @@ class PlainView(View):
     """A view that prints plain lines: the answer to standard output, and everything else to standard error."""
 
     def __init__(self, clock: Clock, *, verbose: bool = False, quiet: bool = False) -> None:
-        width = None if is_terminal(sys.stderr) else _UNLIMITED  # a log viewer wraps lines itself
+        width = None if is_terminal(sys.stderr) else _UNLIMITED  # log viewers wrap lines themselves
         super().__init__(make_console(sys.stderr, width=width), clock, verbose=verbose)
         self._quiet = quiet
         self._reported: dict[str, float] = {}
@@ -159,7 +159,7 @@ class LiveView(View):
     """A view for a terminal.
 
     Finished lines are printed once and never changed. Work in progress is redrawn below them ten times a second.
-    Nothing is drawn while a question is asked, and lines that arrive meanwhile are printed afterwards.
+    Nothing is drawn while a question is asked, and lines that arrive in the meantime are printed afterwards.
     """
 
     def __init__(self, clock: Clock, *, verbose: bool = False) -> None:
@@ -262,7 +262,7 @@ class LiveView(View):
             live.stop()
 
     def _below(self) -> Group:
-        """Build what is drawn below the finished lines: the line being written, and the work in progress."""
+        """Build what is drawn below the finished lines: the line being written and the work in progress."""
         tail = [self._markdown.style(self._flow.tail)] if self._flow.tail else []
         return Group(*tail, *self.activity.live_lines(max(self.console.height // 2, 3)))
 
@@ -280,8 +280,8 @@ class LiveView(View):
 class TextFlow:
     """Breaks streamed text into lines of at most `width` cells, at spaces where possible.
 
-    A returned line never changes. `tail` is the line still being written. Its last word moves to the next line if
-    the rest of the word does not fit.
+    A returned line never changes. `tail` is the line that is still being written. Its last word moves to the next line
+    if the rest of the word does not fit.
     """
 
     def __init__(self, width: int) -> None:
@@ -295,13 +295,13 @@ class TextFlow:
         return [*self.feed(text), *self.end()]
 
     def feed(self, piece: str) -> list[str]:
-        """Add a piece of text and return the lines that are complete now."""
+        """Add a piece of text and return the lines that are now complete."""
         if self._return:
             piece, self._return = f"\r{piece}", False
-        if piece.endswith("\r"):  # may be the first half of \r\n
+        if piece.endswith("\r"):  # this may be the first half of \r\n
             piece, self._return = piece[:-1], True
         text = escape(piece)
-        if self._at_break:  # spaces at the end of a full line are not carried over to the next one
+        if self._at_break:  # spaces at the end of a full line are not carried over to the next line
             text = text.lstrip(" ")
             self._at_break = not text
         *whole, last = f"{self.tail}{text}".expandtabs(4).split("\n")
@@ -311,7 +311,7 @@ class TextFlow:
         return lines + full
 
     def end(self) -> list[str]:
-        """End the text and return the line still being written, if there is one."""
+        """End the text and return the line that is still being written, if any."""
         left, self.tail, self._return, self._at_break = self.tail, "", False, False
         return [left] if left else []
 
@@ -343,7 +343,7 @@ class Markdown:
         self._in_code = False
 
     def line(self, line: str) -> Text:
-        """Style the next line. Whether it is code depends on the lines before it."""
+        """Style the next line. The lines before it determine whether it is code."""
         if line.lstrip().startswith("```"):
             self._in_code = not self._in_code
             return Text(line, style="dim")

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 
 def serve(options: ServeOptions) -> int:
-    """Serve the app until it is told to stop, and return the exit code."""
+    """Serve the app until it is stopped, and return the exit code."""
     try:
         _check_apart(options)
-        token = read_token(options.token_file)  # before any of the app's code runs
+        token = read_token(options.token_file)  # done before any of the app's code runs
         secret = take_variable("HANDRAIL_OIDC_SECRET")
         _check_extra()
         from handrail.serve.app import asgi
@@ -116,7 +116,7 @@ def _oidc(options: ServeOptions, secret: str | None) -> OidcProvider | None:
 
 
 def _check_apart(options: ServeOptions) -> None:
-    """Raise `UsageError` if the token, key or access log is in the folder that tools may change."""
+    """Raise `UsageError` if the token file, TLS key or access log is in the folder that tools may change."""
     if options.files is None:
         return
     folder = Path(str(options.files).partition("{")[0] or ".").resolve()
@@ -149,7 +149,7 @@ def _load(options: ServeOptions) -> Loaded:
 
     path = Path(options.app)
     if not path.exists() and path.with_suffix(".md").is_file():
-        path = path.with_suffix(".md")  # `folder/main` is accepted, as by `run`
+        path = path.with_suffix(".md")  # `folder/main` is accepted, as `run` does
     is_worker = path.is_dir() or path.suffix == ".md"
     if not is_worker and not path.suffix == ".py" and not is_module(options.app):
         raise UsageError(

@@ -20,7 +20,7 @@ VARIABLE = "HANDRAIL_TOKEN"
 
 
 def read_token(file: Path | None) -> str | None:
-    """Return the token from the file, or from $HANDRAIL_TOKEN. The variable is removed from the environment."""
+    """Return the token from the file or from $HANDRAIL_TOKEN, or None. The variable is removed from the environment."""
     from_environment = take_variable(VARIABLE)
     if file is None:
         return from_environment
@@ -37,7 +37,7 @@ def read_token(file: Path | None) -> str | None:
 
 
 def take_variable(variable: str) -> str | None:
-    """Return the value of an environment variable, and remove every trace of it from this process's environment."""
+    """Return the value of an environment variable, or None, and remove every trace of it from the environment."""
     value = os.environ.pop(variable, None) or None
     _erase(variable)
     return value
@@ -47,14 +47,16 @@ def _erase(variable: str) -> None:
     """Overwrite a variable in the memory that the kernel shows as this process's environment.
 
     `os.environ.pop` hides the variable from child processes. But /proc/PID/environ still shows the environment
-    that the process was started with, to every process of the same user.
+    with which the process was started, to every process of the same user.
     """
     if sys.platform != "linux":
         return
     name = f"{variable}=".encode()
     with contextlib.suppress(OSError, ValueError):
         shown = Path("/proc/self/environ").read_bytes()
-        start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47])  # the field env_start
+        start = int(
+            Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47]
+        )  # the field `env_start`
         at = 0
         for entry in shown.split(b"\0"):
             if start and entry.startswith(name):
@@ -63,7 +65,7 @@ def _erase(variable: str) -> None:
 
 
 class BrowserFile:
-    """A file that redirects a browser to an address, so that no process has the address in its arguments."""
+    """A file that redirects a browser to an address, so that the address appears in no process's arguments."""
 
     def __init__(self) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None

@@ -32,14 +32,14 @@ def add(
         typer.Option(
             "--role",
             metavar="ROLE",
-            help="viewer, user, approver, admin, or a role of your own that policies ask for; repeatable. Default: user.",
+            help="viewer, user, approver, admin, or another role that a policy requires; repeatable. Default: user.",
         ),
     ] = None,
     password: Annotated[
         bool,
         typer.Option(
             "--password",
-            help="Ask for a password, or read it from standard input, instead of making a token.",
+            help="Ask for a password, or read it from standard input, instead of generating a token.",
         ),
     ] = False,
     journal: JournalFile = None,
@@ -115,7 +115,7 @@ def audit(journal: Path | None, who: str | None, after: int) -> int:
 
 @contextlib.contextmanager
 def _people(journal: Path | None) -> Generator[People]:
-    """Open the user records of a journal's server. An error ends the command with a message."""
+    """Open the users file beside a journal. An error inside this block is printed and ends the command."""
     try:
         with contextlib.closing(People(people_path(prepare_journal(journal)))) as people:
             yield people

@@ -1,4 +1,4 @@
-"""`handrail workers` and `handrail new`: list, show and check workers, and create a folder of them."""
+"""`handrail workers` and `handrail new`, which list, show and check workers, and create a folder of them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _list(folder: str) -> int:
         )
         for name, worker in found.items()
     ]
-    if not is_terminal(sys.stdout):  # tab-separated for programs
+    if not is_terminal(sys.stdout):  # tab-separated, for programs
         sys.stdout.write("".join("\t".join(row) + "\n" for row in rows))
     elif rows:
         table = Table(box=None, pad_edge=False, header_style="bold")
@@ -104,7 +104,7 @@ def _show(named: str) -> int:
 
 
 def _format_settings(given: Any) -> str:
-    """Format the settings that are given in one part of the front matter."""
+    """Format the settings that one part of the front matter contains."""
     fields: dict[str, Any] = given.model_dump()
     return ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None)
 
@@ -128,7 +128,9 @@ def new(name: str) -> int:
             f"{name!r} can't name a folder of workers. Use letters, digits, - and _, such as: handrail new demo"
         )
         return USAGE
-    if not os.path.isdir(folder.parent):  # unlike Path.is_dir, returns False for a name that is too long
+    if not os.path.isdir(
+        folder.parent
+    ):  # unlike `Path.is_dir`, this returns False for a name that is too long
         print_error(f"there is no folder {folder.parent}. Create it first, or choose another place.")
         return USAGE
     if os.path.lexists(folder):
@@ -138,7 +140,7 @@ def new(name: str) -> int:
         shutil.copytree(STARTER, folder)
         (folder / "tools.py.txt").rename(
             folder / "tools.py"
-        )  # stored as .txt, so that this package does not contain it as a module
+        )  # stored as .txt so that it is not a module of this package
     except OSError as error:
         print_error(f"can't create {folder}: {error.strerror or error}.")
         return FAILED

@@ -1,7 +1,7 @@
 """`ToolContext`: everything about one call that its handler may see and do.
 
-It is a view of a `ContextSource`. The verbs `WaitFor`, which asks a person, and `PromptModel`, which asks a
-model, need an environment.
+It is a view of a `ContextSource`. Two of its verbs need an environment: `wait_for`, which asks a person, and
+`prompt_model`, which asks a model.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 
 class WaitFor(Protocol):
-    """Asks the person in the environment. The answer is validated against `schema`.
+    """Asks the person in the environment, and returns the answer, validated against `schema`.
 
     Raises `Declined`, `QuestionCancelled` or `QuestionTimedOut` if there is no answer. Pass a type that is not a
     class, such as `Literal["a", "b"]`, as `TypeAdapter(...)`.
@@ -77,7 +77,8 @@ class WaitFor(Protocol):
 class PromptModel(Protocol):
     """Asks a model once for a structured, validated answer, with a limited number of repair turns.
 
-    `on_text` is called with text as it is written. Tools run through the gate, within the call's limits.
+    `on_text` is called with each chunk of text as the model writes it. Tools run through the gate, within the call's
+    limits.
     """
 
     @overload
@@ -211,7 +212,7 @@ T = TypeVar("T")
 class ToolContext(msgspec.Struct, frozen=True, eq=False):
     """What one call may see and do. It is built for the call and expires with it.
 
-    It is frozen and holds no data of its own: every member is read from the call behind it. Once the call is
+    It is frozen and stores nothing itself: every member is read from the call behind it. Once the call is
     over, every verb raises `ContextExpired`, even in a thread that outlived the call. Contexts are created by the
     gate, and by `handrail.testing` for tests; they are not meant to be built by hand.
     """
@@ -287,9 +288,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def request(self) -> RequestView | None:
-        """The model request that led to this call, read-only and with secrets redacted; None if no model made
-        the call.
-        """
+        """The model request that led to this call, with secrets redacted; None if no model made the call."""
         return self._source.request
 
     @property
@@ -358,8 +357,8 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     ) -> Operation[T]:
         """Run something that can't be rolled back, and settle it at most once.
 
-        It is keyed by this call's identity and `key`, never by the call's arguments. Once settled it is not run
-        again: the recorded value is returned. Execution is at least once, the settled effect at most once.
+        It is keyed by this call's identity and `key`, never by the call's arguments. Until it is settled, it may run
+        more than once. Once settled, it is not run again: the recorded value is returned.
 
         If a crash left it begun but not settled, `probe` is asked first whether it happened (None means unknown);
         then, with `on_unknown="ask"`, a person is asked. If nobody knows, `OutcomeUnknown` is raised. If it did
@@ -374,12 +373,12 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         return self._source.beat()
 
     def report_progress(self, message: str, *, done: float | None = None, total: float | None = None) -> Done:
-        """Report progress to the people who are watching. It is shown at once, even if the call fails later."""
+        """Report progress to the people who are watching. It is shown immediately, even if the call fails later."""
         self._source.home.check()
         return self._source.report_progress(message, done, total)
 
     def emit(self, event: object) -> Done:
-        """Publish an event of your own immediately, under the tool's name."""
+        """Publish your own event immediately, under the tool's name."""
         self._source.home.check()
         return self._source.emit(event)
 
@@ -404,7 +403,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         return self._source.call_worker(name, input, attachments)
 
     def ticket(self) -> str:
-        """Return a signed text with which another process can run this call's tool."""
+        """Return a signed ticket, as text, with which another process can run this call's tool."""
         self._source.home.check()
         return self._source.ticket()
 
@@ -412,12 +411,12 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def wait_for(self) -> WaitFor | None:
-        """Asks the person in the environment; None if nobody can be asked."""
+        """The verb that asks the person in the environment; None if nobody can be asked."""
         return self._source.wait_for
 
     @property
     def prompt_model(self) -> PromptModel | None:
-        """Asks a model in a person's place; None if there is no such model."""
+        """The verb that asks a model in a person's place; None if there is no such model."""
         return self._source.prompt_model
 
 
@@ -426,7 +425,7 @@ class UserContext(ToolContext, frozen=True, eq=False):
 
     @property
     def wait_for(self) -> WaitFor:
-        """Asks the person in the environment."""
+        """The verb that asks the person in the environment."""
         verb = self._source.wait_for
         assert verb is not None, "the gate makes this context only where somebody can be asked"
         return verb
@@ -437,7 +436,7 @@ class AgentContext(ToolContext, frozen=True, eq=False):
 
     @property
     def prompt_model(self) -> PromptModel:
-        """Asks a model in a person's place."""
+        """The verb that asks a model in a person's place."""
         verb = self._source.prompt_model
         assert verb is not None, "the gate makes this context only where there is a model"
         return verb
@@ -463,7 +462,7 @@ class WorkerContext(ToolContext, frozen=True, eq=False):
 
     @property
     def message_callback(self) -> MessageCallback | None:
-        """A function called with every message of this worker and of the workers it calls; None if there is none."""
+        """A function that is called with every message of this worker and of the workers it calls, or None."""
         return self._facts.message_callback
 
     @property

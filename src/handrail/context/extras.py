@@ -34,7 +34,7 @@ def _check_json(name: str, value: Any) -> None:
 
 @dataclass(frozen=True)  # no slots, because a subscripted call, ExtraKey[...](...), sets an attribute
 class ExtraKey(Generic[T]):
-    """The name and the type of a value in the extras.
+    """The name and type of a value in the extras.
 
     Values are JSON unless the key is `opaque`. For an opaque key, `about` must say how long the object lives and
     from which threads it may be used.
@@ -73,14 +73,14 @@ TRACING_SPAN: ExtraKey[Any] = ExtraKey(
     "The OpenTelemetry span of this call. It ends with the call; it may be used from any thread.",
     opaque=True,
 )
-PROVIDER_REQUEST_ID = ExtraKey("provider_request_id", str, "The provider's own id of the request.")
-RATE_LIMIT = ExtraKey("rate_limit", RateLimit, "What the provider last said about its limits.")
+PROVIDER_REQUEST_ID = ExtraKey("provider_request_id", str, "The provider's id for the request.")
+RATE_LIMIT = ExtraKey("rate_limit", RateLimit, "The provider's rate limit, as last reported.")
 
-RETRIES = ExtraKey("retries", int, "How often the request was tried before it was answered.")
+RETRIES = ExtraKey("retries", int, "How many times the request was retried.")
 
 
 class Extras(Mapping[str, Any]):
-    """A read-only mapping by name or by key. `extras[RATE_LIMIT]` has the key's type."""
+    """A read-only mapping, indexed by name or by key. `extras[RATE_LIMIT]` has the key's type."""
 
     __slots__ = ("_values",)
 

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class Invocation(msgspec.Struct, frozen=True):
-    """Facts about one call of a tool."""
+    """Facts about one tool call."""
 
     id: str
     started_at: datetime
     attempt: int
-    """The number of this attempt: 1 for the first, 2 for the second, and so on."""
+    """The 1-based number of this attempt."""
     idempotency_key: str
     """A key that is the same for every attempt at this call, even after a crash. Pass it to systems that accept one."""
     parent_message: str | None
@@ -30,7 +30,7 @@ class Invocation(msgspec.Struct, frozen=True):
 
 
 class RunContext(msgspec.Struct, frozen=True):
-    """The ids that tie a call's records together. They are all known from the start."""
+    """The ids that tie a call's records together. All of them are known when the call starts."""
 
     run_id: str
     request_id: str
@@ -93,7 +93,7 @@ class Attachment(msgspec.Struct, frozen=True):
             return self.content.decode()
         except UnicodeDecodeError:
             raise ToolValidationError(
-                f"the attachment {self.name!r} is not text: it has {self.size} bytes that are not UTF-8"
+                f"the attachment {self.name!r} is not text: its {self.size} bytes are not valid UTF-8"
             ) from None
 
 
@@ -111,7 +111,7 @@ class WorkerMessage(msgspec.Struct, frozen=True):
     """A message that was added to a worker's conversation."""
 
     path: tuple[str, ...]
-    """The path of calls from the worker that was started to the worker to which the message belongs."""
+    """The path of calls from the worker that was started to the worker that the message belongs to."""
     message: Message
 
     @property
@@ -124,7 +124,7 @@ MessageCallback = Callable[[WorkerMessage], None]
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
-    """What a worker's run has in addition to the members of every run."""
+    """What a worker's run has in addition to what every run has."""
 
     name: str
     registry: RegistryView

@@ -1,6 +1,6 @@
 """The gate and its parts. `gate.py` describes the steps of a call.
 
-Names are imported on first use, so that `RunOptions` alone does not load the gate.
+Names are imported on first use, so that importing `RunOptions` alone does not load the gate.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def open_gate(
 ) -> Gate:
     """Open a gate for these tools: `await open_gate([weather]).invoke("weather", {"city": "Oslo"})`.
 
-    By default no call needs approval unless a policy asks for one, nothing is written to disk, and nobody can
-    be asked unless an environment is given.
+    A call needs approval only if a policy asks for it. Nothing is written to disk unless a filesystem is given, and nobody
+    can be asked unless an environment is given.
     """
     from handrail.dispatch.frame import open_frame
     from handrail.dispatch.gate import Gate

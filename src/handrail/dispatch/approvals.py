@@ -1,6 +1,7 @@
 """Approvals: the permission that a call needs before it takes effect.
 
-A call that can be undone completely runs first, in its fork, and the changes it made there are approved.
+If a call can be undone completely and a preview can be shown, it runs first, in its fork, and the changes that it made
+there are approved.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _HIDDEN = (
 async def ask_approval(
     attempt: Attempt, asks: Asks, name: str, reason: str, diff: str = "", question_id: str | None = None
 ) -> tuple[Approval, DecidedBy]:
-    """Ask for an approval. The answer applies only to exactly what was asked, including the diff."""
+    """Ask for approval. Returns the decision and how it was made. It applies only to what was asked, including the diff."""
     frame = attempt.frame
     session = frame.session
     params = _params_that_came(attempt)
@@ -187,13 +188,13 @@ class _Noted(msgspec.Struct, frozen=True):
     """A record that a remembered decision was used."""
 
     digest: str
-    """Digest of the request. A request with a different digest is decided anew."""
+    """Digest of the request. A request with a different digest is decided again."""
     approval: Approval
     remembered: str
 
 
 async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> Decided:
-    """Decide an approval request, from the record of a resumed run if it is there, otherwise through the broker.
+    """Decide an approval request: from the record of a resumed run, if it has the decision, or else through the broker.
 
     An earlier answer to the same question, or a remembered decision that was used for it, takes precedence
     over anything decided since: an approved call stays approved, even if something was denied or revoked while
@@ -209,7 +210,7 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
         recall.is_open = bool(asked.diff) and _was_asked(log, asked) and mode != "approve_all"
     book = frame.session.decisions
     if book is not None and frame.journal is not None and len(frame.session[ApprovalRemembered]):
-        await book.read()  # the decision may have been revoked elsewhere
+        await book.read()  # another process may have revoked a remembered decision
     approval = await frame.people.broker.decide(asked)
     used = recall.used
     if used is None:
@@ -283,7 +284,7 @@ def why_ask(attempt: Attempt) -> str | None:
         reason = reason_to_ask(files)
         why = reason if why is None else f"{why}; {reason}"
         if EFFECTS[attempt.tool.effect].previewed and not attempt.tool.reenters:
-            attempt.preview = why  # if the folder changes meanwhile, the call runs again, for another diff
+            attempt.preview = why  # if the folder changes meanwhile, the call runs again, for a new diff
     return why
 
 

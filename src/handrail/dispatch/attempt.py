@@ -41,6 +41,7 @@ from handrail.protocols import (
     Forkable,
     PromptView,
     RenderedPromptView,
+    ToolPolicy,
 )
 from handrail.resources.bindings import CallResources
 from handrail.tools import Tool, ToolResult
@@ -57,7 +58,7 @@ UNFINISHED: Any = object()
 class Attempt(msgspec.Struct, eq=False):
     """One try at a call, which its handler and its policies see through their contexts.
 
-    Parts that only some handlers need are made on first use. Once the handler has ended, its verbs raise
+    Parts that only some handlers need are created on first use. Once the handler has ended, its verbs raise
     `ContextExpired`.
     """
 
@@ -66,14 +67,14 @@ class Attempt(msgspec.Struct, eq=False):
     number: int = 1
     """1-based index among the call's attempts."""
     retries: int = 0
-    """How many of the earlier attempts were retried after a transient failure."""
+    """How many times the call has been retried after a transient failure."""
     has_secret: bool = False
     """Whether the call was given a secret. Secrets are not recorded, so such a call can't run again from its record."""
     started: float = 0.0
     """Seconds from the start of the run until the call reached the gate."""
     params: Any = None
-    seen: Any = None
-    """The params as policies see them."""
+    checked: list[tuple[ToolPolicy, Any]] = []
+    """The policies that have checked the call, each with its own copy of the params."""
     transaction: Transaction | None = None
     token: object = None
     """The token that the gate issues in step 7. A handler does not start without it."""
@@ -84,7 +85,7 @@ class Attempt(msgspec.Struct, eq=False):
     quorums: tuple[Quorum, ...] = ()
     """The approvals by people other than the principal that the policies require."""
     has_asked: bool = False
-    """Whether approval was requested already, so that no further quorums can be added."""
+    """Whether approval has already been requested, so that no further quorums can be added."""
     preview: str | None = None
     """The reason for approval if the call runs first and its changes are approved afterwards; otherwise None."""
     stale: tuple[str, ...] = ()
@@ -223,7 +224,7 @@ class Attempt(msgspec.Struct, eq=False):
     def next_verb(self, verb: str) -> int:
         """Return the number of the verb that is about to begin.
 
-        Raises `Diverged` if the record has another verb at that place.
+        Raises `Diverged` if the record has a different verb at that place.
         """
         number = self.next_number()
         log = self.frame.log
@@ -241,7 +242,7 @@ class Attempt(msgspec.Struct, eq=False):
         return self.place.approval(self.approvals).id(self.run_context.request_id)
 
     def own_effect(self, result: Any) -> Settled | None:
-        """Return the effect of this call on the world; None if a rollback does not need to compensate or report it."""
+        """Return this call's external effect; None if a rollback does not need to compensate or report one."""
         tool = self.tool
         if result is UNFINISHED or tool.delegates or self.kind.is_auxiliary:
             return None
@@ -249,13 +250,13 @@ class Attempt(msgspec.Struct, eq=False):
         if isinstance(result, ToolResult):  # otherwise the handler ran as well, and returned a wrong value
             if not result.success:
                 return None
-            value = result.value  # pyright: ignore[reportUnknownMemberType]  # whatever it holds
+            value = result.value  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # whatever it holds
         if tool.effect == "compensable":
             return Settled(self.name, self.id, tool, self.params, value, self.call.place)
         return Settled(self.name, self.id) if tool.effect == "irreversible" else None
 
     def settle_effect(self, transaction: Transaction) -> None:
-        """Note the effect of a finished call on the world, which a rollback must compensate or report."""
+        """Note the external effect of a finished call, which a rollback must compensate or report."""
         done = self.own_effect(self.finished)
         if done is not None:
             transaction.settle(done)

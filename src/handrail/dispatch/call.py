@@ -1,6 +1,6 @@
 """`Call`: the tool and the arguments that were requested, and the call's place in its run.
 
-A call does not change any more once its arguments are parsed.
+Once its arguments are parsed, a call no longer changes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NO_TOOL: Tool[Any, Any] = Tool("unknown", "A placeholder for a tool that does no
 
 
 class CallKind(msgspec.Struct, frozen=True):
-    """The kind of a call, which determines the gate's steps that it skips."""
+    """The kind of a call, which determines which of the gate's steps it skips."""
 
     is_part: bool = False
     """Whether the call is a part of its outer call.
@@ -35,12 +35,12 @@ class CallKind(msgspec.Struct, frozen=True):
     only_asks: bool = False
     """Whether the call is a part that only asks a question. Without a recorded answer, the question is asked again."""
     undoes: bool = False
-    """Whether the call undoes another or finds out whether it happened, or is inside such a call. Neither a cancelled
-    run nor a deadline stops it, and it is never replayed.
+    """Whether the call undoes another call, finds out whether another call happened, or is inside such a call. Neither a
+    cancelled run nor a deadline stops it, and it is never replayed.
     """
     is_auxiliary: bool = False
-    """Whether the call is a compensation or a probe, which passes the gate beside the call it belongs to. It has a
-    transaction, events and a record. It needs no approval, costs no budget, has no number and is never undone.
+    """Whether the call is a compensation or a probe, which passes the gate alongside the call it belongs to. It has a
+    transaction, events and a record. It needs no approval, uses no budget, has no number and is never undone.
     """
 
 
@@ -129,7 +129,7 @@ def new_call(
     parent: Attempt | None = None,
     message_id: str | None = None,
 ) -> Call:
-    """Create a call of the tool named `name`, inside `parent` or inside the call that this run is nested in."""
+    """Create a call to the tool named `name`, inside `parent` or inside the call that this run is nested in."""
     frame = gate.frame
     outer = frame.outer
     if parent is None and outer is None:
@@ -188,7 +188,7 @@ def new_part(
 
 
 def new_auxiliary(attempt: Attempt, id: str, tool: Tool[Any, Any], place: Place) -> Call:
-    """Create the call of a compensation or a probe, beside the call of `attempt` and in the same outer transaction."""
+    """Create the call of a compensation or a probe, alongside the call of `attempt` and in the same outer transaction."""
     call = attempt.call
     return Call(
         call.gate,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from handrail.cancellation import TimedOut
 from handrail.context import Approval
+from handrail.deadline import is_span
 from handrail.errors import (
     ActFailed,
     BudgetExceededError,
@@ -71,7 +72,7 @@ def not_approved(name: str, approval: Approval, how: DecidedBy, asked: str, ran:
 
 
 class SignatureMismatch(Exception):
-    """Raised when a handler does not accept the arguments with which handlers are called."""
+    """Raised when a handler can't be called as handlers are, or does not return a `ToolResult`."""
 
 
 class WrongResult(Exception):
@@ -79,7 +80,7 @@ class WrongResult(Exception):
 
 
 class Unsuccessful(Exception):
-    """Raised when a handler returns a result with `success=False`."""
+    """Raised to end a call with a result that has `success=False`, such as one that its handler returned."""
 
     def __init__(self, result: ToolResult[Any]) -> None:
         self.result = result
@@ -187,6 +188,10 @@ def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> 
             | ActFailed()
         ):
             return Failure("error", f"{name} failed: {words_of(error) or in_short(error)}")
+        case TransientError():
+            wait = retry_delay(error)
+            hint = f"It may work after {wait:g} seconds." if is_span(wait) else ""
+            return Failure("error", f"{name} failed: {in_short(error)}", advice=hint)
         case TypeError() if (
             "'NoneType' object is not callable" in words_of(error) and attempt.wait_for is None
         ):
@@ -198,6 +203,14 @@ def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> 
             return Failure("error", f"{name} failed: {in_short(error)}")
         case _:
             return Failure("error", f"{name} was stopped by {type(error).__name__}.", error)
+
+
+def retry_delay(error: TransientError) -> float | None:
+    """Return the wait in seconds that a handler asked for; None if it did not ask, or not for a number of seconds."""
+    asked: object = error.retry_after
+    if isinstance(asked, bool) or not isinstance(asked, int | float):
+        return None
+    return asked if asked >= 0 else None
 
 
 def _what_to_correct(name: str, error: ToolValidationError) -> str:
@@ -262,7 +275,8 @@ def leaves_of(error: BaseException) -> Iterator[BaseException]:
             continue
         seen.add(id(each))
         if isinstance(each, _GROUP):
-            pending += reversed(each.exceptions)
+            members: tuple[BaseException, ...] = _members_of(each)
+            pending += reversed(members)
         else:
             yield each
 
@@ -270,7 +284,7 @@ def leaves_of(error: BaseException) -> Iterator[BaseException]:
 def transient_in(error: BaseException) -> TransientError | None:
     """Return the transient failure, in a group the one that asks for the longest pause; None if there is none."""
     found = [each for each in leaves_of(error) if isinstance(each, TransientError)]
-    return max(found, key=lambda each: each.retry_after or 0.0, default=None)
+    return max(found, key=lambda each: retry_delay(each) or 0.0, default=None)
 
 
 def _deciding(error: BaseException) -> BaseException:

@@ -39,6 +39,7 @@ from handrail.replay.log import NO_LOG, RunLog
 from handrail.resources.bindings import RunResources, given
 from handrail.session import Dispatcher, Session, check_serialisable
 from handrail.tools import RunMode, Tool
+from handrail.tools.named_tools import check_named_tools
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
@@ -133,7 +134,7 @@ class Costs:
 class Frame:
     """The state that all calls of one run share, including which of them are running."""
 
-    # Slots that are not all grouped into values, because every call reads about twenty of them.
+    # These are not grouped into smaller values, because every call reads about twenty of them.
     __slots__ = (
         "__weakref__",
         "began",
@@ -374,6 +375,7 @@ def open_frame(
     frame = Frame(options, prompt=prompt, log=log, adapter=adapter, prompt_model=prompt_model)
     frame.show(tools, check_policies(policies))
     check_verdicts(frame.policies, frame.tools.values())
+    check_named_tools(frame.policies, frame.tools)
     return frame
 
 
@@ -398,7 +400,7 @@ def _by_name(tools: Iterable[Tool[Any, Any]]) -> Mapping[str, Tool[Any, Any]]:
 
 
 def check_policies(policies: Iterable[ToolPolicy]) -> tuple[ToolPolicy, ...]:
-    """Check that each policy is complete and has a unique name."""
+    """Return the policies as a tuple. Raises `DefinitionError` if one is incomplete, or if two have the same name."""
     found = tuple(policies)
     for policy in found:
         if not all(hasattr(policy, member) for member in ("name", "check", "on_result")):

@@ -16,16 +16,24 @@ from handrail.dispatch.failures import (
     Unsuccessful,
     WrongResult,
     in_short,
+    retry_delay,
+    transient_in,
     words_of,
 )
-from handrail.errors import CapabilityMissing, DepthExceededError, ToolValidationError
+from handrail.errors import CapabilityMissing, DepthExceededError, ToolValidationError, TransientError
+from handrail.limits import Heartbeat
 from handrail.operation import Operation
 from handrail.schema import to_json
 from handrail.schema.kinds import describe_kind
 from handrail.spelling import nearest
-from handrail.tools import Tool, ToolResult
+from handrail.tools import EFFECTS, Tool, ToolResult
 from handrail.tools.effect import refusal
 from handrail.tools.result import keep_rendering, renders, sendable
+
+_RETRIES = 2
+"""How many times a call is retried after a transient failure."""
+_LONGEST_PAUSE = 60.0
+"""Longest time in seconds that a call waits before it is retried."""
 
 
 def look_up(attempt: Attempt) -> Tool[Any, Any]:
@@ -47,7 +55,7 @@ def look_up(attempt: Attempt) -> Tool[Any, Any]:
 
 
 def check_nesting(call: Call, outer: Attempt) -> None:
-    """Check a nested call: the depth limit, and whether the outer call's effect allows its effect."""
+    """Raise if a nested call exceeds the depth limit, or if the outer call's effect does not allow its effect."""
     limit = call.frame.options.depth_limit
     if call.depth > limit:
         raise DepthExceededError(call.path, limit)
@@ -107,6 +115,34 @@ def stop_timers(attempt: Attempt, scope: CancelScope) -> None:
     if attempt.frame.lease is not None:
         attempt.heartbeat.stop()
     scope.stop_timeout()
+
+
+async def wait_to_retry(
+    attempt: Attempt, error: TransientError | BaseExceptionGroup[Any], scope: CancelScope
+) -> None:
+    """Wait before the next retry. Raises the error if no retry is left, or if there is no time to wait.
+
+    A group is retried if it contains a transient failure. The timeout and the deadline go on while the gate waits, and the job's lease is kept.
+    """
+    failure = transient_in(error)
+    if failure is None or not EFFECTS[attempt.tool.effect].retried or attempt.retries >= _RETRIES:
+        raise error
+    pause, frame = retry_delay(failure), attempt.frame
+    if pause is None:
+        pause = 0.1 * 2**attempt.retries
+    deadline = frame.deadline
+    if pause > _LONGEST_PAUSE or pause >= scope.timeout_left():
+        raise error
+    if deadline is not None and pause >= deadline.remaining():
+        raise error
+    attempt.retries += 1
+    attempt.close()
+    heartbeat = Heartbeat(frame.lease, frame.clock)
+    heartbeat.keep(attempt.call.loop)
+    try:
+        await asyncio.sleep(pause)
+    finally:
+        heartbeat.stop()
 
 
 async def cancelled_after_all() -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from handrail.cancellation import await_foreign, shielded
+from handrail.cancellation import shielded
 from handrail.context import ToolContext
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.failures import Refused, log_error, words_of
@@ -138,24 +138,25 @@ async def close_resources(attempt: Attempt) -> None:
                 log_error(log, logging.ERROR, "closing a resource of %s raised", attempt.name, error=error)
 
 
-# Most policies decide at once, and the functions below return None. Otherwise they return a coroutine to await.
+# Most policies decide synchronously, and the functions below return None. Otherwise they return a coroutine to await.
 
 
 def check_policies(
     attempt: Attempt, policies: Iterator[ToolPolicy], asked: str | None = None
 ) -> Coroutine[Any, Any, None] | None:
-    """Check a call with every policy, and set `attempt.decision`.
+    """Check a call against every policy, and set `attempt.decision`.
 
-    All must allow the call; one that raises denies it. `asked` is the first reason so far to ask for approval.
+    All must allow the call; one that raises denies it. Each gets a copy of the params, so that none can change what
+    the others or the handler get. `asked` is the first reason so far to ask for approval.
     """
-    call, seen, context = attempt.call, attempt.seen, attempt.policy_context
-    tool = call.tool
-    if seen is None:  # a copy, so that no policy can change what the handler gets
-        seen = attempt.seen = tool.parse_again(attempt.params, call.arguments)
+    call, context, checked = attempt.call, attempt.policy_context, attempt.checked
+    tool, params, arguments = call.tool, attempt.params, call.arguments
     if context is None:
         behind: Any = PolicyCall(attempt)  # members that it does not have come from the attempt
         context = attempt.policy_context = ToolContext(behind)
     for policy in policies:
+        seen = tool.copy_params(params, arguments)
+        checked.append((policy, seen))
         try:
             decision = policy.check(tool, seen, context=context)
         except Exception as error:
@@ -175,10 +176,10 @@ async def _check_waiting(
     rest: Iterator[ToolPolicy],
     asked: str | None,
 ) -> None:
-    """Await the decision of a policy, then check the call with the rest of them."""
+    """Await the decision of a policy, then check the call against the remaining policies."""
     attempt.decision = "deny"  # until all of them have decided
     try:
-        decision = await await_foreign(waiting)
+        decision = await waiting
         kind = decision.kind
     except Exception as error:
         raise _undecided(attempt, policy) from error
@@ -220,16 +221,21 @@ def _undecided(attempt: Attempt, policy: ToolPolicy) -> Refused:
     return Refused("denied", f"The policy {policy.name!r} could not decide, so {attempt.name} is denied.")
 
 
-def tell_policies(attempt: Attempt, policies: Iterator[ToolPolicy]) -> Coroutine[Any, Any, None] | None:
-    """Tell every policy about a success before it is committed. A policy that raises fails the call."""
+def tell_policies(
+    attempt: Attempt, checked: Iterator[tuple[ToolPolicy, Any]]
+) -> Coroutine[Any, Any, None] | None:
+    """Tell every policy that checked the call about its success, before it is committed.
+
+    A policy that raises fails the call.
+    """
     context: Any = attempt.policy_context
-    for policy in policies:
+    for policy, seen in checked:
         try:
-            told = policy.on_result(attempt.call.tool, attempt.seen, attempt.finished, context=context)
+            told = policy.on_result(attempt.call.tool, seen, attempt.finished, context=context)
         except Exception as error:
             raise _refusing(attempt, policy, error) from error
         if told is not None:
-            return _tell_waiting(attempt, policy, told, policies)
+            return _tell_waiting(attempt, policy, told, checked)
     return None
 
 
@@ -237,9 +243,9 @@ async def _tell_waiting(
     attempt: Attempt,
     policy: ToolPolicy,
     waiting: Awaitable[None],
-    rest: Iterator[ToolPolicy],
+    rest: Iterator[tuple[ToolPolicy, Any]],
 ) -> None:
-    """Wait until a policy has taken in the success, then tell the rest of them."""
+    """Await a policy's `on_result`, then tell the remaining policies."""
     try:
         await waiting
     except Exception as error:

@@ -1,6 +1,6 @@
 """Tickets: signed texts with which another process can run a call's tool, within a share of the call's budget.
 
-Work done under a ticket is deposited in the journal and applied when the call ends.
+Work done under a ticket is deposited in the journal, and applied once the call's handler has succeeded.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ async def take_up_tickets(attempt: Attempt) -> None:
 
     Each deposit is applied as if it were an inner call that has just finished, in the order in which the
     tickets were issued. If a deposit conflicts with newer changes, this raises, and the call must undo or
-    report all of them.
+    report all deposits.
     """
     found = await shielded(_close(attempt))
     transaction = attempt.open_transaction
@@ -172,7 +172,7 @@ def _settle_all(
 
 
 def _name_unknown(attempt: Attempt, transaction: Transaction) -> None:
-    """Report a redemption that never finished, unless its effects can be rolled back."""
+    """Note a redemption that never finished, so that it is reported, unless its effects can be rolled back."""
     if not EFFECTS[attempt.tool.effect].transactional:
         what = f"{attempt.name} (under a ticket: it is not known whether it was done)"
         transaction.settle(Settled(what, attempt.id))

@@ -29,7 +29,7 @@ log = logging.getLogger("handrail.gate")
 
 
 class Settled:
-    """An effect of a call on the world, which a rollback must compensate or report."""
+    """An external effect of a call, which a rollback must compensate or report."""
 
     __slots__ = ("call_id", "params", "place", "tool", "value", "what")
 
@@ -63,7 +63,7 @@ class Transaction(msgspec.Struct, eq=False):
 
     _root: Session
     owner: str
-    """The name of the tool, for error messages of the forks."""
+    """The tool's name, for the forks' error messages."""
     writable: bool
     parent: Transaction | None = None
     settled: list[Settled] | None = None
@@ -112,7 +112,7 @@ class Transaction(msgspec.Struct, eq=False):
 
     @property
     def events(self) -> list[object]:
-        """Return the state events of the call and of the inner calls that committed into it."""
+        """The state events of the call and of the inner calls that committed into it."""
         return [] if self._session is None else self._session.events
 
     def reads(self) -> list[str]:
@@ -127,7 +127,7 @@ class Transaction(msgspec.Struct, eq=False):
         return [place for fork in self.touched for place in fork.written_places()]
 
     def startup_files(self) -> list[tuple[str, str]]:
-        """Return the changed files that run later by themselves, each with what runs it, unless allowed by name."""
+        """Return each changed startup file with the program that runs it, except the files that are allowed by name."""
         if self.parent is not None:
             return []  # the outer call is asked, once it is known what becomes part of the folder
         forks = self.durable or ()
@@ -138,7 +138,7 @@ class Transaction(msgspec.Struct, eq=False):
         return "".join(fork.diff() or "" for fork in self.durable or ())
 
     def stale(self) -> tuple[str, ...]:
-        """Return what the call has read that was changed by others since."""
+        """Return the names of everything that the call has read and others have changed since."""
         found: tuple[str, ...] = ()
         for fork in self.touched:
             places = fork.stale()
@@ -207,7 +207,7 @@ class Transaction(msgspec.Struct, eq=False):
             self._session.publish()
 
     def drop(self) -> None:
-        """Discard everything the call did, and let go of it. Every fork is dropped, even if dropping another one fails."""
+        """Discard the changes in the call's forks, and release them. If dropping one fails, the others are still dropped."""
         with self._root.lock:
             self.closed = True
             forks, self.touched, self.durable = self.touched, NOTHING, None
@@ -223,7 +223,7 @@ class Transaction(msgspec.Struct, eq=False):
             raise ContextExpired(self.owner)
 
     def settle(self, done: Settled) -> None:
-        """Record an inner call's effect on the world, for a rollback of this transaction."""
+        """Note an external effect of an inner call, for a rollback of this transaction."""
         if self.settled is None:
             self.settled = []
         self.settled.append(done)
@@ -242,7 +242,7 @@ def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
 
 
 def key_of(attempt: Attempt, journal: str = "") -> CallKey:
-    """Return the key under which a call's commit is kept, in the journal with this id."""
+    """Return the key of a call's commit. `journal` is the id of the journal that records it."""
     call = attempt.call
     return CallKey(call.id, attempt.run_context.request_id, str(call.place), journal)
 

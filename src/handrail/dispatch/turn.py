@@ -62,7 +62,7 @@ class OpenTurn:
         return all(log.is_over(each.call.place) for each in self._calls)
 
     def results(self) -> tuple[ToolResult[Any], ...]:
-        """Return a result for every call, in the order they were asked for."""
+        """Return a result for every call, in the order in which they were asked for."""
         return tuple([_result_of(each) for each in self._calls])
 
 
@@ -77,7 +77,7 @@ async def run_turn(gate: Gate, calls: Sequence[ToolCall], message_id: str | None
 
 
 def _groups(gate: Gate, calls: list[Passage]) -> Iterator[list[Passage]]:
-    """Yield groups of consecutive calls that run together. A call that must run alone is a group of its own."""
+    """Yield groups of consecutive calls that run together. A call that must run alone forms its own group."""
     group: list[Passage] = []
     for each in calls:
         tool = gate.frame.tools.get(each.call.name)

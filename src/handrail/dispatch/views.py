@@ -1,4 +1,4 @@
-"""The session, the bus and the cancel signal, as handlers and policies see them."""
+"""The session, bus, approvals and cancel signal, as handlers and policies see them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class CallSession:
         return attempt.open_transaction.session[kind]
 
     def dispatch(self, event: object, /) -> None:
-        """Reduce an event into the call's fork. It reaches the session when the call commits."""
+        """Reduce an event into the call's fork. State reaches the session when the call commits; logs do so immediately."""
         attempt = self._attempt
         attempt.check()
         if isinstance(event, Fact):

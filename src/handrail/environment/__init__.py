@@ -1,4 +1,4 @@
-"""Environments, which answer the questions of a run. Any object with `run_mode` and `ask` is an environment.
+"""Environments, which answer a run's questions. Any object with `run_mode` and `ask` is an environment.
 
 The environments without a person are defined here. The terminal is imported on first use.
 """
@@ -22,7 +22,7 @@ __all__ = ["AgentEnvironment", "HeadlessEnvironment", "LaterEnvironment", "Scree
 class HeadlessEnvironment(Environment):
     """An environment without a person. A tool that needs one uses its fallback or fails, and the model is told.
 
-    It has the same effect as having no environment, but makes that explicit.
+    It has the same effect as no environment, but makes the choice explicit.
     """
 
     run_mode: RunMode = "headless"
@@ -35,7 +35,7 @@ class HeadlessEnvironment(Environment):
 class LaterEnvironment(Environment):
     """An environment in which a person answers later. Until then, the run is parked with its questions.
 
-    It is meant for servers and jobs that must not keep a run in memory while somebody thinks for days. It
+    It is meant for servers and jobs that must not keep a run in memory while a person takes days to answer. It
     needs a journal; without one, a question is cancelled, because it can't be recorded. A question from a call
     that was given a secret is cancelled too: secrets are not recorded, so such a run can't be parked.
     """
@@ -44,14 +44,14 @@ class LaterEnvironment(Environment):
     parks = True
 
     async def ask(self, question: Question, /) -> Answer | None:
-        """Return without an answer, which leaves the question open in the journal."""
+        """Return None, which leaves the question open in the journal."""
         return None
 
 
 class AgentEnvironment(Environment):
     """An environment with a model in place of a person: tools get `prompt_model` instead of `wait_for`.
 
-    `model` is the model to ask; by default it is the model of the run. It makes the choices that a person would
+    `model` is the model to ask; the default is the run's own model. It makes the choices that a person would
     make, but it approves nothing: a call that needs approval is denied.
     """
 
@@ -59,14 +59,14 @@ class AgentEnvironment(Environment):
 
     def __init__(self, model: Model | str | None = None) -> None:
         if model is not None:
-            from handrail.adapter import Adapter  # imported only if a model is asked
+            from handrail.adapter import Adapter  # imported only if a model is given
 
             adapter = Adapter(model)
             self.prompt_model = adapter.prompt_model_for
             self.adapter = adapter.bound_to
 
     async def ask(self, question: Question, /) -> Answer:
-        """Decline the question, because it is meant for a person, and a model approves nothing on a person's behalf."""
+        """Decline every question, because it is meant for a person, and a model approves nothing on a person's behalf."""
         raise Declined(question.name, "a model answers here, and there is nobody to ask")
 
 

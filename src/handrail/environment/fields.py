@@ -1,4 +1,4 @@
-"""Form fields: read their JSON Schema, and parse what is typed into them."""
+"""Form fields: reads a field's JSON Schema, and parses what is typed into it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_REFERENCES = 100
 
 
 def resolve(schema: JsonSchema, root: JsonSchema) -> JsonSchema:
-    """Follow the references of a schema. Keywords beside a reference take precedence."""
+    """Return a schema with its references resolved. Keywords beside a reference take precedence over those it refers to."""
     for _ in range(_MAX_REFERENCES):
         parts = schema.get("allOf")
         if "$ref" in schema:
@@ -47,7 +47,7 @@ def _lookup(reference: str, root: JsonSchema) -> JsonSchema:
 
 
 def alternatives(schema: JsonSchema, root: JsonSchema) -> tuple[list[JsonSchema], bool]:
-    """Return the resolved schemas, except null, that a value may match, and whether it may be null."""
+    """Return the resolved schemas, except null, that a value may match, and whether the value may be null."""
     of = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(of, list):
         rest = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf", "discriminator")}
@@ -63,7 +63,7 @@ def alternatives(schema: JsonSchema, root: JsonSchema) -> tuple[list[JsonSchema]
 
 
 def list_options(schema: JsonSchema) -> list[Any] | None:
-    """Return the options of an `enum` or `const`; None for a schema that has neither."""
+    """Return the options of an `enum` or `const`, or None for a schema that has neither."""
     if "const" in schema:
         return [schema["const"]]
     listed = schema.get("enum")
@@ -71,7 +71,7 @@ def list_options(schema: JsonSchema) -> list[Any] | None:
 
 
 def labels(values: list[Any]) -> list[str]:
-    """Return labels for options: numbers, or letters if the options look like numbers."""
+    """Return a label for each option: numbers, or letters if an option looks like a number."""
     if any(isinstance(value, int | float) or re.fullmatch(r"\s*-?\d+\s*", str(value)) for value in values):
         return [chr(ord("a") + at) if at < 26 else f"z{at - 25}" for at in range(len(values))]
     return [str(at + 1) for at in range(len(values))]
@@ -119,7 +119,7 @@ def _parse_string(schema: JsonSchema, typed: str) -> str:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """Return whether a text matches a pattern. Returns True if that can't be decided in bounded time.
+    """Return whether a text matches a pattern. Returns True if the pattern can't be matched in bounded time.
 
     The tool validates the answer again.
     """
@@ -181,7 +181,7 @@ def _parse_null(schema: JsonSchema, typed: str) -> None:
 
 
 def _parse_any(schema: JsonSchema, typed: str) -> Any:
-    """Parse a line as JSON; if it is not JSON, return it as text."""
+    """Parse a line as JSON, or return it as text if it is not JSON."""
     try:
         return json.loads(typed, parse_constant=_refuse_constant)
     except ValueError:
@@ -237,7 +237,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def hint(schema: JsonSchema) -> str:
-    """Describe in a word or two what a field expects."""
+    """Describe what a field expects, in a few words."""
     kind = str(schema.get("type", ""))
     words = {
         "string": escape_line(str(schema.get("format", "")), 40).replace("date-time", "date and time")

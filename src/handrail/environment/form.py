@@ -1,6 +1,6 @@
-"""Forms built from a JSON Schema and filled in line by line.
+"""Forms that are built from a JSON Schema and filled in line by line.
 
-The form for approving a call shows the call, its changes, and the choices. A choice is a key followed by
+The form for approving a call shows the call, its changes and the choices. A choice is a key followed by
 Enter. Enter alone decides nothing, so nothing is approved by accident.
 """
 
@@ -39,7 +39,7 @@ from handrail.schema.secrets import masked
 
 
 class Dialog(Protocol):
-    """Prints lines to a person and reads what they type."""
+    """Prints lines for a person and reads what they type."""
 
     def say(self, text: str = "", *styles: Style) -> None: ...
     async def line(self, prompt: str) -> str:
@@ -52,19 +52,19 @@ class Dialog(Protocol):
 
 
 class _Nothing:
-    """Marks the absence of a value, since null is a value."""
+    """The type of `NOTHING`, which means that there is no value. None can't, because null is a value."""
 
 
 NOTHING = _Nothing()
 
 _MAX_DEPTH = 20
-"""Maximum nesting of objects. For deeper ones the form asks for JSON instead."""
+"""Maximum nesting of objects. For deeper values, the form asks for JSON instead."""
 
 
 class Form:
     """Asks for a value that matches a schema, checking each field as it is typed.
 
-    The tool validates the whole value again, so keywords unknown here are accepted.
+    The tool validates the whole value again, so keywords that the form does not know are accepted.
     """
 
     def __init__(self, schema: JsonSchema, dialog: Dialog) -> None:
@@ -180,7 +180,7 @@ class Form:
     async def _entries(
         self, schema: JsonSchema, there: dict[str, Any], taken: set[str], depth: int
     ) -> dict[str, Any]:
-        """Ask for the entries of a mapping, each a name and a value, until a name is empty."""
+        """Ask for the entries of a mapping, each a name and a value, until the name is empty."""
         indent = "  " * (depth + 1)
         entries = {name: value for name, value in there.items() if name not in taken}
         if entries:
@@ -263,7 +263,7 @@ def _or_empty(schema: JsonSchema) -> str:
 async def fill_in(schema: JsonSchema, dialog: Dialog, before: Any = NOTHING) -> Any:
     """Ask for a value, show it, and let the person send, edit or decline it.
 
-    Raises `Declined` if it is declined.
+    Raises `Declined` if the person declines.
     """
     form = Form(schema, dialog)
     while True:
@@ -299,7 +299,7 @@ class Choice(NamedTuple):
 
 
 def list_choices(question: Question) -> list[Choice]:
-    """Return the possible answers to an approval request. Each offered scope has its own number."""
+    """Return the choices for an approval request. Each offered scope has its own number."""
     payload = _payload(question)
     found = [Choice("y", "yes, once", {"approved": True})]
     remembers = "scopes" in payload or "remember" in cast(
@@ -332,7 +332,7 @@ def _scopes(payload: dict[str, Any]) -> list[str]:
 
 
 def asker(question: Question) -> str:
-    """Return the path of calls that led to a question as text, outermost first."""
+    """Return the path of calls that led to a question, outermost first, as text."""
     return " › ".join(escape_line(name, 60) for name in question.asked_by) or escape_line(question.name)
 
 
@@ -341,7 +341,7 @@ def _tool(question: Question) -> str:
 
 
 def describe(question: Question, title: str, width: int, *, whole: bool = False) -> list[str]:
-    """Describe a question: who asks, why, and about what. A diff is shown separately.
+    """Return the lines that describe a question: who asks, why, and about what. A diff is shown separately.
 
     Every line except the title is behind a bar.
     """
@@ -377,7 +377,7 @@ def _diff(question: Question, style: Styler, width: int, limit: int | None = DIF
 
 
 def _shorten(lines: Sequence[str], limit: int | None, width: int) -> list[str]:
-    """Cut the lines to `limit`, and add a line that says how many more there are. None means no limit."""
+    """Cut the lines to `limit`, and add a line that says how many were cut. None means no limit."""
     if limit is None or len(lines) <= limit:
         return list(lines)
     return [*lines[:limit], f"  └ {clip(f'{len(lines) - limit:,} more lines, v to view all', width - 5)}"]

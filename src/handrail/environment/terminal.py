@@ -1,4 +1,4 @@
-"""`TerminalEnvironment`: a person at a terminal, asked one question at a time."""
+"""`TerminalEnvironment`: a person at a terminal, who is asked one question at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIN_COLUMNS, MIN_LINES = 20, 7
 class Keyboard:
     """Reads typed lines asynchronously, so that waiting for one can be cancelled.
 
-    The terminal stays in its normal line mode, never raw, so there is nothing to restore.
+    The terminal stays in its normal line mode, never raw, so only its echo ever has to be restored.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -32,7 +32,7 @@ class Keyboard:
         self._typed = b""
 
     async def line(self) -> str | None:
-        """Read the next line without its line end. Returns None for Ctrl-D.
+        """Read the next line without its line ending. Returns None for Ctrl-D or a closed terminal.
 
         Only Enter sends what was typed.
         """
@@ -56,7 +56,7 @@ class Keyboard:
         return typed.decode("utf-8", "replace").rstrip("\r")
 
     def clear(self) -> None:
-        """Discard everything typed so far, which can't be the answer to a question that has not been shown yet."""
+        """Discard everything typed so far, because it can't be meant for a question that has not been shown yet."""
         import termios
 
         self._typed = b""
@@ -93,19 +93,19 @@ class Screen(Protocol):
     """Other output on the same terminal. It must pause while a question is asked."""
 
     def hold(self) -> contextlib.AbstractContextManager[None]:
-        """Hold back other output inside this block, and print it when the block ends."""
+        """Hold back other output inside this block, and print it afterwards."""
         ...
 
 
 class TerminalEnvironment(Environment):
     """A person at a terminal, or nobody if there is no terminal.
 
-    - `run_mode` is `user` if both streams are terminals, else `headless`: then every question is cancelled.
+    - `run_mode` is `user` if both streams are terminals. Otherwise it is `headless`, and every question is cancelled.
     - Questions are asked one after the other. If a question is withdrawn while it is shown, a note says so.
     - A secret is never shown, neither while it is typed nor before it is sent.
     - What was typed before a question appeared does not answer it. Enter alone approves nothing. Ctrl-D declines.
     - Text from a model, a tool or a file is escaped, and wrapped behind a bar, so that it can't imitate a question.
-    - The terminal is never put into raw mode, so its settings never need to be restored.
+    - The terminal is never put into raw mode. Only its echo is changed, and restored afterwards.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class TerminalEnvironment(Environment):
         self._last: dict[str, Any] = {}
 
     async def ask(self, question: Question, /) -> Answer:
-        """Ask one question, once all earlier questions have been answered."""
+        """Ask a question, after all earlier questions have been answered."""
         keyboard = self._keyboard
         if keyboard is None:
             raise QuestionCancelled(question.name)
@@ -157,7 +157,7 @@ class TerminalEnvironment(Environment):
         return _answer(question, value=value)
 
     def _size(self) -> os.terminal_size:
-        """Return the actual size of the terminal. `COLUMNS` may be wrong, and lines that are too long would be wrapped."""
+        """Return the actual size of the terminal. `COLUMNS` may be wrong, and then the terminal would wrap long lines."""
         try:
             size = os.get_terminal_size(cast(TextIO, self._out).fileno())
         except OSError:
@@ -172,7 +172,7 @@ class TerminalEnvironment(Environment):
             dialog.say(line)
         dialog.say("  Ctrl-D declines.", "dim")
         value = await fill_in(question.schema, dialog, self._last.get(question.id, NOTHING))
-        self._last = {question.id: value}  # the starting value if the answer is refused and asked for again
+        self._last = {question.id: value}  # offered again if the answer is refused
         return value
 
 

@@ -1,6 +1,6 @@
 """Text for a terminal: escapes characters that a reader would not see, and styles Handrail's own text.
 
-All text from a model, a tool or a file is escaped here before it is shown, so it can neither move the
+All text from a model, a tool or a file is escaped before it is shown, so it can neither move the
 cursor nor change colours. Control characters, escape sequences, invisible characters and marks that change
 the direction of text are written as escapes.
 """
@@ -22,7 +22,7 @@ NAME_CELLS = 20
 Style = Literal["bold", "dim", "red", "green", "yellow", "cyan"]
 
 _FIRST_WIDE = "\u1100"
-"""The first character that any terminal draws in two cells."""
+"""The lowest character that any terminal draws in two cells."""
 
 _CODES: dict[Style, str] = {
     "bold": "1",
@@ -59,9 +59,9 @@ def clip(text: str, width: int) -> str:
 
 
 def _cells(character: str) -> int:
-    """Return the greatest number of cells in which any terminal draws a character.
+    """Return the maximum number of cells in which any terminal draws a character.
 
-    Newer versions of Unicode have made characters wide that were narrow, but none of the alphabets at its beginning.
+    New versions of Unicode have made some narrow characters wide, but none in the alphabets before `_FIRST_WIDE`.
     """
     if character.isascii():
         return 1
@@ -70,7 +70,7 @@ def _cells(character: str) -> int:
 
 
 def barred(text: str, width: int) -> list[str]:
-    """Wrap a text behind a bar, so that it can't imitate the text outside the bar."""
+    """Wrap a text behind a bar, so that it can't imitate text outside the bar."""
     return [f"  │ {line}" for line in wrap(text, width - 5)]
 
 
@@ -80,7 +80,7 @@ def format_rows(
     """Format rows as lines behind a bar, with names on the left.
 
     Long values are folded, and `more` says how to unfold them; with `whole`, they are shown in full. A `├` marks the
-    line of a name and a `└` a folded part. A value can draw neither in that column.
+    line of a name and a `└` a folded part. No value can draw either in that column.
     """
     column = max((len(row.name) for row in rows), default=0)
     beside = column <= min(NAME_CELLS, width // 4) and all(row.name.isascii() for row in rows)
@@ -104,14 +104,14 @@ def _folded(words: str, width: int) -> list[str]:
 
 
 def compact(value: Any) -> str:
-    """Format a JSON value briefly: plain words without quotes, everything else as JSON."""
+    """Format a JSON value briefly: plain words without quotes, and everything else as JSON."""
     if isinstance(value, str) and re.fullmatch(r"[\w./@:+-]+", value):
         return value
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def format_arguments(arguments: Any, limit: int) -> str:
-    """Format the arguments of a call on one line: `path=notes.md text="a b"`."""
+    """Format a call's arguments on one line, such as `path=notes.md text="a b"`."""
     if arguments is None or arguments == {}:
         return ""
     if not isinstance(arguments, dict):
@@ -121,7 +121,7 @@ def format_arguments(arguments: Any, limit: int) -> str:
 
 
 def format_value(value: Any, indent: str = "") -> Iterator[str]:
-    """Yield the lines of an indented JSON value, each `name: value`, with longer text below its name."""
+    """Yield the lines of a JSON value, indented, each as `name: value`. Longer text is below its name."""
     if isinstance(value, dict) and value:
         named: dict[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
         for name, each in named.items():
@@ -154,7 +154,7 @@ def _format_scalar(value: Any) -> str:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal. A missing or closed stream is not."""
+    """Return whether a stream is a terminal. A missing or closed stream is not one."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:
@@ -189,7 +189,7 @@ class Styler:
 
 
 def diff_style(line: str) -> tuple[Style, ...]:
-    """Return the styles of a line of a unified diff: added lines are green, removed lines red."""
+    """Return the styles for a line of a unified diff, such as green for added lines and red for removed ones."""
     if line.startswith(("diff --git", "+++ ", "--- ")):
         return ("bold",)
     if line.startswith("@@"):

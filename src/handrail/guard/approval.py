@@ -58,8 +58,8 @@ class Broker:
 
     - *interactive*: the person in the environment is asked. A model in a person's place never approves on
       their behalf.
-    - *approve_all*: everything is approved except what a remembered denial covers, and changes to files that run
-      later by themselves. Never a default.
+    - *approve_all*: everything is approved except what a remembered denial covers, and changes to files that
+      later run automatically. Never a default.
     - *strict*: everything is denied, even what was approved before.
 
     Without a mode, a person is asked if one is there; otherwise the request is denied. A decision remembered
@@ -124,7 +124,7 @@ class Broker:
     async def _ask_others(self, request: ApprovalRequest) -> Approval:
         """Ask the people that the policies require. No approval mode or remembered decision can replace them.
 
-        If too few of them exist, the request is denied at once.
+        If too few of them exist, the request is denied immediately.
         """
         question, environment = request.question, self._environment
         for quorum in question.quorums:
@@ -162,7 +162,7 @@ class Broker:
 
 
 def _checked(value: Any, request: ApprovalRequest) -> ApprovalAnswer:
-    """Parse an answer and check it against what was offered."""
+    """Parse an answer. Raises `ToolValidationError` if it does not match what was offered."""
     answer = APPROVAL_ANSWER.parse_value(value)
     offered = request.scopes
     if request.recall is None and answer.remember != "once":
@@ -182,7 +182,7 @@ def _checked(value: Any, request: ApprovalRequest) -> ApprovalAnswer:
 
 
 def decision(answer: Answer, request: ApprovalRequest) -> Approval:
-    """Return the approval that an answer gives. If the answer asks to be remembered, remember it."""
+    """Return the decision that an answer gives. If the answer asks to be remembered, remember it."""
     if answer.outcome != "answered":
         outcomes: dict[str, ApprovalOutcome] = {"declined": "denied", "timed out": "timed out"}
         return Approval(False, answer.reason, answer.by, outcomes.get(answer.outcome, "cancelled"))

@@ -220,7 +220,7 @@ class ApprovalMemory:
     __slots__ = ("_clock", "_session")
 
     def __init__(self, session: Session, clock: Clock = SYSTEM_CLOCK) -> None:
-        if not isinstance(session, Session):  # pyright: ignore[reportUnnecessaryIsInstance]  # a tool's view is none
+        if not isinstance(session, Session):  # pyright: ignore[reportUnnecessaryIsInstance]  # a tool's view is not one
             raise DefinitionError(
                 f"approvals are remembered by a Session, and this is {describe_kind(session)}. "
                 "Pass the session of the run; a tool's view of it can't change them."
@@ -229,7 +229,7 @@ class ApprovalMemory:
         self._clock = clock
 
     def list(self) -> tuple[ApprovalRemembered, ...]:
-        """Return the decisions that were not revoked, oldest first."""
+        """Return the decisions that have not been revoked, oldest first."""
         return remembered_in(self._session)
 
     def __iter__(self) -> Iterator[ApprovalRemembered]:
@@ -239,7 +239,7 @@ class ApprovalMemory:
         return len(self.list())
 
     def revoke(self, id: str, by: str | None = None) -> None:
-        """Revoke a decision. Later calls that it covered are asked about again."""
+        """Revoke a decision. Calls that it covered need approval again."""
         session = self._session
         with session.lock:
             found = next((each for each in self.list() if each.id == id), None)
@@ -280,7 +280,7 @@ def _record(session: Session, fact: ApprovalRemembered | ApprovalRevoked) -> Non
 class Recall:
     """Looks up the remembered decision that covers one request, and remembers an answer to it.
 
-    `cover` returns the keys of the request for a session id: this session's, or that of the session a denial is from.
+    `cover` returns the request's keys for a session id: this session's, or that of the session in which a denial was made.
     """
 
     __slots__ = ("_clock", "_cover", "_question", "_session", "is_open", "used")
@@ -340,13 +340,13 @@ class RecordedDecisions:
         self._journal = journal
 
     def write(self, decision: ApprovalRemembered | ApprovalRevoked, /) -> None:
-        """Record a decision. Raises `RunBusy` if another process has taken the run it was made in."""
+        """Record a decision. Raises `RunBusy` if another process has taken over the run in which it was made."""
         session = self._session
         made_in = decision.run_context.request_id if isinstance(decision, ApprovalRemembered) else ""
         self._journal.decisions.write(written(decision, session.id, session.principal), run_id=made_in)
 
     async def read(self) -> None:
-        """Load into the session the decisions that only the journal has."""
+        """Add to the session the decisions that only the journal has."""
         session = self._session
         recorded = await self._journal.decisions.read(session.id, session.principal)
         known = _known(session)

@@ -6,13 +6,17 @@ say what is missing. Both have a cap on how often they may speak.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Awaitable, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from handrail.cancellation import isolated, open_scope
 from handrail.deadline import Deadline, is_span
 from handrail.errors import DefinitionError
 from handrail.protocols import Filesystem, SessionView
@@ -21,6 +25,7 @@ from handrail.schema.kinds import describe_kind
 if TYPE_CHECKING:
     from handrail.resources.shell import Shell
 
+log = logging.getLogger("handrail.guard")
 
 CAP = 3
 """The default number of times that a provider or checker may speak in one run."""
@@ -50,7 +55,7 @@ class RunState(msgspec.Struct, frozen=True):
 class Trigger:
     """The condition for advice: every `calls` calls, every `seconds` seconds, or after an event of a type.
 
-    The conditions are checked after each turn of calls. One of them is enough.
+    The conditions are checked after each turn of calls. Any one of them is enough.
     """
 
     calls: int | None = None
@@ -89,7 +94,7 @@ class FeedbackProvider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeadlineFeedback:
-    """A provider that tells the model how much time is left, once at each of these numbers of seconds."""
+    """A provider that tells the model how much time is left, once for each number of seconds in `at`."""
 
     at: Sequence[float] = (300.0, 60.0, 15.0)
     name: str = "deadline"
@@ -110,7 +115,7 @@ class DeadlineFeedback:
 
 @dataclass(frozen=True, slots=True)
 class BudgetFeedback:
-    """A provider that tells the model how much of its budget is left, once at each of these fractions spent."""
+    """A provider that tells the model how much of its budget is left, once for each fraction in `at` that has been spent."""
 
     at: Sequence[float] = (0.5, 0.8, 0.95)
     name: str = "budget"
@@ -134,7 +139,10 @@ def _fraction(state: RunState, unit: str) -> float:
 
 
 class CompletionChecker(Protocol):
-    """A check of whether a run may end. If it raises, the error is reported and the run may end."""
+    """A check of whether a run may end.
+
+    A check that fails keeps the run from ending, and the model is told why: nobody knows whether anything is missing.
+    """
 
     @property
     def name(self) -> str: ...
@@ -144,7 +152,7 @@ class CompletionChecker(Protocol):
         ...
 
     def missing(self, state: RunState, /) -> str | Awaitable[str | None] | None:
-        """Return what is still to be done, as a text for the model, or None if the run is complete."""
+        """Return what is still missing, as text for the model; None if the run is complete."""
         ...
 
 
@@ -159,12 +167,18 @@ class FilesThere:
     def missing(self, state: RunState, /) -> str | None:
         files = state.filesystem
         if files is None:
-            raise DefinitionError("FilesThere needs files. Give the run a filesystem.")
+            raise _no_files("FilesThere")
         absent = [path for path in self.paths if not files.exists(path)]
         empty = [path for path in self.paths if path not in absent and files.stat(path).size == 0]
         said = [f"not there: {', '.join(absent)}"] if absent else []
         said += [f"empty: {', '.join(empty)}"] if empty else []
         return f"Files are still to be written ({'; '.join(said)})." if said else None
+
+
+def _no_files(checker: str) -> DefinitionError:
+    return DefinitionError(
+        f"{checker} needs files. Give the run a filesystem: pass filesystem=..., or bind one with the scope 'run'."
+    )
 
 
 class OutputFilled:
@@ -208,7 +222,7 @@ class CommandPassing:
     async def missing(self, state: RunState, /) -> str | None:
         files: Any = state.filesystem
         if files is None:
-            raise DefinitionError("CommandPassing needs files. Give the run a filesystem.")
+            raise _no_files("CommandPassing")
         from handrail.resources.shell.shell_errors import ShellError
 
         fork = files.fork(self.name)
@@ -232,7 +246,12 @@ class _Composed:
         self.name = f"{how} of ({', '.join(checker.name for checker in checkers)})"
 
     async def _each(self, state: RunState) -> list[str | None]:
-        return [await answer_of(checker.missing(state)) for checker in self.checkers]
+        """Ask every checker, even if one of them fails: for `any_of`, another one may be enough."""
+        found: list[str | None] = []
+        for checker in self.checkers:
+            said = await ask(checker.name, partial(checker.missing, state))
+            found.append(could_not_check(checker.name, said.problem) if said.problem else said.text)
+        return found
 
 
 class _AllOf(_Composed):
@@ -256,6 +275,39 @@ def any_of(*checkers: CompletionChecker, cap: int = CAP) -> CompletionChecker:
     return _AnyOf(checkers, cap, "any")
 
 
-async def answer_of(answer: Any) -> str | None:
-    """Return the answer of a provider or checker, and await it first if necessary."""
-    return await answer if inspect.isawaitable(answer) else answer
+class Reply(msgspec.Struct, frozen=True):
+    """The answer of a provider or checker."""
+
+    text: str | None = None
+    """The advice, or what is missing; None or "" for nothing."""
+    problem: str = ""
+    """Why it gave no answer; "" if it gave one."""
+
+
+async def ask(name: str, asked: Callable[[], Any]) -> Reply:
+    """Ask a provider or checker. One that raises, awaits something cancelled, or returns something else has failed.
+
+    Only a cancellation of the current task, and what ends the process, is raised.
+    """
+    scope = open_scope()
+    try:
+        said = asked()
+        if inspect.isawaitable(said):
+            said = await isolated(said)
+    except asyncio.CancelledError:
+        if scope.interrupted:
+            raise
+        return Reply(problem="it awaited something that was cancelled")
+    except Exception as error:
+        from handrail.dispatch.failures import in_short
+
+        log.exception("%r could not be asked", name)
+        return Reply(problem=in_short(error))
+    if said is None or isinstance(said, str):
+        return Reply(said)
+    return Reply(problem=f"it returned {describe_kind(said)} instead of a text or None")
+
+
+def could_not_check(name: str, why: str) -> str:
+    """Return a sentence that tells the model why a check failed."""
+    return f"The check {name!r} failed: {why.rstrip('.')}."

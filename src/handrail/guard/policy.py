@@ -21,7 +21,7 @@ from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 from handrail.tools.checks import CAPABILITY
 
 Verdict = Literal["allow", "ask", "deny"] | Quorum
-"""The verdict on a capability or an effect. A `Quorum`, as returned by `ask(role=..., approvals=...)`, asks others."""
+"""The verdict on a capability or an effect. A `Quorum`, which `ask(role=..., approvals=...)` returns, asks other people."""
 
 _PATTERN = re.compile(rf"(\*|{CAPABILITY}(\.\*)?)\Z")
 
@@ -109,6 +109,7 @@ class SequentialDependencyPolicy:
         self.name = name
         self._needs = {tool: tuple(sorted(others)) for tool, others in needs.items()}
         self._watched = {each for others in self._needs.values() for each in others}
+        self.named_tools = frozenset(self._needs)
 
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
         needed = self._needs.get(tool.name)
@@ -126,12 +127,12 @@ class SequentialDependencyPolicy:
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> None:
         if tool.name in self._watched:
-            # Not looked up first, because a call that reads the notes becomes stale whenever another one writes.
+            # The note is not looked up first, because a call that reads the notes becomes stale whenever another one writes.
             context.session.dispatch(PolicyNote(self.name, tool.name, "succeeded"))
 
 
 class ReadBeforeWritePolicy:
-    """Requires that an existing file is read, at its current content, before it is overwritten.
+    """Requires that an existing file be read, with its current content, before it is overwritten.
 
     New files and files this session wrote may be overwritten. A tool that writes files but declares no path,
     or runs without a filesystem, is denied.
@@ -193,7 +194,7 @@ _UNREADABLE = "unreadable"
 
 
 def _content_digest(files: Filesystem, path: str) -> str | None:
-    """Return a digest of a file's content; None if there is no file."""
+    """Return a digest of a file's content, or `_UNREADABLE` if it can't be read; None if there is no file."""
     if not path:
         return None  # the root, which is a folder
     try:
@@ -211,9 +212,8 @@ class CapabilityPolicy(_CheckOnly):
     """Allows, asks about or denies calls by capability, effect and path.
 
     Verdicts on capabilities come first, by name or by a pattern such as `fs.*` or `*`. A tool is denied or
-    asked about if one of its capabilities is, and allowed if all of them are. Otherwise the tool's effect
-    decides: `pure`, `read` and `staged` are allowed, `idempotent` goes by its capabilities, `compensable` and
-    `irreversible` ask.
+    asked about if one of its capabilities is, and allowed if all of them are. Otherwise the verdict on the tool's
+    effect in `effects` decides. By default, `pure`, `read` and `staged` are allowed, and the other effects ask.
 
     A worker called as a tool is allowed unless its capability, `worker`, says otherwise: its own policies
     decide about its calls.
@@ -236,7 +236,7 @@ class CapabilityPolicy(_CheckOnly):
                     "Write 'fs.write', 'fs.*' or '*'."
                 )
         for what, verdict in [*(verdicts or {}).items(), *(effects or {}).items()]:
-            if verdict not in ("allow", "ask", "deny") and not isinstance(verdict, Quorum):  # pyright: ignore[reportUnnecessaryIsInstance]  # a user's own
+            if verdict not in ("allow", "ask", "deny") and not isinstance(verdict, Quorum):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
                 raise DefinitionError(
                     f"policy {name!r}: the verdict on {what!r} is {verdict!r}. Use 'allow', 'ask', 'deny' or "
                     "ask(role=..., approvals=...)."
@@ -258,11 +258,11 @@ class CapabilityPolicy(_CheckOnly):
     def check_tools(self, tools: Iterable[Tool[Any, Any]]) -> None:
         """Raise `DefinitionError` if this policy names a capability that is probably misspelt.
 
-        That is one which none of these tools has, while a tool has a very similar one that the policy does not name.
+        That is, none of these tools has it, but one has a very similar capability that the policy does not name.
         """
         used = {word for tool in tools for word in tool.capabilities}
         for word in sorted(self._verdicts.keys() - used):
-            start = word[: word.rfind(".") + 2]  # typing errors are rare in a word's first letter
+            start = word[: word.rfind(".") + 2]  # typos are rare in a word's first letter
             alike = [other for other in sorted(used - self._verdicts.keys()) if other.startswith(start)]
             if alike and not word.endswith("*"):
                 import difflib
@@ -359,11 +359,11 @@ class RateLimitPolicy(_CheckOnly):
         self.name = name
         self._most = most
         self._window = per_seconds
-        self._tools = None if tools is None else frozenset(tools)
+        self.named_tools = None if tools is None else frozenset(tools)
         self._clock = clock
 
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
-        if self._tools is not None and tool.name not in self._tools:
+        if self.named_tools is not None and tool.name not in self.named_tools:
             return PolicyDecision.allow()
         session, call = context.session, context.invocation.idempotency_key
         now = self._clock.monotonic()

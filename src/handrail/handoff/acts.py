@@ -1,6 +1,6 @@
 """`Acts`: the three acts of one handoff, each a tool that only the handoff can call.
 
-An `Act` is one function of a handoff. `Parked` holds the data that is kept while somebody else decides.
+An `Act` is one function of a handoff. `Parked` holds the data that is kept while someone else decides.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Parked(Generic[PrivateT, PublicT]):
     """The value that `before` returns to hand over.
 
     `private` goes to `after` and nowhere else; `public` is all that the other side sees. Both are
-    plain data (dataclasses, pydantic models, JSON values), since a handoff may wait for days.
+    plain data (dataclasses, pydantic models, JSON values), because a handoff may wait for days.
     """
 
     private: PrivateT = field(repr=False)
@@ -71,19 +71,19 @@ class Begun(Generic[PrivateT, PublicT, ResultT]):
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """One act of a handoff: its function and its annotations."""
+    """One act of a handoff: its function and what its signature says."""
 
     function: Callable[..., Any]
     is_async: bool
     context_type: type[ToolContext]
     takes: tuple[Any, ...]
-    """The annotations of the function's positional arguments."""
+    """The annotations of the function's positional parameters."""
     returns: Any
     wants_params: bool
 
 
 def read_act(handoff: str, function: Callable[..., Any], act: str, form: str, params: Any) -> Act:
-    """Read the function of an act. Raises `ToolDefinitionError` if its signature is invalid."""
+    """Read an act's function and its signature. Raises `ToolDefinitionError` if the signature is invalid."""
     what = f"`{act}`"
     signature = read(handoff, function, caller_namespace(), what)
     context_type = context_parameter(handoff, signature, what)
@@ -98,7 +98,7 @@ def read_act(handoff: str, function: Callable[..., Any], act: str, form: str, pa
 
 
 def parked_types(handoff: str, act: Act) -> tuple[Any, Any, Any]:
-    """Return the private type, the public type and the early result type in the annotation of `before`."""
+    """Return the private type, the public type and the early result type from the annotation of `before`."""
     hint = "Annotate it `-> Parked[Private, Public]`, or `-> Parked[Private, Public] | ToolResult[Result]`."
     members = _members(act.returns)
     parked = [each for each in members if get_origin(each) is Parked]
@@ -116,7 +116,7 @@ def parked_types(handoff: str, act: Act) -> tuple[Any, Any, Any]:
 
 
 def always_parks(act: Act) -> bool:
-    """Return whether this `before` always parks, which means that it never returns an early result."""
+    """Return whether this `before` always parks and never returns an early result."""
     return len(_members(act.returns)) == 1
 
 
@@ -141,7 +141,7 @@ def check_fit(handoff: str, what: str, given: Any, whose: str, wanted: Any) -> N
         return
     try:
         fits = issubclass(given, wanted)
-    except TypeError:  # a TypedDict or a generic alias, which `issubclass` does not accept
+    except TypeError:  # `issubclass` does not accept a TypedDict or a generic alias
         return
     if not fits:
         raise ToolDefinitionError(
@@ -153,11 +153,11 @@ def check_fit(handoff: str, what: str, given: Any, whose: str, wanted: Any) -> N
 
 def either(one: Any, other: Any) -> Any:
     """Return the union of two types."""
-    return Any if Any in (one, other) else Union[one, other]  # noqa: UP007  # `|` is not there for None
+    return Any if Any in (one, other) else Union[one, other]  # noqa: UP007  # None has no `|` operator
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """Return the types of a union, or the annotation itself."""
+    """Return the types in a union, or the annotation itself."""
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 
 
@@ -173,9 +173,9 @@ _TOLD = (
 
 
 class ActRunner:
-    """Runs the acts of one call, in order.
+    """Runs one call's acts, in order.
 
-    Each act passes the gate as an inner call of its own tool. So an act is isolated, commits into the call that it
+    Each act passes the gate as an inner call to its own tool. So an act is isolated, commits to the call that it
     is part of, and has its own events and its place in the path. It needs no approval and is not counted as
     another call, because the outer call was already approved and counted.
     """
@@ -220,7 +220,7 @@ class Acts:
     ends: Tool[Any, Any]
 
     async def play(self, context: ToolContext) -> ToolResult[Any]:
-        """Run one call of the handoff. It has no effects outside its acts, so it can be run again."""
+        """Run one call of the handoff. Apart from its acts it has no effects, so it can be run again."""
         runner = ActRunner(context)
         begun = await runner.run(_with(self.begins, self.before, None, self._begun, without_words))
         if not begun.success:
@@ -240,7 +240,7 @@ class Acts:
         return ended
 
     def asking(self, public: Any) -> Tool[Any, Any]:
-        """Return the tool of the `client` act for this public part.
+        """Return the tool of the `client` act for this public data.
 
         It runs the act's function or, if there is none, asks the environment.
         """
@@ -294,14 +294,14 @@ class Acts:
             raise WrongResult(f"its answer does not fit: {error}") from None
         kind: Any = (
             self.answer.annotation
-        )  # a value that already has the type is returned unchanged, with its secrets
+        )  # a value that already has this type is returned unchanged, with its secrets
         return ToolResult("", value if isinstance(kind, type) and isinstance(value, kind) else parsed)
 
 
 async def _hand_over(
     context: ToolContext, name: str, message: str, public: object, answer: Schema[Any]
 ) -> Any:
-    """Ask a person or an agent to take over a handoff, and return their answer."""
+    """Ask the environment to take over a handoff, and return the answer."""
     attempt = _attempt_of(context)
     attempt.home.check()
     number = attempt.next_verb(f"handoff {name}")
@@ -310,10 +310,11 @@ async def _hand_over(
 
 
 def _attempt_of(context: ToolContext) -> Attempt:
-    attempt: object = context._source  # pyright: ignore[reportPrivateUsage]  # the gate's own
+    attempt: object = context._source  # pyright: ignore[reportPrivateUsage]  # the gate's own attempt
     if not isinstance(attempt, Attempt):
         raise NotSupported(
-            "a handoff", "Call it through a gate; with a context made for a test, call its acts one by one."
+            "a handoff",
+            "Call it through a gate; with a context created for a test, call its acts one by one.",
         )
     return attempt
 
@@ -351,9 +352,9 @@ def fill(tool: Tool[Any, Any], field: str, value: Any) -> None:
 
 
 def _effect(effect: Effect, act: str) -> Effect:
-    """Return the effect of an act.
+    """Return an act's effect.
 
-    Every act has the handoff's effect, except `client`. It has no effect of its own, but may call whatever the
+    Every act has the handoff's effect, except `client`. `client` itself has no effect, but may call whatever the
     handoff may call.
     """
     if EFFECTS[effect].transactional:
@@ -395,7 +396,7 @@ def _with(
     finish: Callable[[Any], ToolResult[Any]] | None,
     hide: Callable[[Exception], Exception] | None,
 ) -> Tool[Any, Any]:
-    """Return the tool of an act that works on `given`, or on the params if `given` is None."""
+    """Return an act's tool, which works on `given`, or on the params if `given` is None."""
     function = act.function
 
     def arguments(params: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -411,7 +412,7 @@ def _with(
             raised = hide(error)
         else:
             return value if finish is None else finish(value)
-        raise raised  # raised outside the `except`, so that the first error does not become its context
+        raise raised  # raised outside the `except` block, so that the first error does not become its context
 
     def run_in_thread(params: Any, *, context: ToolContext) -> Any:
         positional, named = arguments(params)
@@ -429,7 +430,10 @@ def _with(
 
 
 def without_words(error: Exception) -> Exception:
-    """Replace an act's error with one that has no message, since the message may contain private data."""
+    """Replace an act's error with one that has no message, because the message may contain private data.
+
+    Errors that contain no private data are returned unchanged.
+    """
     if isinstance(error, _TOLD) or _concerns_the_run(error):
         return error
     if isinstance(error, TransientError):

@@ -1,4 +1,4 @@
-"""`run_as_agent`: run the `client` act of a handoff with a model."""
+"""`run_as_agent`: runs a handoff's `client` act with a model."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def run_as_agent(
     """Run the `client` act on this public data with a model, and return the act's answer.
 
     Neither `before` nor `after` runs. To run all acts, use `gate.invoke` or `context.call`. The act may
-    `call` `tools`, and what it emits is passed to `on_emit` at once. Nobody can approve anything, so a call that
-    needs approval is denied. An act that fails raises `CallFailed`.
+    `call` the given `tools`, and what it emits is passed to `on_emit` at once. Nobody can approve anything, so a call
+    that needs approval is denied. An act that fails raises `CallFailed`.
     """
     if not isinstance(handoff, Handoff):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
         raise DefinitionError(
@@ -79,7 +79,7 @@ def run_as_agent(
             "Write run_as_agent(handoff, public, params, model=...)."
         )
     else:
-        fill(act, "_schema", None)  # nothing is parsed: the act takes no params
+        fill(act, "_schema", None)  # nothing is parsed, because the act takes no params
         fill(act, "_quick", None)
         fill(act, "secret", False)
 
@@ -104,6 +104,6 @@ def run_as_agent(
 
 
 async def _run_alone(gate: Gate, act: Tool[Any, Any], arguments: bytes) -> ToolResult[Any]:
-    """Run one act by itself, as the only call of a run."""
+    """Run one act alone, as the only call of a run."""
     call = new_call(gate, act.name, arguments)
     return await gate.pass_through(msgspec.structs.replace(call, kind=PART, tool=act))

@@ -56,7 +56,7 @@ _FORMS = {
 class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     """A tool in three acts: `before`, `client` and `after`.
 
-    `client` involves the person or model of the environment; `before` and `after` do not.
+    `client` involves the environment's person or model; `before` and `after` do not.
 
         pick_card = Handoff("pick_card", "Let the other side pick a card.", params=Deal)
 
@@ -70,11 +70,11 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         async def settle(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult[Card]: ...
 
     - The model sees the result of `after`. If `before` returns a `ToolResult`, nobody is asked.
-    - Private data goes from `before` to `after` only. No event and no error shows it: an exception in
-      `before` or `after` is reported by its type only. To tell a model more, return `ToolResult.error`.
-    - Without a `client`, the person or model of the environment answers; a person gets a form made from the
+    - Private data goes only from `before` to `after`. No event and no error shows it: an exception in
+      `before` or `after` is reported only by its type. To tell a model more, return `ToolResult.error`.
+    - Without a `client`, the environment's person or model answers; a person gets a form created from the
       answer's type. `client` and `after` may take `params` too.
-    - The acts are inner calls of one call: when one fails, all are rolled back.
+    - The acts are inner calls of one call: if one fails, all are rolled back.
     - A handoff is a tool. Once its acts are defined, use it wherever a tool is accepted.
     """
 
@@ -164,19 +164,19 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
             )
         if name in self._defined:
             raise ToolDefinitionError(
-                self.name, f"it has two acts `{name}`", "Keep one, or make another handoff."
+                self.name, f"it has two acts `{name}`", "Keep one, or create another handoff."
             )
         self._namespace.update(caller_namespace())
         return read_act(self.name, function, name, _FORMS[name], self.params)
 
     def _define(self, name: ActName, act: Act, function: Callable[..., Any]) -> Any:
-        """Add an act that matches the others. Returns the function unchanged."""
+        """Add an act after checking that it matches the others. Returns the function unchanged."""
         self._check_between({**self._defined, name: act})
         self._defined[name] = act
         return function
 
     def _check_between(self, defined: dict[ActName, Act]) -> None:
-        """Check that the result of each act fits the parameter of the next."""
+        """Raise `ToolDefinitionError` if an act's result does not fit the next act's parameter."""
         before, client, after = defined.get("before"), defined.get("client"), defined.get("after")
         if before is not None:
             private, public, _ = parked_types(self.name, before)

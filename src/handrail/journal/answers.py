@@ -23,8 +23,9 @@ from handrail.schema.secrets import MASK, is_masked
 
 
 def check_answer(question: Question, answer: Answer, now: datetime) -> None:
-    """Raise `AnswerRefused` for an answer to another question, from the wrong person, too late, or with an
-    invalid value.
+    """Raise `AnswerRefused` unless an answer is valid.
+
+    It must be an answer to this question, come from a person who was asked, be in time, and match the schema.
     """
     check_sender(question, answer)
     check_in_time(question, answer, now)
@@ -41,7 +42,7 @@ def check_answer(question: Question, answer: Answer, now: datetime) -> None:
 
 
 def check_sender(question: Question, answer: Answer) -> None:
-    """Raise `AnswerRefused` for an answer to another question, or from a person who was not asked."""
+    """Raise `AnswerRefused` if an answer is for a different question, or from a person who was not asked."""
     check_digest(question, answer)
     if question.quorums and answer.outcome == "answered":
         _check_votes(question, answer)
@@ -52,7 +53,7 @@ def check_sender(question: Question, answer: Answer) -> None:
 
 
 def check_digest(question: Question, answer: Answer) -> None:
-    """Raise `AnswerRefused` for an answer to another question."""
+    """Raise `AnswerRefused` if an answer is for a different question, or for a different version of it."""
     if not hmac.compare_digest(_bytes(answer.digest), _bytes(question.digest)):
         raise AnswerRefused(
             question.id,
@@ -62,7 +63,7 @@ def check_digest(question: Question, answer: Answer) -> None:
 
 
 def _check_votes(question: Question, answer: Answer) -> None:
-    """Raise `AnswerRefused` for an answer to a question with quorums, unless the votes decide it that way."""
+    """Raise `AnswerRefused` unless the votes in an answer decide the question in the same way as the answer."""
     value: Any = answer.value
     approved = isinstance(value, dict) and cast("dict[str, Any]", value).get("approved") is True
     decided = question.decided_by(answer.votes)
@@ -76,7 +77,7 @@ def _check_votes(question: Question, answer: Answer) -> None:
 
 
 def check_in_time(question: Question, answer: Answer, now: datetime) -> None:
-    """Raise `AnswerRefused` for an answer to an expired question, or with an unknown outcome."""
+    """Raise `AnswerRefused` if the question has expired, or if the answer's outcome is not a valid one."""
     if question.expires_at is not None and now >= question.expires_at:
         raise AnswerRefused(question.id, "the question has expired", "Ask again to get a new question.")
     if answer.outcome not in get_args(AnswerOutcome):
@@ -88,7 +89,7 @@ def check_in_time(question: Question, answer: Answer, now: datetime) -> None:
 
 
 def check_value(question: Question, answer: Answer, check: Check | None) -> None:
-    """Raise `AnswerRefused` for a value that the asker's check rejects."""
+    """Raise `AnswerRefused` if the asker's check rejects the value."""
     if answer.outcome != "answered" or check is None:
         return
     try:
@@ -118,7 +119,7 @@ def still_fits(answer: Answer, check: Check | None) -> bool:
 def seal(question: Question, answer: Answer, mask: Mask | None, key: bytes) -> Answer:
     """Return the answer in the form that may be recorded and shown. An answer without secrets is returned unchanged.
 
-    Without a mask, the whole value is treated as secret.
+    Without a `mask`, the whole value is treated as secret.
     """
     if not question.secret or answer.outcome != "answered":
         return msgspec.structs.replace(answer, seal="") if answer.seal else answer
@@ -129,9 +130,9 @@ def seal(question: Question, answer: Answer, mask: Mask | None, key: bytes) -> A
 
 
 def check_repeat(question: Question, answer: Answer, before: Answer | None, key: bytes) -> None:
-    """Check an answer that may be secret, in a process where nobody waits for it.
+    """Raise `AnswerRefused` unless an answer that may contain a secret repeats the recorded answer.
 
-    Only a repeat of the recorded answer is accepted.
+    This is for a process in which no asker waits for the answer.
     """
     if before is None:
         raise secret_refused(question)
@@ -148,7 +149,7 @@ def check_repeat(question: Question, answer: Answer, before: Answer | None, key:
 
 
 def secret_refused(question: Question) -> AnswerRefused:
-    """Create the error for a secret answer that nothing in this process waits for."""
+    """Create the error for an answer that may contain a secret and that no asker in this process waits for."""
     return AnswerRefused(
         question.id,
         "it may contain a secret, secrets are not recorded, and the asker is not waiting in this process",

@@ -40,7 +40,7 @@ class SqliteCalls:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._applying: set[str] = set()
-        """The calls whose files this process is changing at the moment."""
+        """The ids of the calls whose files this process is changing at the moment."""
 
     async def commit(self, unit: CommitUnit, /) -> None:
         database = self._database
@@ -192,7 +192,7 @@ class SqliteSteps:
         """The verified steps of the runs that this process owns. No other process can add to these runs."""
 
     def forget(self, run_id: str) -> None:
-        """Drop the values of a run's steps in this process."""
+        """Drop this process's cached values of a run's steps."""
         self._known.pop(run_id, None)
         self._local.forget(run_id)
 
@@ -230,7 +230,7 @@ class SqliteSteps:
         return tuple(sorted(records.steps.items()))
 
     def _reserve(self, connection: sqlite3.Connection, key: str, run_id: str) -> tuple[bytes | None] | None:
-        """Reserve a step and return None. If it is reserved or settled already, return its value, if any, in a tuple."""
+        """Reserve a step and return None. If it is already reserved, return `(value,)`, which is `(None,)` until it is settled."""
         chains, chain = self._database.chains, _chain_of(run_id, key)
         known = self._known.get(run_id)
         if known is None or not is_owner(connection, self._database.owner, run_id):

@@ -1,8 +1,9 @@
 """Chains of records: each record carries a keyed MAC that also covers the record before it.
 
-A journal's records form chains: one for each run, one for what other processes add to a run (answers, cancellations,
-deposits), and one for each session and principal with their decisions. Records are only ever added. What takes an
-earlier record back, such as a void commit or a withdrawn question, is itself a record.
+A journal's records form chains: one for each run, one for what other processes add to a run (answers, votes,
+cancellations, deposits), one for each session and principal with their decisions, and one for each step that belongs to
+no run. Records are only ever added. To take an earlier record back, as when a commit is void or a question is
+withdrawn, another record is added.
 
 The MAC of a record is one half of a keyed BLAKE2b digest of the journal, the chain, the record and the chain's seal.
 The other half is the chain's new seal, which is stored once, at the head of the chain, and is replaced by the next
@@ -36,22 +37,22 @@ _READ = """SELECT number, link, kind, key, at, session_id, body, mac, state FROM
 
 
 def run_chain(run_id: str) -> str:
-    """Return the name of the chain with what a run's owner recorded."""
+    """Return the name of the chain that holds what a run's owner records."""
     return f"run {run_id}"
 
 
 def outside_chain(run_id: str) -> str:
-    """Return the name of the chain with what others added to a run: answers, cancellations and deposits."""
+    """Return the name of the chain that holds what others add to a run: answers, votes, cancellations and deposits."""
     return f"outside {run_id}"
 
 
 def decision_chain(session_id: str, principal: str) -> str:
-    """Return the name of the chain with a principal's decisions in a session."""
+    """Return the name of the chain that holds a principal's decisions in a session."""
     return f"decisions {msgspec.json.encode((session_id, principal)).decode()}"
 
 
 def step_chain(key: str) -> str:
-    """Return the name of the chain with a step that belongs to no run."""
+    """Return the name of the chain that holds a step that belongs to no run."""
     return f"step {key}"
 
 
@@ -86,7 +87,7 @@ class Record(NamedTuple):
     body: bytes
     mac: bytes
     state: str
-    """Whether the files of a committed call have been changed. The MAC does not cover it."""
+    """The state of a committed call: `committed`, `applied` or `void`; "" for other records. The MAC does not cover it."""
 
 
 class Chains:
@@ -96,7 +97,7 @@ class Chains:
         self._journal = journal
         self.path = path
         self._heads: dict[str, tuple[int, int, bytes]] = {}
-        """The number, links and seal of each head that this process wrote last.
+        """The row number, number of links, and seal of each chain's head, as this process last wrote it.
 
         The seal is compared with the stored one before a head is replaced.
         """
@@ -129,7 +130,7 @@ class Chains:
         session_id: str = "",
         state: str = "",
     ) -> int:
-        """Add a record to a chain, in the transaction that is open. Returns its position in the chain."""
+        """Add a record to a chain, in the open transaction. Returns its position in the chain."""
         known = self._heads.get(chain)
         number, links, seal = known or self._head(connection, chain)
         link = links + 1

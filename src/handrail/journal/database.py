@@ -1,4 +1,4 @@
-"""A journal's database: the only connection that writes to it, and its transactions."""
+"""A journal's database: the process's only connection to it, and its transactions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 Work = Callable[[sqlite3.Connection], T]
 Moments = Callable[[Literal["before", "after"], sqlite3.Connection], None]
-"""A function that is called before each transaction, and again once it is durable but its caller is not notified yet."""
+"""A function that is called before each transaction, and again after it, before the caller gets the outcome."""
 
 MEMORY = ":memory:"
 _BUSY_SECONDS = 10.0
@@ -44,7 +44,7 @@ def encode(value: object, what: str) -> bytes:
 class Database:
     """Runs jobs on the database one after another, each in its own transaction.
 
-    The jobs run in a thread of their own. With `inline` they run at once in the caller's thread, for databases
+    The jobs run in a separate thread. With `inline` they run directly in the caller's thread, for databases
     in memory and for simulations, which need a single order of events. `moments` lets a simulation end the process
     before or after a transaction. `find_key` returns the key of the records' MACs, given whether the journal is new.
     """
@@ -73,9 +73,7 @@ class Database:
         self._closed = False
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         self._lock = threading.Lock()
-        """Held while a job is added, so that none is added after the job that ends the thread; with `inline`,
-        while a job runs.
-        """
+        """Held while a job is added, so that none follows the one that ends the thread; with `inline`, while a job runs."""
         self._connection: sqlite3.Connection | None = None
         self._thread: threading.Thread | None = None
         if inline:
@@ -162,7 +160,7 @@ class Database:
 
     def _open(self, new_id: str) -> sqlite3.Connection:
         if "\0" in self.path:
-            raise JournalError(self.path, "its path contains a zero byte", "Pass a path without one.")
+            raise JournalError(self.path, "its path contains a null byte", "Pass a path without one.")
         try:
             if self.path != MEMORY:
                 check_surroundings(self.path)
@@ -174,7 +172,7 @@ class Database:
                 if self.path != MEMORY:
                     distrust_schema(connection)
                 connection.execute("PRAGMA journal_mode = WAL")
-                # OFF survives the end of the process, since the system has the data; FULL also survives a power cut.
+                # With OFF, data survives the process, because the operating system has it; with FULL, it also survives a power cut.
                 connection.execute(f"PRAGMA synchronous = {'FULL' if self._synced else 'OFF'}")
                 self.id, self.key = _prepare(connection, self.path, new_id, self._find_key)
                 self.chains = Chains(self.id, self.path, self.key)
@@ -201,7 +199,7 @@ class Database:
                 job.value = job.work(connection)
                 connection.execute("COMMIT")
             except BaseException:
-                if connection.in_transaction:  # SQLite rolls back by itself if the disk is full
+                if connection.in_transaction:  # SQLite rolls back on its own if the disk is full
                     connection.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
@@ -235,7 +233,7 @@ class _Job(Generic[T]):
         if self._report is not None:
             try:
                 self._report(self)
-            except RuntimeError:  # the caller's loop has ended; the record stays
+            except RuntimeError:  # the caller's loop is closed; the record stays
                 return
 
     def result(self) -> T:
@@ -256,7 +254,7 @@ def _deliver(future: asyncio.Future[T], job: _Job[T]) -> None:
 def _prepare(
     connection: sqlite3.Connection, path: str, new_id: str, find_key: Callable[[bool], bytes]
 ) -> tuple[str, bytes]:
-    """Create the tables in an empty database, or check them, and return the journal's id and key."""
+    """Create the tables in an empty database, or check existing ones, and return the journal's id and key."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         if create_tables(connection, path):

@@ -118,7 +118,7 @@ class SqliteDecisions:
 
 
 def put_decision(connection: sqlite3.Connection, chains: Chains, decision: Decision) -> None:
-    """Store a decision, unless it is stored already."""
+    """Store a decision, unless it is already stored."""
     chain = decision_chain(decision.session_id, decision.principal)
     known = {(each.kind, each.key) for each in chains.read(connection, chain)}
     if (decision.kind, decision.id) not in known:

@@ -26,7 +26,7 @@ def new_key() -> bytes:
 
 
 def key_beside(journal: str, is_new: bool) -> bytes:
-    """Return a journal's key, from the environment variable or else from a file beside the journal.
+    """Return a journal's key, derived from `HANDRAIL_KEY` if that is set, or else read from a file beside the journal.
 
     The file is created with a new journal, and only its owner can read it. Raises `JournalError` if it is missing.
     """
@@ -54,7 +54,7 @@ def key_beside(journal: str, is_new: bool) -> bytes:
 
 
 def key_check(key: bytes, journal: str) -> str:
-    """Return a digest that shows whether a key is the one with which a journal was created."""
+    """Return a digest by which the key that a journal was created with can be recognized."""
     return hashlib.blake2b(journal.encode(), key=key, digest_size=16, person=b"handrail key").hexdigest()
 
 
@@ -68,7 +68,7 @@ def _make(path: Path) -> None:
         with contextlib.suppress(FileExistsError):
             os.link(made, path)
     finally:
-        made.unlink()  # a process that ends before this leaves a second name, which `check_out_of_reach` reports
+        made.unlink()  # a process that ends before this leaves a second hard link, which `check_out_of_reach` reports
 
 
 def digest(key: bytes, *parts: Any) -> str:

@@ -30,7 +30,7 @@ def is_free(owner: str, leased_until: float, now: float, me: str) -> bool:
 
 
 def is_dead(owner: str) -> bool:
-    """Return whether the owner's process has ended. Processes on other hosts can't be seen and count as alive."""
+    """Return whether the owner's process has ended. Processes on other hosts can't be checked and count as alive."""
     host, _, rest = owner.partition("/")
     pid, _, rest = rest.partition("/")
     started = rest.partition("/")[0]
@@ -59,7 +59,7 @@ os.register_at_fork(after_in_child=_started_here.cache_clear)
 
 
 def _started(pid: int) -> str:
-    """Return when a process started, in clock ticks since boot; "" if there is no such process."""
+    """Return when a process started, in clock ticks since boot; "" if it has ended."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -69,13 +69,13 @@ def _started(pid: int) -> str:
 
 
 def is_owner(connection: sqlite3.Connection, owner: str, run_id: str) -> bool:
-    """Return whether this process holds the run's lease."""
+    """Return whether `owner` holds the run's lease."""
     row = connection.execute("SELECT owner FROM runs WHERE id = ?", (run_id,)).fetchone()
     return row is not None and row[0] == owner
 
 
 def check_owner(connection: sqlite3.Connection, owner: str, run_id: str) -> None:
-    """Raise `RunBusy` unless this process owns the run, and `RunUnknown` if the run is not recorded."""
+    """Raise `RunBusy` unless `owner` owns the run, and `RunUnknown` if the run is not recorded."""
     row = connection.execute("SELECT owner FROM runs WHERE id = ?", (run_id,)).fetchone()
     if row is None:
         raise RunUnknown(run_id)
@@ -84,7 +84,7 @@ def check_owner(connection: sqlite3.Connection, owner: str, run_id: str) -> None
 
 
 def check_not_taken(connection: sqlite3.Connection, owner: str, run_id: str) -> None:
-    """Raise `RunBusy` if another process owns the run. A run that is not recorded passes."""
+    """Raise `RunBusy` unless `owner` owns the run. A run that is not recorded passes."""
     row = connection.execute("SELECT owner FROM runs WHERE id = ?", (run_id,)).fetchone()
     if row is not None and row[0] != owner:
         raise RunBusy(run_id, row[0])

@@ -28,7 +28,7 @@ T = TypeVar("T")
 log = logging.getLogger("handrail.questions")
 
 _TRIES = 3
-"""How many times a person whose answer is invalid is asked."""
+"""How many invalid answers a person may give before the question counts as declined."""
 
 _inside: ContextVar[tuple[tuple[int, str], ...]] = ContextVar("steps in progress around this one", default=())
 
@@ -39,7 +39,7 @@ class LocalSteps:
     def __init__(self) -> None:
         self._steps: dict[str, asyncio.Future[Any]] = {}
         self._keys: dict[str, dict[str, None]] = {}
-        """The keys of each run. The prefix of a key does not identify its run, since run ids may share prefixes."""
+        """The keys of each run's steps. A prefix of a key does not identify its run, since run ids may share prefixes."""
 
     async def run(
         self,
@@ -126,7 +126,7 @@ class _Pending:
 
 
 class LocalQuestions:
-    """Questions asked in this process. Decides which answer counts.
+    """Questions asked in this process, and the rules by which an answer counts.
 
     - The first answer wins. Repeating it is harmless; a different one is refused.
     - An answer must carry the question's digest, come from the principal who was asked, be in time, and pass
@@ -161,7 +161,7 @@ class LocalQuestions:
         mask: Mask | None = None,
         /,
     ) -> Answer:
-        """Ask the environment a question, and wait for the answer."""
+        """Ask a question, wait until it is answered or ends without an answer, and return its answer."""
         loop = asyncio.get_running_loop()
         with self._lock:
             earlier = self._questions.get(question.id)
@@ -251,7 +251,7 @@ class LocalQuestions:
         )
 
     def deliver(self, answer: Answer) -> None:
-        """Wake the asker with an answer that was recorded elsewhere, if the answer is valid."""
+        """Wake the asker with an answer that was recorded elsewhere. Raises `AnswerRefused` if the answer is invalid."""
         pending = self._questions.get(answer.question_id)
         if pending is not None and pending.answer is None and not answer.seal:
             self._check(pending, answer)
@@ -288,7 +288,7 @@ class LocalQuestions:
                 pending.settled = pending.loop.create_future()  # so that nothing here keeps the secret
             pending.answered_at = self._clock.now().timestamp()
             pending.check = None
-        with contextlib.suppress(RuntimeError):  # the asker's loop has ended; the answer is kept
+        with contextlib.suppress(RuntimeError):  # the asker's loop is closed; the answer is kept
             pending.loop.call_soon_threadsafe(_wake, settled, answer)
         return True
 
@@ -306,7 +306,7 @@ class LocalQuestions:
         )
 
     async def _put(self, pending: _Pending, asker: Asker) -> None:
-        """Ask the environment, and ask again if the answer is invalid."""
+        """Ask the environment, and again after an invalid answer, at most `_TRIES` times."""
         question = pending.question
         try:
             for _ in range(_TRIES):

@@ -1,4 +1,4 @@
-"""The location of a journal: the default for each project, and the checks that only its owner can use its files."""
+"""The location of a journal: the default for each project, and the checks that only its owner can access its files."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _files_exposure(path: str, parts: Sequence[str]) -> Exposure | None:
 
 
 def _exposure(path: str) -> Exposure | None:
-    """Return how other users can access a file or a folder that only its owner may access."""
+    """Return how other users can access a file or folder that is only for its owner; None if they can't."""
     try:
         facts = os.lstat(path)
         if stat.S_ISLNK(facts.st_mode):
@@ -167,7 +167,7 @@ def _exposure(path: str) -> Exposure | None:
 
 
 def _folder_exposure(folder: str) -> Exposure | None:
-    """Return how other users could replace a file in a folder, or the folder itself."""
+    """Return how other users could replace a file in a folder, or the folder itself; None if they can't."""
     for each in (Path(folder), *Path(folder).parents):
         try:
             facts = os.stat(each)
@@ -186,7 +186,7 @@ def _folder_exposure(folder: str) -> Exposure | None:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Return whether a group has this user alone as its member, and the user's name."""
+    """Return whether a group is this user's own: it has the user's name, and no other member."""
     try:
         name, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
     except KeyError:

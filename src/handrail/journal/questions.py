@@ -44,9 +44,9 @@ class SqliteQuestions:
         self._local = LocalQuestions(clock, key=key, record=self._record)
         self._watch = _Watch(watch, self._look_for_answer)
         self._verified: dict[str, Any] = {}
-        """The rows of open questions that were found to be what was recorded, by question."""
+        """The rows of open questions that have been verified, by question id."""
         self._reported: set[str] = set()
-        """The altered runs that were logged."""
+        """The altered runs that have already been logged."""
 
     async def ask(
         self,
@@ -101,7 +101,7 @@ class SqliteQuestions:
         return put
 
     def _clear(self, question: Question) -> Work[None]:
-        """Return a job that drops an answer which can't be used any more, so that the question is asked again."""
+        """Return a job that drops an answer that can no longer be used, so that the question is asked again."""
         database, now = self._database, self._clock.now().timestamp()
 
         def clear(connection: sqlite3.Connection) -> None:
@@ -161,8 +161,8 @@ class SqliteQuestions:
     ) -> bool:
         """Return whether a row is what its run recorded, so that nobody is shown anything else.
 
-        A row that was verified before is only compared, which takes no time for runs that wait long. If a list has
-        several runs, one that was altered is left out and logged once; otherwise this raises `JournalAltered`.
+        A row that was verified before is only compared, so listing the questions of a run that waits long is cheap. In a list
+        of all runs, an altered run is left out and logged once; otherwise this raises `JournalAltered`.
         """
         id, run_id = row[0], row[2]
         if self._verified.get(id) == row:
@@ -270,7 +270,7 @@ def _asked(found: tuple[bytes, bytes | None, float | None]) -> QuestionRecord:
 
 
 class _Watch:
-    """Calls `look` every few seconds with the id of each question that an asker is waiting for."""
+    """Periodically calls `look` with the id of each question that an asker is waiting for."""
 
     def __init__(self, every: float | None, look: Callable[[str], Awaitable[None]]) -> None:
         self._every = every

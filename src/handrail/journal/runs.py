@@ -63,7 +63,7 @@ _SESSIONS = f"""SELECT session, number, changed,
         ORDER BY began_at DESC, id DESC LIMIT 1
     ) ORDER BY changed DESC, session DESC"""
 _CHUNK = 500
-"""Maximum number of ids in one statement."""
+"""Maximum number of run ids in one SQL statement."""
 
 
 class SqliteRuns:
@@ -304,7 +304,7 @@ def _row(row: Sequence[Any]) -> RunRow:
 
 
 def _deaths(connection: sqlite3.Connection, row: RunRow, progress: int) -> int:
-    """Return how many processes in a row have died while they executed this run, without progress."""
+    """Return how many consecutive processes have died while they executed this run, without any progress."""
     if row.status != "running" or not row.owner:
         return 0
     query = "SELECT progress FROM runs WHERE id = ?"

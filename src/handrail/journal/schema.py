@@ -126,7 +126,7 @@ def _alteration(path: str, found: Schema) -> JournalError | None:
     return JournalError(
         path,
         f"something other than Handrail has altered its schema: the {type} {name!r} was {how}",
-        "Nothing was read or written. Use a copy from before, or a new file.",
+        "Nothing was read or written. Restore an unaltered copy, or use a new file.",
     )
 
 

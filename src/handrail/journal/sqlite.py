@@ -1,4 +1,4 @@
-"""`SqliteJournal`, the record of runs in one file, and `MemoryJournal`, the same record in memory."""
+"""`SqliteJournal`, a journal in one file, and `MemoryJournal`, a journal in memory."""
 
 from __future__ import annotations
 

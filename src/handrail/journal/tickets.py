@@ -64,7 +64,7 @@ class SqliteTickets:
                     "Redeem it again once that has finished, to get the same result.",
                 )
             if ticket.holder not in ("", by) and not again:
-                raise OutcomeUnknown(f"the tool of the ticket {run_id}{place}")
+                raise OutcomeUnknown(f"the redemption of ticket {run_id}{place}")
             held = msgspec.structs.replace(ticket, holder=by, held_until=now + LEASE_SECONDS)
             _put(connection, run_id, place, held)
             return b""

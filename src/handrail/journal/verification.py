@@ -33,7 +33,7 @@ _BOOKKEEPING = frozenset(("deadline", "call begun", "call tried", "verb", STEP, 
 """The kinds of records that do not count as progress of a run."""
 
 _ATTEMPT = re.compile(r"~\d+")
-"""Matches the number of an attempt in the text of a place."""
+"""Matches an attempt in the text of a place."""
 
 
 class RunRecords:
@@ -51,7 +51,7 @@ class RunRecords:
 
     @property
     def voided(self) -> set[int]:
-        """The positions of the committed calls that were taken back."""
+        """The positions in the chain of the committed calls that were voided."""
         return {int(each.body) for each in self.own if each.kind == VOID}
 
     @property
@@ -66,7 +66,7 @@ class RunRecords:
 
     @property
     def steps(self) -> dict[str, bytes | None]:
-        """The values of the run's steps; None for a step that began and never ended."""
+        """The values of the run's steps; None for a step that was reserved but never settled."""
         return steps_in(self.own)
 
     @property
@@ -115,7 +115,7 @@ class RunRecords:
 
     @property
     def origin(self) -> Record | None:
-        """The record that says which run this one was forked from, or that it was imported."""
+        """The record of the run's fork or import; None for any other run."""
         first = self.own[0] if self.own else None
         return first if first is not None and first.kind in (FORK, IMPORT) else None
 
@@ -127,7 +127,7 @@ class RunRecords:
 
 
 def steps_in(records: list[Record]) -> dict[str, bytes | None]:
-    """Return the values of the steps in a chain; None for a step that began and never ended."""
+    """Return the values of the steps in a chain; None for a step that was reserved but never settled."""
     found: dict[str, bytes | None] = {}
     for each in records:
         if each.kind == STEP:
@@ -140,7 +140,7 @@ def steps_in(records: list[Record]) -> dict[str, bytes | None]:
 
 
 def end_of(status: str, outcome: bytes) -> tuple[str, bytes]:
-    """Return the recorded end of a run. For an unfinished run, nothing records whether it is running or parked."""
+    """Return a run's status and outcome as they are recorded. The status is "" unless the run is over."""
     return (status if status in OVER else "", outcome)
 
 
@@ -253,7 +253,7 @@ def verify_session(connection: sqlite3.Connection, chains: Chains, run_id: str) 
 
 
 def verify_journal(connection: sqlite3.Connection, chains: Chains, run_id: str | None) -> Verification:
-    """Check one run and its session, or the whole journal."""
+    """Verify one run and its session, or the whole journal, and return the findings."""
     counted = _Counting(chains)
     altered = tuple(_alterations(connection, counted, run_id))
     query = "SELECT chain FROM records WHERE link = 1 AND kind = ? ORDER BY number"
@@ -281,7 +281,7 @@ class _Counting(Chains):
 def _alterations(
     connection: sqlite3.Connection, chains: Chains, run_id: str | None
 ) -> Iterator[JournalAltered]:
-    """Yield the first alteration of each chain."""
+    """Yield the first alteration in each run, in each other chain and in each blob; for one run, the first in its session."""
     if run_id is not None:
         try:
             verify_session(connection, chains, run_id)
@@ -314,7 +314,7 @@ def _alterations(
 
 
 def is_intact(digest: str, data: object) -> bool:
-    """Return whether a blob still has its digest."""
+    """Return whether a blob's bytes still have its digest."""
     return isinstance(data, bytes) and hashlib.sha256(data).hexdigest() == digest
 
 

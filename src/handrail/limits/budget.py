@@ -17,7 +17,7 @@ Unit = Literal["tokens", "money", "requests", "tool_calls"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 Amount = int | float | Decimal
 UNKNOWN = None
-"""The amount of a spend whose price is unknown. It is refused if its unit is limited, and otherwise not counted."""
+"""An unknown amount, such as a cost without a price. It is refused if its unit is limited, and otherwise not counted."""
 
 _Exact = int | Decimal
 """An exact amount. Integers stay integers, because adding them is fast and exact."""
@@ -88,7 +88,7 @@ class Reservation:
 class BudgetTracker:
     """The amounts that a run has spent and has left, within its own limits and those of every outer run.
 
-    A spend is charged to this tracker and all its ancestors at once, under one lock, so concurrent
+    A spend is charged to this tracker and all its ancestors together, under one lock, so concurrent
     reservations never exceed a limit. The actual amount of a spend is always recorded, even if it is more than
     was reserved; the remaining amount is then negative.
     """

@@ -30,7 +30,7 @@ class Lease(Protocol):
 
 
 class Heartbeat:
-    """A heartbeat, which extends the job's lease while one call runs.
+    """Extends the job's lease while one call runs.
 
     If the handler never calls `beat`, beats are sent for it as long as it runs, until its timeout. After the
     handler's first own beat only its own beats count, so a handler that hangs loses the job. Once the call has
@@ -42,7 +42,7 @@ class Heartbeat:
     def __init__(self, lease: Lease | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         if lease is not None and not lease.interval > 0:
             raise DefinitionError(
-                f"a lease is extended every {lease.interval!r} seconds. Give it an interval above 0."
+                f"the lease's interval is {lease.interval!r} seconds. Make it a positive number."
             )
         self.last_beat: float | None = None
         self.beats_itself = False

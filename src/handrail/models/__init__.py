@@ -126,4 +126,4 @@ class ModelAnswerBroken(ModelError, ValueError):
 
 
 class ModelRequestRefused(ModelError, ValueError):
-    """Raised if the provider refuses the request because its key, model or settings are wrong."""
+    """Raised if a request is refused, for example because its key, model or settings are wrong. A retry won't help."""

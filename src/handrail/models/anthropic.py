@@ -47,7 +47,7 @@ _STOPS: dict[str, StopReason] = {
 
 
 class AnthropicModel:
-    """An Anthropic model, or a model on any server with the same API. The key is in `ANTHROPIC_API_KEY`.
+    """An Anthropic model, or a model on any server with the same API. The key is read from `ANTHROPIC_API_KEY`.
 
     The stable part of each request (tools, system prompt, conversation so far) is marked for the
     provider's cache; `cache=False` leaves the marks out, for a server that refuses them. Thinking blocks
@@ -217,7 +217,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
 
 
 def _kept(blocks: list[Any]) -> Kept | None:
-    """Return the blocks of an answer that must be sent back, or None if it has no thinking blocks."""
+    """Return the blocks of an answer that must be sent back; None if it has no thinking blocks."""
     if not any(block["type"] in ("thinking", "redacted_thinking") for block in blocks):
         return None
     return Kept(WIRE, encode([block for block in blocks if block["type"] != "text" or block["text"].strip()]))

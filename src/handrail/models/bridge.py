@@ -1,4 +1,4 @@
-"""`BridgedModel`: every other provider, through the models of pydantic-ai.
+"""`BridgedModel`: models of all other providers, through pydantic-ai.
 
 Only pydantic-ai's model layer is used: one request, one answer. The loop, tools, retries and validation are
 Handrail's. docs/design.md says why this library was chosen. It is imported when the first `BridgedModel` is
@@ -60,8 +60,8 @@ _NEEDED = "models of other providers need pydantic-ai, which is not installed. R
 class BridgedModel:
     """A model from any other provider, as in `BridgedModel("google:gemini-3-pro")`.
 
-    Each provider needs its own packages (`pip install 'pydantic-ai-slim[google]'`) and its key in the
-    environment; pydantic-ai's documentation lists the names. A configured pydantic-ai model is accepted too;
+    Each provider needs its own packages (`pip install 'pydantic-ai-slim[google]'`) and its key in an environment
+    variable, which pydantic-ai's documentation names. A configured pydantic-ai model is accepted too;
     one that has its own client works on one event loop only. `options` are further settings of the request,
     such as `{"thinking": "low"}`.
 
@@ -179,7 +179,7 @@ class BridgedModel:
 _keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, list[AsyncGenerator[Any]]] = WeakKeyDictionary()
 """Generators that keep models open, by event loop.
 
-They are kept here, because garbage collection would not close them in order.
+This dict refers to them, because garbage collection would not close them in order.
 """
 
 
@@ -251,7 +251,7 @@ def _begun(index: int, part: Any, whole: bool = False) -> Iterator[ModelPart]:
 
 
 class _Pieces:
-    """Converts a streamed answer to parts, piece by piece."""
+    """Converts a streamed answer to parts, chunk by chunk."""
 
     def __init__(self) -> None:
         self._late: set[int] = set()
@@ -321,7 +321,7 @@ def _said(error: Exception) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    """Remove secrets from a text, because some providers echo the key.
+    """Return a message without secrets, because some providers echo the key.
 
     The key's variable differs by provider, so every variable whose name suggests a secret is considered.
     """
@@ -386,7 +386,7 @@ def _as_it_was(said: Any, message: AssistantMessage, kept: Kept) -> Any:
 
 
 def kept_of(model: str, response: Any) -> Kept | None:
-    """Return the answer as the provider needs it sent back, or None if its text and calls are enough."""
+    """Return the answer in the form in which the provider needs it back; None if its text and calls are enough."""
     if not any(
         part.part_kind not in ("text", "tool-call") or part.id or part.provider_details
         for part in response.parts

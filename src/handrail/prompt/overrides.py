@@ -1,10 +1,10 @@
 """`Overrides`: tuned texts for prompts, kept in files beside the code.
 
-A file replaces texts of one prompt: the bodies and summaries of its sections, and the descriptions and
+A file replaces the texts of one prompt: the bodies and summaries of its sections, and the descriptions and
 examples of its tools. Each override identifies its original by a hash. If the original has changed since, the
 override is stale: it is reported and not applied.
 
-This module also lists the texts that can be replaced, reads such a file, and writes a starter file.
+This module also lists the texts that can be replaced, reads override files, and writes starter files.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Overrides:
     """A folder with one file of overrides, `<prompt's name>.toml`, for each prompt that has any.
 
     A file is read when its prompt is defined. `check` reads it again and reports for each override whether it
-    is *applied*, *stale* (its original has changed), *unknown* (the prompt has nothing of that name), or *refused*
+    is *applied*, *stale* (its original has changed), *unknown* (the prompt has no such text), or *refused*
     (by `accepts_overrides=False`).
     """
 
@@ -70,7 +70,7 @@ class Overrides:
         return hash(self.folder)
 
     def file_of(self, prompt: Prompt[Any]) -> Path:
-        """Return the path of the file with a prompt's overrides, whether or not it exists."""
+        """Return the path of a prompt's override file, whether or not it exists."""
         return self.folder / f"{prompt.name}.toml"
 
     def check(self, prompt: Prompt[Any]) -> tuple[OverrideReport, ...]:
@@ -95,13 +95,13 @@ class Overrides:
             with file.open("x", encoding="utf-8", newline="\n") as written:
                 written.write(starter(prompt.name, originals(prompt)))
         except FileExistsError:
-            problem = "there are overrides already; move the file away to start again"
+            problem = "it already exists; move it away to start again"
             raise FileInTheWay(str(file), problem) from None
         return file
 
 
 def stale_overrides(prompt: Prompt[Any]) -> tuple[OverrideReport, ...]:
-    """Return a report on each override of a prompt whose original has changed."""
+    """Return a report on each of a prompt's overrides whose original has changed."""
     reports = () if prompt.overrides is None else prompt.overrides.check(prompt)
     return tuple(report for report in reports if report.state == "stale")
 
@@ -136,10 +136,10 @@ class TunedWords(Words):
             state, hint = "unknown", self._unknown_hint(override)
         elif not accepting:
             state = "refused"
-            hint = "It has accepts_overrides=False: take the override out, or allow it there."
+            hint = "It has accepts_overrides=False: remove the override, or allow it there."
         elif not fitting:
             state = "stale"
-            hint = f'The words in the code have changed: look again, then write replaces = "{accepting[0].replaces}".'
+            hint = f'The text in the code has changed: compare both, then write replaces = "{accepting[0].replaces}".'
         else:
             state, hint = "applied", ""
             for original in fitting:
@@ -196,7 +196,7 @@ class Original:
 
 
 def originals(prompt: Prompt[Any]) -> Iterator[Original]:
-    """Yield all texts and examples of a prompt that can be overridden, in declaration order."""
+    """Yield all of a prompt's texts and examples, in declaration order."""
     yield from _of_tools(prompt.tools)
     for path, section in walk(prompt.sections):
         yield from _of_section(path, section)
@@ -230,7 +230,7 @@ _KINDS: dict[str, tuple[Kind, ...]] = {"sections": ("body", "summary"), "tools":
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One override from the file."""
+    """One override from an override file."""
 
     kind: Kind
     path: str
@@ -240,7 +240,7 @@ class Override:
 
 def read_overrides(file: Path) -> tuple[Override, ...]:
     """Read every override in a file. Returns an empty tuple if the file does not exist."""
-    import tomllib  # imported only when overrides are used
+    import tomllib  # imported only if overrides are used
 
     try:
         text = file.read_bytes().decode()
@@ -260,7 +260,7 @@ def read_overrides(file: Path) -> tuple[Override, ...]:
 
 
 class _Reader:
-    """Reads the decoded file. Errors name the file and the place in it."""
+    """Reads a decoded override file. Errors name the file and the place in it."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -324,7 +324,7 @@ class _Reader:
 # --- writing -------------------------------------------------------------------------------------
 
 _HEAD = """\
-# The words of the prompt {prompt}, to be tuned here instead of in the code.
+# The texts of the prompt {prompt}, which can be tuned here instead of in the code.
 #
 # Change a text and leave its `replaces` as it is: that is the hash of the text in the code. When the text in
 # the code changes, yours is no longer applied and is reported, until you have compared both and written the
@@ -333,7 +333,7 @@ _HEAD = """\
 
 
 def starter(prompt: str, known: Iterable[Original]) -> str:
-    """Return the content of a starter file, in which every text is the one in the code."""
+    """Return the content of a starter file, in which every text is the one from the code."""
     blocks = [_HEAD.format(prompt=prompt)]
     written: set[tuple[str, str]] = set()
     for original in known:
@@ -363,8 +363,8 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 _SHORT = {"\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r", '"': '\\"'}
 _ESCAPED = re.compile(r'[\\"\x00-\x1f\x7f]')
 _LITERAL = re.compile(r"""[^'\x00-\x1f\x7f]*["\\][^'\x00-\x1f\x7f]*\Z""")
-"""Matches text that can be written in single quotes without escapes, such as most JSON."""
-# In a multi-line string, line ends, tabs, and quotes that no other quote follows are not escaped.
+"""Matches text with quotes or backslashes that can be written in single quotes without escapes, such as most JSON."""
+# In a multi-line string, newlines, tabs, and quotes that no other quote follows are not escaped.
 _ESCAPED_LONG = re.compile(r'[\\\x00-\x08\x0b-\x1f\x7f]|"(?="|\Z)')
 
 

@@ -1,4 +1,4 @@
-"""Plans: the tree of a prompt with its templates parsed and its overrides applied.
+"""Plans: a prompt's tree with its templates parsed and its overrides applied.
 
 A plan is built once, when its prompt is defined.
 """
@@ -39,7 +39,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """One section of a prompt with its templates parsed."""
+    """One of a prompt's sections, with its templates parsed."""
 
     section: Section[Any]
     path: str
@@ -53,7 +53,7 @@ class Planned(msgspec.Struct, frozen=True):
     children: tuple[Planned, ...]
 
     def resolve(self, prompt: str, values: Mapping[str, Any], given: Mapping[str, Any]) -> Node | None:
-        """Fill the placeholders with these values. Returns None if the section is disabled for these params and session."""
+        """Fill in the placeholders with these values. Returns None if the section is disabled for these params and session."""
         section = self.section
         if not self.enabled.evaluate(prompt, self.path, given):
             return None
@@ -73,7 +73,7 @@ class Planned(msgspec.Struct, frozen=True):
 
 
 class Words:
-    """The texts of a prompt as written in the code. A subclass replaces them with overrides."""
+    """A prompt's texts as written in the code. A subclass applies overrides."""
 
     def body(self, path: str, section: Section[Any]) -> str:
         return section.template
@@ -88,7 +88,7 @@ class Words:
 def plan(
     sections: Sequence[Section[Any]], words: Words, above: str = "", depth: int = 0
 ) -> tuple[Planned, ...]:
-    """Create the plan of a tree of sections by parsing its templates. The texts come from `words`."""
+    """Create the plan of a tree of sections by parsing its templates. `words` provides the texts."""
     made: list[Planned] = []
     for section in sections:
         path = f"{above}{section.key}"

@@ -31,6 +31,7 @@ from handrail.schema import Schema
 from handrail.schema.problems import describe
 from handrail.tools import Tool
 from handrail.tools.checks import is_record
+from handrail.tools.named_tools import out_of_scope
 from handrail.tools.signature import caller_namespace
 
 if TYPE_CHECKING:
@@ -43,23 +44,23 @@ log = logging.getLogger("handrail.prompt")
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _MOST_CACHED = 64
-"""Maximum number of cached renderings of one prompt, one for each set of opened sections."""
+"""Maximum number of cached renderings of one prompt. There is one for each set of opened sections."""
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """The values derived while a prompt's definition was checked."""
+    """What is derived from a prompt's definition while it is checked."""
 
     params_type: Any
     reader: ParamsReader
     used: frozenset[str]
-    """The fields of the params that the texts of the prompt use."""
+    """The fields of the params that the prompt's texts use."""
     paths: frozenset[str]
     plans: tuple[Planned, ...]
     tools: tuple[AnyTool, ...]
     examples: str
     output_schema: Schema[Any] | None
     is_fixed: bool
-    """Whether the prompt is the same at every rendering."""
+    """Whether every rendering of the prompt is the same, except for the opened sections."""
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -69,8 +70,8 @@ class Prompt(Generic[OutputT]):
     `Prompt("guide", "Answer briefly.", tools=[weather])` has one section without a heading. Texts and sections
     can be mixed: `Prompt("guide", ["Answer briefly.", FileTools()])`. With `output=Report` it is a
     `Prompt[Report]`, and the model's answer is a `Report`. An invalid definition raises `PromptDefinitionError`
-    at once. Policies of the prompt decide on every tool; those of a section decide on the tools of
-    the section and of its children.
+    at once. The prompt's policies decide on every tool; a section's policies decide on the tools of the section
+    and of its children.
     """
 
     name: str
@@ -84,7 +85,7 @@ class Prompt(Generic[OutputT]):
     overrides: Overrides | None
 
     params_type: Any = dataclasses.field(init=False, repr=False, compare=False)
-    """The type of the params, which all sections share; None if no section takes params."""
+    """The type of the params, which all sections share, or None if no section takes params."""
     _checked: Checked = dataclasses.field(init=False, repr=False, compare=False)
     _cached: dict[frozenset[str], RenderedPrompt[OutputT]] = dataclasses.field(
         init=False, repr=False, compare=False
@@ -166,7 +167,8 @@ class Prompt(Generic[OutputT]):
 
         `params` is an instance of the sections' params type, or a mapping with its fields. `opened` lists the paths
         of summaries to show in full, together with the sections that contain them; paths that are disabled, or not
-        currently summaries, are ignored. A prompt that depends on neither params nor session is rendered only once.
+        currently summaries, are ignored. A prompt that depends on neither params nor session is rendered only once
+        for each set of opened sections.
         """
         checked = self._checked
         opened = (opened,) if isinstance(opened, str) else opened
@@ -203,13 +205,14 @@ class Prompt(Generic[OutputT]):
 
 
 def _check(prompt: Prompt[Any]) -> Checked:
-    """Check a new prompt and convert its lists to tuples. An error says how to correct the definition."""
+    """Check a new prompt, convert its lists to tuples, and return the derived values. Errors say what to correct."""
     check = _Check(prompt)
     check.name()
     check.parts()
     params_type = check.params_type()
     plans = check.texts(params_type)
     check.names(plans)
+    check.policy_scopes(plans)
     words = check.overrides(params_type)
     if words is not None:
         plans = check.overridden_texts(params_type, words)
@@ -230,7 +233,7 @@ def _check(prompt: Prompt[Any]) -> Checked:
 
 
 class _Check:
-    """Checks one new prompt. Each method is one rule."""
+    """Checks a new prompt. Each method is one rule."""
 
     def __init__(self, prompt: Prompt[Any]) -> None:
         self.prompt = prompt
@@ -259,23 +262,35 @@ class _Check:
             "sections": check_sections(place, "sections", sections),
             "tools": check_tools(place, prompt.tools),
             "policies": check_policies(place, prompt.policies),
-            "feedback": self.having("feedback", "advise", "Pass feedback providers; see FeedbackProvider."),
-            "completion": self.having("completion", "missing", "Pass checkers; see CompletionChecker."),
-            "resources": self.having("resources", "provide", "Pass Binding(Protocol, provider)."),
+            "feedback": self.having(
+                "feedback",
+                ("advise", "name", "cap", "trigger"),
+                "Pass feedback providers; see FeedbackProvider.",
+            ),
+            "completion": self.having(
+                "completion", ("missing", "name", "cap"), "Pass checkers; see CompletionChecker."
+            ),
+            "resources": self.having("resources", ("provide",), "Pass Binding(Protocol, provider)."),
         }
         for field, value in parts.items():
             object.__setattr__(prompt, field, value)
 
-    def having(self, field: str, member: str, hint: str) -> tuple[Any, ...]:
-        """Return one of the prompt's lists as a tuple. Raises an error if an item lacks the required member."""
+    def having(self, field: str, members: Sequence[str], hint: str) -> tuple[Any, ...]:
+        """Return one of the prompt's lists as a tuple. Raises an error if an item lacks a required member."""
         found = tuple(getattr(self.prompt, field))
         for index, one in enumerate(found):
-            if isinstance(one, type) or not hasattr(one, member):
+            missing = [member for member in members if not hasattr(one, member)]
+            if isinstance(one, type) or members[0] in missing:
                 raise self.error(f"{field}[{index}] is {shown(one)}", hint)
+            if missing:
+                raise self.error(f"{field}[{index}] is {shown(one)}, which has no {missing[0]!r}", hint)
+            cap = getattr(one, "cap", 1)
+            if type(cap) is not int or cap < 0:
+                raise self.error(f"the cap of {field}[{index}] is {cap!r}", "Use a whole number of times.")
         return found
 
     def params_type(self) -> Any:
-        """Return the params type of the sections. Raises an error if two sections take different types."""
+        """Return the sections' params type. Raises an error if two sections take different types."""
         found: Any = None
         where = ""
         for path, section in walk(self.prompt.sections):
@@ -315,7 +330,7 @@ class _Check:
     def names(self, plans: Sequence[Planned]) -> None:
         """Raise an error if two tools or two policies that are always enabled together have the same name.
 
-        No tool may be named `OPENER`.
+        If any section may be shown as a summary, no tool may be named `OPENER`.
         """
         always = list(_always_enabled(plans))
         places = [("the prompt itself", self.prompt.tools)]
@@ -331,6 +346,23 @@ class _Check:
                     f"a tool of {place} is called {OPENER!r}, which opens the sections shown as summaries",
                     "Give it another name.",
                 )
+
+    def policy_scopes(self, plans: Sequence[Planned]) -> None:
+        """Raise an error if a section's policy names a tool of a different section, on which it can't decide."""
+        for_all = {id(policy) for policy in self.prompt.policies}
+        where = {tool.name: "the prompt itself" for tool in self.prompt.tools}
+        declared: dict[int, list[tuple[str, ToolPolicy, set[str]]]] = {}
+        for one in all_of(plans):
+            where.update((tool.name, f"section {one.path!r}") for tool in one.tools)
+            below = {tool.name for each in all_of([one]) for tool in each.tools}
+            for policy in one.section.policies:
+                if id(policy) not in for_all:
+                    declared.setdefault(id(policy), []).append((one.path, policy, below))
+        for places in declared.values():
+            path, policy, _ = places[0]
+            scope = {name for _, _, below in places for name in below}
+            if (wrong := out_of_scope(policy, scope, where)) is not None:
+                raise self.error(*wrong, path)
 
     def output(self) -> Schema[Any] | None:
         output: Any = self.prompt.output
@@ -348,7 +380,7 @@ class _Check:
             raise self.error(f"its output: {problem}", hint) from error.__cause__
 
     def overrides(self, params_type: Any) -> Words | None:
-        """Return the prompt's texts with overrides applied; None if it has no overrides.
+        """Return the prompt's texts with overrides applied, or None if it has no overrides.
 
         Overrides that are not applied are logged.
         """
@@ -381,7 +413,7 @@ def _named(plans: Sequence[Planned]) -> frozenset[str]:
 
 
 def _unused(plans: Sequence[Planned], fields: frozenset[str]) -> list[str]:
-    """Return the fields that no text uses. A function that takes the params may read any of them."""
+    """Return the fields that no text uses, or none if a function takes the params, because it may read any field."""
     every = list(all_of(plans))
     if any(condition.may_read_params for one in every for condition in (one.enabled, one.visibility)):
         return []

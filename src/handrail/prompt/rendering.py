@@ -20,7 +20,7 @@ OutputT = TypeVar("OutputT", default=Any)
 
 
 class ScopedPolicy(msgspec.Struct, frozen=True):
-    """A policy and the tools on which it decides; None stands for every tool of the prompt.
+    """A policy and the names of the tools on which it decides. None stands for every tool in the prompt.
 
     Whatever its scope, a policy receives the results of every tool. The scope includes the tools of sections
     that are still closed, so opening a section does not change the policies.
@@ -30,7 +30,7 @@ class ScopedPolicy(msgspec.Struct, frozen=True):
     tools: frozenset[str] | None
 
     def decides_on(self, tool: str) -> bool:
-        """Return whether a call of this tool needs the policy's permission."""
+        """Return whether a call to this tool needs the policy's permission."""
         return self.tools is None or tool in self.tools
 
 
@@ -42,7 +42,7 @@ class ClosedSection(msgspec.Struct, frozen=True):
 
 
 class Tree:
-    """All enabled sections of one rendering, whether they are shown in full or not."""
+    """All enabled sections in one rendering, whether they are shown in full or not."""
 
     __slots__ = (
         "_by_path",
@@ -95,7 +95,7 @@ class Tree:
         return tuple(ScopedPolicy(policy, scope) for policy, scope in scopes.values())
 
     def summaries(self, paths: Iterable[str]) -> frozenset[str]:
-        """Return the summaries that must be opened to show these sections in full, including those around them."""
+        """Return the paths of the summaries to open so that these sections, and those around them, are shown in full."""
         wanted = {prefix for path in paths for prefix in _prefixes(path)}
         return frozenset(path for path in wanted if path in self._by_path and self._by_path[path].is_summary)
 
@@ -112,12 +112,12 @@ class Tree:
             problems.append(Problem("", "no section is named"))
         if problems:
             can = ", ".join(repr(section.path) for section in closed)
-            hint = f"What can be opened: {can}." if can else "Every section is shown in full."
+            hint = f"Sections that can be opened: {can}." if can else "Every section is shown in full."
             said = f"{'; '.join(map(str, problems))}. {hint}"
             raise ToolValidationError(said, [*problems, Problem("", hint)])
 
     def outermost(self, paths: frozenset[str]) -> list[Node]:
-        """Return the sections that are not inside another of the given sections, in order."""
+        """Return the sections that are not inside another of these sections, in order."""
         return [
             node
             for path, node in self._by_path.items()
@@ -145,9 +145,7 @@ class Tree:
         )
 
 
-@dataclasses.dataclass(
-    frozen=True
-)  # without slots, because calling a subscripted generic class sets an attribute
+@dataclasses.dataclass(frozen=True)  # no slots, because calling a subscripted generic class sets an attribute
 class RenderedPrompt(Generic[OutputT]):
     """A prompt as a model sees it. It is immutable: opening a section returns a new prompt."""
 
@@ -157,21 +155,21 @@ class RenderedPrompt(Generic[OutputT]):
     output_schema: Schema[OutputT] | None
     deadline: Deadline | None
     policies: tuple[ScopedPolicy, ...]
-    """The policies of every enabled section, shown in full or not."""
+    """The policies of the prompt and of every enabled section, whether shown in full or not."""
     closed: tuple[ClosedSection, ...]
     """The sections shown as summaries."""
     opened: frozenset[str]
-    """The paths of the opened summaries. Passing them to `render(opened=...)` returns the same prompt again."""
+    """The paths of the opened summaries. `render(opened=...)` with these paths returns the same prompt again."""
     _tree: Tree = dataclasses.field(repr=False, compare=False)
 
     @property
     def secretive(self) -> bool:
-        """Whether the output can contain a secret, or any tool, shown or not, takes one."""
+        """Whether the output can contain a secret, or a tool takes one, even if it is not shown."""
         return self._tree.secretive
 
     @property
     def every_tool(self) -> tuple[AnyTool, ...]:
-        """The tools of all enabled sections, shown or not."""
+        """The prompt's tools and those of all enabled sections, even if they are not shown."""
         return self._tree.every_tool
 
     def open(self, paths: Sequence[str]) -> Opening[OutputT]:
@@ -204,7 +202,7 @@ class Opening(msgspec.Struct, Generic[OutputT], frozen=True):
 
 
 def text_of(node: Node, opened: frozenset[str]) -> str:
-    """Return the text of a section, either in full, or as its summary with a note on how to open it."""
+    """Return a section's text, either in full or as its summary with a note on how to open it."""
     if _is_open(node, opened):
         examples = f"Examples:\n\n{node.examples}" if node.examples else ""
         blocks = [node.heading, node.body, examples, *(text_of(child, opened) for child in node.children)]
@@ -215,7 +213,7 @@ def text_of(node: Node, opened: frozenset[str]) -> str:
 
 
 def check_tool_names(prompt: str, places: Iterable[tuple[str, Sequence[AnyTool]]]) -> None:
-    """Raise `PromptDefinitionError` if two tools have the same name."""
+    """Raise `PromptValidationError` if two tools have the same name."""
     seen: dict[str, str] = {}
     for place, tools in places:
         for tool in tools:

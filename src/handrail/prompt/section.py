@@ -1,6 +1,6 @@
 """`Section` and `MarkdownSection`: a part of a prompt's text, with the tools and policies that belong to it.
 
-A section's conditions, `enabled` and `visibility`, are plain values or functions called at every rendering.
+A section's conditions, `enabled` and `visibility`, are plain values or functions that are called at every rendering.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _GIVEN = ("params", "session")
 
 
 class Condition:
-    """A section's `enabled` or `visibility`, ready to be evaluated.
+    """A section's `enabled` or `visibility`, which can be evaluated.
 
-    A function may take `params`, `session`, both or neither; `**given` takes both. Any other parameter raises
-    `PromptDefinitionError`.
+    A function may take `params`, `session`, both or neither; `**given` takes both. Any other required parameter
+    raises `PromptDefinitionError`.
     """
 
     __slots__ = ("_allowed", "_function", "_takes", "_takes_all", "_value", "_what")
@@ -57,7 +57,9 @@ class Condition:
         body = body_of(function)
         if inspect.iscoroutinefunction(body) or inspect.isgeneratorfunction(body):
             raise PromptDefinitionError(
-                self._what, "is async or yields, and rendering does not wait", "Make it a plain function."
+                self._what,
+                "is async or a generator, but rendering does not wait",
+                "Make it a plain function.",
             )
         try:
             parameters = inspect.signature(function).parameters.values()
@@ -75,7 +77,7 @@ class Condition:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the condition is the same at every rendering."""
+        """Whether the condition has the same value at every rendering."""
         return self._function is None
 
     @property
@@ -136,19 +138,19 @@ class _OfSession(Protocol[Answer_co]):
 
 @dataclasses.dataclass(frozen=True)
 class Section(Generic[ParamsT], abc.ABC):
-    """One node of a prompt: text, tools, policies, and child sections.
+    """One node of a prompt: text, tools, policies and child sections.
 
-    `Section[Params]` is a class that knows the type of its params; a section without it takes the params of
-    its prompt. `enabled` and `visibility` may be functions of `params`, of `session`, of both or of neither,
+    `Section[Params]` is a class that knows the type of its params. A section without that type takes its prompt's
+    params. `enabled` and `visibility` may be functions of `params`, of `session`, of both or of neither, which are
     called with these parameter names at every rendering. If a section is disabled, so are its subtree, tools
     and policies. A section shown as a summary hides its body, children and tools until it is opened.
     """
 
     params_type: ClassVar[Any] = None
-    """The `Params` of `MarkdownSection[Params]`; None if the section takes the params of its prompt."""
+    """The `Params` of `MarkdownSection[Params]`, or None if the section takes its prompt's params."""
 
     needs_files: ClassVar[bool] = False
-    """Whether the section's tools need a filesystem. A run without one is then refused before it begins."""
+    """Whether the section's tools need a filesystem. If they do, a run without one is refused before it begins."""
 
     title: str
     key: str
@@ -186,7 +188,7 @@ class Section(Generic[ParamsT], abc.ABC):
             )
         made = _TYPED.get((cls, params))
         if made is None:
-            generic(params)  # typing raises its own error for a second subscript
+            generic(params)  # typing itself raises the error for a second subscript
             name = f"{cls.__name__}[{describe(params)}]"
             names = {"params_type": params, "__module__": cls.__module__, "__doc__": cls.__doc__}
             made = _TYPED[cls, params] = type(name, (cls,), names)
@@ -194,7 +196,7 @@ class Section(Generic[ParamsT], abc.ABC):
 
     @abc.abstractmethod
     def heading(self, depth: int) -> str:
-        """Return the line above the section's text; "" for none. `depth` is the section's level, 0 at the top."""
+        """Return the line above the section's text, or "" for none. `depth` is the section's level, 0 at the top."""
 
 
 _TYPED: dict[tuple[type, Any], type] = {}
@@ -209,7 +211,7 @@ def _is_open(params: Any) -> bool:
 
 
 class MarkdownSection(Section[ParamsT], Generic[ParamsT]):
-    """A section shown as Markdown: `## Title`, with one more `#` for each level below.
+    """A section that is rendered as Markdown, under a heading `## Title` with one more `#` for each level below.
 
     The template is Markdown in which `$name` or `${name}` stands for a field of the params and `$$` for a
     dollar sign. Values are inserted unchanged.
@@ -220,14 +222,14 @@ class MarkdownSection(Section[ParamsT], Generic[ParamsT]):
 
 
 class PlainSection(MarkdownSection[Any]):
-    """A section made from a plain string. It has no heading."""
+    """A section created from a plain string. It has no heading."""
 
     def heading(self, depth: int) -> str:
         return ""
 
 
 def as_sections(given: Any) -> Any:
-    """Return the sections of a prompt, with each plain string converted to a section."""
+    """Return a prompt's sections, with each plain string converted to a section."""
     if isinstance(given, str):
         given = [given] if given.strip() else ()
     if not isinstance(given, list | tuple):
@@ -304,7 +306,7 @@ def condition_of(section: Section[Any], what: str) -> Condition:
 
 
 def read_template(place: str, what: str, text: str) -> Template:
-    """Parse the template or summary of a section. An error names the section."""
+    """Parse a section's template or summary. Errors name the section."""
     if what == "summary" and not text.strip():
         raise PromptDefinitionError(
             place, "the summary is empty", "Say in a sentence what the section contains."
@@ -335,7 +337,7 @@ def check_placeholders(
 
 
 def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
-    """Check that all items are tools, and return them as a tuple. The error points out a function without `@tool`."""
+    """Return the items as a tuple if all are tools. If a function lacks `@tool`, the error says so."""
     if isinstance(given, Tool):
         raise PromptDefinitionError(place, "tools is a single tool", f"Pass a list of tools: [{given.name}].")
     found: tuple[Any, ...] = _listed(place, "tools", given)
@@ -355,18 +357,18 @@ def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
 
 
 def check_policies(place: str, given: Iterable[Any]) -> tuple[Any, ...]:
-    """Check that all items are policies, not classes of policies, and return them as a tuple."""
+    """Return the items as a tuple if all are policies. A class instead of an instance is refused."""
     found = _listed(place, "policies", given)
     for index, one in enumerate(found):
         if isinstance(one, type) or not all(hasattr(one, part) for part in ("name", "check", "on_result")):
             hint = "A policy has a `name`, `check` and `on_result`; see ToolPolicy."
-            hint = f"Make one: {one.__name__}(...)." if isinstance(one, type) else hint
+            hint = f"Create one: {one.__name__}(...)." if isinstance(one, type) else hint
             raise PromptDefinitionError(place, f"policies[{index}] is {shown(one)}", hint)
     return found
 
 
 def check_sections(place: str, what: str, given: Iterable[Any]) -> tuple[Section[Any], ...]:
-    """Check that all items are sections with unique keys, and return them as a tuple."""
+    """Return the items as a tuple if all are sections with unique keys."""
     found = tuple(given)
     places: dict[str, int] = {}
     for index, one in enumerate(found):
@@ -374,7 +376,7 @@ def check_sections(place: str, what: str, given: Iterable[Any]) -> tuple[Section
             kind: Any = one
             hint = "Pass MarkdownSection(title, key, template)."
             if isinstance(kind, type) and issubclass(kind, Section):
-                hint = f"Make one: {kind.__name__}(...)."
+                hint = f"Create one: {kind.__name__}(...)."
             raise PromptDefinitionError(place, f"{what}[{index}] is {shown(one)}", hint)
         if one.key in places:
             raise PromptDefinitionError(

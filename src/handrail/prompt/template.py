@@ -24,7 +24,7 @@ class Template(msgspec.Struct, frozen=True):
     """A text with placeholders. Values are inserted unchanged, so a `$` in a value is literal."""
 
     parts: tuple[str, ...]
-    """The text between the placeholders and the placeholders' names, alternately. The first and last items are text."""
+    """Alternately the text between placeholders and a placeholder's name. The first and last items are text."""
     names: frozenset[str]
 
     def fill(self, values: Mapping[str, Any]) -> str:

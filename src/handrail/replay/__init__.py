@@ -6,5 +6,5 @@ commits           writes a finished call to the journal, together with its files
 finished_calls    takes a finished call from its record
 interrupted_calls decides whether an interrupted call runs again, is undone or has an unknown outcome
 marks             marks the calls that must not run twice before they begin
-parked_run        leaves a run that waits only for answers to its journal
+parked_run        parks a run that waits only for answers
 """

@@ -83,7 +83,7 @@ def _replay_unit(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
 
 
 async def _replay_undone(attempt: Attempt, inner: InnerCall, log: RunLog) -> ToolResult[Any]:
-    """Replay a call that was being undone because its outer call had failed. Finishes undoing it, and reports that."""
+    """Finish undoing a call that was being undone because its outer call had failed, and return a result that says so."""
     pending = [done for done in settled_by(attempt, inner) if not log.was_undone(done.place)]
     assert attempt.parent is not None
     _, left = await compensate(attempt.parent, pending)
@@ -115,7 +115,7 @@ def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
 
 
 def end_as_recorded(attempt: Attempt, status: Any, written: bytes, seconds: float) -> ToolResult[Any]:
-    """End the call as recorded. The event is stored but not published, because listeners were notified before."""
+    """End the call with its recorded result. The event is logged but not published, because listeners already had it."""
     result = read_result(attempt.tool, written)
     attempt.close()
     frame = attempt.frame
@@ -158,7 +158,7 @@ def apply_inner(attempt: Attempt, inner: InnerCall) -> None:
 
 
 def settled_by(attempt: Attempt, inner: InnerCall) -> list[Settled]:
-    """Return an inner call's effects on the world, to be undone or reported if the outer call fails."""
+    """Return an inner call's external effects, to be undone or reported if the outer call fails."""
     found: list[Settled] = []
     for done in inner.settled:
         tool = attempt.frame.tools.get(done.tool) if done.tool else None

@@ -1,4 +1,4 @@
-"""Interrupted calls: decides by a call's effect what happens to it if its process ended while it ran."""
+"""Interrupted calls: decides, by its effect, what happens to a call whose process ended while it ran."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class AlreadyDone(Exception):
-    """Raised when a call had already happened before the process ended. It carries the call's result."""
+    """Raised if an interrupted call turns out to have happened. It carries the call's result."""
 
     def __init__(self, result: ToolResult[Any]) -> None:
         self.result = result
 
 
 def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
-    """Continue at the attempt that was interrupted. Returns the lasting effects of earlier attempts."""
+    """Set the attempt's number to that of the interrupted attempt. Returns the lasting effects of earlier attempts."""
     log = attempt.frame.log
     if attempt.kind.undoes or attempt.number > 1:
         return ()
@@ -47,9 +47,10 @@ def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
 async def decide_interrupted(attempt: Attempt) -> None:
     """Decide the outcome of a call that had begun when the process ended and must not run again.
 
-    Returns if the call can run after all. `AlreadyDone` and `Unsuccessful` carry its result. A call with a
-    secret can't run again: in arguments from a model, the record has a mask, which parsing rejects; a secret
-    from a person would have to be requested again, although the call may have used the first answer already.
+    Returns if the call can run after all. Otherwise it raises `AlreadyDone` or `Unsuccessful`, which carry the call's
+    result, or `OutcomeUnknown`. A call with a secret can't run again: in arguments from a model, the record has a mask,
+    which parsing rejects; a secret from a person would have to be requested again, although the call may have used the
+    first answer already.
     """
     if attempt.kind.is_auxiliary:
         return
@@ -113,7 +114,7 @@ async def _withdraw(attempt: Attempt, log: RunLog) -> None:
 
 
 def _left_by(attempt: Attempt, deposited: Mapping[str, bytes]) -> str:
-    """Describe the effects on the world of an interrupted call's inner calls and of work under its tickets."""
+    """Describe the external effects of an interrupted call's inner calls and of work under its tickets."""
     log = attempt.frame.log
     inner = [msgspec.msgpack.decode(body, type=InnerCall) for body in log.under(attempt.call.place)]
     inner += [msgspec.msgpack.decode(body, type=Deposit).inner for body in deposited.values() if body]

@@ -1,4 +1,4 @@
-"""`RunLog`: what a journal has recorded of one run, and what the run adds to it."""
+"""`RunLog`: the records that a journal has of one run, and those that the run adds."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class _Ended(msgspec.Struct):
 class RunLog:
     """The records of a run, found by place, and the records that the run adds.
 
-    Places are numbered, so a resumed run finds its records under the same places. If a verb finds the record of
-    another verb at its place, the run has diverged.
+    Places are numbered, so a resumed run finds its records under the same places. If a verb finds the record of a
+    different verb at its place, the run has diverged.
     """
 
     __slots__ = (
@@ -106,7 +106,7 @@ class RunLog:
                 yield attempt, place, body
 
     def answers_under(self, call: Place, before: int | None = None) -> Iterator[bytes]:
-        """Yield the model's answers in runs nested in a call; with `before`, only those of earlier attempts."""
+        """Yield the model's answers in runs nested in a call; with `before`, only those of attempts before that number."""
         for attempt, _, body in self._under("model answer", call):
             if before is None or attempt < before:
                 yield body
@@ -158,7 +158,7 @@ class RunLog:
         return True
 
     def check_verb(self, place: Place, verb: str) -> None:
-        """Raise `Diverged` if the record has another verb at this place."""
+        """Raise `Diverged` if the record has a different verb at this place."""
         was = self._verbs.get(str(place))
         if was is not None and was != verb:
             raise Diverged(self.run_id, str(place), was, verb)

@@ -58,7 +58,7 @@ async def mark_given(attempt: Attempt) -> None:
 
 
 async def _mark(attempt: Attempt, what: str) -> None:
-    """Record that a call that must not run twice has begun, before it continues."""
+    """Record the mark durably. Raises if the log is closed."""
     log = attempt.frame.log
     if log.is_kept:
         if log.closed:  # nothing can be marked any more, so a call that must be marked must not continue

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.dispatch")
 
 _GRACE = 0.1
-"""Seconds that a handler has to continue after an answer or an inner call. After that it counts as waiting."""
+"""Seconds in which a handler may continue after an answer or an inner call, before it counts as waiting."""
 
 
 class Parking:
@@ -99,7 +99,7 @@ class Parking:
         self._told = False
 
     def consider(self) -> None:
-        """Check whether the run has become quiet. Called after something began to wait or ended."""
+        """Notify the environment if the run has become quiet. Called after something began to wait or ended."""
         if self.parked or not self.quiet:
             return
         if not self._told:
@@ -156,7 +156,7 @@ def _rests(attempt: Attempt, is_around: bool) -> bool:
 
 
 def _enters_again(attempt: Attempt) -> bool:
-    """Return whether this call can be re-entered. If its handler has not begun, it is waiting for its approval.
+    """Return whether this call can be re-entered. One whose handler has not begun is still waiting for its approval.
 
     A call that was given a secret can't be re-entered, since the record has a mask in place of the secret.
     """

@@ -41,7 +41,7 @@ class RecordedResult(ToolResult[Any], frozen=True):
     text: str = ""
 
     def render(self) -> str:
-        # An act's result has no text of its own, and may become the result of its handoff.
+        # An act's result is recorded without text, and may become the result of its handoff.
         return self.text or super().render()
 
 
@@ -137,7 +137,7 @@ def _text(attempt: Attempt) -> str:
 
 
 class RecordedEffect(msgspec.Struct, frozen=True):
-    """An inner call's effect on the world, which a rollback of the outer call must compensate or report."""
+    """An inner call's external effect, which a rollback of the outer call must compensate or report."""
 
     what: str
     call_id: str
@@ -208,7 +208,7 @@ def record_of(
     status: CallStatus,
     also: Sequence[Settled] = (),
 ) -> InnerCall:
-    """Encode the contents of a transaction, with its effects on the world, as the record of an inner call."""
+    """Encode the contents of a transaction, with its external effects, as the record of an inner call."""
     files: list[Any] = []
     events: list[bytes] = []
     settled: list[Settled] = []

@@ -1,4 +1,4 @@
-"""Bindings: how the resources that tools request by protocol are created and closed.
+"""Bindings, which define how resources that tools request by protocol are created and closed.
 
 A resource is created on first use. Resources are closed in reverse order of creation.
 """
@@ -20,7 +20,7 @@ from handrail.resources.scopes import Closer, Kept, Scoped, circle, close_logged
 T = TypeVar("T")
 
 Scope = Literal["run", "call", "fresh"]
-"""The lifetime of a resource. `run`: shared by the whole run; `call`: one per call; `fresh`: one per request."""
+"""A resource's lifetime: `run` (shared by the whole run), `call` (one per call) or `fresh` (a new one per request)."""
 
 
 @dataclass(
@@ -29,9 +29,9 @@ Scope = Literal["run", "call", "fresh"]
 class Binding(Generic[T]):
     """A protocol and the function that provides its resource.
 
-    `provide` is a plain or async function that takes the resources and returns one, or a generator that yields it
-    once and closes it afterwards. If a resource that `provide` created has `aclose()` or `close()`, that method is
-    called when the resource's scope ends.
+    `provide` takes the run's other resources and returns this one. It may be a plain or async function, or a plain or
+    async generator function that yields the resource once and closes it after the `yield`. If a function that is not a
+    generator creates an object with an `aclose()` or `close()` method, that method is called when the scope ends.
     """
 
     protocol: type[T]
@@ -100,6 +100,11 @@ class RunResources:
         """Return whether there is a binding for the protocol."""
         return protocol in self._bindings
 
+    def shares(self, protocol: type) -> bool:
+        """Return whether all calls of the run share one resource for the protocol."""
+        found = self._bindings.get(protocol)
+        return found is not None and found.scope == "run"
+
     def binding(self, protocol: type) -> Binding[Any]:
         found = self._bindings.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
         if found is None:
@@ -149,23 +154,20 @@ class CallResources:
         self._owner = owner
         self._given = given
         self._call: Scoped | None = None
-        """The resources created for this call alone, or None if there are none."""
+        """The resources created for this call alone. None until one is needed."""
 
     @property
     def home(self) -> Home:
         return self._owner.home
 
     def get(self, protocol: type[T], /) -> T:
-        """Return the resource bound to `protocol`, and create it first if necessary."""
+        """Return the resource bound to `protocol`, creating it if necessary."""
         self._owner.check()
         found: Any = self.get_for(protocol, "fresh", ())
         return found
 
     def open(self, protocol: type[T], /) -> Operation[T]:
-        """Return the resource bound to `protocol`, and create it first if necessary.
-
-        This works for all bindings, including async ones.
-        """
+        """Get the resource bound to `protocol`, creating it if necessary. Unlike `get`, this also supports async providers."""
         self._owner.check()
         name = f"resources.open({name_of(protocol)})"
         return Operation(lambda: self.open_for(protocol, "fresh", ()), name, self.home)
@@ -175,10 +177,10 @@ class CallResources:
 
     @property
     def untouched(self) -> bool:
-        """Whether the call has no resources of its own to close."""
+        """Whether the call has no resources to close."""
         return self._call is None or self._call.empty
 
-    # `within` is the requester's lifetime. `path` is the chain of resources being created.
+    # `within` is the lifetime of the requester. `path` is the chain of resources being created.
 
     def get_for(self, protocol: type, within: Scope, path: tuple[type, ...]) -> Any:
         found = self._there(protocol, within)
@@ -233,7 +235,7 @@ class CallResources:
         return self._keep(binding, inside, thing, closer)
 
     def _there(self, protocol: type, within: Scope) -> Any:
-        """Return the resource if it exists already, or else `_NOTHING`."""
+        """Return the resource if it already exists, or `_NOTHING`."""
         ready = self._given.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
         if ready is not None:
             return ready()
@@ -279,11 +281,11 @@ class CallResources:
         return self._shown(binding, kept, inside.within)
 
     def _close_late(self, closer: Closer) -> None:
-        """Close a resource that a thread created after its call ended. Raises `ContextExpired` in that thread."""
+        """Schedule the closing of a resource that a thread created after its call ended, and raise `ContextExpired`."""
         work = close_logged(closer)
         try:
             asyncio.run_coroutine_threadsafe(work, self.home.loop)
-        except RuntimeError:  # the event loop has ended as well
+        except RuntimeError:  # the event loop is closed too
             work.close()
         raise ContextExpired(self.home.call)
 
@@ -305,7 +307,7 @@ class CallResources:
 
 
 class Inside:
-    """The view of the resources that a provider gets while it creates one."""
+    """The resources as a provider sees them while it creates one of them."""
 
     __slots__ = ("_handed", "_path", "_resources", "scope", "within")
 
@@ -319,15 +321,12 @@ class Inside:
         self._handed: list[Any] = []
 
     def get(self, protocol: type[T], /) -> T:
-        """Return the resource bound to `protocol`, and create it first if necessary."""
+        """Return the resource bound to `protocol`, creating it if necessary."""
         self._check()
         return self._hand_out(self._resources.get_for(protocol, self.scope, self._path))
 
     def open(self, protocol: type[T], /) -> Operation[T]:
-        """Return the resource bound to `protocol`, and create it first if necessary.
-
-        This works for all bindings, including async ones.
-        """
+        """Get the resource bound to `protocol`, creating it if necessary. Unlike `get`, this also supports async providers."""
         self._check()
         return Operation(lambda: self._opened(protocol), f"resources.open({name_of(protocol)})")
 
@@ -351,7 +350,7 @@ _NOTHING = object()
 
 
 def _first(binding: Binding[Any], made: Any) -> tuple[Any, Callable[[], Any] | None]:
-    """Return the object that a provider created, and a function that finishes the provider if it is a generator."""
+    """Return the object that a provider created and, for a generator, a function that resumes it to close the object."""
     if not inspect.isgenerator(made):
         return made, None
     generator = made

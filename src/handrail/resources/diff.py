@@ -12,7 +12,7 @@ from handrail.resources.line_diff import unified_diff
 from handrail.resources.paths import ancestors
 
 MAX_SIZE, MAX_LINES = 1024 * 1024, 20_000
-"""Maximum bytes and lines of a file whose content is shown. For a larger file, only the size is shown."""
+"""Maximum bytes and lines of a file whose content is shown. For a larger file, only its size or line count is shown."""
 
 Mode = Callable[[Node], int | None]
 Data = bytes | Content | None
@@ -21,7 +21,7 @@ Data = bytes | Content | None
 def diff(changes: Iterable[tuple[str, Node, Node]], mode_of: Mode, run_by: Mapping[str, str]) -> str:
     """Format changes as a unified diff. Each change is a path, its new node and its old node.
 
-    `run_by` has the changed files that run later by themselves, each with what runs it. They are marked.
+    `run_by` maps each changed startup file to the program that runs it. The diff marks these files.
     """
     found = sorted(((path, node, base) for path, node, base in changes), key=lambda change: change[0])
     went = {id(base.data): path for path, node, base in found if base.data is not None and not node.version}
@@ -43,7 +43,7 @@ def diff(changes: Iterable[tuple[str, Node, Node]], mode_of: Mode, run_by: Mappi
 def _is_said_inside(node: Node, base: Node, mode_of: Mode) -> bool:
     """Return whether a folder's own entry can be omitted, because changes inside the folder imply it.
 
-    The entry is needed if the folder's mode changes, or if a new folder's mode grants more than usual.
+    The entry is needed if the folder's mode changes, or if a new folder's mode grants more than 0755.
     """
     if node.data is not None or base.data is not None:
         return False
@@ -59,7 +59,7 @@ def _change(
     old, new = f"a/{_said(origin or path)}", f"b/{_said(path)}"
     yield f"diff --git {old} {new}"
     if program:
-        yield f"runs later: by {_said(program)}, by itself and outside the sandbox"
+        yield f"runs later: by {_said(program)}, automatically and outside the sandbox"
     if origin is not None:
         yield f"rename from {_said(origin)}"
         yield f"rename to {_said(path)}"
@@ -106,7 +106,7 @@ def _content(old: str, new: str, base: Node, node: Node) -> Iterator[str]:
 
 
 def _text(data: Data) -> str | None:
-    """Return the text of a file, or None if it is not text."""
+    """Return a file's text, or None if the file is binary."""
     raw = _bytes(data)
     if b"\0" in raw:
         return None
@@ -146,7 +146,7 @@ def _mode(mode: int | None) -> str:
 def _said(path: str) -> str:
     """Format a file name for the diff.
 
-    A name with unusual characters is escaped and quoted, so that it can't be mistaken for a line of the diff.
+    A name with unusual characters is escaped and quoted, so that it can't be mistaken for another line of the diff.
     """
     shown = exact_line(path)
     return shown if shown == path else f'"{shown}"'

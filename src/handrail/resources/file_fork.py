@@ -23,14 +23,14 @@ class FileChange(msgspec.Struct, frozen=True):
     data: bytes = b""
     mode: int | None = None
     base: str = ""
-    """The version that the change is based on, in a form that another process can use, or "" if there is none."""
+    """The version that the change is based on, in a form that another process can compare, or "" if there is none."""
 
 
 class FileFork(Overlay):
-    """One call's version of the files. It is either committed into the files it was forked from, or dropped.
+    """One call's version of the files, which is either committed to the files it was forked from or dropped.
 
     Reads are repeatable, even if others commit changes in the meantime. Once the fork is prepared or dropped, it and
-    all its forks raise `ContextExpired`, in every thread.
+    all forks of it raise `ContextExpired`, in every thread.
     """
 
     __slots__ = ()
@@ -38,7 +38,7 @@ class FileFork(Overlay):
     is_durable: ClassVar[bool] = False
 
     def fork(self, owner: str, /, *, writable: bool = True) -> Self:
-        """Return a fork that commits into this one. If this fork is read-only, so is the new one."""
+        """Return a fork that commits to this one. If this fork is read-only, so is the new one."""
         self._enter()
         if self._claimed is None:
             self._stamps = {}
@@ -53,7 +53,7 @@ class FileFork(Overlay):
             self._sealed = True
 
     def stale(self) -> tuple[str, ...]:
-        """Return the paths that have changed since this fork, or a fork committed into it, read them.
+        """Return the paths that have changed since this fork, or a fork that ended inside it, read them.
 
         A path that ends in `/` stands for a folder or for the names in it.
         """
@@ -90,7 +90,7 @@ class FileFork(Overlay):
             shared.release()
 
     def apply(self) -> None:
-        """Commit the changes, and the reads that they depend on, into the files that were forked."""
+        """Commit the changes, and the reads that they depend on, to the files that were forked."""
         shared = self._shared
         shared.acquire()
         try:
@@ -103,7 +103,7 @@ class FileFork(Overlay):
             if self._line and not any(fork._state for fork in self._line):
                 self._line[-1]._adopt(self)
             if self._line and (self._into_sealed() or any(fork._state for fork in self._line)):
-                self._over = None  # the parent is closed too and accepts no changes
+                self._over = None  # the outer fork has ended or is sealed, so it accepts no changes
             if self._over is not None:
                 self._merge(self._over)
             self._seen = self._listed = self._torn = None
@@ -111,7 +111,7 @@ class FileFork(Overlay):
             shared.release()
 
     def drop(self) -> None:
-        """Close the fork and discard its changes. Its reads then count as reads of the files it was forked from."""
+        """Close the fork and discard its changes. Its reads then count as reads by the fork it was forked from, if any."""
         with self._shared.lock:
             if self._state != OVER and self._line and not any(fork._state for fork in self._line):
                 self._line[-1]._adopt(self)
@@ -122,7 +122,7 @@ class FileFork(Overlay):
     # --- replay -----------------------------------------------------------------------------------
 
     def file_changes(self) -> list[FileChange]:
-        """Return the reads and changes as plain data, so that another process can `redo` them."""
+        """Return this fork's reads and changes as plain data, which another process can `redo`."""
         with self._shared.lock:
             found = [
                 FileChange(join(folder, name), "read", base=self._lasting(node))
@@ -134,22 +134,22 @@ class FileFork(Overlay):
             return found
 
     def read_places(self) -> list[str]:
-        """Return the paths that this fork read, for the journal."""
+        """Return the paths and folder listings that this fork read, in the journal's format."""
         with self._shared.lock:
             seen = [join(folder, name) for folder, names in (self._seen or {}).items() for name in names]
             listed = [f"{folder}/" for folder in self._listed or ()]
             return [f"file {path}" for path in (*seen, *listed)]
 
     def written_places(self) -> list[str]:
-        """Return the paths that this fork changed, for the journal."""
+        """Return the paths that this fork changed, in the journal's format."""
         return [f"file {path}" for path in self.changed]
 
     def changed_paths(self) -> tuple[str, ...]:
-        """Return the paths that a commit changes."""
+        """Return the paths that a commit of this fork changes."""
         return self.changed
 
     def redo(self, changes: Sequence[Any]) -> None:
-        """Repeat changes that were made in another fork of the same files.
+        """Repeat the reads and changes of another fork of the same files.
 
         Raises `Conflict` if the files have changed since then.
         """
@@ -179,7 +179,7 @@ class FileFork(Overlay):
                     self._put(folder, name, self._node_again(each, old), old)
 
     def _lasting(self, node: Node) -> str:
-        """Return a node's version in a form that outlives the process, or "" if it has none."""
+        """Return a node's version in a form that outlives the process, or "" if there is none."""
         return ""
 
     def _change(self, path: str, node: Node, base: str) -> FileChange:
@@ -195,13 +195,13 @@ class FileFork(Overlay):
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """The paths that a commit changes, sorted. A folder's path ends in `/`."""
+        """The paths that a commit of this fork changes, sorted. A folder's path ends in `/`."""
         with self._shared.lock:
             found = [shown(path, node if node.version else base) for path, node, base in self._changes()]
         return tuple(sorted(found))
 
     def changes(self) -> Iterator[tuple[str, bytes | None, bytes | None]]:
-        """Yield each file that a commit changes, sorted, as path, old bytes and new bytes. None means no file."""
+        """Yield each file that a commit changes, by path, with its old and its new bytes. None means that there is no file."""
         with self._shared.lock:
             found = sorted(((path, base.data, node.data) for path, node, base in self._changes()), key=_path)
         return (
@@ -211,17 +211,17 @@ class FileFork(Overlay):
         )
 
     def diff(self) -> str:
-        """Return the changes as a unified diff. For binary and very large files it shows no content."""
+        """Return the changes as a unified diff. The content of binary and very large files is not shown."""
         with self._shared.lock:
             return diff(self._changes(), self._mode_of, self._run_later())
 
     def _run_later(self) -> Mapping[str, str]:
-        """Return the changed files that run later by themselves, each with what runs it."""
+        """Return each changed startup file with the program that runs it."""
         changed = (path for path, node, _ in self._changes() if node.version and not node.is_folder)
         return {path: program for path in changed if (program := run_by(path))}
 
     def _mode_of(self, node: Node) -> int | None:
-        """Return the mode of a file or folder, or None if it has none."""
+        """Return the mode of a file or folder, or None if it is not recorded."""
         return None
 
     def _changes(self) -> Iterator[tuple[str, Node, Node]]:
@@ -255,7 +255,7 @@ class FileFork(Overlay):
             raise Conflict(sorted(set(against)))
 
     def _into_sealed(self) -> bool:
-        """Return whether the fork that this one was forked from accepts no more changes."""
+        """Return whether the outer fork is sealed, so that it accepts no changes."""
         return bool(self._line) and self._line[-1]._sealed
 
     def _release(self) -> None:
@@ -263,12 +263,12 @@ class FileFork(Overlay):
             self._parent._claimed.pop(self, None)
 
     def _left_in(self, path: str, over: Over) -> Iterator[str]:
-        """Return the paths that someone else added to a folder that this fork removes."""
+        """Return the paths in a folder that this fork removes, except those that the fork itself removes."""
         gone = over.get(path, {})
         return (join(path, name) for name in self._parent._names(path) if name not in gone)
 
     def _files_above(self, folder: str, over: Over) -> Iterator[str]:
-        """Yield the paths where someone else put a file in place of a folder that this fork needs."""
+        """Yield the paths that someone else made a file, where this fork needs a folder."""
         for path in (*ancestors(folder), folder):
             above, name = split(path)
             if self._parent._look(above, name).data is not None and name not in over.get(above, {}):
@@ -284,7 +284,7 @@ class FileFork(Overlay):
                     old = parent._look(folder, name)
                     goes = not node.version or (old.data is None) != (node.data is None)
                     if goes and (old.version or self._line):
-                        # A file that was created and deleted again also counts as written in an outer fork.
+                        # In an outer fork, a file that was created and deleted again also counts as written.
                         parent._put(folder, name, ABSENT, old, base)
         for folder in folders:
             for name, (node, base) in over[folder].items():

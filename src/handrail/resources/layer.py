@@ -1,7 +1,7 @@
 """`Layer`: the operations of a filesystem, built on a few primitives.
 
-A filesystem and its forks differ only in the primitives: how a path is looked up and a folder listed,
-how reads are recorded, how changes are stored, and how usage is counted.
+A filesystem and its forks differ only in the primitives: how a path is looked up, how a folder is listed,
+how reads are recorded, how changes are stored and how usage is counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from handrail.resources.search import count_replaceable, decode, encode, find, s
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """Limits of a filesystem. A fork and the files it was forked from share them."""
+    """Limits of a filesystem, which apply to all its forks too."""
 
     max_file_size: int = 16 * 1024 * 1024
     """Maximum bytes in one file."""
@@ -43,7 +43,7 @@ class Content(Protocol):
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
-    """The immutable content of a path: a file, a folder (which has no data) or nothing (version 0)."""
+    """What is at a path: a file, a folder (which has no data) or nothing (version 0). Immutable."""
 
     version: int
     data: bytes | Content | None
@@ -67,11 +67,11 @@ ABSENT = Node(0, None, None)
 TOP = Node(1, None, None)
 
 Over = Mapping[str, Mapping[str, tuple[Node, Node]]]
-"""Changes by folder and name, each as the current node and the node before the first change."""
+"""Changes by folder and name. Each is the current node and the node before the first change."""
 
 
 class Listing(NamedTuple):
-    """The members of a folder in a layer, the stamp of their last change, and the listing of the layer below."""
+    """A folder's members in a layer, the stamp of the last change to their names, and the listing of the layer below."""
 
     members: dict[str, Node]
     stamp: int
@@ -88,23 +88,23 @@ class Shared:
         self.clock = clock
         self.tick = tick
         self.lock = RLock()
-        # A `with` statement costs as much as the lock itself, so the three methods of every commit avoid it.
+        # `with` costs as much as the lock itself, so the three methods of every commit call these instead.
         self.acquire = self.lock.acquire
         self.release = self.lock.release
 
 
 class Layer:
-    """The operations of `Filesystem`. Each operation holds one lock while it reads or changes files."""
+    """The operations of `Filesystem`. Each operation holds one shared lock while it looks up or changes files."""
 
     __slots__ = ("_claimed", "_shared")
     _shared: Shared
     _claimed: dict[object, Over] | None
-    """The changes that prepared but not yet applied forks of this layer are about to make."""
+    """The changes of this layer's forks that are prepared but not yet applied."""
 
     # --- primitives, called with the lock held ----------------------------------------------------
 
     def _enter(self, change: str = "") -> None:
-        """Raise an error unless this layer is open and may make this change."""
+        """Raise an error if this layer is closed or may not change the path `change`."""
         if change and self._claimed:
             refuse_claimed(self._claimed, change)
 
@@ -125,7 +125,7 @@ class Layer:
         raise NotImplementedError
 
     def _names_near(self, folder: str) -> Sequence[str]:
-        """Return the names that can be suggested for a misspelt one."""
+        """Return the existing names that can be suggested for a misspelled one."""
         return self._names(folder)
 
     def _has_folder(self, folder: str) -> bool:
@@ -135,12 +135,12 @@ class Layer:
     def _put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:
         """Replace the node `old` at a path. The folder must exist, and a folder to be removed must be empty.
 
-        `base` is the node on which the change was based, if that is not `old`.
+        `base` is the node on which the change is based, if that is not `old`.
         """
         raise NotImplementedError
 
     def _view(self, folder: str) -> Listing:
-        """Return the listing of a folder with everything that a fork has to keep."""
+        """Return the listing of a folder, with everything that a fork has to remember."""
         raise NotImplementedError
 
     def _stamp(self, folder: str) -> int:
@@ -148,7 +148,7 @@ class Layer:
         raise NotImplementedError
 
     def _usage(self) -> tuple[int, int]:
-        """Return the number of files and folders, and the bytes in them."""
+        """Return the number of files and folders, and the total bytes of the files."""
         raise NotImplementedError
 
     # --- reading --------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class Layer:
             longer = len(encode(at.path, new)) - len(encode(at.path, old))
             if (
                 longer > 0
-            ):  # the result may be thousands of times larger, so its size is checked before it is built
+            ):  # the result could be thousands of times larger, so its size is checked before it is built
                 self._need_room(at.path, 0, len(data) + count * longer, len(data))
             self._store(at, encode(at.path, text.replace(old, new)), node)
         return count
@@ -319,12 +319,12 @@ class Layer:
         self._put(at.folder, at.name, Node(shared.tick(), data, shared.clock.now()), old)
 
     def _put_again(self, folder: str, name: str, node: Node) -> None:
-        """Put the same content at a new path, with a new version and the old modification time."""
+        """Put the same content at a new path, with a new version and the original modification time."""
         new = Node(self._shared.tick(), node.data, node.modified)
         self._put(folder, name, new, self._look(folder, name))
 
     def _make_folders(self, path: str, *, before: int = 0, force: bool = False) -> None:
-        """Create a folder and its parents, all or none, leaving room for `before` more entries.
+        """Create a folder and its missing parents, or none if there is no room for them and for `before` more entries.
 
         With `force`, limits and existing files are not checked.
         """
@@ -393,7 +393,7 @@ class Layer:
         raise FileInTheWay(at.path, "a file exists there already. Delete it first, or choose another path")
 
     def _refuse_missing(self, at: ParsedPath) -> NoReturn:
-        """Raise `FileMissing`, which says which part of the path does not exist and suggests another name."""
+        """Raise `FileMissing`, whose message says which part of the path does not exist and suggests a similar name."""
         with self._shared.lock:
             lost = next((p for p in ancestors(at.path) if not self._has_folder(p)), at.path)
             folder, name = split(lost)
@@ -428,7 +428,7 @@ def refuse_claimed(claimed: Mapping[object, Over], path: str) -> None:
 
 
 def _weights(over: Over) -> dict[str, bool]:
-    """Map each changed path to whether the change is more than the creation of a folder."""
+    """Map each changed path to False if the change creates a folder or changes its mode, and to True otherwise."""
     return {
         join(folder, name): not node.is_folder
         for folder, changes in over.items()

@@ -2,7 +2,7 @@
 
 `difflib` takes quadratic time for a file in which every other line changed. Here, lines that occur once on both sides
 divide the files into gaps, which takes as long as sorting. Only small gaps are compared line by line. In a large gap,
-everything between its equal ends counts as replaced.
+everything between the equal lines at its start and end counts as replaced.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 MAX_GAP = 2_500
-"""Maximum number of pairs of lines in a gap that is compared line by line."""
+"""Maximum number of line pairs in a gap that is compared line by line."""
 MAX_PAIRS = 200_000
-"""Maximum number of pairs of lines that are compared in all gaps of a file."""
+"""Maximum number of line pairs that are compared in all gaps of a file together."""
 
 Block = tuple[int, int, int]
 """A block of equal lines: its start on each side, and the number of lines."""
@@ -26,7 +26,7 @@ def unified_diff(
 ) -> Iterator[str]:
     """Yield the lines of a unified diff, or nothing if both sides are equal.
 
-    Lines keep their own line ends. The last line of a side may have none.
+    Lines keep their line endings. The last line of a side may have none.
     """
     matcher = _Matcher(before, after)
     for number, group in enumerate(matcher.get_grouped_opcodes(context)):
@@ -51,7 +51,7 @@ def _range(start: int, stop: int) -> str:
 
 
 class _Matcher(difflib.SequenceMatcher[str]):
-    """`difflib`'s matcher, with its matching blocks replaced by those of `matching_blocks`."""
+    """`difflib`'s matcher, with the matching blocks of `matching_blocks`."""
 
     def __init__(self, before: Sequence[str], after: Sequence[str]) -> None:
         super().__init__(None, "", "", autojunk=False)
@@ -100,7 +100,7 @@ def _blocks(before: Sequence[str], after: Sequence[str]) -> Iterator[Block]:
 def _ends(
     before: Sequence[str], after: Sequence[str], within: tuple[int, int, int, int]
 ) -> tuple[int, int, int]:
-    """Return the number of equal lines at the start, and the index on each side where the equal end begins."""
+    """Return the number of equal lines at the start, and the index on each side where the equal lines at the end begin."""
     a, a_end, b, b_end = within
     most = min(a_end - a, b_end - b)
     start = 0
@@ -115,7 +115,7 @@ def _ends(
 def _anchors(
     before: Sequence[str], after: Sequence[str], within: tuple[int, int, int, int]
 ) -> list[tuple[int, int]]:
-    """Return the longest sequence of lines that occur once on each side and in the same order on both."""
+    """Return the longest sequence of lines that occur once on each side, in the same order."""
     a, a_end, b, b_end = within
     counts, others = Counter(before[a:a_end]), Counter(after[b:b_end])
     places = {line: at for at, line in enumerate(after[b:b_end], b) if others[line] == 1}
@@ -124,10 +124,10 @@ def _anchors(
         for at, line in enumerate(before[a:a_end], a)
         if counts[line] == 1 and line in places
     ]
-    ends: list[int] = []  # the smallest index at which a sequence of each length ends
+    ends: list[int] = []  # for each length, the smallest index at which a sequence of that length ends
     links: list[
         tuple[int, int]
-    ] = []  # for each shared line, the length of its sequence and the shared line before it
+    ] = []  # for each shared line, the index of its length in `ends`, and the shared line before it
     last: list[int] = []
     for number, (_, there) in enumerate(shared):
         length = bisect_left(ends, there)

@@ -44,7 +44,7 @@ class MemoryFilesystem(Layer):
             self.write(path, content)
 
     def fork(self, owner: str, /, *, writable: bool = True) -> MemoryFork:
-        """Create a fork for the call `owner`. Unless `writable`, it refuses every change."""
+        """Return a fork for the call `owner`. With `writable=False` it refuses every change."""
         return MemoryFork(self, (), self._shared, owner, writable)
 
     def _look(self, folder: str, name: str) -> Node:

@@ -1,4 +1,4 @@
-"""The folders that an overlay is mounted from, and the marks in them.
+"""The layers of an overlay, and the marks in them.
 
 In a layer, a regular file or link is the current content, and a character device 0:0 marks a deletion. A folder
 with `user.overlay.opaque=y` hides the layers below it.
@@ -22,16 +22,16 @@ OPAQUE = "user.overlay.opaque"
 
 @dataclass(frozen=True, slots=True)
 class Layers:
-    """A folder and the writes over it, in Linux overlay format."""
+    """The layers of an overlay over a real folder, in Linux overlay format."""
 
     lowers: tuple[Path, ...]
     """Read-only layers, topmost first. The last one is the real folder."""
     upper: Path
     """The folder for writes. It may contain earlier writes."""
     work: Path
-    """A private folder on the same filesystem as `upper`."""
+    """An empty folder on the same disk as `upper`, which the overlay needs."""
     mounted_at: int = 0
-    """The disk's time when the layers were created, in nanoseconds. A command may miss later changes."""
+    """The disk's time when the layers were created, in nanoseconds. A command may not see later changes."""
 
     @property
     def root(self) -> Path:
@@ -44,16 +44,16 @@ class Layered(Protocol):
     """Files that a command can work on, such as a fork of a real folder."""
 
     def layers(self) -> Layers:
-        """Return the layers to mount, so that a command sees these files and writes into them."""
+        """Return the layers to mount so that a command sees these files and writes to them."""
         ...
 
     def absorb(self, mounted_at: int) -> tuple[str, ...]:
-        """Take over what the command wrote, and return its paths."""
+        """Take over what the command wrote, and return the changed paths."""
         ...
 
 
 def attribute(path: str | Path, name: str) -> bytes | None:
-    """Return an extended attribute of a path, without following links, or None if it has no such attribute."""
+    """Return the value of a path's extended attribute, or None if it can't be read. Does not follow links."""
     try:
         return os.getxattr(path, name, follow_symlinks=False)
     except OSError:
@@ -61,17 +61,17 @@ def attribute(path: str | Path, name: str) -> bytes | None:
 
 
 def is_opaque(folder: str | Path) -> bool:
-    """Return whether this folder hides the layers below it."""
+    """Return whether a folder hides the layers below it."""
     return attribute(folder, OPAQUE) == b"y"
 
 
 def is_whiteout(facts: os.stat_result) -> bool:
-    """Return whether this entry marks a deletion."""
+    """Return whether an entry marks a deletion."""
     return stat.S_ISCHR(facts.st_mode) and facts.st_rdev == 0
 
 
 def strip_marks(path: str | Path) -> None:
-    """Remove all overlay attributes of a path, including those that a command set, so that none has an effect."""
+    """Remove all overlay attributes from a path, even those that a command set, so that none takes effect."""
     with contextlib.suppress(OSError):
         for name in os.listxattr(path, follow_symlinks=False):
             if ".overlay." in name:
@@ -79,11 +79,11 @@ def strip_marks(path: str | Path) -> None:
 
 
 _MASKED = 1000
-"""Maximum number of folders directly in a root that are searched for reserved names."""
+"""Maximum number of a root's subfolders that are searched for reserved names."""
 
 
 def mask_reserved(mask: Path, root: Path) -> None:
-    """Fill a layer that hides the reserved names in a root and in the folders directly in it.
+    """Fill a layer that hides the reserved names in a root and in its immediate subfolders.
 
     `.handrail` in the root is hidden even if it is created later. Deeper reserved names are not searched for, so
     that the cost does not grow with the root. A command can read those, but its changes to them are discarded.
@@ -118,8 +118,8 @@ def _white_out(path: Path) -> None:
 def remove_tree(path: Path) -> None:
     """Remove a file or folder, if it exists, without following links.
 
-    Works without permissions on inner folders, and at any depth. Each inner folder is first moved up and then
-    opened, so paths stay short and two descriptors are enough.
+    Works at any depth, and even if the permissions of inner folders forbid it. Each inner folder is moved to the top
+    before it is opened, so paths stay short and two descriptors are enough.
     """
     try:
         if not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -153,7 +153,7 @@ def remove_tree(path: Path) -> None:
 
 
 def _remove_files(folder: int) -> list[str]:
-    """Remove everything but the folders from an open folder. Returns the names of those folders."""
+    """Remove everything except folders from an open folder. Returns the names of the folders."""
     folders: list[str] = []
     with os.scandir(folder) as entries:
         found = list(entries)

@@ -47,18 +47,18 @@ class Overlay(Layer):
         self._writable = writable
         self._state = OPEN
         self._sealed = False
-        # These hold the changes made here, the nodes read, and the listings of folders whose names were read.
+        # The changes made here, the nodes read, and the listings of folders whose names were read.
         self._over: dict[str, dict[str, tuple[Node, Node]]] | None = None
         self._seen: dict[str, dict[str, Node]] | None = None
         self._listed: dict[str, Listing] | None = None
-        # This holds the folders that contain a change or a read, by parent folder. It is computed on first use.
+        # The folders that contain a change or a read, by parent folder. Computed on first use.
         self._kept: dict[str, set[str]] | None = None
-        # These are set once this fork has forks of its own. They hold the stamps of its folders, the changes that
-        # its forks are about to make, and the paths whose content a fork read differently than this one.
+        # Set once this fork has been forked: the stamps of its folders, the changes that its forks are about to make, and
+        # the paths that this fork and one of its forks read at different versions.
         self._stamps: dict[str, int] | None = None
         self._claimed = None
         self._torn: set[str] | None = None
-        self._plain = True  # whether only the contents of files were changed
+        self._plain = True  # whether only files were changed, none of them deleted
         self._files = 0
         self._bytes = 0
 
@@ -79,7 +79,7 @@ class Overlay(Layer):
                 raise ContextExpired(fork._owner)
 
     def _own(self, folder: str, name: str) -> Node | None:
-        """Return the node that this fork itself recorded at a path, or None if it has not touched the path."""
+        """Return the node that this fork has recorded at a path, or None if it has not touched the path."""
         if self._over is not None:
             changes = self._over.get(folder)
             if changes is not None:
@@ -111,7 +111,7 @@ class Overlay(Layer):
     def _reaches(self, folder: str) -> bool:
         """Return whether the parent's files in a folder are visible here.
 
-        They are hidden if this fork removed the folder or one that contains it.
+        They are hidden if this fork removed the folder or a folder above it.
         """
         node = None
         while folder and node is None:
@@ -123,7 +123,7 @@ class Overlay(Layer):
         return TOP if not node.is_folder and name in self._kept_in(folder) else node
 
     def _kept_in(self, folder: str) -> Iterable[str]:
-        """Return the subfolders that contain a change or a read. They exist here even if someone deletes them."""
+        """Return the subfolders that contain a change or a read. They stay visible here even if someone deletes them."""
         if self._kept is None:
             self._kept = {}
             for path in self._over or ():
@@ -158,7 +158,7 @@ class Overlay(Layer):
         return not folder or self._look(*split(folder)).is_folder
 
     def _through(self, folder: str) -> Listing:
-        """Return a folder's listing as seen through the parent, without this fork's own changes."""
+        """Return a folder's listing as this fork has read it, without the fork's own changes."""
         if self._listed is not None and folder in self._listed:
             return self._listed[folder]
         listing = self._parent._view(folder)
@@ -200,7 +200,7 @@ class Overlay(Layer):
         return self._stamped(folder, stamp)
 
     def _stamped(self, folder: str, below: int) -> int:
-        """Combine the parent's stamp with this fork's own. The result changes whenever one of the two changes."""
+        """Combine the parent's stamp with this fork's own, so that the result changes whenever either changes."""
         return below << 64 | (self._stamps or {}).get(folder, 0)
 
     def _usage(self) -> tuple[int, int]:
@@ -228,7 +228,7 @@ class Overlay(Layer):
                 self._stamps[folder] = self._shared.tick()
 
     def _adopt(self, child: Overlay) -> None:
-        """Record what a committed fork read from the layers below this one as reads of this fork."""
+        """Record the reads that a nested fork made through this one as reads of this fork."""
         over, torn = self._over or {}, set(child._torn or ())
         for folder, names in (child._seen or {}).items():
             for name, node in names.items():
@@ -249,5 +249,5 @@ class Overlay(Layer):
 
 
 def shown(path: str, node: Node) -> str:
-    """Format a path for people. A folder's path ends in `/`."""
+    """Format a path for display. A folder's path ends in `/`."""
     return f"{path}/" if node.is_folder else path

@@ -1,4 +1,4 @@
-"""Paths under a root: each is parsed to one normalized form, and refused if it could lead out of the root.
+"""Paths under a root, each parsed to one normalized form. A path that could lead out of the root is refused.
 
 Every Handrail filesystem parses its paths here, so memory and disk refuse the same paths, and a path names the same
 file in both.
@@ -23,7 +23,7 @@ MAX_PATH = 4096
 """Maximum bytes in a whole path."""
 
 RESERVED = ".handrail"
-"""Name of the folder where Handrail keeps its records. Tools and commands can't access a folder of this name."""
+"""Name of the folder where Handrail keeps its records. Tools and commands can't access folders with this name."""
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
@@ -33,12 +33,12 @@ _COMPARED = 500
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether a name is reserved in every folder: `.handrail`, or `.<name>.handrail` for staging."""
+    """Return whether a name is reserved: `.handrail`, or `.<name>.handrail` for staging. It is reserved in every folder."""
     return name.endswith(RESERVED) and name.startswith(".")
 
 
 def reserved_in(path: str) -> str:
-    """Return the part of a normalized path up to a reserved name, or "" if it contains none."""
+    """Return a normalized path up to and including its first reserved name, or "" if it contains none."""
     if RESERVED in path:
         names = path.split("/")
         for at, name in enumerate(names, 1):
@@ -48,13 +48,13 @@ def reserved_in(path: str) -> str:
 
 
 class ParsedPath(msgspec.Struct, frozen=True, gc=False):
-    """A parsed path. For the root, all three text parts are empty."""
+    """A parsed path. For the root, all three strings are empty."""
 
     path: str
     folder: str
     name: str
     as_folder: bool
-    """Whether the path is written in a form that only a folder can have: `.`, `docs/`, `docs/.`"""
+    """Whether the path was written in a form that only a folder can have: `.`, `docs/` or `docs/.`."""
 
 
 @runtime_checkable
@@ -84,7 +84,7 @@ def parse_path(path: str) -> ParsedPath:
 
 
 def parse_file_path(path: str) -> ParsedPath:
-    """Parse a path that must name a file. Raises `PathRefused` if its form names a folder, such as `docs/`."""
+    """Parse the path of a file. Raises `PathRefused` if it is written as a folder's path, such as `docs/`."""
     try:
         return _file_paths[path]
     except (KeyError, TypeError):
@@ -114,7 +114,7 @@ def split(path: str) -> tuple[str, str]:
 
 
 def ancestors(path: str) -> Iterable[str]:
-    """Return the folders that contain a path, outermost first, without the root."""
+    """Yield the folders that contain a path, outermost first, without the root."""
     at = path.find("/")
     while at >= 0:
         yield path[:at]
@@ -122,9 +122,9 @@ def ancestors(path: str) -> Iterable[str]:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """Return the existing name that was probably meant, if any.
+    """Return the existing name that was probably meant, or None.
 
-    Among very many names, only a difference in case counts.
+    Among more than 500 names, only names that differ in case alone are considered.
     """
     names = sorted(names)
     for other in names:
@@ -183,6 +183,6 @@ def _refuse_type(path: object) -> NoReturn:
 
 
 def folder_of(files: object) -> str:
-    """Return the folder on disk that is a filesystem's root, or "" if it has none."""
+    """Return the folder on disk that is a filesystem's root, or "" if it is not on disk."""
     root: object = getattr(files, "root", None)
     return str(root) if isinstance(root, Path) else ""

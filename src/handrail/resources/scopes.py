@@ -1,4 +1,4 @@
-"""Scopes: each holds the resources created for a run or a call, and closes them.
+"""Scopes, each of which holds the resources created for a run or a call, and closes them.
 
 Resources are closed in reverse order of creation. If closing one fails, the others are still closed.
 """
@@ -12,14 +12,14 @@ import logging
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
-from handrail.cancellation import await_foreign, open_scope
+from handrail.cancellation import isolated, open_scope
 from handrail.errors import ResourceError
 from handrail.protocols import Forkable
 
 log = logging.getLogger("handrail.resources")
 
 _CLOSE_SECONDS = 30.0
-"""Maximum seconds for closing one resource. A cancelled call still waits this long."""
+"""Maximum seconds for closing one resource. Even a cancelled call waits this long."""
 
 
 class Kept:
@@ -47,7 +47,7 @@ class Closer:
             limit = asyncio.timeout(_CLOSE_SECONDS)
             try:
                 async with limit:
-                    await await_foreign(closing)
+                    await isolated(closing)
             except TimeoutError as error:
                 if not limit.expired():
                     raise
@@ -66,9 +66,9 @@ class Scoped:
     def __init__(self) -> None:
         self.made: dict[type, Kept] = {}
         self.opening: dict[type, asyncio.Future[None]] = {}
-        """Futures of the resources being created. Each is done once the creation has succeeded or failed."""
+        """A future for each resource that is being created. It is done once the creation has succeeded or failed."""
         self.waits: dict[type, set[type]] = {}
-        """The protocols that each creation is waiting for. They reveal cycles across several calls."""
+        """The protocols that each creation is waiting for, from which cycles across several calls are detected."""
         self._closers: list[Closer] = []
 
     def closes(self, closer: Closer) -> None:
@@ -115,7 +115,7 @@ class Scoped:
 def waiting(scope: Scoped, protocol: type, path: tuple[type, ...]) -> Generator[None]:
     """Record that the creations in `path` are waiting for `protocol` inside this block.
 
-    Raises `ResourceError` if they wait for each other in a cycle.
+    Raises `ResourceError` if this would make creations wait for each other in a cycle.
     """
     looked: set[type] = set()
     ahead = {protocol}

@@ -1,4 +1,4 @@
-"""Searching and editing files: globs, matching lines, replacements, and the encoding of text.
+"""Searching and editing files: globs, matching lines, replacements and text encoding.
 
 This module does not know where files are stored. A filesystem passes in functions that read its folders, so
 it can record exactly what a search depends on.
@@ -19,9 +19,9 @@ from handrail.schema.kinds import describe_kind
 MAX_LINE = 500
 """Maximum number of characters of a line that `grep` shows."""
 MAX_MATCHES = 100_000
-"""Maximum number of lines that `grep` returns. A search that finds more is refused."""
+"""Maximum number of lines that `grep` returns. If more lines match, the search is refused."""
 _PIECE = 1 << 20
-"""Number of characters of a file to split into lines at a time. Many short lines take far more memory than the file."""
+"""Number of characters to split into lines at a time, because many short lines take far more memory than the file."""
 _TOO_LONG = "(not searched: the line has {} characters, and this pattern searches lines of at most {})"
 
 _SPECIAL = re.compile(r"[*?\[]")
@@ -38,8 +38,8 @@ _Segment = str | Callable[[str], object] | None
 def find(pattern: str, look: Look, members: Members) -> tuple[str, ...]:
     """Return the files that match a glob, sorted.
 
-    A glob that ends in `/` finds folders, which are returned with a `/`. `*`, `?` and `[...]` match within one
-    name. `**` matches any number of folders; at the end of a glob it matches every file at any depth. A name
+    A glob that ends in `/` matches folders, which are returned with a trailing `/`. `*`, `?` and `[...]` match within
+    one name. `**` matches any number of folders; at the end of a glob it matches every file at any depth. A name
     without wildcards is looked up, so its folder does not count as listed.
     """
     segments, folders = _segments(pattern)
@@ -95,7 +95,7 @@ def _segments(pattern: str) -> tuple[list[_Segment], bool]:
     segments: list[_Segment] = []
     for name in names:
         if name == "**":
-            if segments[-1:] != [None]:  # repeated `**` means the same as one, and would multiply the steps
+            if segments[-1:] != [None]:  # repeated `**` means the same as one, but would take many more steps
                 segments.append(None)
         elif _SPECIAL.search(name):
             segments.append(re.compile(translate(name)).match)
@@ -145,7 +145,7 @@ def matches(pattern: Pattern, path: str, data: bytes) -> Iterator[Match]:
 
 
 def _pieces(text: str) -> Iterator[tuple[int, list[str]]]:
-    """Split a text into lines, piece by piece. Yield the lines of each piece with the number of lines before it."""
+    """Split a text into lines, piece by piece. Yields the number of lines before each piece, and the piece's lines."""
     start = before = 0
     while start < len(text):
         end = text.find("\n", start + _PIECE)
@@ -184,9 +184,10 @@ def decode(path: str, data: bytes) -> str:
 
 
 def count_replaceable(path: str, text: str, old: str, new: str, *, every: bool) -> int:
-    """Return how many times replacing `old` by `new` would change the text.
+    """Return how many times `old` would be replaced by `new` in the text.
 
-    Raises `EditRefused` if `old` is not in the text, or is there more than once without `every`.
+    Raises `EditRefused` if `old` is empty, equals `new` or is not in the text, or if it occurs more than once and
+    `every` is False.
     """
     if not old:
         raise EditRefused(path, "the text to replace is empty. Pass the exact text to replace")
@@ -203,7 +204,7 @@ def count_replaceable(path: str, text: str, old: str, new: str, *, every: bool) 
 
 
 def sorted_matches(pattern: str, files: Iterable[tuple[str, bytes]]) -> tuple[Match, ...]:
-    """Return the matches of `grep` in these files, which must be in path order.
+    """Return the lines that match in these files, which must be in path order.
 
     Raises `FileLimitReached` if more than `MAX_MATCHES` lines match.
     """

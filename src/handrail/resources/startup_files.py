@@ -1,10 +1,10 @@
 """Startup files: files that a program later runs automatically, outside any sandbox, such as `.git/hooks/pre-commit`.
 
-To approve a change to one is to approve that it will run. So a diff marks them, and a call that changes one
-needs an approval of its own.
+To approve a change to such a file is to approve that it will run. So diffs mark these files, and a call that
+changes one needs a separate approval.
 
-The list has files that run without anybody naming them, because somebody enters a folder, commits, pushes, opens
-an editor or starts Python. Files that run when somebody asks for it, such as a `Makefile`, are not in it.
+The list contains files that run although nobody names them, because someone enters a folder, commits, pushes, opens
+an editor or starts Python. Files that run only on request, such as a `Makefile`, are not in it.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ _RUN_BY = {
         *(".pam_environment", ".config/environment.d/*", ".tmux.conf", ".screenrc"),
     ),
 }
-"""What runs the files at these paths, in any folder. `/*` at the end stands for everything in a folder."""
+"""The paths that each program runs, in any folder. `/*` at the end stands for everything in a folder."""
 _NAMES = {each.casefold(): program for program, paths in _RUN_BY.items() for each in paths if "/" not in each}
 _BELOW: dict[str, list[tuple[list[str], str]]] = {}
 for _program, _paths in _RUN_BY.items():
     for _first, *_rest in (each.split("/") for each in _paths if "/" in each):
         _BELOW.setdefault(_first, []).append((_rest, _program))
 _GIT = ("hooks", "config", "config.worktree")
-"""What git runs in the folders of its modules and worktrees."""
+"""What git runs in the folders of its submodules and worktrees."""
 _MANY = 32
-"""Maximum number of names in a path that may begin a rule. A path with more can't be what it seems."""
+"""Maximum number of names in a path that are compared with the rules. A path with more counts as a startup file."""
 _LISTED = 10
-"""Maximum number of files that are named in a reason. A diff marks them all."""
+"""Maximum number of files that a reason names. A diff marks all of them."""
 
 HOOKS = (".git/hooks", ".githooks", ".husky")
 PLACES: dict[str, list[str]] = {name: [name] for name in _NAMES.keys() - {".git"}}
-"""Paths in a root that may be links to what runs, by their first name."""
+"""Paths in a root that may be links to startup files, by their first name."""
 for _path in (
     *HOOKS,
     *(f"{name}/{rest[0]}" for name, rules in _BELOW.items() for rest, _ in rules if len(rest) == 1),
@@ -74,18 +74,18 @@ for _path in (
 
 @runtime_checkable
 class HasStartupFiles(Protocol):
-    """A fork of files that run by themselves once they are committed, unlike files in memory."""
+    """A fork whose files other programs can run once they are committed, unlike files in memory."""
 
     def startup_files(self) -> list[tuple[str, str]]:
-        """Return the changed startup files, each with what runs it, unless they are allowed by name."""
+        """Return each changed startup file with the program that runs it, except the files that are allowed by name."""
         ...
 
 
 def run_by(path: str, *, is_link: bool = False) -> str:
-    """Return what runs the file at this path by itself, or "" if nothing is known to.
+    """Return the program that runs the file at this path automatically, or "" if none is known.
 
-    Neither case nor invisible characters make a difference, since they make none on some disks. A link may also
-    stand in the place of a folder of such files.
+    Case and invisible characters are ignored, because some disks ignore them. A link also counts if it is at the path
+    of a folder of startup files.
     """
     if not path.isascii():
         kept = (each for each in unicodedata.normalize("NFKC", path) if unicodedata.category(each) != "Cf")
@@ -106,7 +106,7 @@ def run_by(path: str, *, is_link: bool = False) -> str:
 
 
 def _matches(names: list[str], at: int, rest: list[str], is_link: bool) -> bool:
-    """Return whether the names from `at` on are those of a rule or, for a link, the first of them."""
+    """Return whether the names from `at` on match a rule or, for a link, the beginning of one."""
     left = len(names) - at
     if left < len(rest):
         return is_link and names[at:] == rest[:left]
@@ -116,7 +116,7 @@ def _matches(names: list[str], at: int, rest: list[str], is_link: bool) -> bool:
 
 
 def _is_idle(names: list[str], at: int) -> bool:
-    """Return whether a file in a folder of git's is one that git does not run."""
+    """Return whether a file in one of git's folders is one that git does not run."""
     if names[at : at + 1] == ["hooks"]:
         return names[-1].endswith(".sample")
     if names[at : at + 1] in (["modules"], ["worktrees"]) and len(names) > at + 1:
@@ -125,22 +125,22 @@ def _is_idle(names: list[str], at: int) -> bool:
 
 
 def is_allowed(path: str, allowed: Collection[str]) -> bool:
-    """Return whether one of these patterns names the path. A pattern without a slash names files in any folder."""
+    """Return whether a path matches one of these patterns. A pattern without a slash matches files in any folder."""
     name = path.rpartition("/")[2]
     return any(fnmatchcase(path if "/" in pattern else name, pattern) for pattern in allowed)
 
 
 def reason_to_ask(files: Sequence[tuple[str, str]]) -> str:
-    """Return why changes to these startup files, each with what runs it, need an approval."""
+    """Return why changes to these startup files need an approval. Each file comes with the program that runs it."""
     listed = "; ".join(f"{path} (run by {program})" for path, program in files[:_LISTED])
     more = f"; and {len(files) - _LISTED} more" if len(files) > _LISTED else ""
-    return f"it changes files that run later by themselves, outside the sandbox: {listed}{more}"
+    return f"it changes files that later run automatically, outside the sandbox: {listed}{more}"
 
 
 def why_not_covered(paths: Sequence[str]) -> str:
-    """Return why nothing but an answer of a person approves a change to these files, and what to do."""
+    """Return why only a person can approve a change to these files, and what to do."""
     return (
-        "files that run later by themselves need a person's approval, which nothing else stands in for. To let calls "
-        f"change them, allow them by name: DirectoryFilesystem(folder, startup_files={list(paths[:_LISTED])!r}), "
+        "files that later run automatically need a person's approval, and nothing can replace it. To let calls "
+        f"change them anyway, allow them by name: DirectoryFilesystem(folder, startup_files={list(paths[:_LISTED])!r}), "
         "or --startup-files PATH"
     )

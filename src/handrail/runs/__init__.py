@@ -1,6 +1,6 @@
 """Operations on recorded runs: list, show, cancel, fork, undo, replay, export, import and forget.
 
-They all work on a journal. None of them needs the process in which the run was made.
+They all work on a journal. None of them needs the process that executed the run.
 """
 
 from handrail.runs.catalog import RunLine, approvals, cancel, forget, list_runs

@@ -76,7 +76,7 @@ async def list_runs(
 async def forget(
     journal: Journal, *, before: datetime | None = None, keep: int | None = None, dry: bool = False
 ) -> Sequence[str]:
-    """Delete runs that ended before a time, or that are not among the newest `keep`, from the journal.
+    """Delete finished runs from the journal, except those that ended at or after `before`, and the newest `keep`.
 
     A run is deleted only together with its whole session: each run builds on the earlier ones, so a session with an
     unfinished or newer run is kept. Data that a folder keeps for undo stays in the folder. Returns
@@ -118,8 +118,9 @@ async def approvals(
 ) -> ApprovalMemory:
     """Return the approval memory of a session, which can `.list()` its decisions and `.revoke(id)` one.
 
-    A revocation is recorded, and applies at once to the session's runs in any process. Nothing else in the
-    session is read, so its code is not needed. Raises `RunUnknown` if the principal has no run in such a session.
+    A revocation is recorded, and applies immediately to the session's runs in any process. Nothing else in the
+    session is read, so the code that defines its types is not needed. Raises `RunUnknown` if the principal has no run in
+    this session.
     """
     runs = await journal.runs.list(session_id=session_id, principal=principal)
     if not runs:
@@ -158,8 +159,8 @@ async def cancel(journal: Journal, run_id: str) -> RunRow:
     """Cancel a run.
 
     If the run has no owner, it has ended when this returns, and each of its calls has a result, so that later
-    runs of its session can continue. If another process owns it, that process stops it within seconds; until
-    then the returned row has `stopping` set. A finished run is left unchanged.
+    runs of its session can continue. If another process owns it, that process stops it within seconds, and the
+    returned row has `stopping` set until then. A finished run is left unchanged.
     """
     row = await journal.runs.get(run_id)
     if row.status in OVER:

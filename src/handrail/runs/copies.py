@@ -25,7 +25,7 @@ from handrail.session.serialization import decode_item, under_id
 
 
 class Lineage(msgspec.Struct, frozen=True):
-    """The session as it was when a run began: a saved session, and the commits and messages since then."""
+    """The session as it was when a run began: a saved session, and the commits and messages since it was saved."""
 
     base: bytes | None
     events: list[bytes]
@@ -36,7 +36,7 @@ class Lineage(msgspec.Struct, frozen=True):
 
 
 async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
-    """Return what earlier runs of the session passed on to this one. Nothing is decoded, so no code is needed."""
+    """Return what earlier runs of the session passed on to this one. Events are not decoded, so their types are not needed."""
     record = row.record
     runs = await journal.runs.list(session_id=record.session_id)
     units = await journal.calls.load_session(record.session_id)
@@ -68,7 +68,7 @@ def _approves(decision: Decision) -> bool:
 
 
 def detach(begin: RunBegin, lineage: Lineage, session_id: str, **changes: object) -> bytes:
-    """Encode a run's beginning, made independent of other runs, for a session with this id."""
+    """Encode a run's beginning for a session with this id, so that it does not depend on other runs."""
     base = None if lineage.base is None else under_id(lineage.base, session_id)
     return msgspec.msgpack.encode(
         msgspec.structs.replace(
@@ -144,7 +144,7 @@ def _calls_until(run_id: str, entries: Sequence[Entry], step: int) -> int:
     }
     if not 0 <= step <= len(answers):
         raise RunError(
-            run_id, f"it has no step {step}", f"Fork it from one of 0 to {len(answers)}: 0 is its beginning."
+            run_id, f"it has no step {step}", f"Pass a step from 0, its beginning, to {len(answers)}."
         )
     bodies = (answers[RUN.answer(number)].body for number in range(1, step + 1))
     return sum(len(msgspec.msgpack.decode(body, type=RecordedAnswer).calls) for body in bodies)
@@ -163,7 +163,7 @@ def _kept(entries: Sequence[Entry], step: int, calls: int, units: Sequence[Commi
 
 
 def _detach_unit(unit: CommitUnit, new_id: str) -> CommitUnit:
-    """Return a call in the form in which a fork records it.
+    """Return a committed call as a fork records it.
 
     Its files and paths are left out, because they belong to the original run.
     """
@@ -230,7 +230,7 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
         unfinished.replace(target)
     except OSError as error:
         problem = f"it can't be written to {target}: {error.strerror}"
-        raise RunError(run_id, problem, "Name a file in a folder that can be written to.") from None
+        raise RunError(run_id, problem, "Pass a path in a writable folder.") from None
     finally:
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
@@ -240,7 +240,7 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
 async def import_(
     journal: Journal, path: str | PathLike[str], *, run_id: str | None = None, session_id: str | None = None
 ) -> RunRow:
-    """Import an exported run. Pass `run_id` to give it another id if the journal already has a run with its id."""
+    """Import an exported run. If the journal already has a run with its id, pass a different one as `run_id`."""
     copy = _read(Path(path))
     was, record = copy.row.record.id, copy.row.record
     new_id = run_id or was
@@ -303,7 +303,7 @@ def _read(path: Path) -> RunCopy:
                 head.run_id, f"line {number} of {name} is damaged: {error}", "Export it again."
             ) from None
     if len(found["run"]) != 1:
-        raise RunError(head.run_id, f"{name} is cut off", "Export it again.")
+        raise RunError(head.run_id, f"{name} is truncated", "Export it again.")
     return RunCopy(
         row=found["run"][0],
         entries=found["entry"],
@@ -314,7 +314,7 @@ def _read(path: Path) -> RunCopy:
 
 
 def _with_place(line: Any) -> Any:
-    """Return a line of the file unchanged. Raises `ValueError` if it has a place that can't be parsed."""
+    """Return a decoded line unchanged. Raises `ValueError` if it has a place that can't be parsed."""
     if isinstance(line, CommitUnit):
         Place.parse(line.place)
     elif isinstance(line, Entry) and line.kind in _AT_PLACES:

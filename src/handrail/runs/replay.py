@@ -1,4 +1,4 @@
-"""Replay of a run: runs the recorded model answers against today's tools, prompt and policies."""
+"""Replays a run: checks the recorded model answers against the current tools, prompt and policies."""
 
 from __future__ import annotations
 
@@ -102,11 +102,11 @@ async def replay(
     tally: Tally | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Divergence | None:
-    """Replay a recorded run with today's code. Returns the first difference; None if there is none.
+    """Replay a recorded run with the current code. Returns the first difference; None if there is none.
 
     No model is asked and nothing is changed. Calls with effect `pure`, `read` and `staged` run in a transaction
     that is dropped. The recorded result is used for all other calls, and for calls that asked somebody, were
-    given a secret, ran a prompt of their own, or worked on files that have changed since. `filesystem` has
+    given a secret, ran a nested prompt, or worked on files that have changed since. `filesystem` has
     the files as they were when the run began; without it, calls that used files are not run. `params`
     override the recorded ones.
     """
@@ -166,7 +166,7 @@ def _laid_out(offer: str) -> str:
 async def _changed_since(
     journal: Journal, units: Sequence[CommitUnit], filesystem: Filesystem | None
 ) -> list[str]:
-    """Return the paths in the run's folder that have changed since the run found them."""
+    """Return the places of the files that this run, and every later call, has written in the run's folder."""
     root = folder_of(filesystem)
     first = next((unit for unit in units if unit.root == root), None) if root else None
     if first is None:
@@ -200,7 +200,7 @@ class _Dropped(Exception):
 
 
 class _Walk:
-    """A replay of one call after another, all inside one call whose transaction is dropped."""
+    """Replays one call after another, all inside one call whose transaction is dropped."""
 
     def __init__(
         self,
@@ -326,7 +326,7 @@ class _Walk:
     def _parse(
         self, step: int, tool: Tool[Any, Any], asked: CallAsked, unit: CommitUnit
     ) -> tuple[Divergence | None, Any]:
-        """Parse the arguments of a call with today's code.
+        """Parse the arguments of a call with the current code.
 
         Returns a difference if there is one, and the params if they are valid.
         """
@@ -345,7 +345,7 @@ class _Walk:
     async def _decide(
         self, outer: Attempt, step: int, tool: Tool[Any, Any], asked: CallAsked, unit: CommitUnit
     ) -> Divergence | None:
-        """Apply today's policies to the call, without running it. Returns a difference if they decide otherwise."""
+        """Check a call against the current policies, without running it. Returns a difference if they decide differently."""
         was, now = unit.decision or "allow", "allow"
         if self._frame.policies:
             call = new_call(self._gate, tool.name, asked.arguments, parent=outer)
@@ -382,7 +382,7 @@ class _Walk:
         return not any(meet(changed, path) for changed in self._unknown for path in paths)
 
     def _take(self, outer: Attempt, unit: CommitUnit) -> None:
-        """Apply the recorded effects of a call instead of running it."""
+        """Apply the recorded events of a call instead of running it."""
         self._tally.taken += 1
         for event in unit.events:
             outer.open_transaction.session.dispatch(decode_item(bytes(event), self._frame.session.id))

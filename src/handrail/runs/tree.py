@@ -25,7 +25,7 @@ Standing = Literal["running", "parked", "interrupted", "done", "failed", "cancel
 
 
 def standing_of(row: RunRow, now: float) -> Standing:
-    """Return the standing of a run: its status, or `interrupted` if its owner has died."""
+    """Return the standing of a run at the time `now`."""
     if row.status == "running" and is_free(row.owner, row.leased_until, now, ""):
         return "interrupted"
     return row.status
@@ -53,7 +53,7 @@ class CallNode(msgspec.Struct, kw_only=True):
     decision: str = ""
     undone: bool = False
     verbs: list[str] = []
-    """The questions and nested runs of the call's handler, in order."""
+    """The recorded verbs that the call's handler used, in order."""
     questions: list[QuestionRecord] = []
     calls: list[CallNode] = []
     runs: list[Nested] = []
@@ -257,7 +257,7 @@ _NOTHING = RunBegin(
 
 
 def _reach_back(node: CallNode) -> float | None:
-    """Set the start of a call to the start of the first item inside it, and return that time.
+    """Move the start of a call back to the start of the first item inside it, if that is earlier, and return the start.
 
     The record of a call that was run again has only the last attempt, and an open call has no record.
     """

@@ -35,7 +35,7 @@ class Undoing(msgspec.Struct, frozen=True):
     """The paths of the restored files."""
     slices: Sequence[str]
     stands: Sequence[str]
-    """The call's effects on the world, which an undo does not reverse."""
+    """The call's external effects, which an undo does not reverse."""
 
 
 async def undo(
@@ -51,7 +51,7 @@ async def undo(
 
     Raises `UndoRefused`, and changes nothing, if a later commit read or wrote the same paths or slices; the error
     names them. The model is told in the session's next turn. Pass the `session` if this process has it in memory, so
-    that it drops the call at once; otherwise that happens when the session is next evaluated.
+    that it drops the call immediately; otherwise that happens when the session is next evaluated.
     """
     row = await journal.runs.get(run_id)
     await _check_nobody_works(journal, row, clock)
@@ -84,7 +84,7 @@ async def undo(
 
 
 async def _check_nobody_works(journal: Journal, row: RunRow, clock: Clock) -> None:
-    """Raise `RunBusy` while an active run of the same session uses what the undo would change."""
+    """Raise `RunBusy` if a live process owns a run of the same session."""
     now = clock.now().timestamp()
     for other in await journal.runs.list(session_id=row.record.session_id):
         if other.owner and not is_free(other.owner, other.leased_until, now, ""):
@@ -122,7 +122,7 @@ def _refuse_built_on(unit: CommitUnit, later: Iterable[CommitUnit]) -> None:
 
 
 def built_on(unit: CommitUnit, other: CommitUnit) -> list[str]:
-    """Return the changes of `unit` that `other`, a later commit, read or wrote.
+    """Return the places that `unit` changed and that `other`, a later commit, read or changed.
 
     Slices belong to a session; paths belong to a folder, no matter which session uses it. A listed folder counts
     as read if something directly in it changed, and a path counts as changed if its folder changed.

@@ -76,7 +76,7 @@ class Schema(Generic[T]):
         """Whether values of the type can contain a secret."""
 
     def parse(self, data: str | bytes) -> T:
-        """Parse JSON text. Raises `ToolValidationError` with every problem in it."""
+        """Parse JSON text into the type. Raises a `ToolValidationError` that lists every problem."""
         suspect = self._may_hold_floats and _SUSPECT[type(data)].search(data)
         problems: list[Problem] = []
         value: Any = None
@@ -103,7 +103,7 @@ class Schema(Generic[T]):
         return self.parse(clear_json(value))
 
     def accepts(self, value: object) -> bool:
-        """Return whether a value is already an instance of the type, without converting it to JSON."""
+        """Return whether a Python value is valid for the type as it is, without any conversion."""
         try:
             self._adapter.validator.validate_python(value, strict=True)
         except pydantic_core.ValidationError:
@@ -111,13 +111,13 @@ class Schema(Generic[T]):
         return True
 
     def parse_given(self, value: object) -> T:
-        """Parse a person's answer. If the type can contain secrets, an answer with a mask is refused."""
+        """Parse a person's answer. If the type can contain secrets, an answer that contains a mask is refused."""
         if self.secret:
             refuse_masks(clear_json(value))
         return self.parse_value(value)
 
     def clear(self, value: object) -> bytes:
-        """Return a value as JSON text with its secrets unmasked, which must be parsed at once and never kept."""
+        """Return a value as JSON text with its secrets unmasked. Parse the text immediately, and never keep it."""
         kind = get_origin(self.annotation) or self.annotation
         if not isinstance(kind, type) or not isinstance(value, kind):
             return clear_json(value)
@@ -138,7 +138,7 @@ class Schema(Generic[T]):
     def mask(self, data: str | bytes) -> str:
         """Return JSON text with its secrets masked, so that it can be shown and recorded.
 
-        Text that does not fit the type is withheld entirely, since any part of it may be secret. Masks that
+        Text that does not match the type is withheld entirely, since any part of it may be secret. Masks that
         the text already contains are kept.
         """
         try:
@@ -161,7 +161,7 @@ class Schema(Generic[T]):
 
 @lru_cache(maxsize=512)
 def schema_of(annotation: type[T]) -> Schema[T]:
-    """Return the schema of a type from a cache, for types that are needed often, for example by `wait_for`."""
+    """Return the schema of a type, from a cache. This is for types that are needed often, for example by `wait_for`."""
     return Schema(annotation)
 
 
@@ -177,8 +177,8 @@ def to_json(value: object) -> bytes:
 
 
 def refuse_masks(data: str | bytes) -> None:
-    """Raise `ToolValidationError` if the JSON text contains a mask, which must never be used as a password."""
-    if (MASK if isinstance(data, str) else MASK.encode()) not in data or not _is_json(data):  # pyright: ignore[reportOperatorIssue]  # of one kind
+    """Raise `ToolValidationError` if JSON text contains a mask, because a mask must never be used as a secret."""
+    if (MASK if isinstance(data, str) else MASK.encode()) not in data or not _is_json(data):  # pyright: ignore[reportOperatorIssue]  # both are text, or both are bytes
         return
     problems = [Problem(where, _MASKED) for where in dict.fromkeys(masks_in(pydantic_core.from_json(data)))]
     if problems:
@@ -188,7 +188,7 @@ def refuse_masks(data: str | bytes) -> None:
 def clear_json(value: object) -> bytes:
     """Return a Python value as JSON text with its secrets unmasked.
 
-    The text must be parsed at once, and never shown or kept.
+    Parse the text immediately, and never show or keep it.
     """
     written = to_json(value)
     return in_clear(value) if MASK.encode() in written else written

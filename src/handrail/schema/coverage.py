@@ -1,8 +1,8 @@
-"""Whether JSON text shows everything that a value contains.
+"""Checks that JSON text shows everything that a value contains.
 
-People are shown the JSON of a call's arguments. Pydantic can be told to write something else than what it parsed: a
-field can be excluded, written under another field's name, or changed by a serializer, and keys of a dict that differ
-can be written alike. A person would then approve less than the tool gets.
+People are shown the JSON of a call's arguments. Pydantic can be configured to write something other than what it
+parsed: a field can be excluded, written under another field's name, or changed by a serializer, and different keys of
+a dict can be written alike. A person would then approve less than the tool gets.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _MISSING = object()
 
 
 def first_hidden(value: object, shown: object, where: str = "", *, masked: bool = False) -> str | None:
-    """Return the place of the first part of a value that its JSON does not show as it is, or None.
+    """Return the location of the first part of a value that its JSON does not show as it is; None if there is none.
 
-    With `masked`, secrets in the JSON are masked, and a mask shows any value.
+    With `masked`, secrets in the JSON are masked, and a mask counts as showing any value.
     """
     if masked and shown == MASK:
         return None
@@ -35,7 +35,7 @@ def first_hidden(value: object, shown: object, where: str = "", *, masked: bool 
 
 
 def _parts(value: Any, shown: Any, where: str, masked: bool) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the parts of a value, each with its place and its JSON. A part that is not shown has no JSON."""
+    """Yield the parts of a value, each with its location and its JSON, which is `_MISSING` if the part is not shown."""
     if isinstance(value, SecretStr | SecretBytes):
         return  # masked on purpose
     if isinstance(value, RootModel):
@@ -69,7 +69,7 @@ def _parts(value: Any, shown: Any, where: str, masked: bool) -> Iterator[tuple[s
 
 
 def _fields(value: object) -> list[tuple[str, str, Any]] | None:
-    """Return the fields of a model or dataclass: name, name in the JSON, and value. None for other values."""
+    """Return the fields of a model or dataclass, each as name, name in the JSON, and value; None for other values."""
     if isinstance(value, BaseModel):
         kinds = type(value).model_fields
         found = [
@@ -92,7 +92,7 @@ def _alias(field: Any, name: str) -> str:
 
 
 def _is_shown(value: Any, shown: Any) -> bool:
-    """Return whether the JSON of a single value is the usual one. A type of the user's own decides on its JSON."""
+    """Return whether a single value has its usual JSON. A value without usual JSON, such as a user's own type, passes."""
     if isinstance(value, Enum):
         value = value.value
     try:

@@ -12,7 +12,7 @@ from typing import Any, cast
 from handrail.errors import DefinitionError
 
 MAX_PARTS = 10_000
-"""Maximum number of values in a schema: objects, lists, texts and numbers."""
+"""Maximum number of values in a schema: objects, lists, strings and numbers."""
 MAX_DEPTH = 64
 """Maximum depth of a schema."""
 
@@ -68,7 +68,7 @@ def _inner(schema: Mapping[str, Any], at: str, owner: str) -> Iterator[tuple[Any
 
 
 def _check_size(schema: object, owner: str) -> None:
-    """Check the size and depth of a schema, without recursion, so that deep nesting can't overflow the stack."""
+    """Raise `DefinitionError` if a schema is too large or too deep. This does not recurse, so deep nesting is harmless."""
     parts = 0
     level: list[Any] = [schema]
     for _ in range(MAX_DEPTH):

@@ -62,9 +62,9 @@ class Misfit(NamedTuple):
 
 
 def misfits(schema: Mapping[str, Any], value: object, *, secret: bool = False) -> list[Misfit]:
-    """Return the definite mistakes in a value: wrong kinds, missing and unknown fields, invalid choices.
+    """Return the definite mistakes in a value: wrong types, missing and unknown fields, invalid choices.
 
-    Everything else is checked by the process that has the type. With `secret`, no part of the value is
+    Everything else is checked by the process that has the Python type. With `secret`, no part of the value is
     repeated. A value that can't be checked within `MAX_STEPS` has one mistake, which says so.
     """
     comparison = Comparison(schema)
@@ -76,7 +76,7 @@ def misfits(schema: Mapping[str, Any], value: object, *, secret: bool = False) -
 
 
 class _TooCostlyError(Exception):
-    """The comparison took more than `MAX_STEPS`."""
+    """Raised when a comparison takes more than `MAX_STEPS` steps or `_MAX_DEPTH` levels."""
 
 
 class Comparison:
@@ -88,7 +88,7 @@ class Comparison:
         self._known: dict[tuple[int, str], list[Misfit]] = {}
         """The mistakes found for each part of the schema at each place; empty while they are being compared."""
         self._targets: dict[int, Any] = {}
-        """The target of each reference, by the id of the schema that has it."""
+        """The target of each reference, by the id of the schema that contains the reference."""
         self._depth = 0
         self.steps = 0
 
@@ -114,7 +114,7 @@ class Comparison:
         return found
 
     def _resolved(self, schema: Any) -> Any:
-        """Follow the references of a schema, each once. A cycle of references matches anything."""
+        """Return the schema that a schema's references lead to. A cycle of references matches anything."""
         followed: list[int] = []
         target = schema
         while isinstance(target, dict):

@@ -1,6 +1,6 @@
-"""Problems of an input, described for a model: where each is, what was expected, and what came instead.
+"""Problems in an input, described for a model: where each is, what was expected, and what was sent instead.
 
-This module describes problems that pydantic found by the type. If only the type's JSON Schema is available,
+This module describes problems that pydantic found with the Python type. If only the type's JSON Schema is available,
 `handrail.schema.misfits` finds the definite mistakes.
 """
 
@@ -51,7 +51,7 @@ def location_of(location: Location) -> str:
 def problems_of(
     errors: Iterable[Mapping[str, Any]], data: str | bytes, schema: Mapping[str, Any], secret: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Yield every error as *(where, what to do)*, without duplicates. Only the first of very many are described.
+    """Yield the first `MAX_PROBLEMS` errors as `(where, what to do)`, without duplicates.
 
     With `secret`, nothing that was sent is repeated: a model may put a secret into the wrong argument.
     """
@@ -72,7 +72,7 @@ def problems_of(
 
 
 def _real_location(error: Mapping[str, Any], sent: Any) -> tuple[Location, str]:
-    """Return where in the input an error is, without the labels that pydantic adds for union members."""
+    """Return where in the input an error is, and pydantic's label for the union member that it is about, or ""."""
     location: list[str | int] = []
     form = ""
     raw = cast(Location, error["loc"])
@@ -93,7 +93,7 @@ def _real_location(error: Mapping[str, Any], sent: Any) -> tuple[Location, str]:
 
 
 _KEY = "[key]"
-"""The part that pydantic adds to the location of an invalid key."""
+"""The label that pydantic adds to the location of an invalid key."""
 
 _WITHHELD = "not accepted. The reason is withheld, since it could repeat a secret"
 
@@ -271,7 +271,7 @@ def _asks_for_secrets(part: Mapping[str, Any], root: Mapping[str, Any], seen: se
 
 
 def schemas_at(schema: Mapping[str, Any], location: Location) -> list[Mapping[str, Any]]:
-    """Return the schemas that may describe the value at a place. There are several for a union."""
+    """Return the schemas that may describe the value at a location. There are several for a union."""
     here = forms_of(schema, schema)
     for part in location:
         here = inside(here, part, schema)
@@ -298,7 +298,7 @@ def forms_of(part: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mapping[s
 
 
 def _forms(parts: Sequence[Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Resolve references and unions. Each schema is visited once, so the size of the root bounds the steps."""
+    """Return the alternatives with references and unions resolved. Each schema is visited once, so the steps are bounded."""
     defs = root.get("$defs", {})
     seen: set[int] = set()
     forms: list[Mapping[str, Any]] = []

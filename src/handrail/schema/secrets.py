@@ -17,9 +17,9 @@ from pydantic_core import core_schema
 from handrail.schema.problems import Location, forms_of, inside, location_of
 
 MASK = str(SecretStr("any"))
-"""Text that replaces a secret wherever a person or a journal could read it."""
+"""The text that replaces a secret wherever a person or a journal could read it."""
 WITHHELD = pydantic_core.to_json({MASK: "not shown: it may contain a secret"}).decode()
-"""Text that replaces arguments any part of which may be secret."""
+"""The JSON text that replaces arguments if any part of them may be secret."""
 
 
 @lru_cache(maxsize=1)
@@ -80,7 +80,7 @@ def _masked(value: Any, forms: list[Mapping[str, Any]], root: Mapping[str, Any])
 
 
 def _is_meant(value: Any, form: Mapping[str, Any]) -> bool:
-    """Return whether a value in place of a secret is a secret: it is not empty, and has the schema's type."""
+    """Return whether a value is a secret where one is expected: it is not empty, and is text if the schema requires text."""
     if value is None or value == "":
         return False
     return isinstance(value, str) or form.get("type") != "string"
@@ -120,7 +120,7 @@ _ANYTHING = pydantic_core.SchemaSerializer(core_schema.any_schema())
 
 
 def in_clear(value: object, serializer: pydantic_core.SchemaSerializer = _ANYTHING) -> bytes:
-    """Return a Python value as JSON text with its secrets unmasked, which must be parsed at once and never kept."""
+    """Return a Python value as JSON text with its secrets unmasked. Parse the text immediately, and never keep it."""
     plain = serializer.to_python(value, by_alias=True, round_trip=True, warnings=False)
     return pydantic_core.to_json(_revealed(plain), inf_nan_mode="constants")
 

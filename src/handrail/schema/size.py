@@ -1,7 +1,7 @@
-"""Limits on what the arguments of a call contain, so that parsing them never takes long.
+"""Limits on the number of values in a call's arguments, so that parsing them never takes long.
 
-Arguments are parsed on the event loop. The time for a long text is short, but a value that does not fit takes fifty
-times as long as one that does, and integers beyond 64 bits can be chosen so that a set of them takes quadratic time.
+Arguments are parsed on the event loop. Parsing a long text is fast, but a value that is invalid takes fifty times as
+long as a valid one, and integers beyond 64 bits can be chosen so that building a set of them takes quadratic time.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import pydantic_core
 from handrail.errors import ToolValidationError
 
 LONG = 10_000
-"""Arguments of up to this many characters are not counted. They can't contain enough to matter."""
+"""Arguments of up to this many characters are not checked, because they can't contain enough values to matter."""
 MOST_VALUES = 20_000
 """Maximum number of values in the arguments of one call, including those inside lists and objects."""
 MOST_BIG_INTEGERS = 1_000
-"""Maximum number of integers beyond 64 bits among them."""
+"""Maximum number of integers beyond 64 bits in the arguments of one call."""
 
 _BEYOND = 1 << 63
 
@@ -31,7 +31,7 @@ def check_size(data: str | bytes) -> None:
     try:
         given = pydantic_core.from_json(data)
     except ValueError:
-        return  # parsing says what is wrong
+        return  # parsing will report what is wrong
     values = big = 0
     for value in _values_in(given):
         values += 1

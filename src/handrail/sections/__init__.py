@@ -1,4 +1,4 @@
-"""Ready-made sections with tools for files and for commands."""
+"""Ready-made sections with tools for files and commands."""
 
 from handrail.sections.commands import ShellTools
 from handrail.sections.files import FileTools

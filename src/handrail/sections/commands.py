@@ -27,7 +27,7 @@ can't rename a folder; move the files in it instead."""
 def run_command_tool(shell: Shell) -> Tool[Any, Any]:
     """Create the tool `run_command`, which runs commands in this shell.
 
-    Changes that a command makes in the folder belong to the call and are undone with it. If commands can reach
+    A command's changes to the folder belong to the call and are undone with it. If commands can reach
     more, such as the network or an exposed folder, they can have other effects too. The tool is then irreversible,
     and each command needs approval before it runs.
     """

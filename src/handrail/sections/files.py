@@ -19,10 +19,10 @@ from handrail.protocols import ToolPolicy
 from handrail.tools import PathArg, Tool, ToolResult, tool
 
 PAGE_LINES = 400
-"""Maximum number of lines of a file to show at once."""
+"""Maximum number of a file's lines to show at once."""
 _LONG_LINE = 2000
 _STEP = 1 << 16
-"""Number of characters whose lines are counted at a time."""
+"""Number of characters in which line endings are counted at a time."""
 _PAGE_ITEMS = 200
 """Maximum number of entries or matches to show at once."""
 
@@ -202,7 +202,7 @@ def _page(path: str, text: str, first: int, count: int) -> str:
     if not text:
         return f"{path} is empty."
     text = text.removesuffix("\n")
-    total = text.count("\n") + 1  # lines end at the same places as in a search, so that line numbers agree
+    total = text.count("\n") + 1  # lines end where they do in a search, so that line numbers agree
     if first > total:
         return f"{path} has {_count(total, 'line')}; there is no line {first}."
     shown = text[_start_of(text, first) :].split("\n", count)[:count]
@@ -215,7 +215,10 @@ def _page(path: str, text: str, first: int, count: int) -> str:
 
 
 def _start_of(text: str, line: int) -> int:
-    """Return where a line starts. The text is not split, because a list of short lines takes far more memory."""
+    """Return the index at which a line starts.
+
+    The text is not split, because a list of short lines takes far more memory.
+    """
     at, left = 0, line - 1
     while (ends := text.count("\n", at, at + _STEP)) < left:
         at, left = at + _STEP, left - ends

@@ -1,4 +1,4 @@
-"""`AccessLog`: a file with one line of JSON for every request."""
+"""`AccessLog`: a file with one line of JSON for each request."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from handrail.errors import DefinitionError
 
 
 class AccessLog:
-    """Appends one line for each request to a file that only its owner can read.
+    """Appends one line for each request to a file that is created for its owner only.
 
-    A line contains the route, but never the path, the query or the body. Each line is written in one piece, so
+    A line contains the route, but never the path, the query or the body. Each line is written with one system call, so
     several processes can share the file.
     """
 

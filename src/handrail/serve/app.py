@@ -35,7 +35,7 @@ log = logging.getLogger("handrail.serve")
 
 
 class ServedApp:
-    """An ASGI app that serves `source`: AG-UI at `/agent`, the page at `/`. Exported as `asgi`.
+    """An ASGI app that serves `source`, with AG-UI at `/agent` and the page at `/`. Exported as `asgi`.
 
     Runs are recorded in `journal`. On startup, the app resumes the runs that an earlier process left unfinished. On
     shutdown, it parks every run. `hosts` are additional host names that the app answers to, and `origins` are
@@ -137,7 +137,7 @@ class ServedApp:
 
     async def _stop(self) -> None:
         await self.threads.stop(self._grace)
-        await asyncio.sleep(0.05)  # feeds wake their readers in batches, so let the last batch through
+        await asyncio.sleep(0.05)  # feeds wake their readers in batches, so wait for the last batch
         self.streams.close()
 
     @asynccontextmanager
@@ -158,7 +158,7 @@ asgi = ServedApp
 def on_stop_signal(stop: Callable[[], object]) -> Generator[None]:
     """Call `stop` in the event loop on SIGINT or SIGTERM, and then the handler that was installed before.
 
-    A server tells its app to shut down only when all connections are closed, and a stream closes only when
+    A server shuts its app down only when all connections are closed, and a stream closes only when
     the app ends it, so each would wait for the other. If no handler was installed, the signal still ends the
     process. Outside the main thread this does nothing, because only the main thread receives signals.
     """

@@ -1,4 +1,4 @@
-"""`Feed`: the events of one thread, each encoded once. `EventStream` sends them as server-sent events."""
+"""`Feed`: a thread's events, each encoded once. `EventStream` sends them as server-sent events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Event", "Feed", "FellBehind", "Item"]
 _MOST_ITEMS = 4096
 _MOST_BYTES = 4 * 2**20
 _AT_ONCE = 256
-"""Maximum number of events that a reader gets at a time, so that a slow reader never holds a copy of them all."""
+"""Maximum number of events that a reader gets at a time, so that a slow reader never holds a copy of all of them."""
 _STARTED = b'"RUN_STARTED"'
 _PAUSE = 0.02
 """Minimum seconds between wake-ups. Waking every reader for every token would be too expensive."""
@@ -36,13 +36,13 @@ class Item(NamedTuple):
     data: bytes
     nested: bool
     ends: str
-    """The id of the leg that this event ends; "" if it ends none, "*" if it ends whichever leg is open."""
+    """The id of the leg that this event ends, "" if it ends none, or "*" if it ends whichever leg is open."""
     plain: bytes | None = None
-    """The data that older clients, from before protocol 1.0, are sent instead; None if it is the same."""
+    """Different data for older clients, from before protocol 1.0, or None if they have none."""
 
     @property
     def older(self) -> bytes | None:
-        """The data for older clients, from before protocol 1.0. None if they are sent nothing."""
+        """The data for older clients, from before protocol 1.0, or None if they are sent nothing."""
         if self.plain is not None:
             return self.plain
         return None if self.nested else self.data
@@ -80,11 +80,11 @@ class Feed:
         self._ended = ended  # called with every event that ends a leg
         self._changed: asyncio.Future[None] | None = None
         self._waiting: dict[object, int] = {}
-        """The positions of waiting readers. Later events are kept until these readers have been woken."""
+        """The positions of the waiting readers. Events after these positions are kept until the readers have been woken."""
         self._timer: asyncio.TimerHandle | None = None
         self._woken_at = float("-inf")
         self.owner: object = None
-        """The thread of this feed. Through this reference, a reader of the feed keeps the thread in memory."""
+        """The feed's thread. Through this reference, a reader of the feed keeps the thread in memory."""
 
     @property
     def last(self) -> int:
@@ -149,7 +149,7 @@ class Feed:
         return [self._items[at] for at in range(skip, end)]
 
     def before_leg(self, leg: str, number: int) -> int:
-        """Return the position just before the start of a leg. If the leg does not start after `number`, return `number`."""
+        """Return the position just before a leg's start, or `number` if the leg does not start after that position."""
         oldest = self._oldest()
         for at in range(len(self._items) - 1, max(number - oldest, -1), -1):
             data = self._items[at].data
@@ -219,7 +219,7 @@ _HEADERS = [
 
 
 def encode(data: bytes, id: str = "") -> bytes:
-    """Encode one server-sent event. Lines end in a bare newline, because AG-UI clients can't read other line ends."""
+    """Encode one server-sent event. Lines end in a bare newline, because AG-UI clients can't read other line endings."""
     head = f"id: {id}\n".encode() if id else b""
     return b"%sdata: %s\n\n" % (head, data)
 
@@ -234,11 +234,11 @@ async def follow(
     nested: bool = True,
     ping: float = PING_SECONDS,
 ) -> AsyncGenerator[bytes]:
-    """Yield the events after a position in a feed: until `leg` ends, up to position `until`, or without end.
+    """Yield the encoded events after a position in a feed, until `leg` ends, up to position `until`, or forever.
 
     A reader whose next event is no longer kept is disconnected, and gets a snapshot when it returns. If the reader
-    follows one leg, it is sent an error event first: an AG-UI client does not return by itself, and would take the
-    disconnection for the end of the leg.
+    follows one leg, it is first sent an error event, because an AG-UI client does not reconnect on its own and would
+    take the disconnection for the end of the leg.
     """
     first = _encode_all(before, nested)
     if first:
@@ -266,18 +266,18 @@ async def follow(
 
 
 async def send_all(events: Sequence[Event], *, nested: bool = True) -> AsyncGenerator[bytes]:
-    """Yield all events at once, encoded."""
+    """Yield all events, encoded, as one chunk."""
     yield _encode_all(events, nested)
 
 
 def _encode_all(events: Sequence[Event], nested: bool) -> bytes:
-    """Encode events for a client. With `nested` False, encode them for clients from before protocol 1.0."""
+    """Encode events for a client. If `nested` is False, encodes them for clients from before protocol 1.0."""
     data = (each.data if nested else each.older for each in events)
     return b"".join(encode(msgspec.json.encode(each)) for each in data if each is not None)
 
 
 class Streams:
-    """A server's open streams. Enforces each principal's quota, and can close all streams."""
+    """A server's open streams. Enforces each principal's quota, and can end all streams."""
 
     def __init__(self, limits: Limits, metrics: Metrics, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._quota = Quota(
@@ -295,7 +295,7 @@ class Streams:
         return self._quota.total
 
     def take(self, principal: str) -> Slot:
-        """Take a slot for one more stream. Raises `RequestRefused` if none is free."""
+        """Take a slot for one more stream. Raises `RequestRefused` if the quota is used up or the server is stopping."""
         if self._closed:
             raise RequestRefused(503, "Stopping", "the server is stopping. Try again soon.", retry_after=5.0)
         self._quota.take(principal)

@@ -1,4 +1,4 @@
-"""`Inbox`: the questions in other people's runs that a person is asked to vote on."""
+"""`Inbox`: the questions in other people's runs that a person may vote on."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ log = logging.getLogger("handrail.serve")
 
 
 class Waiting(NamedTuple):
-    """A question that waits for a person, with the votes on it so far."""
+    """An open question that a person may vote on, with the votes so far."""
 
     question: Question
     votes: Sequence[Vote]
 
 
 class Inbox:
-    """The questions that wait for each person's vote. People see these questions and nothing else from the threads."""
+    """The questions that wait for each person's vote. People see these questions and nothing else from those threads."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
@@ -102,12 +102,12 @@ class Inbox:
         return await self._journal.votes.on(question.run_id, question.id, question.digest)
 
     async def _thread_for(self, question: Question, person: Person) -> Thread | None:
-        """Return the thread of a question that this person may vote on; otherwise None."""
+        """Return the thread of a question if this person may vote on it, or None."""
         if not person.may("vote") or not question.may_vote(person.name, person.roles):
             return None
         return await self._thread_of(question)
 
     async def _thread_of(self, question: Question) -> Thread | None:
-        """Return the thread of a question, or None if the question belongs to another app."""
+        """Return the thread of a question, or None if the question belongs to a different app."""
         key = self._threads.key_of(await self._journal.runs.get(question.run_id))
         return None if key is None else self._threads.thread(*key)

@@ -1,4 +1,4 @@
-"""`Limits`: how much work a server accepts. `Rate` and `Quota` enforce such limits."""
+"""`Limits`: how much work a server accepts. `Rate` and `Quota` enforce limits of this kind."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Limits:
     """Maximum number of open streams for each principal."""
     requests_per_second: float = 50.0
     burst: int = 200
-    """Number of requests that a principal may send at once after a quiet period."""
+    """Maximum number of requests that a principal may send at once after a quiet period."""
     wrong_tokens: int = 10
-    """Number of wrong tokens that one address may send at once. After that, it may send one every six seconds."""
+    """Maximum number of wrong tokens that one address may send at once. After that, it may send one every six seconds."""
     idle_per_address: int = 100
     """Maximum number of idle connections from one address. When there are more, the longest idle one is closed.
 
@@ -56,7 +56,10 @@ class Limits:
 
 
 def network_of(address: str) -> str:
-    """Return the key to count a client by: its address, or for IPv6 its /64 network, which one client usually has."""
+    """Return the key under which a client is counted: its address, or for IPv6 its /64 network.
+
+    A single client usually has a whole /64 network.
+    """
     try:
         found = ipaddress.IPv6Address(address.partition("%")[0])
     except ValueError:
@@ -67,7 +70,7 @@ def network_of(address: str) -> str:
 
 
 class Rate:
-    """Rate limits, with a token bucket for each key. If there are too many buckets, the least recently used is dropped."""
+    """A rate limiter with a token bucket for each key. Beyond `most` buckets, the least recently used is dropped."""
 
     def __init__(
         self, per_second: float, burst: int, *, clock: Clock = SYSTEM_CLOCK, most: int = 10_000
@@ -77,7 +80,7 @@ class Rate:
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, key: str) -> float:
-        """Take a token and return 0.0. If there is none, return the seconds until the next token is available."""
+        """Take a token and return 0.0. If there is none, returns the seconds until the next token."""
         left, now = self._now(key)
         if left < 1.0:
             return (1.0 - left) / self._per_second
@@ -88,7 +91,7 @@ class Rate:
         return 0.0
 
     def wait(self, key: str) -> float:
-        """Return the seconds until a token is available, or 0.0 if there is one. Takes no token."""
+        """Return the seconds until a token is available, or 0.0 if one is. Takes no token."""
         left, _ = self._now(key)
         return 0.0 if left >= 1.0 else (1.0 - left) / self._per_second
 
@@ -108,7 +111,10 @@ class Quota:
         self.total = 0
 
     def take(self, principal: str, *, beside: int = 0, beside_total: int = 0) -> None:
-        """Take one, or raise `RequestRefused`. `beside` and `beside_total` add those that are counted elsewhere."""
+        """Take one. Raises `RequestRefused` if the principal or all principals together already hold the maximum.
+
+        `beside` and `beside_total` add the ones that are counted elsewhere.
+        """
         held = self._held.get(principal, 0)
         if held + beside >= self._each or self.total + beside_total >= self._most:
             raise RequestRefused(429, self._kind, self._message, retry_after=5.0)

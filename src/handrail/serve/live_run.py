@@ -28,7 +28,7 @@ log = logging.getLogger("handrail.serve")
 
 _STOPPING = "The server is stopping. The run resumes when the server is back: follow the thread again."
 Voters = Callable[[str | None, str], Sequence[str]]
-"""Returns the names of the people who may vote, given a role (None for any role) and a person to leave out."""
+"""A function that returns the names of the people who may vote, except one person, given a role or None for any role."""
 _MIN_CUT_SECONDS = 1.0
 """Minimum seconds that a run gets to end after it is cut off, even if the grace period is shorter."""
 
@@ -37,7 +37,7 @@ class BrowserEnvironment(Environment):
     """The environment of a served run, whose questions people answer in the browser, now or later.
 
     Answers reach the run through the journal. A waiting run stays in memory for `park_after` seconds, because
-    somebody may answer soon. Then it is parked, and an answer resumes it. If `park_after` is None, the run is parked
+    someone may answer soon. Then it is parked, and an answer resumes it. If `park_after` is None, the run is parked
     only when the server stops.
     """
 
@@ -63,9 +63,9 @@ class BrowserEnvironment(Environment):
         self.stays = False
         """Whether the run stays in memory the next time it waits, because a question is about to be closed."""
         self.was_cut = False
-        """Whether the run was parked by force. Such a run has work to do even before an answer arrives."""
+        """Whether the run was parked by force. Such a run can continue even before an answer arrives."""
         self.parking: Parking | None = None
-        """Parks the run; None until the run has started."""
+        """Parks the run. None until the run has started."""
 
     async def ask(self, question: Question, /) -> Answer | None:
         """Show the question to the thread's readers. Returns None, because the answer arrives through the journal."""
@@ -78,7 +78,7 @@ class BrowserEnvironment(Environment):
         return self._voters(quorum.role, principal)
 
     def run_started(self, parking: Parking) -> None:
-        """Remember how to park the run."""
+        """Store the object that parks the run."""
         self.parking = parking
 
     def run_waiting(self, parking: Parking) -> None:
@@ -110,7 +110,7 @@ class BrowserEnvironment(Environment):
             self._leave(self.parking)
 
     def cut(self) -> bool:
-        """Park the run by force, as if the process had died. Returns False if the run has not started."""
+        """Park the run by force, as if the process had died. Returns False if the run can't be parked yet."""
         if self.parking is None:
             return False
         self.was_cut = self.was_cut or not self.parking.parked
@@ -171,12 +171,12 @@ class LiveRun:
 
     @property
     def leg(self) -> str:
-        """The id of the open leg; "" while everything in the run waits."""
+        """The id of the open leg, or "" if no leg is open."""
         return self._translator.leg or ""
 
     @property
     def has_started(self) -> bool:
-        """Whether the run is recorded and its session is loaded."""
+        """Whether the run has been recorded, or ended before that."""
         return self._started.done()
 
     @property
@@ -193,7 +193,7 @@ class LiveRun:
         self._translator.recall(self.run_id, said)
 
     async def start(self, stream: RunStream[Any], leg: str, over: Callable[[LiveRun], None]) -> None:
-        """Start the run, and return when it is recorded. Raises the error if the run fails before that.
+        """Start the run, and return when it is recorded. Raises the run's error if it fails before that.
 
         `over` is called when this process no longer executes the run.
         """
@@ -236,7 +236,7 @@ class LiveRun:
         await self.wait()
 
     async def park(self, grace: float) -> None:
-        """Park the run when everything in it waits for an answer. After `grace` seconds, cut it off.
+        """Park the run as soon as everything in it waits for an answer. After `grace` seconds, cut it off.
 
         A run that is cut off is recorded as if the process had died.
         """
@@ -277,7 +277,7 @@ class LiveRun:
     async def _outcome(self, stream: RunStream[Any]) -> Callable[[], Sequence[Event]] | None:
         """Wait for the run's end.
 
-        Returns a function that builds the final events, or None if the run was parked and its leg has ended.
+        Returns a function that builds the final events, or None if the run was parked after its leg had ended.
         """
         translator = self._translator
         try:

@@ -1,4 +1,4 @@
-"""`Metrics`: counters and durations of a server's work. They contain no names of principals or threads.
+"""`Metrics`: counters and durations of a server's work, without the names of principals or threads.
 
 The rest of the package only calls `Metrics.add` and `Metrics.record`. `PrometheusMetrics` keeps the numbers
 in memory and renders them as Prometheus text.
@@ -38,7 +38,7 @@ class Metrics(Protocol):
     """Receives a server's counters and durations. This module defines their names."""
 
     def add(self, name: str, amount: int = 1, /, **labels: str) -> None:
-        """Increase the counter `name` by `amount`, separately for each set of labels."""
+        """Increase the counter `name` by `amount`. Each set of labels is counted separately."""
         ...
 
     def record(self, name: str, seconds: float, /) -> None:
@@ -52,7 +52,7 @@ def refuse(metrics: Metrics, kind: str) -> None:
 
 
 def end_leg(metrics: Metrics, event: Mapping[str, Any]) -> None:
-    """Count the end of a run, given the event that ends a leg. Interrupted and parked runs have not ended."""
+    """Count a run's end, given the event that ends a leg. Interrupted and parked runs have not ended and are not counted."""
     if event["type"] == "RUN_ERROR":
         outcome = "parked" if event.get("code") == "ServerStopping" else "error"
     else:

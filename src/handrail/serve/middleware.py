@@ -29,7 +29,7 @@ PRINCIPAL, PERSON, STARTED = "handrail.principal", "handrail.person", "handrail.
 """The keys in a request's scope for the sender's name, the sender as a `Person`, and the time of arrival."""
 
 CALLBACK = "/oidc/callback"
-"""The path to which a sign-in provider sends a browser back. Besides the page, other sites may link only to this."""
+"""The path to which a sign-in provider sends a browser back. Other sites may link only to this path and the page."""
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -54,7 +54,7 @@ _DRAIN_SECONDS = 1.0
 
 
 def is_static(path: str) -> bool:
-    """Return whether a path is the page or one of its files. These are public and the same for everyone."""
+    """Return whether a path is the page or one of its files, which are public and the same for everyone."""
     return path == "/" or path.startswith("/assets/")
 
 
@@ -64,7 +64,7 @@ def is_open(path: str) -> bool:
 
 
 class GuardMiddleware:
-    """Checks load, headers, origin, principal, rate and body, in this order, then calls the app."""
+    """Checks load, headers, origin, principal, rate and body, in this order, and then calls the app."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class GuardMiddleware:
             )
 
     async def _admit(self, request: Request, receive: Receive) -> Receive:
-        """Authenticate the request, apply the rate limit, and read the body. Return a `receive` that replays the body."""
+        """Authenticate the request, apply the rate limit and read the body. Returns a `receive` that replays the body."""
         path, method = request.scope["path"], request.method
         if method == "OPTIONS" or (method == "HEAD" and not is_static(path)):
             raise _method_refused()
@@ -348,7 +348,7 @@ def _method_refused() -> RequestRefused:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that first yields a body that was already read, and then passes on further messages."""
+    """Return a `receive` that first returns a body that was already read, and then passes on further messages."""
     given = False
 
     async def again() -> Message:
@@ -367,7 +367,7 @@ def _route(scope: Scope) -> str:
 
 
 def _normalize_host(name: str) -> str:
-    """Return a host name as `Host` headers spell it, with an IPv6 address in brackets."""
+    """Return a host name as `Host` headers spell it, with IPv6 addresses in brackets."""
     try:
         return f"[{name}]" if ipaddress.ip_address(name).version == 6 else name
     except ValueError:

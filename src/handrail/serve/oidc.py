@@ -36,10 +36,10 @@ _ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "E
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A sign-in that was sent to the provider and has not returned yet."""
+    """A sign-in whose browser was sent to the provider and has not come back yet."""
 
     browser: bytes
-    """A digest of the cookie of the browser that began the sign-in. No other browser can finish it."""
+    """A digest of the cookie in the browser that began the sign-in. No other browser can finish it."""
     nonce: str
     verifier: str
     redirect: str
@@ -47,10 +47,10 @@ class _Pending:
 
 
 class OidcProvider:
-    """Signs people in by the authorization code flow, with PKCE, a state bound to the browser, and a nonce.
+    """Signs people in with the authorization code flow, with PKCE, a state bound to the browser, and a nonce.
 
     A user's name is the value of `claim` in the ID token: `email`, which the provider must have verified, or another
-    claim such as `sub`. Pass `address` if browsers see the server at another address than its own, for example behind
+    claim such as `sub`. Pass `address` if browsers see the server at a different address, for example behind
     a proxy.
     """
 
@@ -82,7 +82,7 @@ class OidcProvider:
         self._pending: OrderedDict[str, _Pending] = OrderedDict()
 
     def routes(self, principals: Principals) -> Sequence[BaseRoute]:
-        """Return two routes: one begins a sign-in, the other finishes it when the provider sends the browser back."""
+        """Return two routes: one begins a sign-in, and the other finishes it when the provider sends the browser back."""
 
         async def begin(request: Request) -> Response:
             wait = self._rate.take(network_of(address_of(request)))
@@ -117,7 +117,7 @@ class OidcProvider:
         return [Route("/oidc/login", begin), Route(CALLBACK, finish)]
 
     async def begin(self, redirect: str) -> tuple[str, str]:
-        """Return the provider's address to send the browser to, and the secret for the cookie.
+        """Return the provider's URL to send the browser to, and a secret for the browser's cookie.
 
         The cookie binds the sign-in to the browser.
         """
@@ -134,7 +134,7 @@ class OidcProvider:
         return address, browser
 
     async def finish(self, state: str, code: str, browser: str) -> str:
-        """Return the name of the person that the provider sent back. Raises `RequestRefused` if the sign-in fails."""
+        """Return the name of the person whom the provider has signed in. Raises `RequestRefused` if the sign-in fails."""
         pending = self._pending.pop(state, None)
         if (
             pending is None
@@ -157,7 +157,7 @@ class OidcProvider:
         return name
 
     async def _exchange(self, metadata: dict[str, Any], pending: _Pending, code: str) -> dict[str, Any]:
-        """Exchange a code for an ID token. Return the token's claims after validating them."""
+        """Exchange a code for an ID token. Returns the token's claims after validating them."""
         from joserfc import jwt
         from joserfc.jwk import KeySet
 
@@ -206,7 +206,7 @@ class OidcProvider:
                 raise RequestRefused(
                     503,
                     "ProviderUnreachable",
-                    "the sign-in provider's configuration names another issuer. Ask the server's operator to correct it.",
+                    "the sign-in provider's configuration names a different issuer. Ask the server's operator to correct it.",
                 )
             self._metadata = found
         return self._metadata

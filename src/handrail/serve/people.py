@@ -44,12 +44,12 @@ CREATE TABLE IF NOT EXISTS audit (
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A person who sent a request: their name and current roles."""
+    """A person who sent a request, with their current roles."""
 
     name: str
     roles: frozenset[str]
     session: str = ""
-    """The id of the request's session; "" for a request with a token."""
+    """The id of the request's session, or "" if the request has no session."""
 
     def may(self, action: Action) -> bool:
         """Return whether one of the person's roles allows the action."""
@@ -90,7 +90,7 @@ class People:
         self._lock = threading.RLock()
         self._changes = 0
         self._verified: dict[bytes, tuple[str, bytes]] = {}
-        """Names and hashes of credentials that were verified, by keyed digest. Avoids running scrypt again."""
+        """Names and hashes of credentials that were verified, by keyed digest, so that scrypt need not run again."""
         self._cache_key = secrets.token_bytes(32)
         if path is not None:
             _make_private(path)
@@ -122,7 +122,7 @@ class People:
         for role in sorted(given):
             if not _ROLE.fullmatch(role):
                 raise DefinitionError(
-                    f"{role!r} can't be a role. Use {', '.join(ROLES)}, or a name of your own in lowercase letters."
+                    f"{role!r} can't be a role. Use {', '.join(ROLES)}, or another name in lowercase letters."
                 )
         if given.isdisjoint(ROLES):
             given.add("approver" if given else "user")
@@ -169,7 +169,7 @@ class People:
         ]
 
     def verify(self, name: str, secret: str) -> Person | None:
-        """Return the user with this name and secret, or None. Slow on purpose, so call it in a thread.
+        """Return the user with this name and secret, or None. Deliberately slow, so call it in a thread.
 
         An unknown name takes as long as a wrong secret. A correct pair is recognised at once the next time.
         """
@@ -190,7 +190,8 @@ class People:
     def sign_in(self, name: str, *, host: str, issuer: str, address: str) -> Credentials:
         """Begin a session and return its secrets.
 
-        `host` is the host and port for which the session is valid. `issuer` identifies what it was exchanged for.
+        `host` is the host and port for which the session is valid. `issuer` identifies the kind of credential that was
+        exchanged for it, and is checked again on each use.
         """
         made = Credentials(secrets.token_hex(8), secrets.token_urlsafe(32), secrets.token_urlsafe(32))
         now = self._now()
@@ -211,7 +212,7 @@ class People:
         return made
 
     def session_of(self, secret: str, key: str | None, *, host: str, issuer: str) -> Session | None:
-        """Return the session with this cookie, or None if it has ended or was made for another host or issuer.
+        """Return the session with this cookie, or None if it has ended or was created for a different host or issuer.
 
         If `key` is None, the key is not checked.
         """
@@ -237,13 +238,13 @@ class People:
         return bool(self._read("SELECT 1 FROM sessions WHERE id = ? AND ends_at > ?", id, self._now()))
 
     def revoke(self, *, id: str | None = None, name: str | None = None) -> int:
-        """End the session with this id, all sessions of this person, or all sessions. Return how many ended."""
+        """End the session with this id, all sessions of this person, or all sessions. Returns how many were ended."""
         wanted = [(column, value) for column, value in (("id", id), ("name", name)) if value is not None]
         where = " AND ".join(f"{column} = ?" for column, _ in wanted) or "1"
         return self._write(f"DELETE FROM sessions WHERE {where}", *(value for _, value in wanted))
 
     def generation(self) -> tuple[int, int]:
-        """Return a value that changes whenever users or sessions change, in any process. It is cheap to compute."""
+        """Return a value that changes whenever users or sessions change, in any process. It is cheap to read."""
         with self._lock:
             return self._database.execute("PRAGMA data_version").fetchone()[0], self._changes
 
@@ -261,9 +262,9 @@ class People:
     def audit(
         self, *, who: str | None = None, after: int = 0, limit: int | None = None
     ) -> Sequence[Mapping[str, Any]]:
-        """Return the entries of the audit log after the entry numbered `after`, oldest first.
+        """Return the audit log's entries after the entry numbered `after`, oldest first.
 
-        With `who`, only this person's entries are returned.
+        With `who`, only this person's entries are returned. With `limit`, at most this many are returned.
         """
         rows = self._read(
             "SELECT number, at, who, action, address, details FROM audit "
@@ -301,7 +302,7 @@ class People:
 
 
 def people_path(journal: Path) -> Path:
-    """Return the path of the users file that belongs to a journal, which is in the same folder."""
+    """Return the path of a journal's users file, which is in the same folder."""
     return journal.with_name(f"{journal.stem}.people.db")
 
 
@@ -310,7 +311,7 @@ def _make_private(path: Path) -> None:
     create_folders(path.parent)
     found = find_exposure(str(path))
     if found is not None:
-        raise DefinitionError(f"the file of users {str(path)!r}: {found.problem}. {found.hint}")
+        raise DefinitionError(f"the users file {str(path)!r}: {found.problem}. {found.hint}")
     create_private_file(str(path))
 
 

@@ -1,4 +1,4 @@
-"""`PrincipalFiles`: a separate folder for each principal, so that a principal's tools reach nobody else's files."""
+"""`PrincipalFiles`: a separate folder for each principal, so that a principal's tools can't reach anyone else's files."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MOST = 200
 
 
 def folder_name(principal: str) -> str:
-    """Return the name of a principal's folder. It is unique, even on filesystems that ignore case.
+    """Return the name of a principal's folder. It is unique, even on disks that ignore case.
 
-    Lowercase letters, digits and `_ @ -` are kept, and so are dots, except at the beginning. All other characters
+    Lowercase letters, digits and `_ @ -` are kept, and so are dots, except at the start. All other characters
     are written as the hexadecimal digits of their UTF-8 bytes. A long name is shortened and ends with a digest.
     """
     written = "".join(

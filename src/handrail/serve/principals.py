@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from handrail.serve.requests import LoginBody
 
 Authenticate = Callable[[Request], "str | Awaitable[str | None] | None"]
-"""An app's own hook. Returns the principal who sent a request, or None to refuse the request."""
+"""An app's own hook. It returns the principal who sent a request, or None to refuse the request."""
 
 log = logging.getLogger("handrail.serve")
 
 LOCAL = "local"
-"""The only principal of a server that has a token and no users."""
+"""The only principal of a server without users and without a hook."""
 ID = re.compile(r"[A-Za-z0-9._:~-]{1,128}")
 """Matches valid thread ids, and valid run ids of AG-UI clients."""
 ID_RULE = "1 to 128 letters, digits and . _ : ~ -"
@@ -90,15 +90,15 @@ class Principals:
         self._authenticate = authenticate
         self._token = token or secrets.token_urlsafe(32)
         self._issuer = "people"
-        # changing the token ends the sessions that were made with it
+        # changing the token ends the sessions that were created with it
         if not self.has_people:
             mark = b"" if token is None else hmac.digest(key, b"handrail issuer" + token.encode(), "sha256")
             self._issuer = f"token {mark.hex()}" if mark else "link"
         self._links: dict[bytes, tuple[str, float]] = {}
-        """The user that each link signs in and the time when the link expires, by the digest of the link's code."""
+        """For each link, the user that it signs in and the time at which it expires, by the digest of its code."""
         self._clock = clock
         self.link_used: Callable[[], None] = lambda: None
-        """Called after a link was used, so that the operator can be shown a new one."""
+        """Called after a link has been used, so that the operator can be shown a new one."""
         self._wrong = Rate(1 / 6, limits.wrong_tokens, clock=clock)
         self._wrong_names = Rate(1 / 6, 10 * limits.wrong_tokens, clock=clock)
 
@@ -154,7 +154,7 @@ class Principals:
         """Exchange a link, a token, or a name and password for a session. Raises `RequestRefused` if they are wrong."""
         if self._authenticate is not None:
             raise RequestRefused(
-                404, "NotFound", "this server has no sign-in of its own: the app authenticates requests"
+                404, "NotFound", "this server has no sign-in, because the app authenticates requests"
             )
         if not self._is_own_origin(request):
             raise RequestRefused(403, "OriginRefused", "sign in on the server's own page")
@@ -187,7 +187,7 @@ class Principals:
             self.people.note(person.name, "signed out", address_of(request), session=person.session)
 
     def watch(self, person: Person) -> Callable[[], bool]:
-        """Return a function that tells whether a person may continue to read an open stream.
+        """Return a function that returns whether a person may still read an open stream.
 
         Calling it is cheap: users and sessions are read again only after one of them has changed.
         """
@@ -216,7 +216,7 @@ class Principals:
         found = self.people.find(name)
         if found is not None:
             return Person(name, found.roles, session)
-        return Person(name, frozenset({"user"}), session)  # only the app's own hook knows them
+        return Person(name, frozenset({"user"}), session)  # only the app's own hook knows this principal
 
     def _by_cookie(self, request: Request) -> Person | None:
         value = request.cookies.get(cookie_name(request), "")
@@ -279,7 +279,7 @@ class Principals:
     def _wrong_secret(self, request: Request, kind: str, message: str, name: str = "") -> RequestRefused:
         """Count and log a failed sign-in, and return the refusal.
 
-        A name is logged only if a user has it: other names may be passwords that were typed in the wrong field.
+        A name is logged only if a user has it, because other names may be passwords typed into the wrong field.
         """
         address = address_of(request)
         self._wrong.take(network_of(address))

@@ -28,7 +28,7 @@ from handrail.errors import AnswerRefused, HandrailError, RunBusy, RunUnknown, S
 from handrail.schema import Problem
 
 INCIDENT = "handrail.incident"
-"""The key of the incident id in a request's scope. If the request fails, the log reports it under this id."""
+"""The key in a request's scope for its incident id. If the request fails, the error is logged under this id."""
 
 
 class RequestRefused(HandrailError, ValueError):
@@ -78,7 +78,7 @@ class ThreadUnknown(ServeError, LookupError):
 
 
 class ThreadBusy(ServeError, RuntimeError):
-    """Raised when a run of the thread is in progress."""
+    """Raised when one of the thread's runs is in progress."""
 
     def __init__(self, thread: str) -> None:
         super().__init__(thread, "a run is in progress", "Wait until it ends, or cancel it.")

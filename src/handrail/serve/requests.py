@@ -84,7 +84,7 @@ def parse(data: bytes, kind: type[T]) -> T:
 def parse_json(data: bytes) -> Any:
     """Parse JSON that can be stored and shown unchanged. Raises `RequestRefused` for all other JSON.
 
-    Duplicate names in an object, infinite numbers, NaN, integers of more than 64 bits, lone surrogates, and more than
+    Duplicate names in an object, infinite numbers, NaN, integers of more than 64 bits, lone surrogates and more than
     64 levels of nesting are refused.
     """
     try:
@@ -165,7 +165,7 @@ def limit_of(request: Request) -> int:
 
 
 def before_of(request: Request) -> Mark | None:
-    """Return the value of `?before=` as a mark, or None if there is none.
+    """Return the value of `?before=` as a mark, or None if it is absent.
 
     The value is the `next` of an earlier page, or a time in ISO 8601 (UTC by default).
     """
@@ -199,7 +199,7 @@ def format_mark(request: Request, mark: Mark) -> str:
 
 
 def search_of(request: Request) -> str:
-    """Return the words to search for, which are the value of `?find=`."""
+    """Return the text to search for, which is the value of `?find=`."""
     text = request.query_params.get("find", "")
     if len(text) > _MAX_SEARCH:
         raise RequestRefused(422, "BadSearch", f"`find` can have at most {_MAX_SEARCH} characters")

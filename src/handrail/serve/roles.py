@@ -1,4 +1,4 @@
-"""`may`: tells whether a role allows an action. The table `ALLOWED` is the only place that defines this."""
+"""`may`: decides whether a role allows an action. Only the table `ALLOWED` defines this."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Action = Literal["see", "run", "vote", "audit"]
 
 ACTIONS: tuple[Action, ...] = get_args(Action)
 ROLES = ("viewer", "user", "approver", "admin")
-"""The built-in roles. Policies can ask for roles with other names, but those allow nothing by themselves."""
+"""The built-in roles. Policies can require other roles too, but those allow no action on their own."""
 
 ALLOWED: Mapping[str, frozenset[Action]] = {
     "viewer": frozenset({"see"}),

@@ -71,7 +71,7 @@ class Routes:
         self._inbox = inbox
         self._has_oidc = has_oidc
         self._seen: set[tuple[str, str]] = set()
-        """The names of people and the digests of the questions they were shown, so that each pair is logged once."""
+        """Pairs of a person's name and the digest of a question that they were shown, so that each pair is logged once."""
         self._starting = Quota(
             limits.runs_per_principal,
             "TooManyRuns",
@@ -92,9 +92,9 @@ class Routes:
         ]
 
     def guarded(self) -> Sequence[tuple[str, str, Action, Endpoint, str]]:
-        """Return the endpoints that need a role, each as method, path, action, handler, and word for the audit log.
+        """Return the endpoints that need a role. Each has a method, a path, an action, a handler and a phrase for the audit log.
 
-        If the word is empty, requests are not logged.
+        If the phrase is empty, requests are not logged.
         """
         return [
             ("GET", "/app/renderers.js", "see", self.renderers, ""),
@@ -165,7 +165,7 @@ class Routes:
 
     async def renderers(self, request: Request) -> Response:
         if self._renderers is None:
-            raise RequestRefused(404, "NotFound", "this app has no renderers of its own")
+            raise RequestRefused(404, "NotFound", "this app has no renderers")
         return self._pages.file(request, self._renderers)
 
     # The server.
@@ -212,7 +212,7 @@ class Routes:
         return response
 
     async def health(self, request: Request) -> Response:
-        """Report whether the server is up. Only authenticated clients also get the version and the numbers of runs."""
+        """Report whether the server is up. Authenticated clients also get the version and the numbers of runs."""
         stopping = self._threads.stopping
         health: dict[str, Any] = {"status": "stopping" if stopping else "ok"}
         if self._has_oidc:
@@ -261,7 +261,7 @@ class Routes:
                 # A run that was started in another window may have ended in the meantime.
                 number = thread.feed.before_leg(submitted.leg, number)
                 return follow(thread.feed, number, leg=submitted.leg, nested=nested)
-            # The input was already answered: send the current state, and follow the run if it is active.
+            # The input was already answered, so send the current state, and follow the run if it is active.
             before, number, leg = await snapshots.joining_events(self._journal, thread)
             if leg:
                 return follow(thread.feed, number, before=before, leg=leg, nested=nested)
@@ -270,7 +270,7 @@ class Routes:
         return await self._stream(request, chunks)
 
     async def events(self, request: Request) -> Any:
-        """Stream a thread's events after a position. If the feed no longer keeps that position, send a snapshot first."""
+        """Stream a thread's events after a position. If the feed no longer keeps that position, a snapshot is sent first."""
         thread = self._thread(request)
         query = request.query_params
         nested = query.get("v") != "0"
@@ -350,7 +350,7 @@ class Routes:
     def _thread(self, request: Request) -> Thread:
         """Return the thread with the id in the URL.
 
-        It always belongs to the request's principal: other principals' threads can't be named.
+        It always belongs to the request's principal, because other principals' threads can't be named.
         """
         return self._threads.thread(request.scope[PRINCIPAL], requests.check_id(request.path_params["id"]))
 
@@ -419,7 +419,7 @@ class Routes:
         return JSONResponse({"decided": decided})
 
     async def audit(self, request: Request) -> Response:
-        """Return the audit log as JSON lines, oldest first, beginning after the entry numbered `?after=`."""
+        """Return the audit log as JSON lines, oldest first, starting after the entry numbered `?after=`."""
         after = request.query_params.get("after", "0")
         if not after.isdecimal() or len(after) > 15:
             raise RequestRefused(422, "BadNumber", "`after` must be the number of an entry")

@@ -29,7 +29,7 @@ from handrail.serve.refusals import error_body
 _BACKLOG = 2048
 _SPARE_FILES = 256
 _ABORT_SECONDS = 1.0
-"""Seconds that clients have to read the rest of their responses after the server stops."""
+"""Seconds that clients have to read the rest of their responses after the server begins to shut down."""
 _SHUTDOWN_SECONDS = 2
 
 
@@ -75,7 +75,7 @@ def address_of(listening: socket.socket, scheme: str = "http") -> str:
 
 
 def is_reachable(listening: socket.socket) -> bool:
-    """Return whether other machines can reach the socket."""
+    """Return whether other machines may reach the socket, because it does not listen on a loopback address."""
     return not ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
 
 
@@ -167,10 +167,10 @@ class Connections:
         self.metrics = metrics
         self._open: dict[tuple[str, int], Connection] = {}
         self._idle: dict[str, dict[Connection, None]] = {}
-        """The connections without a request in progress, by address. The longest idle connection comes first."""
+        """The connections without a request in progress, by address. The one that has been idle longest comes first."""
 
     def open(self, **options: Any) -> Connection:
-        """Create the protocol for a new connection. It is passed to uvicorn as the `http` option."""
+        """Create the protocol for a new connection. uvicorn gets this method as its `http` option."""
         return Connection(self, H11Protocol(**options))
 
     def add(self, connection: Connection) -> None:
@@ -183,7 +183,7 @@ class Connections:
             del self._open[connection.client]
 
     def rest(self, connection: Connection) -> None:
-        """Mark a connection as idle. If its address has too many idle connections, close the longest idle one."""
+        """Mark a connection as idle. If its address has too many idle connections, the longest idle one is closed."""
         idle = self._idle.setdefault(network_of(connection.client[0]), {})
         idle[connection] = None
         if len(idle) > self.limits.idle_per_address:
@@ -281,7 +281,7 @@ class Connection(asyncio.Protocol):
     def _await_headers(self) -> None:
         """Start the timeout for a request's headers.
 
-        A running timeout is not restarted, so a client gains no time by sending byte by byte.
+        A running timeout is not restarted, so a client gains no time by sending one byte at a time.
         """
         if self._headers is None and not self._requests:
             seconds = self._connections.limits.header_seconds
@@ -305,7 +305,7 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
 
 
 def _encode_response(status: str, kind: str, message: str) -> bytes:
-    """Encode a complete response, for a connection on which no request has arrived."""
+    """Encode a complete response, for a connection whose request has not fully arrived."""
     body = json.dumps(error_body(kind, message)).encode()
     lines = [
         f"HTTP/1.1 {status}",
@@ -348,7 +348,7 @@ def _signals(stop: Callable[[], Any]) -> Generator[None]:
 
 
 def _raise_file_limit(connections: int) -> None:
-    """Raise the limit on open files to what the connections need, as far as the hard limit allows."""
+    """Raise the limit on open files to what the connections need, or to the hard limit if that is lower."""
     import resource
 
     wanted = 2 * connections + _SPARE_FILES

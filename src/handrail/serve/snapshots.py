@@ -38,7 +38,7 @@ from handrail.serve.thread_messages import (
 )
 
 _MOST_CACHED = 4096
-"""Maximum number of finished runs that are cached."""
+"""Maximum number of cached summaries of finished runs."""
 _MOST_THREADS_CACHED = 64
 _TRIES = 5
 
@@ -169,8 +169,8 @@ async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], i
 async def _read_state(journal: Journal, seen: Thread) -> _State:
     """Read a consistent state of a thread from the journal and from memory.
 
-    The run continues while the journal is being read. The events of that time are taken from the feed. If the run
-    started or ended in that time, everything is read again.
+    The run continues while the journal is being read, and the events from that time are taken from the feed. If the
+    run started or ended in that time, everything is read again.
     """
     for tries in range(_TRIES):
         last, live = seen.feed.last, seen.live
@@ -190,10 +190,10 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
             continue
         open: Sequence[Event] = ()
         since: Sequence[Item] = ()
-        if live is not None and live is seen.live and live.has_started:  # no await from here on
+        if live is not None and live is seen.live and live.has_started:  # nothing is awaited from here on
             try:
                 since = seen.feed.since(last)
-            except FellBehind:  # more events arrived while the journal was read than the feed keeps
+            except FellBehind:  # while the journal was read, more events arrived than the feed keeps
                 if tries < _TRIES - 1:
                     continue
             said, state, questions = messages_in(live.session), seen.state(), list(live.questions.values())
@@ -211,7 +211,7 @@ def title_of(rows: Sequence[RunRow]) -> str:
 
 
 def status_of(rows: Sequence[RunRow], seen: Thread | None) -> str:
-    """Return a thread's status, which its newest run determines. `seen` is the thread if it is in memory."""
+    """Return a thread's status, which is determined by its newest run. `seen` is the thread if it is in memory."""
     if seen is not None and seen.live is not None:
         return "running" if seen.live.leg else "waiting"
     if not rows:
@@ -268,7 +268,7 @@ _caches: WeakKeyDictionary[Journal, OrderedDict[tuple[str, float], _RunSummary]]
 
 
 _nested_caches: WeakKeyDictionary[Journal, OrderedDict[object, Sequence[RunMessage]]] = WeakKeyDictionary()
-"""The messages of nested runs in threads without an active run, by journal.
+"""The messages of nested runs in threads whose newest run is over, by journal.
 
 They are cached because reading them means reading every run of the thread.
 """
@@ -319,7 +319,7 @@ def _ids_by_place(run_id: str, said: Iterable[RunMessage]) -> Mapping[Place, str
 
 
 def run_line(row: RunRow, found: RunTree | JournalAltered) -> dict[str, Any]:
-    """Return one line of the list of runs. A run whose records were altered is listed with the problem as its error."""
+    """Return one line of the list of runs. If a run's records were altered, the problem is listed as its error."""
     altered = isinstance(found, JournalAltered)
     usage, cost = (Usage(), None) if altered else (found.usage, found.cost)
     over = row.status in OVER
@@ -394,7 +394,7 @@ def _subagents(
 
 
 def _nested_status(run: NestedRun, call: CallNode) -> str:
-    """Return the status of a nested run that is inside a call.
+    """Return the status of a nested run inside a call.
 
     An answer without calls ends the nested run, even if the call continues.
     """

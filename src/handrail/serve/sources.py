@@ -1,4 +1,4 @@
-"""`Source`: what a server serves. It is either a prompt with its adapter, or a worker from a folder."""
+"""`Source`: what a server serves, either a prompt with its adapter or a worker from a folder."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Source(Protocol):
 
     @property
     def files(self) -> Any:
-        """The files that the source's runs change: a filesystem, a `PrincipalFiles`, or None if there are none."""
+        """The files that the source's runs change: a filesystem, a `PrincipalFiles`, or None."""
         ...
 
     def files_of(self, principal: str) -> Any:
-        """Return the filesystem that this principal's runs change, or None if there is none."""
+        """Return the filesystem that this principal's runs change, or None."""
         ...
 
     @property
@@ -250,7 +250,7 @@ def _describe(error: Exception) -> str:
 
 
 def load_module(named: str) -> ModuleType:
-    """Import a module, given its name or its file. Does not add its folder to `sys.path`: see `handrail.neighbours`."""
+    """Import a module, given its name or its file. Its folder is not added to `sys.path`: see `handrail.neighbours`."""
     advice = "Give the path of a Python file, or a module name such as pkg.mod."
     if named.endswith(".py"):
         path = Path(named).resolve()
@@ -270,7 +270,8 @@ def _load_file(path: Path) -> ModuleType:
     """Import a file under the name that it would have if it were imported from its own folder.
 
     Its types and its runs therefore have the same names however it is loaded. If another module already has that
-    name, for example if the file is called `json.py`, the file gets a unique name, and other imports are unaffected.
+    name, for example because the file is called `json.py`, the file gets a unique name, and other imports are
+    unaffected.
     """
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
     name = f"handrail_app_{path.stem}_{digest}" if _is_taken(path) else path.stem
@@ -278,7 +279,7 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _is_taken(path: Path) -> bool:
-    """Return whether another module, installed or in the current folder, has this file's name."""
+    """Return whether a different module, installed or in the current folder, has this file's name."""
     if path.stem in sys.modules:
         where = getattr(sys.modules[path.stem], "__file__", None)
     else:
@@ -309,5 +310,5 @@ def _worker_of(path: Path, model: Model | None, approvals: Any, files: Any) -> W
 
     worker = WorkerRegistry.worker_at(path)
     if model is None and worker.model is None:
-        raise worker.without_model()  # raise it now instead of on the first message
+        raise worker.without_model()  # raised now rather than on the first message
     return WorkersSource(worker.registry, worker.name, model=model, files=files, approvals=approvals)

@@ -51,7 +51,7 @@ _HERE = "this server"
 
 @dataclass(slots=True)
 class Setup:
-    """The parts that all threads of a server share."""
+    """The parts that all of a server's threads share."""
 
     source: Source
     journal: Journal
@@ -101,7 +101,7 @@ class Thread:
         history: Iterable[Message] = (),
         tools: Sequence[Tool[Any, Any]] = (),
     ) -> str:
-        """Start a run with a message, record it, and return its id.
+        """Start a run with a message, and return its id once it is recorded.
 
         Raises `ThreadBusy` if a run is in progress, and `QuestionsOpen` if a run waits for answers.
         """
@@ -138,7 +138,7 @@ class Thread:
         """
         async with self._lock:
             asked = await self._asked([each.question_id for each in answers])
-            # after reading the questions, because the run may have been parked in the meantime
+            # read after the questions, because the run may have been parked in the meantime
             live = await self._settled()
             now = self._setup.clock.now()
             for each in answers:
@@ -158,7 +158,7 @@ class Thread:
             if live is not None or not taken:
                 return leg if taken else ""
             if self._setup.stopping or self._is_elsewhere(await self._journal.runs.get(taken)):
-                return ""  # the answer is recorded, and the next process to take the run will read it
+                return ""  # the answer is recorded, and the next process that takes the run reads it
             return await self._go_on(taken, leg)
 
     async def cancel(self) -> None:
@@ -167,11 +167,13 @@ class Thread:
             live = await self._settled()
             if live is not None:
                 await live.cancel()
-            row = await self.newest()  # do this always, because the run may have been parked just now
+            row = await self.newest()  # read in any case, because the run may have been parked just now
             if row is None or row.status in OVER:
                 return
             ended = await runs.cancel(self._journal, row.record.id)
-            self._session = None  # the session is outdated, because only the journal has the cancellation
+            self._session = (
+                None  # the session in memory is outdated, because only the journal has the cancellation
+            )
             if ended.status in OVER and (live is None or live.parked):
                 told = Translator(self.id, row.record.id)
                 self.feed.append([*told.begin_leg(self._setup.new_id()), *told.cancel()])
@@ -179,7 +181,7 @@ class Thread:
     async def undo(self, call_id: str) -> Undoing:
         """Undo what one of this thread's calls committed.
 
-        Raises `UndoRefused` or `RunBusy` if that is not possible.
+        Raises `UndoRefused` if that is not possible, and `RunBusy` if a run is in progress.
         """
         async with self._lock:
             live = await self._settled()
@@ -269,13 +271,13 @@ class Thread:
         return () if row is None or row.status in OVER else await self._journal.questions.open(row.record.id)
 
     def state(self) -> Any:
-        """Return the state that clients see, from the session in memory. None if there is none."""
+        """Return the state that clients see, from the session in memory, or None if there is none."""
         live = self.live
         session = live.session if live is not None and live.has_started else self._session
         return None if session is None else self._shown(session)
 
     async def read_state(self, rows: Sequence[RunRow] | None = None) -> Any:
-        """Return the state that clients see, from the journal if needed. Includes what a parked run has committed."""
+        """Return the state that clients see, from the journal if needed. It includes what a parked run has committed."""
         if not self._source.shown or (self.live is not None and self.live.has_started):
             return self.state()
         row = await self.newest(rows)
@@ -333,7 +335,7 @@ class Thread:
             raise ThreadBusy(self.id)
 
     async def _settled(self) -> LiveRun | None:
-        """Return the run that this process executes, or None. If the run is being parked, first wait until it is parked."""
+        """Return the run that this process executes, or None. A run that is being parked is awaited first."""
         if self.live is not None and self.live.is_parking:
             await self.live.wait()
         return self.live
@@ -354,7 +356,7 @@ class Thread:
         return found
 
     def _is_elsewhere(self, row: RunRow) -> bool:
-        """Return whether another live process has this run, or the run belongs to another app."""
+        """Return whether another live process has this run, or the run belongs to a different app."""
         return not self._source.owns(row.record) or self._is_leased(row)
 
     async def _is_here(self, run_id: str) -> bool:
@@ -365,7 +367,7 @@ class Thread:
         return not is_free(row.owner, row.leased_until, now, getattr(self._journal, "owner", ""))
 
     async def _session_with(self, row: RunRow) -> Session:
-        """Return a copy of the session that includes what an unfinished run has committed. It is only for reading."""
+        """Return a copy of the session that includes what an unfinished run has committed. It must only be read."""
         try:
             session = await runs.session(self._journal, self.session_id, principal=self.principal)
         except RunUnknown:
@@ -382,7 +384,7 @@ class Thread:
         return session
 
     async def _session_as_decided(self) -> Session:
-        """Return the session with all its remembered decisions, including those that other processes remembered."""
+        """Return the session with all its remembered decisions, including those from other processes."""
         live = self.live
         session = live.session if live is not None and live.has_started else await self.session()
         if session.decisions is not None:
@@ -395,7 +397,7 @@ class Thread:
         return {kind.__name__: plain_json(list(session[kind].all())) for kind in self._source.shown}
 
     async def _go_on(self, run_id: str, leg: str = "", *, stays: bool = False) -> str:
-        """Resume a run that this process does not have, and return the id of the leg in which it continues.
+        """Resume a run that this process is not executing, and return the id of the leg in which it continues.
 
         Tools that a client added are rebuilt from the journal, so no client needs to be connected.
         """
@@ -434,9 +436,9 @@ class Thread:
     async def _resume_to_ask(
         self, answers: Sequence[Answer], asked: Mapping[str, QuestionRecord], leg: str
     ) -> LiveRun | None:
-        """Resume a parked run if an answer can't reach it through the journal.
+        """Resume a parked run if an answer can't reach it through the journal. Returns the active run, or None.
 
-        This is so if a question is cancelled, or answered with a secret, which the journal does not keep.
+        This is necessary if a question is cancelled, or answered with a secret, which the journal does not keep.
         """
         left: list[Question] = []
         for each in answers:

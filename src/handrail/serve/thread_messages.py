@@ -48,7 +48,7 @@ def nested_messages_in(session: Session) -> list[RunMessage]:
 
 
 def _with_open_results(session: Session, said: list[RunMessage]) -> list[RunMessage]:
-    """Add the results of finished calls in turns that still have unfinished calls. Clients already have these results."""
+    """Add the results of finished calls in turns that still have unfinished calls, because clients already have them."""
     asked = {call.id for _, each in said if isinstance(each, AssistantMessage) for call in each.calls}
     answered = {result.id for _, each in said if isinstance(each, ToolMessage) for result in each.results}
     if asked <= answered:
@@ -112,7 +112,7 @@ def _result_text(entry: Entry) -> str:
 
 
 def merge_nested(recorded: Sequence[RunMessage], live: Sequence[RunMessage]) -> list[RunMessage]:
-    """Merge the recorded and the live messages of nested runs. For a run that has live messages, only those are used."""
+    """Merge the recorded and the live messages of nested runs. If a run has live messages, its recorded ones are dropped."""
     there = {each.run_id for each in live}
     return [*(each for each in recorded if each.run_id not in there), *live]
 
@@ -123,7 +123,7 @@ def merge_nested(recorded: Sequence[RunMessage], live: Sequence[RunMessage]) -> 
 def render(messages: Sequence[RunMessage]) -> list[dict[str, Any]]:
     """Render messages as AG-UI messages.
 
-    A run starts with the user's message. Messages of the run before that one are history that a client supplied.
+    A run starts with the user's message. Any earlier messages of the run are history that a client supplied.
     """
     started = {
         run_id: number
@@ -141,10 +141,10 @@ def render(messages: Sequence[RunMessage]) -> list[dict[str, Any]]:
 def render_thread(
     messages: Sequence[RunMessage], nested: Sequence[RunMessage], named: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Render a thread's messages, with the messages of nested runs after the calls that started those runs.
+    """Render a thread's messages. The messages of nested runs follow the calls that started those runs.
 
-    `named` maps the id of each run to the id that the client gave to the message that started the run. If the id were
-    different, the client would take the message for a new one and show it last.
+    `named` maps the id of each run to the id that the client gave to the message that started the run. If the ids
+    differed, the client would take the message for a new one and show it last.
     """
     ids = {f"{run_id}/user": id for run_id, id in named.items()}
     own = [{**each, "id": ids.get(each["id"], each["id"])} for each in render(messages)]
@@ -205,7 +205,7 @@ def _render_message(
 
 
 def render_open(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """Render messages that are still being written, from the events for a newly joined client."""
+    """Render the messages that are still being written, from the events for a newly joined client."""
     out: dict[str, dict[str, Any]] = {}
     calls: dict[str, dict[str, Any]] = {}
     for event in events:

@@ -1,4 +1,4 @@
-"""`Threads`: all threads in a journal. `ThreadList`: a list of one principal's threads."""
+"""`Threads`: all threads in a journal. `ThreadList`: one principal's threads, page by page."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ log = logging.getLogger("handrail.serve")
 _MOST_KEPT = 256
 """Maximum number of idle threads that stay in memory."""
 _MOST_RESUMED = 100_000
-"""Maximum number of unfinished runs that are checked at startup, newest first."""
+"""Maximum number of unfinished runs to resume or wait for at startup, newest first."""
 _MOST_SEARCHED = 500
 """Maximum number of threads that one search reads, because first messages are not indexed.
 
@@ -45,7 +45,7 @@ _MOST_COSTS_CACHED = 20_000
 
 
 class Threads:
-    """Finds threads, resumes the runs that an earlier process left, and parks all runs when the server stops."""
+    """Finds threads, resumes the runs that an earlier process left unfinished, and parks all runs when the server stops."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Threads:
         return len(self._waiting)
 
     def thread(self, principal: str, id: str) -> Thread:
-        """Return this principal's thread with this id. The thread is created if it is not in memory.
+        """Return this principal's thread with this id, creating the object if the thread is not in memory.
 
         Other principals' threads can't be named.
         """
@@ -108,7 +108,7 @@ class Threads:
         return thread
 
     def find(self, principal: str, id: str) -> Thread | None:
-        """Return the thread with this id if it is in memory; otherwise None."""
+        """Return the thread with this id if it is in memory, or None."""
         return self._known.get((principal, id))
 
     def running(self) -> Sequence[Thread]:
@@ -121,7 +121,7 @@ class Threads:
         return sum(1 for key in active | self._waiting.keys() if key[0] == principal)
 
     def kept(self) -> int:
-        """Return the number of threads that are kept in memory."""
+        """Return the number of threads that are kept in memory even without readers."""
         return len(self._kept)
 
     # Startup and shutdown.
@@ -246,7 +246,7 @@ class ThreadList:
         """Return a page of threads after the mark `before`, and the mark for the next page.
 
         A page has up to `limit` threads whose first message contains all `words`. The mark is None on the last page.
-        When few threads match, a page can be short or even empty although it is not the last.
+        If few threads match, a page can be short or even empty although it is not the last.
         """
         found: list[dict[str, Any]] = []
         searched = 0

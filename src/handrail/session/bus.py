@@ -24,8 +24,8 @@ log = logging.getLogger("handrail.events")
 class Dispatcher:
     """Delivers events to subscribers immediately, on the publisher's thread, in the order of subscription.
 
-    An error in a subscriber is logged and stops neither the others nor the run. `subscribe` takes a
-    type and also delivers its subclasses; `subscribe(object, ...)` receives everything. If the
+    An error in a subscriber is logged and stops neither the others nor the run. A subscription to a
+    type also receives events of its subclasses; one to `object` receives everything. If the
     subscribers change while an event is being published, the change takes effect with the next event.
     """
 
@@ -34,7 +34,7 @@ class Dispatcher:
     def __init__(self) -> None:
         self._listeners: list[_Subscription] = []
         self.matching: dict[type, tuple[Listener, ...]] = {}
-        """The listeners for each type that was published or queried so far. Cleared when subscribers change."""
+        """The listeners for each type that has been published or queried. Cleared when subscribers change."""
         self._lock = threading.Lock()
 
     def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
@@ -66,7 +66,7 @@ class Dispatcher:
                 subscriber_raised(event)
 
     def listens_for(self, kind: type) -> bool:
-        """Return whether there is a subscriber for this type, so that an event is worth creating."""
+        """Return whether this type has a subscriber, so that creating an event is worthwhile."""
         listeners = self.matching.get(kind)
         return bool(self._match(kind) if listeners is None else listeners)
 
@@ -107,7 +107,7 @@ def _check_subscription(kind: object, listener: object) -> None:
         raise EventRefused(
             listener,
             "a subscriber must be a plain function that takes the event",
-            "Pass a `def`, and start a task in it for anything that has to be awaited.",
+            "Pass a function defined with `def`, and start a task in it for anything that has to be awaited.",
         )
 
 

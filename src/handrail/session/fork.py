@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 class SessionFork(msgspec.Struct, eq=False):
-    """A working version of a session, until it is committed or dropped.
+    """A working copy of a session, until it is committed or dropped.
 
-    Reads see the state at the time of the fork plus the fork's own events. A commit replays the
-    fork's events onto the newest state, after `stale()` has reported what else changed. Once committed
+    Reads see the state at the time of the fork plus the fork's own events. `commit` raises `Conflict` if a slice that
+    the fork has read was changed, and otherwise replays the fork's events onto the newest state. Once committed
     or dropped, the fork raises `ContextExpired` for reads and events from every thread.
     """
 
@@ -64,7 +64,7 @@ class SessionFork(msgspec.Struct, eq=False):
         return found
 
     def dispatch(self, event: object, /) -> None:
-        """Reduce an event into this fork. Logs are written immediately; state is written when the fork commits."""
+        """Reduce an event into this fork's state. Logs are shared by the whole session, and are written immediately."""
         root = self.root
         route = root.route_of(event)
         lock = root.lock
@@ -129,7 +129,7 @@ class SessionFork(msgspec.Struct, eq=False):
         return sorted({f"slice {target.slice.__qualname__}" for route in routes for target in route.state})
 
     def stale(self) -> tuple[str, ...]:
-        """Return the slices, read in this fork or in forks of it, that others have changed since."""
+        """Return the names of the slices that this fork or a fork of it has read, and that others have changed since."""
         now, base = self._parent.state, self._base
         if now is base:
             return ()
@@ -191,9 +191,9 @@ class SessionFork(msgspec.Struct, eq=False):
                 self._parent._reads |= self._reads
 
     def _onto_newer(self, now: State) -> State:
-        """Replay this fork's events on top of a newer state.
+        """Return a newer state with this fork's events replayed on top of it.
 
-        A slice that nobody else has changed is taken as it is. Events are reduced again only into the other slices.
+        A slice that nobody else has changed is copied from this fork. Events are reduced again only into the other slices.
         """
         root, base, mine = self.root, self._base, self.state
         merged = now.copy()
@@ -208,7 +208,7 @@ class SessionFork(msgspec.Struct, eq=False):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """The state of a session at one time, which can be restored into the same session."""
+    """A session's state at one point in time, which can be restored into the same session."""
 
     session_id: str
     state: Any

@@ -23,9 +23,7 @@ _MASK = _WIDTH - 1
 
 
 def not_keyed() -> DefinitionError:
-    return DefinitionError(
-        "this slice has no keys. Say how its items are told apart: @kept(key=...) on the type."
-    )
+    return DefinitionError("this slice has no keys. Declare a key on the type: @kept(key=...).")
 
 
 class Readable(Generic[T]):
@@ -60,7 +58,7 @@ class Readable(Generic[T]):
 
 
 class Items(Readable[T]):
-    """A sequence that grows at its end."""
+    """An immutable sequence. Appending to it returns a new one."""
 
     __slots__ = ("_full", "_tail")
 
@@ -86,7 +84,7 @@ class Items(Readable[T]):
         return made
 
     def replace(self, items: Iterable[T]) -> Items[T]:
-        """Return a collection of the same kind with these items instead."""
+        """Return a new collection with these items instead."""
         return Items(items)
 
     def latest(self) -> T | None:
@@ -138,7 +136,7 @@ def _leaves(node: tuple[Any, ...], shift: int) -> Iterator[Any]:
 
 
 class Table(Readable[T]):
-    """Items by key. An item with a known key replaces the old one.
+    """An immutable table of items by key. An item with a known key replaces the old one.
 
     `key` returns an item's key. Iteration follows the order in which keys were first seen.
     """

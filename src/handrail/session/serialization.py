@@ -1,4 +1,4 @@
-"""Sessions as versioned JSON. Loading requires that every type is known."""
+"""Sessions as versioned JSON. Every type must be known when a session is loaded."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def load_imported(data: bytes, slices: Mapping[type, SliceRules] | None = None) 
 
 
 def under_id(data: bytes, id: str) -> bytes:
-    """Return a saved session with another id, otherwise unchanged."""
+    """Return a saved session under a different id, otherwise unchanged."""
     return msgspec.json.encode(msgspec.structs.replace(_read(data), id=id))
 
 
@@ -188,7 +188,7 @@ def said_in(data: bytes, kind: type[T]) -> list[T]:
 
 
 def _own_among(names: Iterable[str]) -> Iterable[type]:
-    """Yield those of the named types that belong to Handrail, from its imported modules."""
+    """Yield the named types that are Handrail's own, from its imported modules."""
     for name in names:
         module, _, own = name.rpartition(".")
         found = getattr(sys.modules.get(module), own, None) if module.startswith("handrail.") else None
@@ -268,12 +268,12 @@ def _decoded(kind: type, item: bytes, session: str) -> Any:
         ValueError,
         TypeError,
         PydanticUserError,
-    ) as error:  # msgspec and pydantic raise ValueErrors
+    ) as error:  # msgspec's and pydantic's errors are ValueErrors
         problem = str(error).replace("\n", " ")
         raise SessionError(
             session,
             f"an item of {kind.__name__} does not match its type: {problem}",
-            "Check whether the type was changed since it was saved.",
+            "Check whether the type has changed since it was saved.",
         ) from error
 
 

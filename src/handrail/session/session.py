@@ -36,12 +36,12 @@ log = logging.getLogger("handrail.session")
 
 
 class Session:
-    """The root of typed state.
+    """Typed state, divided into slices. A call works on a fork of it.
 
     - `session[Plan].latest()`, `.all()` and `.where(...)` read a slice; what they return never changes.
     - `session.dispatch(event)` reduces an event into every slice that handles it, or into none.
     - The cost of a fork or a snapshot does not depend on the amount of state.
-    - Concurrent dispatches, from tasks and threads, lose no update.
+    - Concurrent dispatches, from tasks and threads, lose no updates.
     """
 
     closed = False
@@ -75,7 +75,7 @@ class Session:
         self._checks: list[Callable[[object], None]] = []
         self._reducing = False
         self.decisions: DecisionBook | None = None
-        """Records remembered approvals beyond this process; None if they are not recorded."""
+        """The recorded decisions of this session, which outlive the process; None if decisions are not recorded."""
         for kind, rules in self._rules.items():
             _check_rules(self._id, kind, rules)
 
@@ -158,7 +158,7 @@ class Session:
     # Forks and snapshots.
 
     def fork(self, owner: str = "fork", /) -> SessionFork:
-        """Return a working version of this session. `commit()` merges it back, `drop()` discards it."""
+        """Return a working copy of this session. `commit()` merges it back, and `drop()` discards it."""
         state = self.state
         return SessionFork(self, self, owner, state, state)
 
@@ -167,7 +167,7 @@ class Session:
         return Snapshot(self._id, self.state)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Restore a snapshot's state. Logs keep what has happened since."""
+        """Restore a snapshot's state. Logs are not rolled back."""
         if snapshot.session_id != self._id:
             raise SessionError(
                 self._id,
@@ -203,7 +203,7 @@ class Session:
     def check_each(self, check: Callable[[object], None]) -> None:
         """Call `check` with the first event of every type, before the event is reduced.
 
-        `check` may refuse the event.
+        `check` raises to refuse the event.
         """
         with self.lock:
             if check not in self._checks:
@@ -253,7 +253,7 @@ class Session:
         return {**state, **changes} if changes else state
 
     def reduce(self, state: State, event: object, targets: Sequence[Target]) -> State:
-        """Reduce an event into these slices.
+        """Reduce an event into these slices, and return the new slices.
 
         The caller must hold the lock, so that a reducer that dispatches is detected.
         """

@@ -1,4 +1,4 @@
-"""Slices: their kind, their key, the reducers that fold events into them, and which events go into which."""
+"""Slices: their kinds, keys and reducers, and which events go into which slice."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class SliceRules:
 
 
 def check_reducer(event: object, reducer: object) -> None:
-    """Check that a reducer is a function and that it is for a type of event."""
+    """Raise `DefinitionError` unless `event` is a type and `reducer` is a function."""
     if not isinstance(event, type):
         raise DefinitionError(f"a reducer handles a type of event, not {event!r}. Pass the event's class.")
     if not callable(reducer):
@@ -93,7 +93,7 @@ def kept(
 
 
 _marked: dict[type, list[type]] = {}
-"""For each event type, the slices whose own declaration handles it."""
+"""Maps each event type to the slices whose own declaration has a reducer for it."""
 
 
 def slices_marked_for(event: type) -> list[type]:
@@ -126,7 +126,7 @@ EMPTY: Items[object] = Items()
 
 
 class Target:
-    """One slice into which an event goes, with its reducer."""
+    """A slice into which an event goes, with its reducer."""
 
     __slots__ = ("is_log", "is_plain_log", "reducer", "rules", "slice")
 
@@ -153,7 +153,7 @@ class Target:
 
 
 class Route:
-    """All targets of one event type, sorted once instead of at every dispatch."""
+    """All targets of one event type, grouped once instead of at every dispatch."""
 
     __slots__ = ("appends_to", "logs", "plain_logs", "reduced_logs", "state", "targets")
 

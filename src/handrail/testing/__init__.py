@@ -1,4 +1,4 @@
-"""Fakes of models, people, shells and time, for the tests of applications built on Handrail."""
+"""Fake models, people, shells and clocks, for testing applications that are built on Handrail."""
 
 from handrail.testing.contexts import (
     TICKET_KEY,

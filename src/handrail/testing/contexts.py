@@ -3,7 +3,7 @@
     context = user_context({"pick": {"selected": "tea"}})
     result = await make_choice.handler(params, context=context)
 
-Answers are looked up by the kind of a `wait_for`, or by a piece of the prompt of a `prompt_model`. They are
+Answers are looked up by the kind that a `wait_for` asks for, or by a part of a `prompt_model`'s prompt. They are
 validated like real answers. Each context has its own session and files in memory, unless others are given.
 Nothing is rolled back. To test what the gate does around a handler, call the tool through a gate.
 """
@@ -47,18 +47,18 @@ T = TypeVar("T")
 ContextT = TypeVar("ContextT", bound=ToolContext)
 
 Answers = Mapping[str, Any]
-"""Prepared answers, by kind or by a piece of the prompt.
+"""Prepared answers, by kind or by a part of the prompt.
 
 An answer is a value, an exception to raise, or a function of the payload or prompt.
 """
 
 TICKET_KEY = b"a key for tests only"
-"""The key that seals the tickets of these contexts: `Ticket.open(context.ticket(), TICKET_KEY)`."""
+"""The key with which these contexts seal their tickets: `Ticket.open(context.ticket(), TICKET_KEY)`."""
 
 
 @dataclass
 class Recorded:
-    """The record of what a handler did through its context."""
+    """A record of what a handler did through its context."""
 
     progress: list[tuple[str, float | None, float | None]] = field(
         default_factory=list[tuple[str, float | None, float | None]]
@@ -96,9 +96,9 @@ def worker_context(
     message_callback: MessageCallback | None = None,
     **given: Any,
 ) -> WorkerContext:
-    """Create a context like that of a worker's tools.
+    """Create a context for testing a worker's tools.
 
-    `workers` has the descriptions of the workers it may call, by name; `results` has their answers.
+    `workers` has the descriptions of the workers that it may call, by name, and `results` has their answers.
     """
     listed = RegistryView(dict(workers or {}))
     facts = WorkerFacts(name, listed, creation_defaults or {}, tuple(attachments), message_callback)
@@ -107,16 +107,16 @@ def worker_context(
 
 def recorded(context: ToolContext) -> Recorded:
     """Return the record of what was done through a context. Only contexts created by this module have one."""
-    call: object = context._source  # pyright: ignore[reportPrivateUsage]  # made here
+    call: object = context._source  # pyright: ignore[reportPrivateUsage]  # created by this module
     if not isinstance(call, MockCall):
         raise NotSupported("recorded", "Only contexts created by `handrail.testing` keep a record.")
     return call.recorded
 
 
 def expire(context: ToolContext) -> None:
-    """End the call of a context, as the gate does when a handler returns. Can be called from any thread."""
-    home = context._source.home  # pyright: ignore[reportPrivateUsage]  # what the gate does too
-    here = asyncio._get_running_loop()  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
+    """End a context's call, as the gate does when a handler returns. May be called from any thread."""
+    home = context._source.home  # pyright: ignore[reportPrivateUsage]  # the gate does the same
+    here = asyncio._get_running_loop()  # pyright: ignore[reportPrivateUsage]  # asyncio documents this function for this use
     if here is home.loop or not home.loop.is_running():
         home.close()
     else:
@@ -130,14 +130,16 @@ def expire(context: ToolContext) -> None:
 def _context(
     kind: type[ContextT], answers: Answers | None, replies: Answers | None, given: Mapping[str, Any]
 ) -> ContextT:
-    call: Any = MockCall(answers, replies, **given)  # members that were not given are found by `__getattr__`
+    call: Any = MockCall(
+        answers, replies, **given
+    )  # `__getattr__` finds the members that were given, and creates defaults for others
     return kind(call)
 
 
 class MockCall:
     """A call without a gate or a run, which gives prepared answers.
 
-    Using a member that was not given raises an error that says how to give it.
+    Using a member that was not given and has no default raises an error that says how to give it.
     """
 
     def __init__(
@@ -182,7 +184,7 @@ class MockCall:
             if name not in self._members:
                 make = _IN_MEMORY.get(name)
                 if make is None:
-                    raise NotSupported(name, f"Give it when making the context: `...context({name}=...)`.")
+                    raise NotSupported(name, f"Give it when creating the context: `...context({name}=...)`.")
                 self._members[name] = make(self)
             return self._members[name]
         raise AttributeError(name)
@@ -311,7 +313,7 @@ _IN_MEMORY: dict[str, Callable[[MockCall], Any]] = {
     "budget_tracker": lambda call: BudgetTracker(),
     "cost_tracker": lambda call: call.budget_tracker,
 }
-"""Functions that create the in-memory defaults of members that were not given."""
+"""Functions that create in-memory defaults for members that were not given."""
 
 _START = datetime(2030, 1, 1, tzinfo=UTC)
 

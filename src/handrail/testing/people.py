@@ -3,7 +3,7 @@
     person = Person(approve="not on a Friday", answers={"pick": {"selected": "tea"}})
     gate = open_gate([deploy], policies=[CapabilityPolicy()], environment=person)
 
-`RecordingSubscriber` keeps every event of a session for a test to inspect.
+`RecordingSubscriber` keeps every event that a session publishes, for a test to inspect.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ Approves = Says | Callable[[Question], Says]
 """The decision on every approval, or a function that returns it for a question."""
 
 Forgery = Literal["digest", "principal", "question"]
-"""The part of an answer that is forged: it is for other content, by another principal, or for another question."""
+"""The part of an answer that is forged: its digest, the principal it comes from, or the question it answers."""
 
 
 class Person(Environment):
     """An environment with a person who gives prepared answers.
 
     - `approve` decides approvals; by default everything is denied.
-    - `answers` has the answers by the kind of a `wait_for`: a value, an exception to raise, or a function of
-      the payload. `Declined`, `QuestionCancelled` and `QuestionTimedOut` become those outcomes; any other
+    - `answers` has the answers, by the kind that a `wait_for` asks for: a value, an exception to raise, or a function
+      of the payload. `Declined`, `QuestionCancelled` and `QuestionTimedOut` become those outcomes; any other
       exception means that the environment failed. A question without an answer is declined.
     - `after` delays each answer until an event is set, or by a number of seconds.
-    - `wrong_first` is the answer to a question the first time it is asked.
+    - `wrong_first` is the answer to each question the first time it is asked.
     - `forge` makes every answer a forged one.
 
-    `questions` lists every question each time it was asked.
+    `questions` lists the questions in the order they were asked, including repetitions.
     """
 
     run_mode: RunMode = "user"
@@ -120,7 +120,7 @@ class Person(Environment):
 
 
 class Agent(Person):
-    """An environment with a model in place of a person. By default it approves everything that it is asked."""
+    """An environment with a model in place of a person. By default it approves everything."""
 
     run_mode: RunMode = "agent"
 
@@ -129,7 +129,7 @@ class Agent(Person):
 
 
 class Nobody(Agent):
-    """An environment with nobody to ask. Questions that were asked nevertheless are in `questions`."""
+    """An environment with nobody to ask. Questions that were asked anyway are in `questions`."""
 
     run_mode: RunMode = "headless"
 
@@ -137,7 +137,7 @@ class Nobody(Agent):
 class RecordingSubscriber:
     """Keeps every event that a session publishes, in order.
 
-    As a context manager, it stops at the end of its block.
+    Used as a context manager, it stops recording at the end of the block.
     """
 
     def __init__(self, session: Session) -> None:
@@ -149,7 +149,7 @@ class RecordingSubscriber:
         return [event for event in self.events if isinstance(event, kind)]
 
     def statuses(self) -> list[tuple[str, CallStatus]]:
-        """Return each finished call and its status, in the order they ended."""
+        """Return each finished call's tool and status, in the order the calls ended."""
         return [(ended.tool, ended.status) for ended in self.of(ToolInvoked)]
 
     def assert_paired(self) -> None:

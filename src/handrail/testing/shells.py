@@ -10,13 +10,13 @@ from handrail.resources.shell import Allow, CommandResult, Shell
 from handrail.resources.shell.shell_errors import CommandMissing
 
 Scripted = str | int | CommandResult | Callable[[tuple[str, ...], Layers], "str | int | CommandResult"]
-"""A scripted result: the output of a success, an exit code, a complete result, or a function that returns one."""
+"""A scripted result: the output of a successful command, an exit code, a complete result, or a function of these."""
 
 
 class FakeShell(Shell):
     """A shell that returns scripted results: `FakeShell({"git status": "clean", "make": 2})`.
 
-    The script with the longest matching prefix of the command is used. Rules apply as in a real shell. A command
+    The longest script that is a prefix of the command is used. Rules apply as in a real shell. A command
     without a script raises the error for a missing program.
     """
 
@@ -24,7 +24,7 @@ class FakeShell(Shell):
         super().__init__(rules)
         self._answers = {tuple(words.split()): answer for words, answer in answers.items()}
         self.ran: list[tuple[str, ...]] = []
-        """Every command that was allowed, in order."""
+        """Every command that the rules allowed, in order."""
 
     async def run(
         self,

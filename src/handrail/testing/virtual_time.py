@@ -29,8 +29,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._virtual_now = 0.0
         super().__init__(_JumpingSelector(self))
-        # Timers this close together are due at once. After 100 days of virtual time asyncio's own resolution
-        # of a nanosecond would be lost: a float that large can't represent the next nanosecond.
+        # Timers this close together are due at once. After 100 days of virtual time, asyncio's default resolution of a
+        # nanosecond would be too fine, because a float that large can't represent the next nanosecond.
         self._clock_resolution = 1e-6
 
     def time(self) -> float:
@@ -62,7 +62,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualClock:
-    """A `Clock` that shows the time of a virtual loop. It starts at the beginning of 2030."""
+    """A `Clock` that shows a virtual loop's time. It starts at the beginning of 2030."""
 
     __slots__ = ("_start", "_time")
 
@@ -78,6 +78,6 @@ class VirtualClock:
 
 
 def run_virtual(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run an async function to its end in virtual time."""
+    """Run an async function until it ends, in virtual time, and return its result."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main())

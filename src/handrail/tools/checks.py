@@ -13,6 +13,7 @@ import math
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
@@ -62,7 +63,7 @@ def is_name(name: object) -> bool:
 
 
 def name_hint(name: object, otherwise: str = "my_tool") -> str:
-    """Suggest a valid name in place of one that is not allowed."""
+    """Return a hint that says which names are allowed, with a suggestion in place of this one."""
     allowed = "Use 1 to 64 of the characters a-z, 0-9, '_' and '-'"
     if not isinstance(name, str) or not name:
         return f"{allowed}."
@@ -182,7 +183,7 @@ class _Check:
             )
 
     def agree(self, whose: str, parameter: str, annotation: Any) -> None:
-        """Refuse a handler whose annotation is certainly not the type of the tool's params."""
+        """Raise `ToolDefinitionError` if a function's annotation is certainly not the type of the tool's params."""
         params = self.tool.params
         if _disagree(params, annotation):
             raise self.error(
@@ -205,7 +206,7 @@ class _Check:
             raise self.error(*error.parts) from error.__cause__
         self.fill("_schema", schema)
         self.fill("result_class", _class_of(tool.result))
-        self.fill("_copy", quick_copy(tool.params, self.namespace))
+        self.fill("copy_params", quick_copy(tool.params, self.namespace) or partial(_parse_again, tool))
         self.fill("secret", schema is not None and schema.secret)
         self.fill("_quick", None if schema is None or schema.secret else schema.quick)
         self.fill("_result_schema", result)
@@ -312,7 +313,8 @@ def _classes_of(results: Iterable[Any]) -> tuple[type, ...] | None:
     return tuple(found)
 
 
-Copy = Callable[[Any], Any]
+Arguments = str | bytes | Mapping[str, Any]
+Copy = Callable[[Any, Arguments], Any]
 
 _IMMUTABLE = (
     *(str, bytes, int, float, bool, complex, type(None), decimal.Decimal, PurePath, enum.Enum),
@@ -335,6 +337,8 @@ def quick_copy(params: Any, namespace: Mapping[str, Any]) -> Copy | None:
 
     Fields that are all immutable can be shared, and a frozen dataclass of them need not be copied at all.
     """
+    if params is None:
+        return _share
     if not isinstance(params, type) or not dataclasses.is_dataclass(params) or hasattr(params, "__slots__"):
         return None
     try:
@@ -347,11 +351,15 @@ def quick_copy(params: Any, namespace: Mapping[str, Any]) -> Copy | None:
     return _share if frozen else _shallow_copy
 
 
-def _share(params: Any) -> Any:
+def _parse_again(tool: Tool[Any, Any], params: Any, arguments: Arguments) -> Any:
+    return tool.parse(arguments)
+
+
+def _share(params: Any, arguments: Arguments) -> Any:
     return params
 
 
-def _shallow_copy(params: Any) -> Any:
+def _shallow_copy(params: Any, arguments: Arguments) -> Any:
     copied: Any = object.__new__(params.__class__)
     copied.__dict__ = {**params.__dict__}
     return copied

@@ -31,7 +31,7 @@ _NOTHING: dict[type, tuple[Any, ...]] = {str: ("", "null"), bytes: (b"", b"null"
 class Handler(Protocol[Params_contra, ResultT]):
     """The plain or async function that runs when a tool is called.
 
-    `context` is always passed by keyword. Its type may be narrower than `ToolContext`; then the tool requires
+    `context` is always passed by keyword. Its type may be narrower than `ToolContext`; if so, the tool requires
     what that type promises.
     """
 
@@ -63,7 +63,7 @@ class Tool(Generic[ParamsT, ResultT]):
 
     The types of params and result come from the handler's annotations, `(params: P, *, context: ToolContext)
     -> ToolResult[R]`; `params` and `result` specify them if there is no handler or it has no annotations. An
-    invalid definition raises `ToolDefinitionError` at once.
+    invalid definition raises `ToolDefinitionError` immediately.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Tool(Generic[ParamsT, ResultT]):
     )
     """Returns the part of a result that may be seen outside the call; None if all of it may be seen."""
     reach: str | None = dataclasses.field(init=False, repr=False, compare=False, default=None)
-    """What commands of the tool can reach beside its folder, as text for an approval; "" if nothing, None if unknown."""
+    """What the tool's commands can reach besides its folder, as text for an approval; "" if nothing, None if unknown."""
     is_async: bool = dataclasses.field(init=False, repr=False, compare=False)
     context_type: type[ToolContext] = dataclasses.field(init=False, repr=False, compare=False)
     needs: frozenset[Need] = dataclasses.field(init=False, repr=False, compare=False)
@@ -107,7 +107,8 @@ class Tool(Generic[ParamsT, ResultT]):
     result_class: type | tuple[type, ...] | None = dataclasses.field(init=False, repr=False, compare=False)
     """The class of every result if `isinstance` can check the declared type, else None."""
     _quick: Validate | None = dataclasses.field(init=False, repr=False, compare=False)
-    _copy: Copy | None = dataclasses.field(init=False, repr=False, compare=False)
+    copy_params: Copy = dataclasses.field(init=False, repr=False, compare=False)
+    """Returns a copy of params that shares nothing mutable with them, given the arguments they were parsed from."""
     _paths: PathFinder = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -119,7 +120,7 @@ class Tool(Generic[ParamsT, ResultT]):
     def with_words(
         self, *, description: str | None = None, examples: tuple[ToolExample[Any, Any], ...] | None = None
     ) -> Self:
-        """Return a copy with other texts for the model. Raises `ToolDefinitionError` if they are invalid.
+        """Return a copy with different texts for the model. Raises `ToolDefinitionError` if they are invalid.
 
         The handler's signature is not read again: its annotations may use names that are local to where it
         was defined.
@@ -132,7 +133,7 @@ class Tool(Generic[ParamsT, ResultT]):
         return made
 
     def parse(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
-        """Parse a call's arguments. Raises `ToolValidationError` with all problems."""
+        """Parse a call's arguments. Raises a `ToolValidationError` that lists every problem."""
         quick = self._quick
         if type(arguments) is str or type(arguments) is bytes:
             if len(arguments) > LONG:
@@ -144,10 +145,6 @@ class Tool(Generic[ParamsT, ResultT]):
             except Exception:
                 pass  # parsed again below, for the error message
         return self._parse_slowly(arguments)
-
-    def parse_again(self, params: ParamsT, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
-        """Return a copy of the params that shares nothing mutable with them."""
-        return self.parse(arguments) if self._copy is None else self._copy(params)
 
     def _parse_slowly(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:
         data = arguments if isinstance(arguments, str | bytes) else None
@@ -175,7 +172,7 @@ class Tool(Generic[ParamsT, ResultT]):
         return b"{}" if self._schema is None else self._schema.dump(params)
 
     def clear(self, params: ParamsT) -> bytes:
-        """Return the params as JSON with their secrets unmasked. Parse the JSON at once; never show or store it."""
+        """Return the params as JSON with their secrets unmasked. Parse the JSON immediately; never show or store it."""
         return b"{}" if self._schema is None else self._schema.clear(params)
 
     @property

@@ -188,7 +188,9 @@ def _has_fields(origin: Any) -> bool:
 
 
 def _is_typed_dict(origin: Any) -> bool:
-    return hasattr(origin, "__required_keys__")  # true for those of `typing` and of `typing_extensions`
+    return hasattr(
+        origin, "__required_keys__"
+    )  # true for a TypedDict from `typing` or from `typing_extensions`
 
 
 def _markers(annotation: Any) -> list[PathArg]:

@@ -90,7 +90,7 @@ def json_of(result: ToolResult[Any]) -> bytes:
 def sendable(text: str) -> str:
     """Return a text with lone surrogates replaced, which no provider and no journal accepts. Names of files may have them."""
     try:
-        text.isascii() or text.encode()
+        text.encode()
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text

@@ -181,7 +181,7 @@ def positional(tool: str, signature: Signature, count: int, what: str, form: str
 
 
 def value_type(returns: Any) -> Any:
-    """Return the type of a function's value: the `R` of `ToolResult[R]`, alone or in a union."""
+    """Return the type of the value that a function returns. For `ToolResult[R]`, alone or in a union, it is `R`."""
     if returns in (MISSING, NoReturn, Never) or _is_result(returns):
         return get_args(returns)[0] if get_origin(returns) is ToolResult else Any
     if get_origin(returns) in (Union, types.UnionType):

@@ -1,4 +1,4 @@
-"""Workers: agents kept in files and called by name. Needs the extra `workers` (jinja2, pyyaml)."""
+"""Workers: agents kept in files and called by name. Requires the `workers` extra (jinja2, pyyaml)."""
 
 from handrail.context import Attachment, WorkerContext, WorkerMessage
 from handrail.workers.front_matter import SCHEMA_FILE as WORKER_SCHEMA

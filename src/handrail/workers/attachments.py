@@ -21,32 +21,30 @@ from handrail.workers.front_matter import AttachmentRule
 
 NO_ATTACHMENTS = AttachmentRule(count=0)
 _SHOWN = 16 * 1024
-"""Maximum size in bytes of an attachment that is included in the message. The model reads larger ones with a tool."""
+"""Maximum bytes of attachments that are included in the message. The model reads the others with a tool."""
 _PAGE = 400
 
 
 @dataclass(frozen=True)
 class FileArgument:
-    """The bytes of a file as an argument of a call."""
+    """A file's bytes as an argument of a call."""
 
     name: str
     base64: str
 
 
 FileOrPath = Annotated[str | FileArgument, WithJsonSchema({"type": "string"})]
-"""An attachment in a call: a path among the run's files from a model, or the bytes of a file from code."""
+"""An attachment in a call: the path of one of the run's files from a model, or a file's bytes from code."""
 
-Input = Annotated[
-    str, Field(description="What the worker is to work on: it sees nothing else of this conversation.")
-]
+Input = Annotated[str, Field(description="The worker's task. It sees nothing else of this conversation.")]
 
 
-# These classes have no docstrings, because a model would be shown them.
+# These classes have no docstrings, because models would see them.
 
 
 @dataclass(frozen=True)
 class WorkerCall:
-    # Parameters of a worker that takes no attachments. Attachments are parsed anyway, so that the error can say why.
+    # Parameters of a worker that takes no attachments. They are parsed anyway, so that the error can say why.
     input: Input
     attachments: SkipJsonSchema[list[FileOrPath]] = field(default_factory=list["str | FileArgument"])
 
@@ -60,7 +58,7 @@ class WorkerCallWithFiles:
 
 
 def as_argument(given: Any) -> Any:
-    """Convert an attachment to an argument of a call."""
+    """Convert an attachment to a call's argument."""
     if isinstance(given, str):
         return given
     file = from_disk(given) if isinstance(given, Path) else given
@@ -72,7 +70,7 @@ def as_argument(given: Any) -> Any:
 
 
 def from_disk(path: Path) -> Attachment:
-    """Read a file from disk. This is called only by code that starts a worker, never for a model."""
+    """Read a file from disk. Only code that starts a worker calls this, never a model."""
     try:
         return Attachment(path.name, path.read_bytes())
     except OSError as error:
@@ -84,7 +82,7 @@ def from_disk(path: Path) -> Attachment:
 def accept(
     worker: str, rule: AttachmentRule, given: Sequence[Any], files: Callable[[], Filesystem]
 ) -> tuple[Attachment, ...]:
-    """Check attachments against the worker's rule. Raises `ToolValidationError` with every problem."""
+    """Return the attachments if the worker's rule allows them. Raises `ToolValidationError` with every problem."""
     if not given:
         return ()
     if rule.count == 0:
@@ -171,7 +169,7 @@ def _text(attachment: Attachment) -> str | None:
 
 
 def _fenced(text: str) -> str:
-    """Enclose the text in a fence that is longer than any inside it."""
+    """Enclose the text in a code fence that is longer than any inside it."""
     fence = "```"
     while fence in text:
         fence += "`"
@@ -188,7 +186,7 @@ def read_attachment(name: str, from_line: Annotated[int, Field(ge=1)] = 1, *, co
     lines = found.text().split("\n")
     shown = lines[from_line - 1 : from_line - 1 + _PAGE]
     if from_line - 1 + _PAGE < len(lines):
-        shown.append(f"({len(lines)} lines in all. Go on with from_line={from_line + _PAGE}.)")
+        shown.append(f"({len(lines)} lines in all. Continue with from_line={from_line + _PAGE}.)")
     return "\n".join(shown)
 
 

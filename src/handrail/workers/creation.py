@@ -34,7 +34,7 @@ class WorkerCreated(msgspec.Struct, frozen=True):
     """
 
     creator: str
-    """The name of the worker that created this one. Only runs of that worker can find it."""
+    """The name of the worker that created this one. Only that worker's runs can find it."""
     name: str
     text: str
 
@@ -51,7 +51,7 @@ class CreationRequest(msgspec.Struct, frozen=True):
 
 
 def creation_tools(registry: WorkerFolder, creator: str, effect: Effect) -> tuple[Tool[Any, Any], ...]:
-    """Create the tools `create_worker` and `call_worker` for a worker that may create others."""
+    """Return the tools `create_worker` and `call_worker` for a worker that may create others."""
 
     @tool(effect="staged", capabilities={"worker.create"}, accepts_overrides=False)
     async def create_worker(
@@ -64,7 +64,7 @@ def creation_tools(registry: WorkerFolder, creator: str, effect: Effect) -> tupl
         *,
         context: WorkerContext,
     ) -> ToolResult[str]:
-        """Create a worker for this session: an agent of its own, with at most the tools you have.
+        """Create a worker for this session: a separate agent with at most the tools you have.
 
         It must be approved first.
 
@@ -81,7 +81,7 @@ def creation_tools(registry: WorkerFolder, creator: str, effect: Effect) -> tupl
             registry, maker, CreationRequest(name, description, instructions, tools, workers, model)
         )
         registry.from_text(maker, name, text)
-        # Approval is requested here, not by a policy, so that no list of policies can omit it.
+        # Approval is requested here rather than by a policy, so that no list of policies can omit it.
         approval = await context.request_approval(f"{creator} wants to create this worker:\n\n{text}")
         if not approval.approved:
             why = f": {approval.reason}" if approval.reason else ""
@@ -95,7 +95,7 @@ def creation_tools(registry: WorkerFolder, creator: str, effect: Effect) -> tupl
 
 @dataclass(frozen=True)
 class CreatedCall:
-    # This class has no docstring, because a model would be shown it.
+    # This class has no docstring, because models would see it.
     name: str
     input: str
     attachments: list[str] = field(default_factory=list[str])
@@ -118,7 +118,7 @@ def _call_tool(effect: Effect) -> Tool[Any, Any]:
 
 
 def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> str:
-    """Return the text of the requested worker's file. Raises `ToolValidationError` if the worker may not be created."""
+    """Return the text of the requested worker's file. Raises `ToolValidationError` if the request is not allowed."""
     _check_name(registry, maker, wanted.name)
     defaults = maker.creation_defaults
     own = {_called(entry): entry for entry in maker.front.tools}
@@ -150,7 +150,7 @@ def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> 
 def check_rights(maker: Worker, front: FrontMatter) -> None:
     """Raise `ToolValidationError` if a created worker has a right that its creator lacks.
 
-    This is called both when a worker is created and when it is used.
+    This is checked both when a worker is created and when it is used.
     """
     own = {_called(entry): entry for entry in maker.front.tools}
     more = [_called(entry) for entry in front.tools if own.get(_called(entry)) != entry]

@@ -23,7 +23,7 @@ from handrail.schema.problems import location_of
 from handrail.spelling import nearest
 
 Refuse = Callable[[str, str, str], None]
-"""A function that reports a problem: its place in the front matter, what is wrong there, and a hint."""
+"""A function that reports a problem, given its place in the front matter, what is wrong there, and a hint."""
 
 
 class WorkerProblem(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class WorkerProblem(msgspec.Struct, frozen=True):
 
 
 class Finder:
-    """A collector of the problems in one file."""
+    """Collects the problems in one file."""
 
     def __init__(self, file: Path | str) -> None:
         self.file = str(file)
@@ -64,7 +64,7 @@ def refuse(problems: Iterable[WorkerProblem]) -> WorkerError:
 
 
 def needed(module: str) -> Any:
-    """Import a module of the extra `workers`. Raises `WorkerError` if it is not installed."""
+    """Import a module that the `workers` extra installs. Raises `WorkerError` if it is not installed."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
@@ -77,7 +77,7 @@ def needed(module: str) -> Any:
 
 
 SCHEMA_FILE = Path(__file__).with_name("worker.schema.json")
-"""The name of the schema file, to which editors are pointed by `# yaml-language-server: $schema=<this file>`."""
+"""The schema's file. `# yaml-language-server: $schema=<this file>` points an editor to it."""
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 Count = Annotated[int, Field(ge=0)]
@@ -212,14 +212,14 @@ def front_matter_schema() -> JsonSchema:
 
 
 def schema_text() -> str:
-    """Return the schema as the text of `worker.schema.json`."""
+    """Return the text of `worker.schema.json`."""
     return json.dumps(front_matter_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 # --- reading ---
 
 MOST_BYTES = 256 * 1024
-"""Maximum size of a worker's file in bytes. A person should be able to read the file."""
+"""Maximum size of a worker's file in bytes, because a person should be able to read it."""
 MOST_FRONT_MATTER = 64 * 1024
 _DEEPEST = 24
 
@@ -231,17 +231,17 @@ _KINDS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float
 
 
 class Text(msgspec.Struct, frozen=True):
-    """The parsed content of a worker's file: its settings, its body, and their lines."""
+    """The parsed content of a worker's file: its settings, its body, and their line numbers."""
 
     front: FrontMatter
     body: str
     body_line: int
-    """The line of the file at which the body begins."""
+    """The number of the line at which the body begins."""
     lines: dict[str, int]
-    """The line of each value, by its place, such as `limits.requests`."""
+    """The line number of each value, by its place, such as `limits.requests`."""
 
     def line_of(self, where: str) -> int:
-        """Return the line of a place in the front matter, or of the nearest place around it."""
+        """Return the line number of a place in the front matter, or of the nearest place that contains it."""
         return _line_of(where, self.lines)
 
 
@@ -250,7 +250,7 @@ def has_front_matter(text: str) -> bool:
 
 
 def read_text(path: Path, find: Finder) -> str | None:
-    """Read a file. If it can't be read, report the reason to `find` and return None."""
+    """Read a file. If it can't be read, reports the reason to `find` and returns None."""
     try:
         with path.open("rb") as file:
             raw = file.read(MOST_BYTES + 1)
@@ -268,7 +268,7 @@ def read_text(path: Path, find: Finder) -> str | None:
 
 
 def parse_file(text: str, find: Finder) -> Text | None:
-    """Parse front matter and body. If that fails, report the reasons to `find` and return None."""
+    """Parse front matter and body. If that fails, reports the reasons to `find` and returns None."""
     lines = [line.rstrip("\r") for line in text.removeprefix("\ufeff").split("\n")]
     if not _FENCE.match(lines[0]):
         find.add(
@@ -277,7 +277,7 @@ def parse_file(text: str, find: Finder) -> Text | None:
         return None
     end = next((number for number, line in enumerate(lines[1:], 1) if _FENCE.match(line)), None)
     if end is None:
-        find.add(1, "its front matter has no end", "Put a line `---` below the settings.")
+        find.add(1, "its front matter is not closed", "Put a line `---` below the settings.")
         return None
     front = "\n".join(lines[1:end])
     if len(front) > MOST_FRONT_MATTER:
@@ -302,25 +302,25 @@ def _validated(data: Any, places: dict[Place, int], find: Finder) -> FrontMatter
         said: dict[str, str] = {}
         for (
             problem
-        ) in error.problems:  # each member of a union reports its own error, but they are one problem
+        ) in error.problems:  # each member of a union reports an error, but together they are one problem
             where = _AS.sub("", problem.where)
             said[where] = f"{said[where]}; or {problem.what}" if where in said else problem.what
     for where, what in said.items():
         line = _line_of(where, {location_of(place): line for place, line in places.items()})
-        hint = "Correct it; worker.schema.json says what may be there."
+        hint = "Correct it; worker.schema.json defines what is allowed."
         find.add(line, f"`{where}` {what}" if where else what, hint)
     return None
 
 
 def _line_of(where: str, lines: dict[str, int]) -> int:
-    """Return the line of a place, or of the nearest place around it."""
+    """Return the line number of a place, or of the nearest place that contains it."""
     while where and where not in lines:
         where = where[: max(where.rfind("."), where.rfind("["), 0)]
     return lines.get(where, 1)
 
 
 def _whole(text: str) -> str:
-    """Join surrogate pairs, which YAML reads as two characters when they are written as JSON escapes."""
+    """Join surrogate pairs, which YAML reads as two characters if they are written as JSON escapes."""
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
@@ -328,7 +328,7 @@ def _whole(text: str) -> str:
 
 
 class _Yaml:
-    """A reader that returns YAML as plain data, and reports aliases, tags, repeated keys and deep nesting by line."""
+    """Reads YAML as plain data, and reports aliases, tags, repeated keys and deep nesting by line."""
 
     def __init__(self, text: str, find: Finder) -> None:
         self._text = text
@@ -352,12 +352,12 @@ class _Yaml:
             said = getattr(error, "problem", None) or str(error).split("\n", 1)[0]
             line, column = (1, None) if mark is None else (mark.line + 2, mark.column + 1)
             self._find.add(
-                line, f"it is not YAML: {said}", "Correct it; quote texts that hold `: ` or `#`.", column
+                line, f"it is not YAML: {said}", "Correct it; quote text that contains `: ` or `#`.", column
             )
         return None, self._places
 
     def _is_plain(self) -> bool:
-        """Check, before anything is built, that the YAML has no aliases and is not nested too deeply."""
+        """Check that the YAML has no aliases and is not nested too deeply, before anything is built from it."""
         yaml = self._yaml
         depth = 0
         for event in yaml.parse(self._text, Loader=yaml.SafeLoader):

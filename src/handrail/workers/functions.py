@@ -1,6 +1,6 @@
 """`Functions`: the functions and tools in the `tools.py` beside the workers.
 
-Each worker gets those that its file lists.
+Each worker gets the ones that its file lists.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _loaded = itertools.count(1)
 
 
 class Functions:
-    """The functions and tools of a folder's `tools.py`, which is loaded once as a module with a unique name."""
+    """The functions and tools in a folder's `tools.py`, which is loaded once, as a module with a unique name."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "tools.py"
@@ -50,9 +50,9 @@ class Functions:
         return 1 if code is None else int(code.co_firstlineno)
 
     def tool(self, name: str, find: Finder) -> Tool[Any, Any] | None:
-        """Return the function of this name as a tool.
+        """Return the function with this name as a tool.
 
-        If it can't be a tool, report why to `find` and return None.
+        If it can't be a tool, reports why to `find` and returns None.
         """
         if name not in self._tools:
             defined = self._definitions()[name]
@@ -84,7 +84,7 @@ class Functions:
 
 
 def _defined_in(module: ModuleType) -> Mapping[str, Any]:
-    """Return the functions and tools defined in a module by name, without those imported into it."""
+    """Return the functions and tools that a module defines, by name, without those that it imports."""
     found: dict[str, Any] = {}
     for name, value in vars(module).items():
         if isinstance(value, Tool):
@@ -103,7 +103,7 @@ def _is_own(function: Any, module: ModuleType) -> bool:
 
 
 def _home(function: Any) -> str:
-    """Return the name of the module that contains a function's code, ignoring what a wrapper claims."""
+    """Return the name of the module that contains a function's code, whatever a wrapper claims."""
     body = inspect.unwrap(function)
     namespace: Mapping[str, Any] = getattr(body, "__globals__", {})
     return str(namespace.get("__name__", getattr(body, "__module__", "")))

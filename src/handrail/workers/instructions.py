@@ -1,8 +1,8 @@
-"""`Instructions`: a worker's Jinja template, rendered in a sandbox with limits on its work.
+"""`Instructions`: a worker's Jinja template, rendered in a sandbox that limits its work.
 
 A model may write a template, so little is allowed: text, values, `if`, short `for` loops, and some filters.
 Only `range` can be called, and only in a loop; nothing can be calculated, assigned, defined, included or imported.
-Lists hold constants only, so that they can't multiply the work. Loops, filters and `in` are metered.
+Lists contain only constants, so that they can't multiply the work. Loops, filters and `in` are metered.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ MOST_OUTPUT = 200_000
 MOST_ROUNDS = 10_000
 """Maximum number of loop iterations in one rendering."""
 MOST_WORK = 20_000_000
-"""Maximum number of characters that one rendering may process. The body of a loop counts in each iteration."""
+"""Maximum number of characters that one rendering may process. A loop's body counts again in each iteration."""
 MOST_WORDS = 10_000
-"""Maximum number of names, values and operators inside the braces of a template. Text outside them is not counted."""
+"""Maximum number of names, values and operators in a template's braces. Text outside the braces is not counted."""
 _DEEPEST_LOOPS = 3
 _METER = "a meter"
-"""The name of the meter in the template's context. No template can use it, because it is not a valid identifier."""
+"""The meter's name in the template's context. Templates can't use it, because it is not a valid identifier."""
 _A_STEP = 10
-"""The work that one node of a template counts as, in characters."""
+"""The work that each node in a loop's body counts as, in characters."""
 
 ALLOWED = frozenset(
     [
@@ -80,18 +80,18 @@ TESTS = frozenset(
 
 
 class Instructions:
-    """A template that has been checked and can be rendered."""
+    """A worker's template, which can be checked and rendered."""
 
     def __init__(self, source: str, file: str, first_line: int) -> None:
         self._file = file
         self._first = first_line
         self._text = source
-        # Empty lines are added in front, so that Jinja's line numbers are those of the file.
+        # Empty lines are added in front, so that Jinja's line numbers match the file's.
         self._source = "\n" * (first_line - 1) + source
         self._template: Any = None
 
     def check(self, find: Finder) -> None:
-        """Report every problem of the template, with its line."""
+        """Report every problem in the template, with its line."""
         jinja = needed("jinja2")
         try:
             if _is_large(self._source):
@@ -149,7 +149,7 @@ class Instructions:
 
 
 def _is_large(source: str) -> bool:
-    """Return whether a template has more than `MOST_WORDS` words in braces. Reads no further than necessary."""
+    """Return whether a template has more than `MOST_WORDS` words in braces, reading no further than necessary."""
     words = (1 for _, kind, _ in _environment().lex(source) if kind not in ("data", "whitespace"))
     return sum(islice(words, MOST_WORDS + 1)) > MOST_WORDS
 
@@ -165,7 +165,7 @@ class _Meter:
         self._work = MOST_WORK
 
     def each(self, values: Iterable[Any], steps: int) -> Iterator[Any]:
-        """Iterate over the items of a loop, and count the iterations and the work of each."""
+        """Yield a loop's values, counting each iteration and its work."""
         for value in values:
             self._rounds -= 1
             if self._rounds < 0:
@@ -180,7 +180,7 @@ class _Meter:
 
 
 def _metered(tree: Any) -> Any:
-    """Insert metering filters into the loops and `in` tests of a template, and return the template."""
+    """Insert metering filters into a template's loops and `in` tests, and return the template."""
     nodes = needed("jinja2.nodes")
     for loop in tree.find_all(nodes.For):
         parts = loop.body if loop.test is None else [*loop.body, loop.test]
@@ -193,7 +193,7 @@ def _metered(tree: Any) -> Any:
 
 
 class _Check:
-    """A check for nodes that a template may not contain."""
+    """Checks a template for nodes that it may not contain."""
 
     def __init__(self, tree: Any) -> None:
         self._tree = tree
@@ -212,28 +212,32 @@ class _Check:
             )
             return
         if kind == "Name" and node.name not in names:
-            hint = f"There are {', '.join(map(repr, NAMES))}."
-            yield line, f"the template speaks of {node.name!r}, which is not there", hint
+            hint = f"Use one of {', '.join(map(repr, NAMES))}."
+            yield line, f"the template uses {node.name!r}, which is not defined", hint
         elif kind == "Filter" and node.name not in FILTERS:
             yield (
                 line,
                 f"the filter {node.name!r} is not allowed here",
-                f"There are {', '.join(sorted(FILTERS))}.",
+                f"Use one of {', '.join(sorted(FILTERS))}.",
             )
         elif kind == "Test" and node.name not in TESTS:
             yield (
                 line,
                 f"the test {node.name!r} is not allowed here",
-                f"There are {', '.join(sorted(TESTS))}.",
+                f"Use one of {', '.join(sorted(TESTS))}.",
             )
         elif kind == "Call":
-            yield line, "the template calls something", "Only `range(...)` can be called, in a `for`."
+            yield line, "the template calls a function", "Only `range(...)` can be called, in a `for`."
             return
         elif kind == "For":
             yield from self._for(node, line, names, loops)
         elif kind in ("List", "Tuple"):
             if not all(_is_constant(each) for each in node.items):
-                yield line, "a list holds something else than constants", "Write texts and numbers into it."
+                yield (
+                    line,
+                    "a list contains something other than constants",
+                    "Use only text and numbers in it.",
+                )
         else:
             yield from self._each(node.iter_child_nodes(), names, loops)
             return
@@ -245,17 +249,25 @@ class _Check:
         counts = _is_range(node.iter)
         plain = over in ("Call", "List", "Tuple") or (over == "Name" and node.iter.name == "attachments")
         if not plain:
-            yield line, "a loop goes over something large", "Loop over `attachments`, `range(...)` or a list."
+            yield (
+                line,
+                "a loop iterates over something that may be large",
+                "Loop over `attachments`, `range(...)` or a list.",
+            )
         if loops >= _DEEPEST_LOOPS or node.recursive:
             yield line, f"loops are nested more than {_DEEPEST_LOOPS} deep", "Make it flatter."
-        # A range has a length but no items until a loop asks for them. Only a loop, which counts its
-        # iterations, may have one.
+        # A range has a length but creates its items only in a loop, which counts its iterations. So a range may be used
+        # only in a loop.
         yield from self._each(node.iter.args, names, loops) if counts else self._walk(node.iter, names, loops)
         targets = [node.target] if type(node.target).__name__ == "Name" else list(node.target.items)
         named = {target.name for target in targets if type(target).__name__ == "Name"}
         taken = sorted(named & {*NAMES, "range", "loop"})
         if taken:
-            yield line, f"a loop calls its values {taken[0]!r}, which is something else", "Use another name."
+            yield (
+                line,
+                f"a loop variable is named {taken[0]!r}, which already has a meaning",
+                "Use another name.",
+            )
         inside = names | named | {"loop"}
         parts = [*node.body, *node.else_, *([node.test] if node.test is not None else [])]
         yield from self._each(parts, frozenset(inside), loops + 1)
@@ -287,7 +299,7 @@ def _is_constant(node: Any) -> bool:
 
 
 _EACH, _WITHIN = "handrail_each", "handrail_within"
-"""Names of the filters that `_metered` inserts. No template can use them itself."""
+"""Names of the filters that `_metered` inserts. Templates themselves can't use them."""
 
 
 def _each(context: Any, values: Iterable[Any], steps: int) -> Iterator[Any]:
@@ -334,7 +346,7 @@ def _tojson(context: Any, value: Any) -> str:
 def _is_odd(value: Any) -> bool:
     """Return whether an integer is odd.
 
-    Jinja's own test also computes `text % 2`, which formats the text, to any width that it asks for.
+    Jinja's own test also computes `text % 2`, which formats the text to any width that the text specifies.
     """
     if not isinstance(value, int):
         raise ValueError("`odd` and `even` need a whole number")
@@ -377,7 +389,7 @@ def _environment() -> Any:
 
 
 def rendered(instructions: Instructions, name: str, input: str, attachments: Iterable[str]) -> str:
-    """Render a worker's instructions for one run."""
+    """Render a worker's instructions for one run. Raises `WorkerError` if the result is empty."""
     text = instructions.render({"input": input, "attachments": tuple(attachments), "worker": name})
     if not text.strip():
         raise WorkerError(

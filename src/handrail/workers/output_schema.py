@@ -1,4 +1,4 @@
-"""The `output:` of a worker: a JSON Schema, converted to the type of its answer.
+"""A worker's `output:`, which is a JSON Schema, converted to the type of its answers.
 
 It supports what providers can enforce: objects with named fields, lists, strings, numbers, booleans, enums and
 unions. Anything else is an error, never left unchecked.
@@ -64,7 +64,7 @@ _PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boole
 
 
 class _Answer(BaseModel):
-    """The base class of answers, which are plain data in the form that the schema describes."""
+    """The base class of answers, which validate to plain data in the form that the schema describes."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=False)
 
@@ -81,7 +81,7 @@ class _Wrapped(_Answer):
 
 
 def output_type(schema: Mapping[str, Any], refuse: Refuse) -> type[BaseModel] | None:
-    """Create the type of answers that match a schema. Returns None if some part of it is not supported."""
+    """Create the type of the answers that match a schema. Returns None if part of the schema is not supported."""
     builder = _Builder(refuse)
     if schema.get("type") == "object" and schema.get("properties"):
         made = builder.model(schema, "output", _Answer)
@@ -98,7 +98,7 @@ def output_type(schema: Mapping[str, Any], refuse: Refuse) -> type[BaseModel] | 
 
 
 class _Builder:
-    """A builder of types from schemas, which reports the parts that it does not support."""
+    """Builds types from schemas, and reports the parts that it does not support."""
 
     def __init__(self, refuse: Refuse) -> None:
         self._refuse = refuse
@@ -189,7 +189,7 @@ class _Builder:
         for number, (name, each) in enumerate(named.items()):
             kind = self.type_of(each, f"{where}.properties.{name}")
             said = cast("Mapping[str, Any]", each).get("description") if isinstance(each, Mapping) else None
-            # A model is shown an optional field without a default.
+            # The field is optional, but the model's schema must not show a default.
             default: Any = {} if name in required else {"default_factory": lambda: None}
             fields[f"field_{number}"] = (kind, Field(alias=name, description=said, **default))
         made: Any = create_model("Answer", __base__=base, **fields)
@@ -198,4 +198,4 @@ class _Builder:
 
 
 def _union(kinds: Any) -> Any:
-    return Union[tuple(kinds)]  # noqa: UP007  # made of what is known at run time only
+    return Union[tuple(kinds)]  # noqa: UP007  # the types are known only at run time

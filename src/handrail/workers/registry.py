@@ -40,14 +40,14 @@ from handrail.workers.worker import Draft, Rendered, Worker, rule_of
 from handrail.workers.worker_run import Reach, WorkerRun, WorkerSettings, tool_for
 
 _MOST_KEPT = 256
-"""Maximum number of created workers that are kept in memory, across all sessions."""
+"""Maximum number of created workers to keep in memory, across all sessions."""
 
 
 class WorkerArguments(TypedDict, total=False):
     """Arguments for running a worker, in addition to those of the adapter."""
 
     attachments: Sequence[Attachment | Path | str]
-    """The attachments, each a path on disk (`Path`), a path among the run's files (`str`), or an `Attachment`."""
+    """The attachments, each a path on disk (`Path`), the path of one of the run's files (`str`), or an `Attachment`."""
     model: Model | str | None
     """The model for workers whose files name none."""
     models: Mapping[str, Model | str] | None
@@ -66,7 +66,7 @@ class WorkerRunArguments(WorkerArguments, RunArguments, total=False):
 
 
 class WorkerRegistry:
-    """The workers of a folder: each `*.md` in it is one, and `tools.py` beside them has their functions.
+    """The workers in a folder: each `*.md` is one, and the `tools.py` beside them contains their functions.
 
     Hidden files are ignored, and so is a README without front matter. The folder is read once, on first use.
     `check()` returns every problem in it. A worker with a problem can't be used, but the others can.
@@ -90,7 +90,7 @@ class WorkerRegistry:
 
     @classmethod
     def of_file(cls, path: str | Path) -> tuple[WorkerRegistry, Worker]:
-        """Return the worker in this file, together with the registry of its folder."""
+        """Return the registry of a file's folder, and the worker in the file."""
         file = Path(path)
         if not file.is_file() or file.suffix != ".md":
             raise WorkerError(f"{str(path)!r} is not a worker's file. Pass the path of a file NAME.md.")
@@ -110,8 +110,8 @@ class WorkerRegistry:
     def worker_at(cls, path: str | Path) -> Worker:
         """Return the worker at a path.
 
-        The path is the worker's file, its folder with its name (`folder/main`), or a folder that has a worker `main` or
-        only one worker.
+        The path is the worker's file, a folder and the worker's name (`folder/main`), or a folder that has a worker `main`
+        or only one worker.
         """
         place = Path(path)
         if place.is_file():
@@ -121,7 +121,7 @@ class WorkerRegistry:
         if place.parent.is_dir() and (registry := cls(place.parent)).names:
             return registry[place.name.removesuffix(".md")]
         first = place.parts[0] if place.parts else ""
-        new = "" if not first or os.path.lexists(first) else f"; `handrail new {first}` makes one"
+        new = "" if not first or os.path.lexists(first) else f"; `handrail new {first}` creates one"
         raise WorkerError(f"there is no {path}. Name a worker's file, or a folder with workers{new}.")
 
     def _standing_for_all(self) -> Worker:
@@ -131,7 +131,7 @@ class WorkerRegistry:
         if not self.names:
             raise WorkerError(
                 f"there is no worker (NAME.md) in {here!r}. Name another folder, or, to serve a module, its "
-                f"file: {self.folder / 'app.py'}. `handrail new demo` makes a folder with workers."
+                f"file: {self.folder / 'app.py'}. `handrail new demo` creates a folder with workers."
             )
         raise WorkerError(
             f"{here} has several workers: {', '.join(self.names)}. Name one of them, for example "
@@ -188,7 +188,7 @@ class WorkerRegistry:
 
     @property
     def main(self) -> str:
-        """The name of the folder's main worker: `main`, or that of its only worker; "" if there is neither."""
+        """The name of the folder's main worker, which is `main` or its only worker, or "" if there is neither."""
         names = self.names
         return "main" if "main" in names else names[0] if len(names) == 1 else ""
 
@@ -232,7 +232,7 @@ class WorkerRegistry:
 
     def check(self) -> list[WorkerProblem]:
         """Return every problem in the folder, file by file."""
-        _ = self._workers  # some problems can be found only across files
+        _ = self._workers  # some problems are found only when workers are compared with each other
         found = [problem for draft in self._drafts for problem in draft.find.problems]
         found += self._functions.problems().problems
         return sorted(dict.fromkeys(found), key=lambda each: (each.file, each.line))
@@ -263,7 +263,7 @@ class WorkerRegistry:
 
     @contextmanager
     def enter(self, frame: Frame, /) -> Generator[None]:
-        """Let every run of an adapter call all workers: `Adapter(model, workers=registry)`."""
+        """Let every run of an adapter call all workers, as in `Adapter(model, workers=registry)`."""
         prompt: Any = frame.model.prompt
         offered = (
             [] if prompt is None else [*prompt.tools, *(t for _, s in walk(prompt.sections) for t in s.tools)]
@@ -280,7 +280,7 @@ class WorkerRegistry:
     # Workers created in a session.
 
     def created(self, maker: Worker, name: str, session: SessionView) -> Worker | None:
-        """Return the worker of this name that `maker` created in this session, or None."""
+        """Return the worker with this name that `maker` created in this session, or None."""
         if not maker.create or name in self.locked:
             return None
         found = session[WorkerCreated].get((maker.name, name))
@@ -315,7 +315,7 @@ class WorkerRegistry:
     # Runs.
 
     def all_on(self, model: Model | str | None) -> dict[str, Model | str]:
-        """Return a `models=` mapping that runs every worker on one model. For None, it is empty and the files decide."""
+        """Return a `models=` mapping that runs every worker on one model. For None, it is empty, so that the files decide."""
         return {} if model is None else dict.fromkeys(self.names, model)
 
     def run(
@@ -324,10 +324,10 @@ class WorkerRegistry:
         input: str,
         **arguments: Unpack[WorkerRunArguments],
     ) -> Operation[PromptResponse[Any]]:
-        """Run a worker to its end.
+        """Run a worker until it ends.
 
         `model` runs the workers whose files name no model. `models` has models by worker name, which take precedence
-        over the files. An attachment is a path on disk (`Path`), a path among the run's files (`str`), or an
+        over the files. An attachment is a path on disk (`Path`), the path of one of the run's files (`str`), or an
         `Attachment`. `message_callback` receives every message of this worker and of the workers that it calls. With a
         `journal` the run is recorded, and `resume` can continue it in another process.
         """
@@ -341,7 +341,7 @@ class WorkerRegistry:
         input: str,
         **arguments: Unpack[WorkerRunArguments],
     ) -> RunStream[Any]:
-        """Run a worker as a stream of events.
+        """Run a worker and return a stream of its events.
 
         A second run on the same session continues the conversation.
         """
@@ -359,7 +359,7 @@ class WorkerRegistry:
     def resume_stream(
         self, name: str, run_id: str, **arguments: Unpack[WorkerResumeArguments]
     ) -> RunStream[Any]:
-        """Resume a recorded run as a stream of events, from where the record ends."""
+        """Resume a recorded run and return a stream of its events, from where the record ends."""
         worker = self[name]
         runner, _, rest = self._runner(worker, arguments)
         return runner.resume_stream(run_id, worker.prompt, **rest)
@@ -367,7 +367,7 @@ class WorkerRegistry:
     def _prepare(
         self, name: str, input: str, arguments: WorkerRunArguments
     ) -> tuple[Adapter, Prompt[Any], Rendered, dict[str, Any]]:
-        """Return the adapter that runs a worker, its prompt, its params and the other run arguments."""
+        """Return the adapter that runs a worker, its prompt, its params, and the remaining arguments of the run."""
         worker = self[name]
         runner, files, rest = self._runner(worker, arguments)
         given = {limit: rest.get(limit) for limit in ("deadline", "budget")}
@@ -380,7 +380,7 @@ class WorkerRegistry:
     def _runner(
         self, worker: Worker, arguments: WorkerResumeArguments
     ) -> tuple[Adapter, tuple[Attachment, ...], dict[str, Any]]:
-        """Return the adapter for a worker, its attachments, and the remaining arguments."""
+        """Return the adapter that runs a worker, its attachments, and the remaining arguments."""
         given = WorkerSettings(worker.name, arguments.get("models") or {}, arguments.get("message_callback"))
         adapter = arguments.get("adapter")
         chosen = (

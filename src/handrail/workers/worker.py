@@ -1,4 +1,4 @@
-"""`Worker`: an agent kept in a file and called by name. `Draft`: a worker's file while it is checked."""
+"""`Worker`: an agent kept in a file and called by name. `Draft`: a worker's file while it is being checked."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class WorkerFolder(Protocol):
-    """The protocol of a worker's folder as its runs use it. `WorkerRegistry` implements it."""
+    """A folder of workers as their runs use it. `WorkerRegistry` implements it."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
@@ -64,7 +64,7 @@ class WorkerFolder(Protocol):
     def view(self, names: Sequence[str], /) -> RegistryView: ...
     def tool(self, name: str, /) -> Tool[Any, Any]: ...
     def created(self, maker: Worker, name: str, session: SessionView, /) -> Worker | None:
-        """Return the worker of this name that `maker` created in this session, or None."""
+        """Return the worker with this name that `maker` created in this session, or None."""
         ...
 
     def from_text(self, maker: Worker, name: str, text: str, /) -> Worker:
@@ -98,12 +98,12 @@ class Worker:
     description: str
     path: Path
     model: str | None
-    """The model's name, `provider:name`; None to use the caller's model."""
+    """The model's name, `provider:name`, or None to use the caller's model."""
     limits: Limits
     attachments: AttachmentRule
     """The rule for the files that the worker may be given."""
     tools: tuple[str, ...]
-    """The names of the worker's tools, including those of built-in sections."""
+    """The names of the worker's tools, including the built-in ones."""
     workers: tuple[str, ...]
     """The names of the workers that this one may call."""
     locked: bool
@@ -120,7 +120,7 @@ class Worker:
     Its params are a `Rendered`, which `render` returns.
     """
     effect: Effect
-    """The strongest effect that a call of this worker can have."""
+    """The strongest effect that a call to this worker can have."""
     registry: WorkerRegistry = dataclasses.field(repr=False)
     _template: Instructions = dataclasses.field(repr=False)
 
@@ -129,20 +129,20 @@ class Worker:
         return Rendered(rendered(self._template, self.name, input, attachments))
 
     def budget(self) -> Budget | None:
-        """Return the budget of one run; None if the worker's file sets none."""
+        """Return the budget of one run, or None if the worker's file sets none."""
         limits = self.limits
         budget = Budget(limits.tokens, limits.money, limits.requests, limits.tool_calls)
         return budget if budget.limits() else None
 
     def deadline(self, clock: Clock) -> Deadline | None:
-        """Return the deadline of a run that begins now; None if the worker's file sets none."""
+        """Return the deadline of a run that begins now, or None if the worker's file sets none."""
         seconds = self.limits.seconds
         return None if seconds is None else Deadline.after(seconds, clock=clock)
 
     def without_model(self) -> WorkerError:
-        """Create the error for a run for which no model was named."""
+        """Return the error to raise if no model was named for a run."""
         return WorkerError(
-            f"nothing says which model runs the worker {self.name!r}. Write `model: provider:name` into "
+            f"no model is set for the worker {self.name!r}. Write `model: provider:name` into "
             f"{self.path}, or give one: model='provider:name'; on the command line, --model provider:name."
         )
 
@@ -155,7 +155,7 @@ def prompt_of(
     output: type[BaseModel] | None,
     rule: AttachmentRule,
 ) -> Prompt[Any]:
-    """Build the prompt of a worker."""
+    """Build a worker's prompt."""
     extra = [READ_ATTACHMENT] if rule.count else []
     body: Section[Any] = InstructionsSection("Instructions", "instructions", "$instructions")
     given: Any = {} if output is None else {"output": output}
@@ -171,7 +171,7 @@ def rule_of(front: FrontMatter) -> AttachmentRule:
 CREATE = "create_worker"
 CALL = "call_worker"
 FILES = {"files": True, "files.read": False}
-"""Names that stand for a group of file tools, each with whether the group includes tools that write."""
+"""Names that stand for a group of file tools. True means that the group includes tools that write."""
 BUILT_IN: frozenset[str] = frozenset(
     [
         *(tool.name for tool in FileTools().tools),
@@ -183,11 +183,11 @@ BUILT_IN: frozenset[str] = frozenset(
         OPENER,
     ]
 )
-"""Names of the built-in tools. No worker may be named like one of them."""
+"""Names of the built-in tools, which no worker may have."""
 
 
 class Draft:
-    """A worker's file that is checked step by step. All its problems are collected."""
+    """A worker's file that is checked step by step, and the problems found in it."""
 
     def __init__(self, path: Path, text: str | None, find: Finder) -> None:
         self.path = path
@@ -213,7 +213,7 @@ class Draft:
 
     @property
     def effects(self) -> list[Effect]:
-        """The effects of the draft's own tools; only `irreversible` if its file can't be read."""
+        """The effects of the draft's own tools, or only `irreversible` if its file can't be read."""
         if self.text is None:
             return ["irreversible"]
         return [tool.effect for part in (self, *self.sections) for tool in part.tools]
@@ -222,14 +222,14 @@ class Draft:
         self.find.add(1 if self.text is None else self.text.line_of(where), problem, hint)
 
     def listed(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return the names of the workers that the draft may call. `names` are all workers of the folder."""
+        """Return the names of the workers that the draft may call. `names` are the names of all workers in the folder."""
         if self.text is None:
             return ()
         given = self.text.front.workers
         return tuple(name for name in names if name != self.name) if given == "*" else tuple(given)
 
     def equip(self, functions: Functions) -> None:
-        """Look up the draft's tools and sections."""
+        """Look up the draft's tools and sections, and report those that do not exist."""
         if self.text is None:
             return
         front = self.text.front
@@ -241,7 +241,7 @@ class Draft:
                 self.refuse(where, f"{called!r} is listed twice", "Keep one of them.")
                 continue
             seen.add(called)
-            # If the file lists policies, the file tools add none of their own.
+            # If the file lists policies, the file tools add none.
             policies: Any = None if front.policies is None else ()
             if isinstance(entry, ShellEntry):
                 self._add_shell(entry, where)
@@ -264,7 +264,7 @@ class Draft:
 
     def _missing(self, name: str, where: str, functions: Functions) -> None:
         if functions.problems().problems:
-            return  # tools.py could not be loaded, which is reported separately
+            return  # `tools.py` could not be loaded, which is reported separately
         there = [*functions.names, *FILES]
         hint = suggest(name, there)
         if not functions.path.is_file():
@@ -274,7 +274,7 @@ class Draft:
         self.refuse(where, f"there is no function {name!r} defined in {functions.path.name}", hint)
 
     def check_against(self, drafts: Sequence[Draft], functions: Functions) -> None:
-        """Report ambiguous names, and names of workers that do not exist."""
+        """Report names that are used twice, and workers that do not exist."""
         for other in drafts:
             if other is not self and other.name == self.name:
                 self.refuse("name", f"{other.path} is also a worker named {self.name!r}", "Rename one.")
@@ -297,7 +297,7 @@ class Draft:
         creation_tools: Callable[[Effect], Sequence[Tool[Any, Any]]],
         defaults: CreationDefaults,
     ) -> Worker | None:
-        """Create the worker. If the draft has problems, report them and return None."""
+        """Create the worker. If the draft has problems, reports them and returns None."""
         text = self.text
         if text is None:
             return None
@@ -356,7 +356,7 @@ def _over(defaults: CreationDefaults, own: CreationDefaults | None) -> CreationD
 
 
 def policies_of(worker: str, given: list[Any] | None, refuse: Refuse) -> tuple[ToolPolicy, ...]:
-    """Create the policies of one worker.
+    """Create a worker's policies.
 
     A policy's state is stored under the policy's name, so each name includes that of the worker.
     """

@@ -42,14 +42,14 @@ class WorkerSettings(msgspec.Struct, frozen=True):
 
 
 class Reach:
-    """The workers that the calls of one run can call by name. The run's frame has it as its `workers`."""
+    """The workers that one run's calls can call by name. It is the `workers` of the run's frame."""
 
     def __init__(self, registry: WorkerFolder, worker: Worker | None, given: WorkerSettings) -> None:
         self.registry = registry
         self.worker = worker
         """The worker whose run this is.
 
-        None for a run without a worker, which may call all workers of the folder.
+        None for a run without a worker, which may call all workers in the folder.
         """
         self.given = given
 
@@ -75,7 +75,7 @@ class Reach:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkerRun:
-    """One run of a worker, which provides the workers, attachments and callback of the run's frame."""
+    """One run of a worker, which sets the workers, attachments and callback of the run's frame."""
 
     registry: WorkerFolder
     worker: Worker
@@ -136,7 +136,7 @@ def tool_for(
 
 async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolResult[Any]:
     """Run a worker inside a call that the gate has allowed."""
-    call = context._source  # pyright: ignore[reportPrivateUsage]  # its frame is where the run is nested
+    call = context._source  # pyright: ignore[reportPrivateUsage]  # the run is nested in this call's frame
     if not isinstance(call, Attempt):
         raise NotSupported("adapter", "Call the worker through a gate.")
     around = call.frame.workers
@@ -144,7 +144,7 @@ async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolR
     given = WorkerSettings() if reach is None else reach.given
     registry = worker.registry
     if reach is not None and reach.worker is not None and reach.registry is registry:
-        # In this session, a worker that the caller created replaces the folder's worker of the same name.
+        # In this session, a worker that the caller created replaces the folder's worker with the same name.
         worker = registry.created(reach.worker, worker.name, context.session) or worker
     attachments = accept(worker.name, worker.attachments, params.attachments, lambda: context.filesystem)
     path = (given.root, *call.path) if given.root else call.path

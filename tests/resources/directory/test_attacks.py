@@ -1,4 +1,4 @@
-"""Attempts to escape from a folder by paths, links, races and odd names, with and without `openat2`."""
+"""Attempts to escape from a folder through paths, links, races and odd names, with and without `openat2`."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ SECRET = "the secret outside"
 
 @pytest.fixture(params=["openat2", "by steps"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run the test with each of the two ways of opening paths."""
+    """Run each test twice: with paths opened by `openat2`, and with paths opened one component at a time."""
     if request.param == "openat2":
         if not jail.has_openat2:
             pytest.skip("this kernel has no openat2")
@@ -31,7 +31,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 class World:
-    """A folder, and files beside it that can't be reached through it."""
+    """A folder, and files beside it that must not be reachable through it."""
 
     def __init__(self, base: Path, folders: Folders) -> None:
         self.outside = base / "outside"
@@ -134,7 +134,7 @@ LINKS: dict[str, str] = {
 
 
 def attack(world: World, files: Any, path: str, verb: str) -> None:
-    """Try the attack, commit the result, and check that nothing outside was read or changed."""
+    """Try the attack, commit if `files` is a fork, and check that nothing outside was read or changed."""
     said, refused = "", ""
     try:
         said = repr(VERBS[verb](files, path))
@@ -153,7 +153,7 @@ def attack(world: World, files: Any, path: str, verb: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS, ids=[f"{number}" for number in range(len(PATHS))])
 def test_a_path_out_is_refused(world: World, path: str):
-    """Every operation refuses a path that leads outside the folder, and nothing outside is read or changed."""
+    """Operations refuse an invalid path or one that leads outside the folder, and nothing outside is read or changed."""
     for verb, do in VERBS.items():
         if "glob" in verb or "grep" in verb or "inside" in verb or verb in ("mkdir", "move in", "move out"):
             continue
@@ -187,7 +187,7 @@ def test_a_link_out_says_so(world: World, verb: str):
 
 
 def test_links_that_stay_inside_work(world: World):
-    """Links that stay inside work, whether relative or absolute, to files or folders, or through other links."""
+    """A link to a target inside the folder works: relative or absolute, to a file or a folder, even through other links."""
     world.link("file", "d/x.txt")
     world.link("folder", "d")
     world.link("absolute", str(world.root / "d" / "e"))
@@ -211,7 +211,7 @@ def test_links_that_stay_inside_work(world: World):
 
 
 def test_a_link_that_was_followed_was_read(world: World):
-    """Changing the target of a link that a call followed makes the call stale."""
+    """A fork is stale once a link that it followed points elsewhere."""
     world.link("link", "ok.txt")
     fork = world.files.fork("call")
     fork.read("link")
@@ -221,7 +221,7 @@ def test_a_link_that_was_followed_was_read(world: World):
 
 
 def test_links_in_a_circle_end(world: World):
-    """A cycle of links is refused, and a search skips it."""
+    """Reading a link that is part of a cycle is refused, and a glob skips the cycle."""
     world.link("a", "b")
     world.link("b", "a")
     world.link("d/round", "..")
@@ -232,7 +232,7 @@ def test_links_in_a_circle_end(world: World):
 
 
 def test_pipes_sockets_and_devices_are_not_opened(world: World):
-    """Pipes, sockets and devices are listed, but never opened."""
+    """Pipes and sockets exist, but reading them is refused, and a search skips them."""
     os.mkfifo(world.root / "pipe")
     with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"{short}/s")
@@ -246,7 +246,7 @@ def test_pipes_sockets_and_devices_are_not_opened(world: World):
 
 
 def test_names_that_can_not_be_said_are_left_alone(world: World):
-    """Files with unsupported names are neither listed nor found, but are moved and deleted with their folder."""
+    """Files with unsupported names are neither listed nor found, but are moved, deleted and restored with their folder."""
     odd = [b"latin\xe9", b"new\nline", b"back\\slash", b"tab\t"]
     for name in odd:
         (Path(os.fsdecode(bytes(world.root) + b"/d/" + name))).write_text("odd")
@@ -268,7 +268,7 @@ def test_names_that_can_not_be_said_are_left_alone(world: World):
 
 
 def test_the_longest_paths_are_no_trouble(world: World):
-    """A path as long as Handrail allows works, although it is one byte longer than the kernel accepts at once."""
+    """A path as long as Handrail allows works, although it is one byte longer than a system call accepts."""
     longest = "/".join(["n" * 254] * 16) + "/" + "m" * 16
     assert len(longest) == 4096
     world.files.write(longest, "deep")
@@ -291,7 +291,7 @@ while True:  # the folder and a link out of it trade places as fast as they can
 
 
 def test_no_race_between_a_check_and_a_use_leads_out(world: World):
-    """While another process keeps swapping a folder for a link outside, nothing outside is read or changed."""
+    """While another process keeps swapping a folder with a link that leads outside, nothing outside is read or changed."""
     (world.root / "race").mkdir()
     (world.root / "race" / "secret.txt").write_text("inside")
     racer = subprocess.Popen(

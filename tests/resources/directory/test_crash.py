@@ -1,4 +1,4 @@
-"""Processes killed at every step of a commit: after recovery, folder and journal agree on whether the call happened."""
+"""Wherever a commit is killed, the folder and the journal agree after recovery on whether the call happened."""
 
 import asyncio
 import json
@@ -20,13 +20,13 @@ from support.filesystems import fill
 
 pytestmark = (
     pytest.mark.once
-)  # separate processes, kills and foreign programs do not depend on the Python version
+)  # subprocesses, kills and other programs behave the same under every Python version
 DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
 KILLED = -9
 
 
 class Killed:
-    """A process that forks a child for each order. The child may be killed while it carries out the order."""
+    """A server process that forks a child for each order. The child may be killed while it carries out the order."""
 
     def __init__(self) -> None:
         self._server = subprocess.Popen(
@@ -50,7 +50,7 @@ class Killed:
 
 
 class Crashes:
-    """Runs commits in a process that can be killed."""
+    """Commits that run in a process that can be killed."""
 
     def __init__(self, base: Path, killed: Killed) -> None:
         self.base = base
@@ -58,7 +58,7 @@ class Crashes:
         self._killed = killed
 
     def fresh(self) -> None:
-        """Reset the folder to its state before any call, without a journal."""
+        """Restore the folder's initial files, and remove the journal and the staging folder."""
         for name in ("root", ".root.handrail"):
             shutil.rmtree(self.base / name, ignore_errors=True)
         for path in self.base.glob("journal.db*"):
@@ -103,12 +103,12 @@ def killed() -> Iterator[Killed]:
 
 @pytest.fixture
 def crashes(tmp_path: Path, killed: Killed) -> Crashes:
-    """Provide a folder with a journal, and a process that can be killed."""
+    """Provide an empty folder in which commits can be killed."""
     return Crashes(tmp_path, killed)
 
 
 def before_and_after(crashes: Crashes, **order: Any) -> tuple[Any, Any, int]:
-    """Return the folder's content before the call and after it, and the number of kill points."""
+    """Run the order without a kill, and return the folder before it, the folder after it and the number of kill points."""
     crashes.fresh()
     before = snapshot(crashes.base / "root")
     assert crashes.run(**order) == 0
@@ -116,7 +116,7 @@ def before_and_after(crashes: Crashes, **order: Any) -> tuple[Any, Any, int]:
 
 
 def picked(points: int, kills: int) -> range:
-    """Return all kill points in a deep run. In other runs, return about this many of them, evenly spread."""
+    """Return all kill points in a deep run, and otherwise about `kills` of them, evenly spaced."""
     return range(1, points + 1, 1 if DEEP else max(1, points // kills))
 
 
@@ -147,9 +147,9 @@ def test_killed_at_any_step_it_is_before_or_after(crashes: Crashes, seed: int, d
 
 @pytest.mark.parametrize("seed", range(3 if DEEP else 1))
 def test_what_somebody_edits_in_the_last_moment_is_never_lost(crashes: Crashes, seed: int):
-    """An edit by another program at the last moment is never lost.
+    """A change that another program makes to a file at the last moment is never lost.
 
-    The call is undone. If it was killed, it is completed except for the edited file.
+    A call that is not killed is undone. After a kill, a recorded call is completed except for the edited file.
     """
     order = {"seed": seed + 20, "edited": "a.txt"}
     before, after, points = before_and_after(crashes, **order)
@@ -191,7 +191,7 @@ def test_what_somebody_edits_after_the_crash_stays_theirs(crashes: Crashes):
 
 
 def test_a_recovery_that_is_killed_is_gone_on_with(crashes: Crashes):
-    """A recovery that is killed at any step can be repeated, and the folder ends as before or after the call."""
+    """A recovery that is killed at any step can be repeated, and leaves the folder as before or as after the call."""
     order = {"seed": 3}
     before, after, points = before_and_after(crashes, **order)
     for at in picked(points, 4):

@@ -69,7 +69,7 @@ def test_reading_makes_nothing_beside_the_folder(folders: Folders):
 
 
 def test_a_read_walks_nothing(folders: Folders, monkeypatch: pytest.MonkeyPatch):
-    """A call that reads one file opens only that file, no matter how many others there are."""
+    """Looking up single paths lists no folder, no matter how many files there are."""
     files = folders({f"f{number}": "" for number in range(50)})
 
     def refuse(*args: Any) -> None:
@@ -86,7 +86,7 @@ def test_a_read_walks_nothing(folders: Folders, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_modes_and_times_keep(folders: Folders):
-    """A file keeps its mode when rewritten, and files and folders keep mode and time when moved."""
+    """A rewritten file keeps its mode, and moved files and folders keep their modes and times."""
     files = folders({"run.sh": "a", "secret": "b", "shut/x": "c"})
     for name, mode in (("run.sh", 0o755), ("secret", 0o600), ("shut", 0o700), ("shut/x", 0o640)):
         (files.root / name).chmod(mode)
@@ -151,7 +151,7 @@ def test_a_delete_takes_only_what_was_seen(folders: Folders):
 
 
 class MeddlingDisk(Disk):
-    """A disk that changes a file right before it is renamed, after all checks have passed."""
+    """A disk that calls `meddle` with a name just before a rename changes it, after all checks have passed."""
 
     def __init__(self, meddle: Callable[[str], None]) -> None:
         self._meddle = meddle
@@ -180,7 +180,7 @@ MEDDLING: dict[str, tuple[str, Callable[[Path], Any]]] = {
 
 @pytest.mark.parametrize("case", MEDDLING)
 def test_what_somebody_changes_in_the_last_moment_stays(folders: Folders, case: str):
-    """An edit at the last moment is a conflict. The edit is kept, and all other changes are reverted."""
+    """A change by another program just before the renames is a conflict. It is kept, and the call's changes are reverted."""
     name, change = MEDDLING[case]
     meddled: list[str] = []
 
@@ -239,7 +239,7 @@ def test_a_disk_that_refuses_half_way_changes_nothing(folders: Folders):
 def test_where_nothing_can_be_exchanged_it_is_linked_and_replaced(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ):
-    """On a disk that can't exchange names, commits and undo still work."""
+    """On a disk that can't exchange two names atomically, commits and undo still work."""
     from handrail.resources.directory import disk, jail
 
     def refuse(*args: Any) -> None:
@@ -257,7 +257,7 @@ def test_where_nothing_can_be_exchanged_it_is_linked_and_replaced(
 
 
 def test_what_was_read_can_be_read_again(folders: Folders):
-    """A repeated read gives the same content. Reading a file that changed after it was listed is a conflict."""
+    """Reading a file again gives the same content. Reading a file that has changed since its `stat` is a conflict."""
     files = folders({"read": "1", "seen": "1"})
     fork = files.fork("call")
     assert (fork.read("read"), fork.stat("seen").size) == ("1", 1)
@@ -269,7 +269,7 @@ def test_what_was_read_can_be_read_again(folders: Folders):
 
 
 def test_a_listing_depends_on_names_alone(folders: Folders):
-    """A fork that used a glob is stale once a name becomes a folder, but not after a content change."""
+    """A glob depends on names and kinds: replacing a file with a folder makes the fork stale, but new content does not."""
     files = folders({"d/a": "1", "d/b": "1"})
     fork = files.fork("call")
     assert fork.glob("d/*") == ("d/a", "d/b")
@@ -335,7 +335,7 @@ def test_undo_gives_everything_back(folders: Folders):
     ],
 )
 def test_undo_is_refused_where_something_newer_was_done(folders: Folders, change: Any, places: Any):
-    """Undo is refused if the same paths have changed since. The error names them, and nothing changes."""
+    """Undo is refused if paths that the call changed have changed since. The error names them, and nothing changes."""
     files = folders(FILES)
     committed(files, "call", *DEEDS)
     change(files.root)
@@ -392,7 +392,7 @@ def test_undo_outlives_the_process(folders: Folders):
 
 
 def test_what_is_kept_is_bounded(folders: Folders):
-    """The data kept for undo is limited in calls and bytes. The oldest is removed first, without changing the folder."""
+    """Undo data is limited in calls and in bytes. The oldest is dropped first, and the folder does not change."""
     files = folders({"a": "x" * 1000}, keep_calls=3, keep_bytes=5000)
     for number in range(6):
         committed(files, f"call{number}", lambda f, number=number: f.write("a", str(number) * 1000))
@@ -409,7 +409,7 @@ def test_what_is_kept_is_bounded(folders: Folders):
 
 
 def test_the_staging_folder_can_lie_elsewhere(folders: Folders, tmp_path: Path):
-    """The staging folder may be inside the folder itself, where it can be neither seen nor changed."""
+    """The staging folder may be elsewhere on the disk, or inside the folder itself, where calls can't see or change it."""
     files = folders({"a": "1"}, staging=tmp_path / "aside")
     files.write("a", "2")
     assert (tmp_path / "aside" / "done").is_dir()
@@ -442,20 +442,20 @@ def test_the_staging_folder_can_lie_elsewhere(folders: Folders, tmp_path: Path):
     ],
 )
 def test_a_folder_that_can_not_be_used_is_said_so(tmp_path: Path, root: str, staging: str | None, words: str):
-    """A folder that can't be used is refused when it is opened, with an error that says how to fix it."""
+    """A folder that can't be used is refused when it is opened, and the error says why."""
     fill(tmp_path, {"file": "", "root/a/x": ""})
     with pytest.raises(DefinitionError, match=words):
         DirectoryFilesystem(tmp_path / root, staging=None if staging is None else tmp_path / staging)
 
 
 def test_a_staging_folder_on_another_disk_is_refused(folders: Folders):
-    """A staging folder on another disk is refused at the first write, and reading still works."""
+    """A staging folder on a different disk is refused at the first write, and reading still works."""
     shm = Path("/dev/shm")
     if not shm.is_dir() or shm.stat().st_dev == Path("/tmp").stat().st_dev:
         pytest.skip("no second disk")
     files = folders({"a": "1"}, staging=shm / f"handrail-test-{os.getpid()}")
     try:
-        with pytest.raises(FileError, match=r"is on another disk than .* Pass staging="):
+        with pytest.raises(FileError, match=r"is on a different disk from .* Pass staging="):
             files.fork("call").write("a", "2")
         assert files.read("a") == "1"
     finally:
@@ -488,7 +488,7 @@ def test_a_read_only_folder_is_said_so(tmp_path: Path):
 
 
 def test_a_folder_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A case-insensitive folder is refused, either by its flag when it is opened or by a test at the first write."""
+    """A case-insensitive folder is refused, either by its flag when it is opened or by a probe at the first write."""
     fill(tmp_path, {"root/a": "1"})
     os.link(tmp_path / "root" / "a", tmp_path / "root" / "A")
     files = DirectoryFilesystem(tmp_path / "root")
@@ -503,7 +503,7 @@ def test_a_folder_that_ignores_case_is_refused(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_folder_nobody_may_write_in_is_said_so(folders: Folders):
-    """A folder that the user may not write to is refused by name before anything is renamed."""
+    """A folder without write permission is refused before anything is renamed, and the error names it."""
     if os.geteuid() == 0:
         pytest.skip("root may write everywhere")
     files = folders({"shut/a": "1", "b": "1"})
@@ -551,7 +551,7 @@ def test_what_a_dead_process_left_is_cleared_away(folders: Folders):
 
 
 def test_an_undo_cut_by_a_crash_is_finished_and_can_not_be_undone(folders: Folders):
-    """What a finished undo displaced is not kept, because undoing the undo would repeat the call."""
+    """An undo cut short by a crash is completed, and its own changes are not kept: undoing them would repeat the call."""
     files = folders({"a": "1", "b": "1"})
     committed(files, "call", lambda f: f.write("a", "2"), lambda f: f.write("b", "2"))
     files.close()
@@ -576,7 +576,7 @@ def test_an_undo_cut_by_a_crash_is_finished_and_can_not_be_undone(folders: Folde
 
 
 def test_undo_finds_a_call_only_with_its_run(folders: Folders):
-    """If two runs have calls with the same id, undo finds each call with its run's id, and neither without."""
+    """If two runs have calls with the same id, undo finds each one only by its run id."""
     files = folders()
     for run_id in ("ann", "bob"):
         fork = files.fork("call")
@@ -602,7 +602,7 @@ def test_a_fork_is_staged_only_when_prepared(folders: Folders):
 
 
 def test_areas_are_numbered_apart(folders: Folders):
-    """Two filesystems on the same folder have separate staging areas, as they would in two processes."""
+    """Two filesystems on the same folder have separate staging areas, so their forks conflict as two processes' would."""
     files = folders({"a": "1"})
     other = DirectoryFilesystem(files.root)
     parts: list[Area] = [files._ground.area, other._ground.area]
@@ -677,7 +677,7 @@ def test_diff_says_what_a_commit_changes(folders: Folders):
 
 
 def test_diff_in_memory_is_the_same_words(new_files: Any):
-    """Diffs have the same format in memory and on disk, and name a file that is too large without its content."""
+    """Diffs have the same format in memory and on disk, and omit the content of a large file."""
     fork = new_files({"a": "1\n", "b": "1\n"}).fork("call")
     fork.write("a", "2\n")
     fork.delete("b")

@@ -42,7 +42,7 @@ async def fail(how: str, context: ToolContext) -> str:
 
 
 class Meddling(Disk):
-    """A disk that edits the file `a` just before a commit renames it."""
+    """A disk that edits the file `a` once, just before a commit renames it."""
 
     def __init__(self, root: Callable[[], Path]) -> None:
         self._root = root
@@ -56,7 +56,7 @@ class Meddling(Disk):
 
 
 class WatchedCalls(SqliteCalls):
-    """Records each step of the journal with the content of `a` at that time."""
+    """Records each commit, applied mark and void, with the content of `a` at that time."""
 
     def __init__(self, database: Database, root: Path) -> None:
         super().__init__(database)
@@ -106,7 +106,7 @@ def test_a_call_that_fails_leaves_the_folder_as_it_was(folders: Folders, how: st
 
 
 def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
-    """A call is recorded before its files are renamed, and marked as applied before its state is changed."""
+    """A call is recorded before its files are renamed, and marked as applied afterwards."""
 
     async def main() -> None:
         files = folders(FILES)
@@ -200,7 +200,7 @@ class Second(DirectoryFilesystem):
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_two_folders_commit_together_or_not_at_all(folders: Folders, tmp_path: Path, recorded: bool):
-    """If the second of two folders refuses its commit, the first folder's renames are undone."""
+    """If the second of two folders has a conflict, the first folder's renames are undone."""
 
     @tool(effect="staged", description="Change two folders.")
     async def both(context: ToolContext) -> None:
@@ -251,7 +251,7 @@ def test_state_that_can_not_be_applied_takes_the_files_back(
 
 
 def test_inner_calls_are_part_of_the_outer_ones_commit(folders: Folders):
-    """Inner calls are recorded as part of the outer call, and a failed inner call leaves no record there."""
+    """Inner calls are committed with the outer call in one record, and a failed inner call changes nothing."""
 
     @tool(effect="staged", description="Call others.")
     async def outer(context: ToolContext) -> None:

@@ -29,7 +29,7 @@ def mounted(found: Layers, script: str, at: Path) -> subprocess.CompletedProcess
 
 
 def command(fork: DirectoryFork, script: str, at: Path) -> tuple[str, tuple[str, ...]]:
-    """Run a script on a fork and absorb its writes; return the output and the changed paths."""
+    """Run a script on a fork and absorb its writes. Return the output and the changed paths."""
     found = fork.layers()
     ran = mounted(found, script, at)
     assert ran.returncode == 0, ran.stderr
@@ -38,7 +38,7 @@ def command(fork: DirectoryFork, script: str, at: Path) -> tuple[str, tuple[str,
 
 @pytest.fixture
 def at(tmp_path: Path) -> Path:
-    """Provide a mount point for an overlay. Skips the test if overlays can't be mounted."""
+    """Provide a mount point for an overlay, or skip the test if overlays can't be mounted."""
     for name in ("lower", "upper", "work"):
         (tmp_path / "probe" / name).mkdir(parents=True)
     probe = Layers((tmp_path / "probe/lower",), tmp_path / "probe/upper", tmp_path / "probe/work", 0)
@@ -100,7 +100,7 @@ SCRIPTS: dict[str, tuple[str, dict[str, str | None]]] = {
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("case", SCRIPTS)
 def test_what_a_command_did_is_committed(folders: Folders, at: Path, case: str, nested: bool):
-    """After the commit, the folder's content is what the command left, even through an intermediate fork."""
+    """After the commit, the folder holds exactly what the command left, even if the command ran in a nested fork."""
     script, expected = SCRIPTS[case]
     files = folders(FILES)
     outer = files.fork("outer")
@@ -119,7 +119,7 @@ def test_what_a_command_did_is_committed(folders: Folders, at: Path, case: str, 
 
 
 def test_modes_links_and_odd_names_come_along(folders: Folders, at: Path):
-    """Modes, links and odd names that a command made are committed to the folder, and undone with it."""
+    """Modes, links and odd names that a command made are committed, and undo reverts them."""
     files = folders(FILES)
     fork = files.fork("call")
     script = (
@@ -177,7 +177,7 @@ def test_many_layers_are_made_one(folders: Folders, at: Path):
 
 
 def test_what_others_changed_since_the_mount_is_a_conflict(folders: Folders, at: Path):
-    """If a file that a command changed was also changed after the mount, none of the command's changes are kept."""
+    """If a command and somebody else change the same file after the mount, none of the command's changes are kept."""
     files = folders(FILES)
     for change, script, places in (
         (lambda: (files.root / "a").write_text("theirs"), "echo mine >> a", ["a"]),
@@ -258,7 +258,7 @@ def test_nothing_is_left_of_a_dropped_fork(folders: Folders, at: Path):
 def test_where_no_device_can_be_made_a_mark_stands_for_it(
     folders: Folders, at: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """If devices can't be created, deletions are marked with an attribute, which newer kernels accept."""
+    """If devices can't be created, deletions are marked with an extended attribute, which Linux accepts since 6.8."""
 
     def refuse(*args: Any) -> None:
         raise PermissionError(1, "not here")

@@ -76,7 +76,7 @@ def test_it_changes_nothing_but_the_time(
 def test_it_is_asked_for_plain_text_in_many_files(
     rg: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ripgrep is used only for plain text in many files."""
+    """ripgrep is used only to search many files for plain text."""
     fill(tmp_path, [b"here\n" if number == 7 else b"nothing\n" for number in range(100)])
     asked: list[tuple[str, int]] = []
     real = links.files_holding
@@ -94,7 +94,7 @@ def test_it_is_asked_for_plain_text_in_many_files(
 
 
 def test_what_it_passed_over_counts_as_read(rg: str, tmp_path: Path) -> None:
-    """A file in which ripgrep found nothing counts as read, so a change to it makes the search stale."""
+    """A file in which ripgrep found nothing counts as read, so a change to it makes the fork stale."""
     fill(tmp_path, [b"nothing\n"] * 50)
     files = DirectoryFilesystem(tmp_path)
     fork = files.fork("reader")
@@ -106,7 +106,7 @@ def test_what_it_passed_over_counts_as_read(rg: str, tmp_path: Path) -> None:
 
 
 def test_a_ripgrep_that_fails_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If ripgrep fails, the search is slower but has the same result."""
+    """If ripgrep fails, the search goes on without it and finds the same matches."""
     fill(tmp_path, [b"here\n"] * 40)
     broken = tmp_path / "rg"
     broken.write_text("#!/bin/sh\nexit 2\n")
@@ -116,6 +116,6 @@ def test_a_ripgrep_that_fails_is_done_without(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_bad_pattern_is_refused_first(tmp_path: Path) -> None:
-    """An invalid regular expression is reported, whether or not ripgrep would be used."""
+    """An invalid regular expression is refused before anything is searched."""
     with pytest.raises(FileError, match="not a valid regular expression"):
         DirectoryFilesystem(tmp_path).grep("(")

@@ -70,7 +70,7 @@ class DirectoryTransactions(Transactions):
 
     @rule(deed=deeds)
     def person(self, deed: tuple[str, ...]) -> None:
-        """Edit the folder as another person would, unaware of calls."""
+        """Edit the folder as a person who does not know about the calls would."""
         if deed[0] not in ("write", "append", "mkdir", "delete", "prune", "move"):
             return
         deed = self.filled(deed)

@@ -1,4 +1,4 @@
-"""Containment: a command can't reach other files and processes, the network, secrets or the kernel."""
+"""Containment: a command can't reach other files, other processes, the network, secrets or the kernel."""
 
 import ctypes
 import os
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 @pytest.fixture(params=WALLS)
 def walls(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run the test with each kind of containment, not only the one that this machine would choose."""
+    """Run each test with every kind of containment, not only with the one that this machine would choose."""
     found = probe(tmp_path)
     if not found.contained:
         pytest.skip("; ".join(found.missing))
@@ -78,14 +78,14 @@ OUTSIDE = [
 
 @pytest.mark.usefixtures("walls")
 def test_nothing_outside_the_folder_can_be_written(folder: Folder, backend: str):
-    """A command can neither create nor change a file in any folder outside its own."""
+    """A command can't create or change a file outside its own folder."""
     places = [place for place in OUTSIDE if os.path.isdir(place)]
     script = "".join(f"touch {place}/handrail-escape 2>/dev/null && echo {place}\n" for place in places)
     finished = folder.sh(anything(backend), script + "echo x >> /etc/passwd; chmod 777 /etc; true")
     refused = (
         "Read-only file system",
         "Permission denied",
-    )  # the second one if the tests themselves lack access
+    )  # the second one if the tests lack write access there themselves
     assert sum(finished.output.count(words) for words in refused) == 2
     assert not [line for line in finished.output.splitlines() if line.startswith("/")]
     assert not [place for place in places if os.path.exists(f"{place}/handrail-escape")]
@@ -107,7 +107,7 @@ def test_its_temporary_folders_are_its_own(folder: Folder, backend: str, place: 
 
 
 def test_layers_themselves_can_not_be_written(folder: Folder, backend: str):
-    """A command can't write to its layers by their own paths."""
+    """A command can't write to its layers through their paths on the host."""
     folder.sh(anything(backend), f"touch {folder.upper}/x {folder.base}/x {folder.base}/work/x")
     assert folder.caught() == []
     assert sorted(os.listdir(folder.base)) == ["root", "upper", "work"]
@@ -116,7 +116,7 @@ def test_layers_themselves_can_not_be_written(folder: Folder, backend: str):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a device")
 @pytest.mark.usefixtures("walls")
 def test_a_stray_device_file_can_not_be_opened(backend: str):
-    """A device file outside /dev can't be opened, in the folder or elsewhere."""
+    """A device file outside /dev can't be opened, whether it is in the command's folder or elsewhere."""
     with tempfile.TemporaryDirectory(dir=outside_tmp(), prefix=".shell-") as place:
         folder = Folder(Path(place))
         for path in (folder.root / "zero", folder.base / "zero"):
@@ -151,7 +151,7 @@ def test_a_folder_outside_tmp_is_held_the_same(backend: str):
 
 
 def test_the_environment_is_clean(folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch):
-    """A command and the processes it sees have only harmless variables and those in `environment`."""
+    """A command and the processes it sees have only harmless environment variables and those passed as `environment`."""
     for name in (
         "OPENAI_API_KEY",
         "GITHUB_TOKEN",
@@ -173,7 +173,7 @@ def test_the_environment_is_clean(folder: Folder, backend: str, monkeypatch: pyt
 
 
 def test_the_usual_places_of_secrets_are_empty(folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch):
-    """A command finds the usual places of keys and credentials, and those configured, empty."""
+    """Common locations of keys and credentials, and the paths passed as `hidden`, are empty for a command."""
     for path in ("home/.ssh/id", "home/.netrc", "home/.config/gh/hosts.yml", "home/plain", "mine/.env"):
         folder.add(path, "hunter2")
     before = folder.real()
@@ -205,7 +205,7 @@ def test_it_sees_no_processes_but_its_own(folder: Folder, backend: str):
 
 @pytest.mark.usefixtures("walls")
 def test_it_sees_no_shared_memory_but_its_own(folder: Folder, backend: str):
-    """A command can't see the System V queues and segments of other processes."""
+    """A command can't see System V message queues and shared memory segments of other processes."""
     libc = ctypes.CDLL(None, use_errno=True)
     queue = libc.msgget(0, 0o1666)
     assert queue >= 0
@@ -217,13 +217,13 @@ def test_it_sees_no_shared_memory_but_its_own(folder: Folder, backend: str):
 
 
 def test_it_has_no_descriptors_but_three(folder: Folder, backend: str):
-    """A command has only the three standard descriptors, and none of Handrail's or the keeper's."""
+    """A command has only the three standard file descriptors, and none of Handrail's or the keeper's."""
     code = "import os; print(sorted(int(n) for n in os.listdir('/proc/self/fd'))[:-1], os.getsid(0) == os.getpid())"
     assert folder.run(anything(backend), PYTHON, "-c", code).output == "[0, 1, 2] True\n"
 
 
 def test_processes_are_bounded(folder: Folder):
-    """A fork bomb is stopped by the command's own process limit."""
+    """A fork bomb stops at the command's own process limit."""
     release = tuple(int(part) for part in os.uname().release.split(".")[:2])
     if release < (6, 14) and os.geteuid() == 0:
         pytest.skip("this kernel does not count root's processes by namespace")
@@ -251,7 +251,7 @@ def test_processes_are_bounded(folder: Folder):
 
 
 class Listener:
-    """A server that listens on the machine's loopback, on a path, and on an abstract socket."""
+    """A server that listens on the machine's loopback, on a socket file and on an abstract socket."""
 
     def __init__(self, path: Path) -> None:
         self.inet = socket.create_server(("127.0.0.1", 0))
@@ -291,7 +291,7 @@ socket.create_connection(server.getsockname()); print("own loopback")
 
 @pytest.mark.usefixtures("walls")
 def test_the_network_is_off(folder: Folder, backend: str, listener: Listener):
-    """Without the network, a command reaches only its own loopback, and no abstract sockets or sockets in /run."""
+    """With the network off, a command reaches only its own loopback, and no abstract sockets or sockets in /run."""
     arguments = [str(listener.port), f"handrail-{os.getpid()}", listener.path.getsockname()]
     finished = folder.run(anything(backend), PYTHON, "-c", CONNECT, *arguments)
     assert (
@@ -300,7 +300,7 @@ def test_the_network_is_off(folder: Folder, backend: str, listener: Listener):
 
 
 def test_the_network_can_be_switched_on(folder: Folder, backend: str, listener: Listener):
-    """With the network on, a command has the machine's network, but no abstract sockets and no sockets in /run."""
+    """With the network on, a command has the machine's network, but can't reach abstract sockets or sockets in /run."""
     arguments = [str(listener.port), f"handrail-{os.getpid()}", listener.path.getsockname()]
     finished = folder.run(anything(backend, network=True), PYTHON, "-c", CONNECT, *arguments)
     assert finished.output == "connected\nPermissionError\nFileNotFoundError\nown loopback\n"
@@ -321,7 +321,7 @@ socket.socket(socket.AF_INET, socket.SOCK_DGRAM); print("network")
 @pytest.mark.usefixtures("walls")
 @pytest.mark.parametrize("scoped", [True, False])
 def test_no_abstract_socket_hears_it(folder: Folder, scoped: bool, monkeypatch: pytest.MonkeyPatch):
-    """With the network on, Landlock prevents sending to abstract sockets. Without Landlock, the call filter does."""
+    """With the network on, Landlock keeps a command from sending to abstract sockets. Without Landlock, seccomp does."""
     if not scoped:
         close_keeper()  # the next keeper is started as if the kernel lacked Landlock
         monkeypatch.setattr(
@@ -349,7 +349,7 @@ _UNSCOPED = "from handrail.resources.shell import kernel; kernel.scope_abstract_
 
 @pytest.fixture
 def outside() -> Iterator[Path]:
-    """Provide a folder of the host, unrelated to any command, with a key, a program and a socket."""
+    """Provide a folder on the host, unrelated to any command, with a key and a program."""
     with tempfile.TemporaryDirectory(dir=outside_tmp(), prefix=".shell-") as place:
         found = Path(place)
         (found / "key").write_text("hunter2")
@@ -361,7 +361,7 @@ def outside() -> Iterator[Path]:
 
 @pytest.mark.usefixtures("walls")
 def test_nothing_of_the_host_is_seen(folder: Folder, backend: str, outside: Path):
-    """A command sees no files of the host except the system's programs: no home, project, journal or data."""
+    """A command sees no host files except the system's programs: no home, no logs and no data."""
     places = [
         place
         for place in ("/home", "/srv", "/mnt", "/media", "/opt", "/var/lib", "/var/log", "/sys")
@@ -397,7 +397,7 @@ def test_nothing_of_the_host_is_seen(folder: Folder, backend: str, outside: Path
 
 
 def test_a_socket_in_the_folder_leads_nowhere(folder: Folder, backend: str):
-    """A command can't connect to a server's socket in its folder."""
+    """A command can't connect to the socket of a server that listens in its folder."""
     with socket.socket(socket.AF_UNIX) as server:
         here = os.getcwd()
         os.chdir(folder.root)
@@ -427,9 +427,9 @@ def test_what_is_exposed_is_seen_and_not_written(folder: Folder, backend: str, o
 def test_a_hidden_program_says_what_to_expose(
     folder: Folder, backend: str, outside: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A program in a hidden folder fails with a message that names the `expose=` it needs.
+    """Running a program from a hidden folder fails, and the message names the `expose=` that it needs.
 
-    This holds for a program that is run by name, by path or from a script.
+    This holds whether the program is run by name, by path, from a shell or as a script's interpreter.
     """
     monkeypatch.setenv("PATH", f"{outside}/bin:{os.environ['PATH']}")
     wanted = re.escape(f"expose=['{outside}']")
@@ -457,13 +457,13 @@ def test_a_hidden_program_says_what_to_expose(
     ],
 )
 def test_what_can_not_be_exposed_is_refused(given: Any, said: str):
-    """A path that is relative, missing, or contains everything is refused when the shell is created."""
+    """A relative or missing path, or one that commands have their own version of, is refused when the shell is created."""
     with pytest.raises(DefinitionError, match=said):
         anything(expose=given)
 
 
 def test_the_interpreter_that_runs_handrail_is_there(folder: Folder, backend: str):
-    """A command can use the interpreter that runs Handrail wherever it is installed, even below a home or /tmp."""
+    """A command can use the interpreter that runs Handrail, wherever that is installed."""
     finished = folder.run(anything(backend), sys.executable, "-c", "import msgspec, sys; print(sys.prefix)")
     assert finished.output == f"{sys.prefix}\n"
 
@@ -472,7 +472,7 @@ def test_the_interpreter_that_runs_handrail_is_there(folder: Folder, backend: st
 
 SYSCALL = "import ctypes, os, sys; libc = ctypes.CDLL(None, use_errno=True); "
 
-# Each script succeeds (exit code 0) only if it escapes, or gains a right that would let it escape.
+# Each script succeeds (exit code 0) only if it escapes or gains a privilege that would let it escape.
 ESCAPES = {
     "remount the root": "mount -o remount,rw / && touch /etc/handrail-escape",
     "remount a folder": "mount -o remount,bind,rw /etc && touch /etc/handrail-escape",
@@ -548,7 +548,7 @@ ESCAPES = {
 @pytest.mark.usefixtures("walls")
 @pytest.mark.parametrize("escape", ESCAPES)
 def test_there_is_no_way_out(folder: Folder, escape: str):
-    """Every known escape fails, and nothing outside changes."""
+    """None of these known ways to escape works, and nothing outside changes."""
     text = ESCAPES[escape]
     before = {place: sorted(os.listdir(place)) for place in ("/etc", "/mnt")}
     hostname = Path("/etc/hostname").read_bytes()
@@ -593,7 +593,7 @@ print(list((place / "work").iterdir()))
     os.geteuid() != 0 or not os.path.exists("/usr/bin/python3"), reason="needs root and a common Python"
 )
 def test_an_ordinary_user_is_held_the_same(backend: str, tmp_path: Path):
-    """An ordinary user's command is contained, under the user's own id and without capabilities."""
+    """An ordinary user's command is contained too. It runs with the user's id and without capabilities."""
     packages = [path for path in sys.path if path.endswith("site-packages")]
     version = subprocess.run(
         ["/usr/bin/python3", "-c", "import sys; print(*sys.version_info[:2])"],
@@ -661,7 +661,7 @@ def test_the_probe_finds_what_the_machine_has(tmp_path: Path):
 
 
 def test_the_probe_says_what_is_missing(tmp_path: Path):
-    """If user namespaces can't be created, the probe reports no isolation and says what is missing."""
+    """Where user namespaces can't be created, the probe reports no isolation and says what is missing."""
     if os.geteuid() != 0 or probe(tmp_path).isolation != "user":
         pytest.skip("needs root and user namespaces, to forbid them")
     folder = Folder(tmp_path)
@@ -685,7 +685,7 @@ def test_the_probe_says_what_is_missing(tmp_path: Path):
 
 
 def test_shells_in_many_threads_share_one_keeper(folder: Folder):
-    """Event loops in several threads run commands concurrently with one shared keeper."""
+    """Event loops in several threads can run commands at the same time."""
     said: list[str] = []
 
     def work(number: int) -> None:

@@ -1,4 +1,4 @@
-"""How commands end: by themselves, by a timeout, by cancellation, with this process or with the keeper."""
+"""How commands end: on their own, after a timeout, when cancelled, with this process, or with the keeper."""
 
 import asyncio
 import os
@@ -22,9 +22,9 @@ from support.folders import PYTHON, Folder, anything, processes_with
 
 pytestmark = (
     pytest.mark.once
-)  # separate processes, kills and foreign programs do not depend on the Python version
+)  # subprocesses, kills and other programs behave the same under every Python version
 
-# Reports on a connection, then does everything it can to survive.
+# Connects to the test, ignores every signal and starts daemons, to survive as well as a command can.
 STUBBORN = """
 import os, signal, socket, sys, time
 for number in range(1, 65):
@@ -45,7 +45,7 @@ while True: time.sleep(1000)
 
 
 class Line:
-    """A server that commands connect to. A connection ends when every process that holds it has died."""
+    """A server that commands connect to. A connection is closed once every process that holds it has died."""
 
     def __init__(self) -> None:
         self.server = socket.create_server(("127.0.0.1", 0))
@@ -105,7 +105,7 @@ def assert_gone(line: Line, connection: socket.socket) -> None:
 
 
 def test_a_command_out_of_time_is_gone_with_all_it_started(folder: Folder, shells: str, line: Line):
-    """After a timeout every process of the command is dead, even a daemon that ignores signals; its output is kept."""
+    """After a timeout, every process of the command is dead, even a daemon that ignores signals. The output is kept."""
     shell, seconds = anything(shells, network=True, contained=False), 3
     command = [PYTHON, "-c", STUBBORN, line.port, "stubborn"]
     while not (finished := folder.run(shell, *command, timeout=seconds)).output:
@@ -134,13 +134,13 @@ def test_daemons_end_with_their_command(folder: Folder, shells: str, line: Line)
 
 
 def test_a_timeout_of_one_run_counts_for_it(folder: Folder):
-    """A timeout given for one run replaces the shell's default timeout."""
+    """A timeout passed to one run replaces the shell's default timeout."""
     assert folder.run(anything(timeout=PATIENCE), "sleep", "40", timeout=0.1).timed_out
     assert not folder.run(anything(timeout=0.1), "sleep", "0.2", timeout=PATIENCE).timed_out
 
 
 def test_cancelling_ends_the_command_first(folder: Folder, shells: str, line: Line):
-    """A cancellation is raised only after the command has ended, and leaves the folder unchanged."""
+    """Cancelling a run ends the command before `CancelledError` is raised, and leaves the folder unchanged."""
     shell = anything(shells, network=True, contained=False)
     before = folder.real()
 
@@ -200,7 +200,7 @@ WAIT = "import socket, sys; c = socket.create_connection(('127.0.0.1', int(sys.a
 
 
 def test_shells_on_different_layers_run_at_the_same_time(tmp_path: Path, line: Line):
-    """Commands on different layers run concurrently."""
+    """Commands on different layers run at the same time."""
     shell = anything(network=True)
     one, two = Folder(tmp_path / "one"), Folder(tmp_path / "two")
 
@@ -218,7 +218,7 @@ def test_shells_on_different_layers_run_at_the_same_time(tmp_path: Path, line: L
 
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_a_command_ends_while_others_go_on(tmp_path: Path, line: Line, first: int):
-    """The end of one of three concurrent commands is noticed while the others are still running."""
+    """One of three concurrent commands can end, and its result is returned, while the others still run."""
     shell = anything(network=True)
     folders = [Folder(tmp_path / str(number)) for number in range(3)]
 
@@ -240,7 +240,7 @@ def test_a_command_ends_while_others_go_on(tmp_path: Path, line: Line, first: in
 
 
 def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
-    """A second command on the same layer waits for the first, and never runs if it is cancelled meanwhile."""
+    """A second command on the same layer waits for the first, and never starts if it is cancelled while it waits."""
     shell = anything(network=True)
     folder, other = Folder(tmp_path / "one"), Folder(tmp_path / "two")
     said: list[bytes] = []
@@ -256,7 +256,7 @@ def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
         second, third = await begin("b"), await begin("c")
         assert (
             await shell.run(["true"], other.layers)
-        ).ok  # long enough for the commands to begin, if they could
+        ).ok  # long enough for the waiting commands to start, if they could
         third.cancel()
         with pytest.raises(asyncio.CancelledError):
             await third
@@ -298,7 +298,7 @@ work()
 @pytest.mark.parametrize("walls", ["walls", "no walls"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_command_ends_with_us(folder: Folder, line: Line, how: signal.Signals, walls: str):
-    """When the process that runs a command is killed with `kill -9`, the command and its daemons die too."""
+    """If the process that runs a command dies by a signal, even SIGKILL, the command and its daemons die too."""
     argv = [sys.executable, "-c", US, str(folder.base), PYTHON, STUBBORN, line.port, walls]
     us = subprocess.Popen(argv, stderr=subprocess.DEVNULL)
     try:
@@ -306,7 +306,7 @@ def test_a_command_ends_with_us(folder: Folder, line: Line, how: signal.Signals,
         read_until(connection, 4)
         us.send_signal(how)
         us.wait()
-        # The connection ends when every process that holds it has died, so nothing else needs to be awaited.
+        # The connection is closed once every process that holds it has died, so nothing else needs to be awaited.
         assert connection.recv(1000) == b""
     finally:
         us.kill()
@@ -314,7 +314,7 @@ def test_a_command_ends_with_us(folder: Folder, line: Line, how: signal.Signals,
 
 
 def test_a_dead_keeper_is_said_and_replaced(folder: Folder, line: Line, shells: str):
-    """If the keeper dies, its commands die with it, and the next command gets a new keeper."""
+    """If the keeper dies, its command dies too, and the next command gets a new keeper."""
     shell = anything(shells, network=True, contained=False)
 
     async def main() -> None:
@@ -324,7 +324,7 @@ def test_a_dead_keeper_is_said_and_replaced(folder: Folder, line: Line, shells: 
         keeper = command_process._keeper
         assert keeper is not None
         os.kill(keeper._process, signal.SIGKILL)
-        if shells == "auto":  # without a sandbox, another process still reports the end
+        if shells == "auto":  # without a sandbox, a different process reports the end
             assert (await task).signal == signal.SIGKILL
         else:
             with pytest.raises(ShellError, match="its sandbox process died"):
@@ -336,7 +336,7 @@ def test_a_dead_keeper_is_said_and_replaced(folder: Folder, line: Line, shells: 
 
 
 def test_a_forked_process_has_a_keeper_of_its_own(folder: Folder):
-    """A forked child does not use its parent's keeper."""
+    """A forked child starts its own keeper instead of using its parent's."""
     code = """
         import asyncio, os, sys
         from pathlib import Path
@@ -365,7 +365,7 @@ def test_a_forked_process_has_a_keeper_of_its_own(folder: Folder):
 
 
 def test_commands_run_in_virtual_time_too(folder: Folder):
-    """On a loop with virtual time, a command runs in real time."""
+    """On an event loop with virtual time, a command still runs in real time."""
     shell = anything()
 
     async def main() -> CommandResult:
@@ -375,7 +375,7 @@ def test_commands_run_in_virtual_time_too(folder: Folder):
 
 
 def test_descriptors_are_given_back(folder: Folder):
-    """Many commands, including failing ones, leave no descriptor open in this process."""
+    """Commands leave no file descriptor open in this process, even if they time out or can't be found."""
     shell = anything()
     folder.run(shell, "true", stdin="x")
     before = len(os.listdir("/proc/self/fd"))
@@ -391,7 +391,7 @@ def test_descriptors_are_given_back(folder: Folder):
 
 
 def test_a_fake_shell_says_what_it_was_told(tmp_path: Path):
-    """A fake shell applies rules and answers by the longest matching prefix. Any other command is not found."""
+    """A fake shell applies its rules and gives the answer for the longest matching prefix. Other commands are not found."""
     folder = Folder(tmp_path)
 
     def write(argv: tuple[str, ...], layers: Layers) -> str:

@@ -1,4 +1,4 @@
-"""Limits of commands: a command that exceeds one is ended with a message and leaves nothing behind."""
+"""Command limits: a command that exceeds one is killed with a message and leaves nothing behind."""
 
 import asyncio
 import dataclasses
@@ -76,7 +76,7 @@ _WITHOUT = "from handrail.resources.shell import cgroup; cgroup._parents = dict\
 
 @pytest.fixture(params=["cgroups", "sums"])
 def means(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run the test with the machine's cgroups, if it has any, and without them."""
+    """Run each test with the machine's cgroups, if there are any, and without cgroups."""
     if not probe(tmp_path).contained:
         pytest.skip("no sandbox here")
     if request.param == "sums":
@@ -91,7 +91,7 @@ def means(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("means")
 @pytest.mark.parametrize("what", GREEDY)
 def test_a_greedy_command_is_ended(tmp_path: Path, what: str):
-    """A command that uses more and more of a resource is ended with a message. No process or space stays in use."""
+    """A command that keeps using more of a resource is killed with a message. No process or file is left."""
     limit, code = GREEDY[what]
     folder = Folder(tmp_path)
     files = DirectoryFilesystem(folder.root)
@@ -119,7 +119,7 @@ def test_a_greedy_command_is_ended(tmp_path: Path, what: str):
 
 
 def test_a_killed_keeper_s_cgroups_are_removed_by_the_next(tmp_path: Path):
-    """If the keeper is killed during a command, the next keeper removes the command's cgroups."""
+    """If a keeper was killed, the next keeper removes the cgroups that it left."""
     places = _parents()
     if not probe(tmp_path).contained or not places:
         pytest.skip("no cgroups here")
@@ -132,7 +132,7 @@ def test_a_killed_keeper_s_cgroups_are_removed_by_the_next(tmp_path: Path):
 
 
 def test_an_ordinary_build_is_not_ended(tmp_path: Path):
-    """The default limits allow many processes, large address spaces and large files."""
+    """The default limits allow many processes, a huge address space and a huge sparse file."""
     if not probe(tmp_path).contained:
         pytest.skip("no sandbox here")
     code = """
@@ -151,7 +151,7 @@ def test_an_ordinary_build_is_not_ended(tmp_path: Path):
 
 @pytest.mark.usefixtures("means")
 def test_memory_that_is_shared_counts_once(tmp_path: Path):
-    """Memory that many processes share counts once, whether it is anonymous, a segment, or a file in `/dev/shm`."""
+    """Memory that many processes share counts once: anonymous memory, a segment or a file in `/dev/shm`."""
     code = """
         import ctypes, mmap, os, time
         size = 24 << 20
@@ -177,7 +177,7 @@ def test_memory_that_is_shared_counts_once(tmp_path: Path):
 
 
 def test_the_number_of_temporary_files_is_limited(tmp_path: Path):
-    """The private folders of a command can't hold more files than its limit, or a thousand if that is more."""
+    """A command's private folder can't hold more files than the limit. A limit below 1024 counts as 1024."""
     if not probe(tmp_path).contained:
         pytest.skip("no sandbox here")
     code = """
@@ -192,7 +192,7 @@ def test_the_number_of_temporary_files_is_limited(tmp_path: Path):
 
 
 def test_a_command_near_its_processes_is_told(tmp_path: Path):
-    """The result of a command that may have failed to start processes has a note about the limit."""
+    """If a command comes close to its process limit, its result has a note about that limit."""
     if not probe(tmp_path).contained:
         pytest.skip("no sandbox here")
     code = "import os, sys\nfor n in range(50):\n    if not os.fork(): sys.stdin.read(); os._exit(0)\nsys.stdin.read()"
@@ -244,7 +244,7 @@ for code in json.loads(sys.argv[1]):
 
 @pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists("/usr/bin/python3"), reason="needs root")
 def test_an_ordinary_user_s_command_is_ended_the_same():
-    """The commands of a user without privileges are ended by the same limits."""
+    """The same limits apply to the commands of an unprivileged user."""
     packages = [path for path in sys.path if path.endswith("site-packages")]
     names = (
         "memory",

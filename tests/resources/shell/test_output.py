@@ -1,4 +1,4 @@
-"""The output of commands: which part is kept, and how the end of a command is described."""
+"""Command output: which part is kept, and how the result describes the end of the command."""
 
 import pytest
 from hypothesis import given
@@ -21,12 +21,12 @@ def test_output_within_the_limit_is_kept_whole():
 
 
 def test_output_beyond_the_limit_loses_its_middle():
-    """If output exceeds the limit, its beginning and end are kept, and the omitted bytes are counted."""
+    """Output beyond the limit loses its middle. The beginning and the end are kept, and the omitted bytes are counted."""
     assert fed(4, b"abcdefghij") == ("ab\n… 6 bytes left out …\nij", 6)
 
 
 def test_no_character_is_cut_in_half():
-    """A character that the cut would split is omitted entirely and counted."""
+    """A character that the cut would split is left out whole, and its bytes are counted."""
     assert fed(8, "ääääää".encode()[:-1] + b"\xa4") == ("ää\n… 4 bytes left out …\nää", 4)
     text, omitted = fed(7, "€€€€€€".encode())
     assert text == f"€\n… {omitted} bytes left out …\n€"
@@ -34,13 +34,13 @@ def test_no_character_is_cut_in_half():
 
 
 def test_what_is_not_utf_8_is_shown_as_bytes():
-    """Output bytes that are not UTF-8 are shown escaped. None is lost, and no error is raised."""
+    """Output bytes that are not UTF-8 are shown escaped. None are lost, and no error is raised."""
     assert fed(100, b"ok\xff\xfe\n") == ("ok\\xff\\xfe\n", 0)
 
 
 @given(st.lists(st.binary(max_size=50), max_size=30), st.integers(2, 40))
 def test_output_keeps_the_ends_however_it_arrives(parts: list[bytes], limit: int):
-    """The same bytes give the same text in whatever pieces they arrive, and omitted bytes are counted exactly."""
+    """The same bytes give the same text in whatever chunks they arrive, and the omitted bytes are counted."""
     whole = b"".join(parts)
     assert fed(limit, *parts) == fed(limit, whole)
     _, omitted = fed(limit, whole)
@@ -73,6 +73,6 @@ def test_memory_does_not_grow_with_the_output():
     ],
 )
 def test_an_ending_is_worded_for_a_model(finished: CommandResult, words: str):
-    """A rendered result tells the model the outcome, the notes and the output."""
+    """A rendered result tells the model how the command ended, the notes and the output."""
     assert finished.render() == words
     assert finished.ok is (finished.exit_code == 0)

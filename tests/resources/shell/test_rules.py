@@ -40,7 +40,7 @@ def allowed(rules: list[Allow], *argv: str) -> bool:
     ],
 )
 def test_a_rule_allows_what_it_says(rule: Allow, argv: list[str]):
-    """A rule matches the program's name and its arguments one by one, and `...` matches all remaining arguments."""
+    """A rule matches the program and its arguments one by one, and `...` matches all remaining arguments."""
     assert allowed([rule], *argv)
 
 
@@ -75,7 +75,7 @@ def test_a_rule_allows_what_it_says(rule: Allow, argv: list[str]):
     ],
 )
 def test_a_rule_allows_nothing_else(rule: Allow, argv: list[str]):
-    """A rule does not match wrappers, other paths to the program, leading options or paths with `..`."""
+    """A rule does not match wrappers, other paths to the program, unlisted options or paths with `..`."""
     assert not allowed([rule], *argv)
 
 
@@ -112,7 +112,7 @@ def test_a_rule_allows_nothing_else(rule: Allow, argv: list[str]):
     ],
 )
 def test_a_rule_that_can_not_be_meant_is_refused_where_it_is_written(pattern: tuple[object, ...]):
-    """A rule is refused if an argument has several words, its program has wildcards, or it would allow everything."""
+    """A rule is refused if its program has spaces or wildcards, or if it would let a command run any other program."""
     with pytest.raises(RuleError) as caught:
         Allow(*pattern)  # pyright: ignore[reportArgumentType]
     assert isinstance(caught.value, DefinitionError)
@@ -121,7 +121,7 @@ def test_a_rule_that_can_not_be_meant_is_refused_where_it_is_written(pattern: tu
 
 @pytest.mark.parametrize("word", ["**a**a**a**b", "*a*a*a*a*b", "docs/**x**x**x.md", "?*?*?*?*?*b"])
 def test_a_long_argument_is_compared_at_once(word: str):
-    """A rule with several wildcards compares an argument of the maximum length quickly."""
+    """A rule with several wildcards is compared with an argument of the maximum length in a short time."""
     rule = Allow("cat", word)
     for argument in ("a" * MAX_ARGUMENT, "docs/" + "x" * (MAX_ARGUMENT - 5)):
         assert not rule.matches(["cat", argument])
@@ -155,7 +155,7 @@ def test_a_refusal_says_what_may_run():
 
 
 def test_one_text_is_refused_with_the_list_it_should_be():
-    """A command given as one string is refused, with the equivalent list as a hint."""
+    """A command given as one string is refused, and the message shows the equivalent list if it can be split."""
     with pytest.raises(CommandRefused, match=r"Write \['git', 'commit', '-m', 'two words'\]"):
         Rules([Allow(...)]).check("git commit -m 'two words'")
     with pytest.raises(CommandRefused, match="not one string"):
@@ -184,6 +184,6 @@ def test_what_is_not_a_command_is_refused_even_where_everything_may_run(argv: ob
 
 
 def test_only_rules_are_rules():
-    """A list of words in place of a rule is refused when the shell is created."""
+    """A list of words instead of a rule is refused when the shell is created."""
     with pytest.raises(RuleError, match="not a rule"):
         Shell([["git", "status"]])  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""Commands on a folder: their writes go to a layer above it, with the same result on both backends."""
+"""Commands on a folder: both backends redirect a command's writes to a layer above the folder, with the same result."""
 
 import os
 import shlex
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 
 def test_a_command_gives_its_output_and_its_exit_code(folder: Folder, backend: str):
-    """The output has both streams in the order in which they were written, and the exit code is returned."""
+    """The result has both output streams, in the order in which they were written, and the exit code."""
     finished = folder.sh(anything(backend), "echo out; echo err >&2; echo out again; exit 3")
     assert (finished.output, finished.exit_code, finished.signal) == ("out\nerr\nout again\n", 3, None)
     assert (finished.backend, finished.contained, finished.timed_out, finished.ok) == (
@@ -63,14 +63,14 @@ def test_a_command_gives_its_output_and_its_exit_code(folder: Folder, backend: s
 
 
 def test_a_command_works_at_the_folder_s_own_path(folder: Folder, backend: str):
-    """Absolute paths into the folder work, although writes go to a layer."""
+    """A command runs at the folder's own path, and absolute paths into the folder work."""
     finished = folder.sh(anything(backend), f"pwd; echo $PWD; echo new > {shlex.quote(str(folder.root))}/abs")
     assert finished.output == f"{folder.root}\n{folder.root}\n"
     assert folder.caught() == [("written", "abs")]
 
 
 def test_the_folder_really_is_the_mount(folder: Folder, backend: str):
-    """Inside a command, the folder is an overlay or a bind mount, never the real folder."""
+    """Inside a command, the folder is a writable overlay or bind mount, never the real folder."""
     kind = {"overlay": "overlay", "copy": folder_kind(folder)}[backend]
     finished = folder.run(
         anything(backend), "findmnt", "-n", "-o", "FSTYPE,OPTIONS", "--mountpoint", str(folder.root)
@@ -86,14 +86,14 @@ def folder_kind(folder: Folder) -> str:
 
 
 def test_a_signal_is_not_an_exit_code(folder: Folder, backend: str):
-    """A signal that ends a command is reported as a signal, even one that the first process of a namespace ignores."""
+    """A command killed by a signal reports the signal, even one that the init process of a namespace ignores."""
     for name, number in (("SEGV", 11), ("TERM", 15), ("KILL", 9)):
         finished = folder.sh(anything(backend), f"kill -{name} $$")
         assert (finished.exit_code, finished.signal, finished.timed_out) == (None, number, False)
 
 
 def test_megabytes_of_output_lose_their_middle(folder: Folder, backend: str):
-    """A command with megabytes of output is not blocked, and the beginning and the end of the output are kept."""
+    """Megabytes of output do not block the command. The beginning and the end are kept."""
     script = "echo first; head -c 20000000 /dev/zero | tr '\\0' x; echo; echo last"
     finished = folder.sh(anything(backend, output_limit=1000), script)
     assert finished.ok
@@ -110,7 +110,7 @@ def test_output_that_is_not_utf_8_is_shown(folder: Folder, backend: str):
 
 
 def test_standard_input_is_given(folder: Folder, backend: str):
-    """Standard input may be text or bytes, empty, larger than a pipe, or larger than what the command reads."""
+    """Standard input may be text or bytes, missing, larger than a pipe's buffer, or more than the command reads."""
     shell = anything(backend)
     assert folder.run(shell, "cat", stdin="über").output == "über"
     assert folder.run(shell, "wc", "-c", stdin=b"x" * 3_000_000).output.strip() == "3000000"
@@ -122,14 +122,14 @@ def test_standard_input_is_given(folder: Folder, backend: str):
 
 
 def test_a_command_that_no_rule_allows_does_not_run(folder: Folder, backend: str):
-    """A command that no rule allows does not run, because rules are checked first."""
+    """A command that no rule allows is refused and does not run."""
     with pytest.raises(CommandRefused, match="Allowed: `git status`"):
         folder.run(Shell([Allow("git", "status")], backend=backend), "touch", "x")  # pyright: ignore[reportArgumentType]
     assert folder.caught() == []
 
 
 def test_a_missing_program_is_said(folder: Folder, backend: str):
-    """If a program is missing, not executable, a folder, or lacks its interpreter, the error names it."""
+    """If a program is missing, is not executable, is a folder or lacks its interpreter, the error names the program."""
     shell = anything(backend)
     folder.sh(
         shell,
@@ -142,7 +142,7 @@ def test_a_missing_program_is_said(folder: Folder, backend: str):
 
 
 def test_a_script_of_the_folder_runs_by_its_path_only(folder: Folder, backend: str):
-    """A file in the folder is not found by its bare name, whatever PATH says."""
+    """A script in the folder runs by its path, and is not found by its bare name."""
     shell = anything(backend, environment={})
     assert folder.run(shell, "./run.sh").output == "ran\n"
     with pytest.raises(CommandMissing):
@@ -152,14 +152,14 @@ def test_a_script_of_the_folder_runs_by_its_path_only(folder: Folder, backend: s
 def test_a_relative_path_entry_is_not_passed_on(
     folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """A relative entry of PATH, such as `.`, is dropped, because a file in the folder could replace a program."""
+    """Relative entries in PATH, such as `.`, are dropped, because a file in the folder could stand in for a program."""
     monkeypatch.setenv("PATH", f".::relative:{os.environ['PATH']}")
     with pytest.raises(CommandMissing):
         folder.run(anything(backend), "run.sh")
 
 
 def test_a_command_runs_in_a_folder_below(folder: Folder, backend: str):
-    """`cwd` may be any folder inside the root, including one that an earlier command created."""
+    """`cwd` may be any folder inside the root, even one that an earlier command created."""
     shell = anything(backend)
     assert folder.run(shell, "cat", "two.md", cwd="docs/deep").output == "two\n"
     folder.run(shell, "mkdir", "made")
@@ -191,7 +191,7 @@ def test_a_timeout_is_a_time(folder: Folder, timeout: float):
 
 
 def test_a_shell_with_nonsense_can_not_be_made():
-    """Invalid arguments of a shell are refused when it is created, with an error that says how to fix them."""
+    """Invalid arguments to a shell are refused when it is created, with an error that says what to pass."""
     for options, wrong in (
         ({"backend": "docker"}, "backend is 'docker'"),
         ({"output_limit": 1}, "output_limit is 1"),
@@ -202,7 +202,7 @@ def test_a_shell_with_nonsense_can_not_be_made():
 
 
 def test_no_command_runs_on_the_machine_s_own_folders(tmp_path: Path):
-    """Commands on the machine's root, temporary or kernel folders are refused."""
+    """Commands on `/`, on `/tmp` or on the kernel's folders are refused."""
     for root in ("/", "/proc", "/sys/kernel", "/dev", "/tmp"):
         folder = Folder(tmp_path)
         folder.layers = type(folder.layers)((Path(root),), folder.upper, folder.layers.work)
@@ -214,7 +214,7 @@ def test_no_command_runs_on_the_machine_s_own_folders(tmp_path: Path):
 
 
 def test_writes_are_caught(folder: Folder, backend: str):
-    """New, changed and deleted files, folders and links are written only to the upper layer."""
+    """A command's changes to files, folders and links go only to the upper layer: new, changed and deleted ones."""
     script = """
         echo new > new.txt; echo more >> kept.txt; rm docs/one.md link; rmdir empty
         mkdir -p a/b; ln -s ../kept.txt a/link; chmod 600 docs/deep/two.md
@@ -238,13 +238,13 @@ def test_writes_are_caught(folder: Folder, backend: str):
 
 
 def test_a_command_that_changes_nothing_leaves_nothing(folder: Folder, backend: str):
-    """A command that only reads leaves the upper layer empty."""
+    """A command that changes nothing leaves the upper layer empty."""
     assert folder.sh(anything(backend), "cat kept.txt docs/*; find . -type f; ls -la").ok
     assert folder.caught() == []
 
 
 def test_a_later_command_sees_what_an_earlier_one_wrote(folder: Folder, backend: str):
-    """A later command sees the writes of an earlier one in the upper layer."""
+    """A later command sees an earlier command's writes in the upper layer."""
     shell = anything(backend)
     folder.sh(shell, "echo 1 > n; rm -r docs; rm kept.txt; mkdir kept.txt")
     finished = folder.sh(
@@ -264,7 +264,7 @@ def test_a_later_command_sees_what_an_earlier_one_wrote(folder: Folder, backend:
 
 
 def test_layers_between_are_read_and_left_alone(tmp_path: Path, backend: str):
-    """Layers between the real folder and the upper layer are read, including their deletions, and stay unchanged."""
+    """Layers between the folder and the upper layer are read, with their deletions, and stay unchanged."""
     between: list[Path] = []
     for number in (1, 2):
         middle = Folder(tmp_path, over=between[::-1])
@@ -299,7 +299,7 @@ def test_a_make_that_fails_half_way_changes_nothing_real(folder: Folder, backend
 
 @pytest.mark.parametrize("command", ["rm -rf ./* ./.[!.]*", "find . -delete", 'rm -rf "$PWD"'])
 def test_everything_can_be_removed_and_is_still_there(folder: Folder, backend: str, command: str):
-    """After `rm -rf` the merged view is empty, and the real folder is unchanged."""
+    """A command can remove everything, and the real folder is unchanged."""
     shell = anything(backend)
     folder.sh(shell, "echo x > docs/deep/new; mkdir docs/more; echo y > docs/more/y; mkdir made")
     finished = folder.sh(shell, f"{command}; ls -A")
@@ -331,7 +331,7 @@ def test_a_commit_in_a_repository_is_caught_whole(tmp_path: Path, backend: str):
 
 
 def test_a_command_can_not_forge_the_marks_of_a_layer(folder: Folder, backend: str):
-    """A command can't set attributes in the upper layer that an overlay would interpret."""
+    """A command can't set the extended attributes on the upper layer that an overlay interprets."""
     code = """
         import os
         os.mkdir("d"); open("f", "w").close()
@@ -352,7 +352,7 @@ def test_a_command_can_not_forge_the_marks_of_a_layer(folder: Folder, backend: s
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_files_of_others_keep_their_owner(folder: Folder, backend: str):
-    """Root's commands can change files of any owner, and the files keep their owner."""
+    """A command run by root can change files of any owner, and the files keep their owner."""
     theirs = folder.add("theirs", "x")
     os.chown(theirs, 12345, 54321)
     before = folder.real()
@@ -370,7 +370,7 @@ def test_files_of_others_keep_their_owner(folder: Folder, backend: str):
 
 
 def test_an_unreadable_file_is_left_alone(folder: Folder, backend: str):
-    """A socket in the folder does not disturb commands and is left unchanged."""
+    """A socket in the folder does not disturb a command, and is left in place."""
     import socket
 
     with socket.socket(socket.AF_UNIX) as server:
@@ -412,7 +412,7 @@ def test_both_back_ends_catch_the_same(rounds: list[Any], tmp_path_factory: pyte
 
 
 def test_a_hard_link_lasts_from_one_command_to_the_next(tmp_path: Path):
-    """A hard link keeps both names in sync across commands, on both backends."""
+    """After a hard link is made in one command, a later command that writes one name changes both, on both backends."""
     check_both_back_ends([[("hard", "d/a", "a")], [("write", "a", "a")]], tmp_path)
 
 
@@ -438,7 +438,7 @@ def check_both_back_ends(rounds: list[Any], base: Path) -> None:
     assert shown[0] == shown[1]
 
 
-# --- the choice of a backend --------------------------------------------------------------------------------
+# --- choosing a backend --------------------------------------------------------------------------------------
 
 
 def support_is(monkeypatch: pytest.MonkeyPatch, support: Support) -> None:
@@ -446,7 +446,7 @@ def support_is(monkeypatch: pytest.MonkeyPatch, support: Support) -> None:
 
 
 def test_the_choice_can_be_seen(folder: Folder):
-    """`auto` uses an overlay if one can be mounted, and the result names the backend."""
+    """`auto` uses an overlay if one can be mounted, and shell and result name the backend."""
     shell = anything()
     assert shell.backend == "auto"
     finished = folder.run(shell, "true")
@@ -454,7 +454,7 @@ def test_the_choice_can_be_seen(folder: Folder):
 
 
 def test_without_an_overlay_a_copy_is_made_and_said(folder: Folder, monkeypatch: pytest.MonkeyPatch):
-    """Without an overlay, the command runs on a copy, and the result says why and how much was copied."""
+    """If no overlay can be mounted, the command runs on a copy, and the result says why and how much was copied."""
     support_is(monkeypatch, Support(probe(folder.base).isolation, False, ("an overlay mount here: no",)))
     finished = folder.run(anything(), "touch", "x")
     assert finished.backend == "copy"
@@ -466,7 +466,7 @@ def test_without_an_overlay_a_copy_is_made_and_said(folder: Folder, monkeypatch:
 
 
 def test_an_overlay_that_fails_after_all_becomes_a_copy(tmp_path: Path):
-    """With more layers than the kernel can stack, `auto` uses a copy, and `overlay` raises an error."""
+    """With more layers than the kernel can stack, `auto` falls back to a copy, and `overlay` raises an error."""
     layers = [tmp_path / f"layer{number}" for number in range(501)]
     for layer in layers:
         layer.mkdir()
@@ -480,7 +480,7 @@ def test_an_overlay_that_fails_after_all_becomes_a_copy(tmp_path: Path):
 
 @pytest.mark.parametrize("backend", ["auto", "overlay", "copy"])
 def test_without_namespaces_nothing_runs(folder: Folder, monkeypatch: pytest.MonkeyPatch, backend: str):
-    """Without namespaces, no command runs, and the error says what is missing and what to do."""
+    """Where namespaces can't be created, no command runs, and the error says what is missing and what to do."""
     support_is(monkeypatch, Support("none", False, ("namespaces of its own: no",)))
     with pytest.raises(ShellUnavailable, match=r"lacks namespaces of its own: no\. Allow this process"):
         folder.run(anything(backend), "touch", "x")
@@ -488,7 +488,7 @@ def test_without_namespaces_nothing_runs(folder: Folder, monkeypatch: pytest.Mon
 
 
 def test_without_namespaces_and_told_so_it_runs_on_a_copy(folder: Folder, monkeypatch: pytest.MonkeyPatch):
-    """With `contained=False` and no namespaces, a command runs on a copy, and the result says so."""
+    """With `contained=False`, a command runs on a copy where namespaces can't be created, and the result says so."""
     support_is(monkeypatch, Support("none", False, ("namespaces of its own: no",)))
     shell = anything(contained=False)
     finished = folder.sh(shell, "rm kept.txt; echo x > x; echo $HOME $TMPDIR; exit 4")
@@ -503,7 +503,7 @@ def test_without_namespaces_and_told_so_it_runs_on_a_copy(folder: Folder, monkey
 def test_walls_without_a_user_namespace_hold_writes_too(
     folder: Folder, monkeypatch: pytest.MonkeyPatch, backend: str
 ):
-    """Root's containment without user namespaces also keeps writes in the upper layer."""
+    """Root's containment without a user namespace also redirects writes to the upper layer."""
     if os.geteuid() != 0:
         pytest.skip("this needs root")
     support_is(monkeypatch, Support("root", True))
@@ -512,7 +512,7 @@ def test_walls_without_a_user_namespace_hold_writes_too(
 
 
 def test_python_runs_inside(folder: Folder, backend: str):
-    """A Python program finds locks, temporary files, pseudo-terminals and a home folder inside a command."""
+    """Inside a command, a Python program can use locks, temporary files, pseudo-terminals and a home folder."""
     code = (
         "import multiprocessing, tempfile, pty, os; multiprocessing.Lock(); tempfile.TemporaryFile();"
         "m, s = pty.openpty(); print(os.isatty(s), os.path.expanduser('~'))"
@@ -521,7 +521,7 @@ def test_python_runs_inside(folder: Folder, backend: str):
 
 
 def test_an_overlay_copies_nothing(tmp_path: Path):
-    """With an overlay, a command that changes nothing copies nothing (bench/shell.py measures the time)."""
+    """With an overlay, a command that only reads copies nothing to the upper layer. bench/shell.py measures the time."""
     if not probe(tmp_path).overlay:
         pytest.skip("there is no overlay here")
     folder = Folder(tmp_path / "large")

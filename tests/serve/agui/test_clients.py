@@ -1,8 +1,8 @@
-"""AG-UI's own clients against the server, in the newest version and in the most widely used one.
+"""Tests of the server with AG-UI's own clients, in the newest version and in the most widely used one.
 
-Every scenario runs with both versions. It is not enough that a client accepts a stream: a warning by the client
-fails the test, and the stream is also checked with our own grammar (agui_grammar.py).
-`python tests/serve/agui/test_clients.py` runs everything and prints a table of the outcomes.
+Every scenario runs with both versions. A client has to accept the stream without a warning, and the stream also has to
+satisfy our own grammar (agui_grammar.py). `python tests/serve/agui/test_clients.py` runs everything and prints a table
+of the outcomes.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ _drivers: dict[str, Driver] = {}
 
 
 def driver_of(version: str) -> Driver:
-    """Return the node process for this client version. It is started on first use."""
+    """Return the node process for this client version, which is started on first use."""
     if version not in _drivers:
         _drivers[version] = Driver(version)
     return _drivers[version]
@@ -129,7 +129,7 @@ def close_drivers() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def drivers() -> Iterator[None]:
-    """End the node processes that the tests started."""
+    """Fixture: ends the node processes that the tests of this module have started."""
     yield
     close_drivers()
 
@@ -175,7 +175,7 @@ class Client:
         return self.do("say", text=text, **told)
 
     def resume(self, *answers: tuple[dict[str, Any], Any], **told: Any) -> Came:
-        """Answer interrupts. The value None abandons its interrupt."""
+        """Answer interrupts. The value None abandons an interrupt."""
         entries = [
             {"interruptId": interrupt["id"], "status": "cancelled"}
             if value is None
@@ -219,7 +219,7 @@ def place(version: str, folder: Path) -> Generator[Place]:
         try:
             yield Place(version, folder, server.url)
         except BaseException:
-            close_drivers()  # otherwise the next client would take this client's late requests for its own
+            close_drivers()  # otherwise the next client would read this client's late output as its own
             raise
 
 
@@ -227,7 +227,7 @@ def place(version: str, folder: Path) -> Generator[Place]:
 
 
 def text(place: Place) -> None:
-    """Text is streamed as the model writes it, and the next message continues the conversation."""
+    """Text is streamed as the model writes it, and a second message continues the conversation."""
     client = place.client()
     came = client.say("hello")
     assert came.outcome == "success"
@@ -239,7 +239,7 @@ def text(place: Place) -> None:
 
 
 def thinking(place: Place) -> None:
-    """A model's thinking arrives in separate messages that have a role of their own."""
+    """A model's thinking arrives in a separate message with the role `reasoning`."""
     came = place.client().say("think")
     assert [(each["role"], each["content"]) for each in came.messages[1:]] == [
         ("reasoning", "Let me think about it."),
@@ -248,7 +248,7 @@ def thinking(place: Place) -> None:
 
 
 def streamed_arguments(place: Place) -> None:
-    """Streamed arguments add up to what the model wrote, and the client receives the same result as the model."""
+    """The streamed pieces of a call's arguments add up to what the model wrote."""
     came = place.client().say("map", tools=[MAP])
     assert len(came.of("TOOL_CALL_ARGS")) > 1
     (call,) = came.messages[1]["toolCalls"]
@@ -256,7 +256,7 @@ def streamed_arguments(place: Place) -> None:
 
 
 def taken_back(place: Place) -> None:
-    """When the model's connection is lost, the text and calls that were already streamed are withdrawn."""
+    """If the model's connection is lost, the text and the calls that were already streamed are withdrawn."""
     came = place.client().say("flaky")
     assert came.outcome == "success"
     assert "This is not to " in [event["delta"] for event in came.of("TEXT_MESSAGE_CONTENT")]
@@ -278,7 +278,7 @@ def progress(place: Place) -> None:
 
 
 def state(place: Place) -> None:
-    """The state is sent when a run starts, and again when a call commits."""
+    """The state is sent when a run starts, and its changes when a call commits."""
     client = place.client()
     came = client.say("book")
     assert came.state == {"Booking": []}
@@ -328,7 +328,7 @@ def abandoned(place: Place) -> None:
 
 
 def cancel(place: Place) -> None:
-    """A waiting run is cancelled from outside, and the thread accepts new messages."""
+    """A waiting run can be cancelled from outside. The thread then accepts new messages."""
     client = place.client()
     client.say("pay")
     place.post("/threads/thread-1/cancel", {})
@@ -340,7 +340,7 @@ def cancel(place: Place) -> None:
 
 
 def cancelled_at_work(place: Place) -> None:
-    """When a run is cancelled while a client follows it, the client's stream ends as cancelled."""
+    """If a run is cancelled while a client follows it, the client's stream ends as cancelled."""
     GATES["wait"].clear()
     client = place.client()
     client.do("leave", text="wait", after=6, left=True)
@@ -350,7 +350,7 @@ def cancelled_at_work(place: Place) -> None:
 
 
 def wait_for(place: Place) -> None:
-    """A tool's question carries its schema. After an invalid answer was refused, a valid one is accepted."""
+    """A tool's question carries its schema. After an invalid answer has been refused, a valid one is accepted."""
     client = place.client()
     came = client.say("book")
     (asked,) = came.interrupts
@@ -533,7 +533,7 @@ SCENARIOS: Mapping[str, Callable[[Place], None]] = {
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_client_of_either_version_plays_every_scenario(scenario: str, version: str, tmp_path: Path) -> None:
-    """Each scenario has the same outcome with both clients, and neither warns."""
+    """Each scenario has the expected outcome with both clients, and neither of them warns."""
     with place(version, tmp_path) as found:
         SCENARIOS[scenario](found)
 
@@ -556,7 +556,7 @@ def process(folder: Path, port: int) -> Generator[warm_python.Program]:
 
 
 def restart(version: str, folder: Path) -> None:
-    """Kill a server while a question is open, and answer the question on a new server with the same journal."""
+    """Kill a server while questions are open, and answer them on a new server with the same journal."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -576,7 +576,7 @@ def restart(version: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_question_outlives_a_server_that_is_killed(version: str, tmp_path: Path) -> None:
-    """A question outlives a killed server: a new client sees it, and the old client's answer is accepted."""
+    """Questions survive a killed server: a new client sees them, and the old clients' answers are accepted."""
     restart(version, tmp_path)
 
 

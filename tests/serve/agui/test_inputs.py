@@ -1,4 +1,4 @@
-"""Input from AG-UI clients: what is accepted, and how each problem is reported."""
+"""Tests for the input from AG-UI clients: what is accepted, and how each problem is reported."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_parts_of_text_are_taken_together() -> None:
 
 
 def test_answers_and_outcomes_are_found() -> None:
-    """Each answer names its question and the digest that the person saw, and each tool message names its call."""
+    """Each answer is read with its question's id, and each tool message with the id of its call."""
     call = {"id": "c1", "type": "function", "function": {"name": "show", "arguments": "{}"}}
     result = {"id": "m", "role": "tool", "toolCallId": "c1", "content": "seen", "error": "badly"}
     entries = [
@@ -126,7 +126,7 @@ JSON = st.recursive(
     )
 )
 def test_any_input_is_accepted_or_refused(value: Any) -> None:
-    """Any input, however broken, is either accepted or refused with a helpful error."""
+    """Any input, however broken, is either accepted or refused with `RequestRefused`."""
     with contextlib.suppress(RequestRefused):
         parse_input({"threadId": "t", "runId": "r", "messages": [], **value})
 
@@ -135,7 +135,7 @@ def test_any_input_is_accepted_or_refused(value: Any) -> None:
 
 
 async def test_a_frontend_tool_is_a_question_that_the_client_answers() -> None:
-    """A client's tool reaches the model with its own description and schema, and the client's answer is the result."""
+    """The model sees a client's tool with the client's description and schema, and the client's answer is the result."""
 
     def answers(payload: Any) -> Any:
         return {"content": f"shown: {payload['arguments']['place']}"}
@@ -159,7 +159,7 @@ async def test_a_frontend_tool_that_failed_is_a_failed_call() -> None:
 
 
 def test_the_tools_of_a_recorded_run_are_found_in_its_record() -> None:
-    """A resumed run has the client's tools, even if the client has not reconnected."""
+    """A client's tools can be restored from a run's record, without the client."""
     from handrail.adapter.run_record import offer_of
 
     made = frontend_tool("showMap", "Show it.", SCHEMA)

@@ -1,4 +1,4 @@
-"""The translation of a run's events to AG-UI events, for runs that are interrupted, resumed, nested or concurrent."""
+"""Tests for the translation of a run's events to AG-UI, for runs that wait, resume, nest or run calls concurrently."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from support.agui_grammar import Checker, Wrong
 
 @dataclass(frozen=True)
 class Act:
-    """One call of a plan: its steps in order, and how it ends."""
+    """One call of a plan, with its steps in order and the way it ends."""
 
     does: tuple[Any, ...] = ()
     """`progress`, `emit`, `ask`, `inner`, or a `Plan` for a nested run. The steps in a tuple run concurrently."""
@@ -50,12 +50,12 @@ class Turn:
     ids: str = "none"
     """`none`: the model gives no ids. `same`: it gives the same ids in every turn. `own`: it gives distinct ids."""
     fails: tuple[str, ...] = ()
-    """What each failed request had streamed before this answer was given."""
+    """For each failed request before this answer, what it had streamed."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, described by all answers of its model except the last, which is plain text."""
+    """A run, given by all its model's answers except the last one, which is plain text."""
 
     turns: tuple[Turn, ...] = ()
 
@@ -96,7 +96,7 @@ class Choice:
 
 
 class AsksForRisky:
-    """A policy under which only risky calls need approval."""
+    """A policy that asks about risky calls only."""
 
     name = "asks"
 
@@ -244,7 +244,7 @@ class Small(Environment):
         return None
 
     def run_waiting(self, parking: Any) -> None:
-        """End the leg at once, because the run may continue in the next moment."""
+        """End the leg at once, because the run may continue at any moment."""
         if self.now.leg is not None:
             self.tell(self.now.interrupt(list(self.questions)))
         if self.is_parked:
@@ -277,7 +277,7 @@ class Small(Environment):
         return f"leg-{self.legs}"
 
     def messages(self, session: Session) -> list[dict[str, Any]]:
-        """Return the messages so far, as the first window received them."""
+        """Return the messages so far, as the first viewer received them."""
         known = self.windows[0].checker
         calls: list[dict[str, Any]] = [
             {"id": id, "type": "function", "function": {"name": known.names[id], "arguments": text}}
@@ -308,7 +308,7 @@ class Small(Environment):
     # --- a run ---
 
     async def run(self, key: str, plan: Plan, says: Callable[[Question], Answer], parks: bool) -> str:
-        """Run a plan to its end, answering every question once all calls are waiting."""
+        """Run a plan to its end. Whenever all calls wait, answer all questions."""
         self.stage.plans[key], self.is_parked = plan, parks
         session = self.current or self.session()
         adapter = self.new_adapter()
@@ -380,7 +380,7 @@ class Small(Environment):
 
 
 def said_in(session: Session) -> Callable[[str], list[Message]]:
-    """Return a function that returns the messages that the session has recorded for a run."""
+    """Return a function that returns the messages of a run that the session has recorded."""
 
     def said(run_id: str) -> list[Message]:
         facts = session[MessageAdded].all()
@@ -409,7 +409,7 @@ def answers(word: str = "tea", approved: bool = True) -> Callable[[Question], An
 
 
 def check_told(small: Small, *, done: bool) -> None:
-    """Check that every leg has ended and, if the run is over, that every started call has a result."""
+    """Check that every leg has ended and, if `done`, that every call that was started has a result."""
     if small.wrong:
         raise small.wrong[0]
     for window in small.windows:
@@ -425,7 +425,7 @@ def check_told(small: Small, *, done: bool) -> None:
 def test_a_run_told_in_legs_is_a_stream_by_the_grammar(
     plan: Plan, parks: bool, approved: bool, again: Plan
 ) -> None:
-    """Whatever the run does, and however often it is parked and resumed, every client gets a valid stream."""
+    """Whatever a run does, and however often it is parked and resumed, every client gets a valid stream."""
 
     async def play() -> None:
         small = Small(Stage())
@@ -436,7 +436,9 @@ def test_a_run_told_in_legs_is_a_stream_by_the_grammar(
             told = small.windows[0].checker.texts
             said = [*(turn.text for turn in each.turns), f"Done with {key}."]
             assert [told.get(f"run-{key}/{number}", "") for number in range(1, len(said) + 1)] == said
-            assert not any("Half an ans" in text for text in told.values()), "what came to nothing stands"
+            assert not any("Half an ans" in text for text in told.values()), (
+                "the text of a failed request is still shown"
+            )
 
     asyncio.run(play())
 
@@ -459,7 +461,7 @@ def test_a_run_that_is_cut_anywhere_is_told_to_its_end(plan: Plan, after: int) -
 
 
 async def test_what_the_page_is_told_of_calls() -> None:
-    """The page's events report each call's start, waits and end, the calls inside it, and the cost of nested runs."""
+    """The page's events report each call's start, waits and end, its inner calls, and the cost of nested runs."""
     small = Small(Stage())
     inner = Plan((Turn(acts=(Act(("ask",)),)),))
     await small.run("a", Plan((Turn(acts=(Act(("inner", inner)), Act(ends="raises"))),)), answers(), False)
@@ -485,7 +487,7 @@ async def test_what_the_page_is_told_of_calls() -> None:
 
 
 async def test_progress_is_shown_anew_in_each_leg() -> None:
-    """Each leg sends a call's progress again, for clients that join in that leg."""
+    """Each leg can send a call's progress again, for clients that join in that leg."""
     small = Small(Stage())
     await small.run(
         "a", Plan((Turn(acts=(Act(("progress", "ask", "progress", "progress")),)),)), answers(), False
@@ -506,7 +508,7 @@ async def test_a_call_that_ends_beside_a_question_is_told_before_the_rest(other:
 
 
 async def test_a_client_that_joins_in_the_middle_reads_a_valid_stream() -> None:
-    """A client that joins in the middle first receives everything that is open, so its stream is well-formed."""
+    """A client that joins in the middle first receives everything that is open, so its stream is valid."""
     small = Small(Stage())
     joined: list[Checker] = []
     heard = small.heard
@@ -532,7 +534,7 @@ async def test_a_client_that_joins_in_the_middle_reads_a_valid_stream() -> None:
 
 
 async def test_the_state_is_told_by_what_changed() -> None:
-    """Added state items are sent as a patch. After any other change, the complete list is sent."""
+    """Added items are sent as a patch of the state. After any other change, the whole list is sent."""
     checker = Checker()
     told = Translator("t", "r")
     states: list[Any] = [

@@ -25,9 +25,9 @@ test("names may contain blanks, and renames are recognised", () => {
 });
 
 test("files that run later are marked, and no other is", () => {
-  const { files, remarks } = parseDiff("diff --git a/.envrc b/.envrc\nruns later: by direnv or mise, by itself and outside the sandbox\nnew file\n--- /dev/null\n+++ b/.envrc\n@@ -0,0 +1 @@\n+runs later: by nobody\ndiff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+runs later: by git\n");
+  const { files, remarks } = parseDiff("diff --git a/.envrc b/.envrc\nruns later: by direnv or mise, automatically and outside the sandbox\nnew file\n--- /dev/null\n+++ b/.envrc\n@@ -0,0 +1 @@\n+runs later: by nobody\ndiff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-a\n+runs later: by git\n");
   assert.deepEqual(files.map((file) => [file.path, file.runsLater]), [[".envrc", true], ["x", false]]);
-  assert.equal(files[0].notes[0], "runs later: by direnv or mise, by itself and outside the sandbox");
+  assert.equal(files[0].notes[0], "runs later: by direnv or mise, automatically and outside the sandbox");
   assert.deepEqual(remarks, []);
 });
 

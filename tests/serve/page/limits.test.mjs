@@ -1,4 +1,4 @@
-// The limits on Markdown: text that would overflow the parser's stack or take seconds is not parsed.
+// Tests for the limits on Markdown. Text that would overflow the parser's stack or take seconds is not parsed.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

@@ -1,4 +1,4 @@
-// The page's view of a thread, tested without a browser: node --test tests/serve/page/
+// Tests for the page's view of a thread, without a browser: node --test tests/serve/page/
 
 import assert from "node:assert/strict";
 import { test } from "node:test";

@@ -1,4 +1,4 @@
-"""The page's diffs and files panel in a real browser, found by role and label, under the page's content security policy."""
+"""Tests of the page's diffs and files panel in a real browser, by role and label, under the content security policy."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def file(page: Page, path: str) -> Locator:
 
 
 def rows(page: Page, path: str) -> list[str]:
-    """Return the rows of a file's table, as a screen reader reads them."""
+    """Return the text of each row in a file's table, as a screen reader reads it."""
     found = file(page, path).get_by_role("row").all()
     return [" ".join(cell.inner_text() for cell in row.get_by_role("cell").all()).strip() for row in found]
 
 
 def test_a_diff_of_our_own(shown: Widgets):
-    """Each changed file is shown with its name and the kind of change, and its lines are labelled as well as coloured."""
+    """Each changed file is shown with its name and the kind of change. Its lines are labelled, not only coloured."""
     shown.show("diff", diff=changed())
     page = shown.page
     expect(page.get_by_text("5 files, 5 lines added, 2 removed")).to_be_visible()
@@ -83,7 +83,7 @@ def test_what_a_file_holds_stays_text(shown: Widgets):
 
 
 def test_notes_beside_the_lines(shown: Widgets, folders: Folders):
-    """Notes in a real folder's diff are shown, and a name that contains spaces is shown as one name."""
+    """Notes in the diff of a real folder are shown, and a file name with spaces is shown as one name."""
     fork = folders({"plain": "x\n"}).fork("test")
     fork.write("my notes b/x.md", "y\n")
     fork.delete("plain")
@@ -93,7 +93,7 @@ def test_notes_beside_the_lines(shown: Widgets, folders: Folders):
 
 
 def test_side_by_side_is_remembered(shown: Widgets):
-    """The choice of the side-by-side view is stored in the browser and applies to the next diff."""
+    """The choice of the side-by-side view is kept in the browser, and applies to the next diff too."""
     page = shown.page
     shown.show("diff", diff=changed())
     page.get_by_role("button", name="Side by side").click()
@@ -159,7 +159,7 @@ def test_changes_are_listed_newest_first(shown: Widgets):
 
 
 def test_undo_asks_once_more(shown: Widgets):
-    """Undo asks for confirmation in the same place and focuses it. Escape and Keep change nothing."""
+    """The undo button is replaced by a confirmation that has the focus. Escape and Keep change nothing."""
     page = shown.page
     shown.show("files", changes=[change()])
     page.get_by_role("button", name="Undo write_file").press("Enter")
@@ -199,7 +199,7 @@ def test_what_is_undone_or_can_not_be(shown: Widgets):
 
 
 def test_no_panel_is_wider_than_a_phone(shown: Widgets):
-    """The panel is at most 390 pixels wide, even with long names and an open confirmation."""
+    """At a width of 390 pixels the page does not overflow, even with long names and an open confirmation."""
     shown.page.set_viewport_size({"width": 390, "height": 800})
     shown.show("files", changes=[change(paths=["folder/" * 40])])
     shown.page.get_by_role("button", name="Undo write_file").click()

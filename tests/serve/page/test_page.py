@@ -1,4 +1,4 @@
-"""The page in a real browser with a real server, used by role and label, as by somebody with a screen reader."""
+"""Tests of the page in a real browser with a real server. They find elements by role and label."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.served import GATES, Served, serving, source_in
 pytestmark = pytest.mark.once
 __all__ = ["browser"]
 SIGN_IN: dict[str, str] = {}
-"""The default for `sign_in`: the window signs in with a link."""
+"""The default for `sign_in`, with which a window signs in by link."""
 
 
 class Desk:
@@ -80,7 +80,7 @@ def desk(browser: Browser, tmp_path: Path) -> Iterator[Desk]:
 
 @pytest.fixture
 def page(desk: Desk) -> Iterator[Page]:
-    """Return a window on a server of its own."""
+    """Fixture: a window that shows the page of its own server."""
     with desk.served():
         yield desk.window()
         for gate in ("sheep", "wait"):
@@ -89,14 +89,14 @@ def page(desk: Desk) -> Iterator[Page]:
 
 
 def say(page: Page, text: str) -> None:
-    """Type a message, and send it as soon as the page allows that."""
+    """Type a message, and send it as soon as the page can send it."""
     page.get_by_label("Message", exact=True).fill(text)
     expect(page.locator(".composer").get_by_role("button", name="Send")).to_be_enabled()
     page.keyboard.press("Enter")
 
 
 def begin(page: Page) -> None:
-    """Open a thread and follow it, so that later events arrive live."""
+    """Start a thread that the page then follows, so that later events arrive live."""
     say(page, "hello")
     expect(log(page)).to_contain_text("Hello to you.")
 
@@ -120,7 +120,7 @@ def question(page: Page, name: str) -> Locator:
 
 
 def revoke_the_one(page: Page) -> Locator:
-    """Revoke the only remembered decision, which is about `pay`. The panel stays open."""
+    """Revoke the only remembered decision, which is about `pay`, and return the panel, which stays open."""
     page.get_by_role("button", name="Remembered approvals").click()
     panel = page.get_by_role("dialog", name="Remembered approvals")
     expect(panel.get_by_role("listitem")).to_have_count(1)
@@ -203,7 +203,7 @@ def test_a_failed_run_says_so(page: Page):
 
 
 def test_a_run_is_stopped(page: Page):
-    """The Stop button and the Escape key each stop a run, and interrupted calls are marked as cancelled."""
+    """The Stop button and the Escape key each stop a run, and its unfinished calls are marked as cancelled."""
     say(page, "wait")
     expect(card(page, "wait_at")).to_contain_text("running")
     page.get_by_role("button", name="Stop").click()
@@ -236,7 +236,7 @@ def test_a_call_is_a_card_with_what_it_was_given_and_what_came(page: Page):
 
 
 def test_progress_without_an_end_is_shown_too(page: Page):
-    """Progress without a total is shown as an indeterminate bar with its text."""
+    """Progress without a total is shown as an indeterminate bar, with its text."""
     begin(page)
     say(page, "wait")
     bar = card(page, "wait_at").get_by_role("progressbar", name="Progress of wait_at")
@@ -246,7 +246,7 @@ def test_progress_without_an_end_is_shown_too(page: Page):
 
 
 def test_what_was_rolled_back_is_shown(page: Page, desk: Desk):
-    """The card of a call that failed halfway says which changes were rolled back."""
+    """The card of a call that failed half-way says that it was rolled back."""
     begin(page)
     say(page, "break")
     expect(log(page)).to_contain_text("It failed.")
@@ -345,7 +345,7 @@ def test_a_change_is_denied_by_keys_with_a_reason(page: Page, desk: Desk):
 
 
 def test_what_was_allowed_for_the_session_is_not_asked_again_until_it_is_revoked(page: Page):
-    """A call that was allowed for the session is not asked about again until the approval is revoked in the panel."""
+    """A call that was allowed for the session is not asked about again until the decision is revoked in the panel."""
     say(page, "pay")
     question(page, "Approval of pay").get_by_role("button", name="Allow this exact call").click()
     expect(log(page)).to_contain_text("Paid.")
@@ -379,7 +379,7 @@ def test_what_was_decided_for_the_session_outlives_the_server(desk: Desk):
 
 
 def test_a_scope_is_allowed(page: Page):
-    """An approval has one button for each scope that the call offers."""
+    """A person can allow a scope, and the panel lists this decision."""
     say(page, "edit")
     asked = question(page, "Approval of edit_file")
     asked.get_by_role("button", name="fs.write of plan.md").click()
@@ -392,7 +392,7 @@ def test_a_scope_is_allowed(page: Page):
 
 
 def test_a_form_is_filled_and_its_errors_stand_beside_its_fields(page: Page):
-    """Values that violate the schema or the server's own rules are reported beside their fields."""
+    """Values that violate the schema or a rule of the server are reported beside their fields."""
     say(page, "book")
     asked = page.locator("[data-question]")
     asked.get_by_label("Seats").fill("40")
@@ -411,7 +411,7 @@ def test_a_form_is_filled_and_its_errors_stand_beside_its_fields(page: Page):
 
 
 def test_a_question_is_declined(page: Page):
-    """A question can be declined with or without a reason."""
+    """A question can be declined with a reason, which the call's card shows."""
     say(page, "book")
     asked = page.locator("[data-question]")
     asked.get_by_role("button", name=re.compile("Decline")).click()
@@ -423,7 +423,7 @@ def test_a_question_is_declined(page: Page):
 
 
 def test_two_questions_are_answered_one_by_one(page: Page):
-    """Answering one of two questions keeps the other question, with the text that was typed into it."""
+    """If one of two questions is answered, the other stays open and keeps what was typed into it."""
     say(page, "book two")
     asked = page.locator("[data-question]")
     expect(asked).to_have_count(2)
@@ -444,7 +444,7 @@ def test_two_questions_are_answered_one_by_one(page: Page):
 
 
 def test_a_question_answered_elsewhere_closes_with_a_word(page: Page, desk: Desk):
-    """When a question is answered in one window, the other window shows the outcome."""
+    """If a question is answered in one window, the other window shows the outcome."""
     say(page, "pay")
     expect(question(page, "Approval of pay")).to_be_visible()
     other = desk.window(page.url.partition("/#")[2] and "#" + page.url.partition("#")[2])
@@ -532,7 +532,7 @@ def test_files_and_timeline_are_tabs(page: Page, desk: Desk):
 
 
 def test_a_server_that_comes_back_is_followed_again_and_its_question_still_stands(desk: Desk):
-    """While the connection is lost, the text stays. After the restart, the open question can still be answered."""
+    """While the connection is lost, the text stays. After a restart, the open question can still be answered."""
     with desk.served() as server:
         page = desk.window()
         say(page, "pay")
@@ -629,7 +629,7 @@ def test_at_phone_width_threads_are_a_sheet_and_nothing_is_wider_than_the_screen
 
 
 def to_the_top(page: Page) -> None:
-    """Move the focus to where it is on a page that was just opened."""
+    """Move the focus to where it is on a page that has just been opened."""
     page.evaluate(
         "document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')"
     )
@@ -655,7 +655,7 @@ def test_a_malformed_address_opens_a_new_thread(desk: Desk):
 
 
 def test_the_keyboard_reaches_everything_in_order(page: Page):
-    """The Tab key reaches every control in order, starting with a skip link, and the focus is always visible."""
+    """The Tab key reaches the skip link first, and then the page's main controls."""
     expect(page.get_by_label("Message", exact=True)).to_be_focused()
     to_the_top(page)
     page.keyboard.press("Tab")

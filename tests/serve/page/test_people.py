@@ -1,4 +1,4 @@
-"""Three people in three browsers: an approval that needs two others, a folder for each person, a revoked session."""
+"""A test with three people in three browsers: an approval by two, a folder for each, and a revoked session."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def pay(amount: int, context: ToolContext) -> str:
 
 
 def desk(folder: Path) -> PromptSource:
-    """Return an app in which payments need the approval of two other people, and each person has a folder."""
+    """Return an app in which payments need the approval of two other people, and each person has their own folder."""
     policy = CapabilityPolicy({"money": ask(approvals=2), "fs.write": "allow"})
     prompt = Prompt("desk", "Help.", tools=[pay, write], policies=[policy])
     (folder / "work").mkdir()
@@ -81,7 +81,7 @@ def shoot(page: Page, name: str) -> None:
 
 
 def read(page: Page) -> Locator:
-    """Open the inbox once a question waits in it, and return the inbox."""
+    """Open the inbox as soon as one question waits in it, and return the inbox."""
     page.get_by_role("button", name=re.compile(r"^Inbox, 1 waiting")).click()
     return page.get_by_role("dialog", name="Inbox")
 

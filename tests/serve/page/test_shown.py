@@ -1,4 +1,4 @@
-"""People approve exactly what they are shown: the page, the terminal and AG-UI have the same rows and digest."""
+"""Tests that people approve exactly what they see. The page, the terminal and AG-UI show the same rows and digest."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["browser"]
 LONG = "".join(f"{number:04} of the terms, " for number in range(600))[:9_990] + "pay Mallory"[:10]
 ARGUMENTS = {"amount": 2**53 + 1, "to": "Ann \u200f(nnA)", "note": LONG}
 ROWS = [("amount", "9007199254740993"), ("to", r"Ann \u200f(nnA)"), ("note", LONG), ("currency", "NOK")]
-"""The rows of the call. Numbers are exact, the mark is escaped, and a default that the model left out is included."""
+"""The rows of the call. The number is exact, the direction mark is escaped, and the default is shown."""
 
 
 @tool(effect="irreversible")
@@ -102,7 +102,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def rows_of(question: Locator) -> list[tuple[str, str]]:
-    """Return the rows with the whole text of each cell, but without the line that counts the folded characters."""
+    """Return the rows with the whole text of each value, but without the line that counts the folded characters."""
     found: list[tuple[str, str]] = question.locator(".rows > div").evaluate_all(
         "rows => rows.map((row) => [row.querySelector('dt').textContent,"
         " [...row.querySelectorAll('dd bdi')].map((part) => part.textContent).join('')])"
@@ -128,7 +128,7 @@ async def _only_question(journal: SqliteJournal) -> Question:
 
 
 def drawn(question: Question, columns: int) -> str:
-    """Return all text of a terminal on which the question was asked, shown in full, and denied."""
+    """Return all text of a terminal on which the question was asked, viewed in full, and denied."""
 
     async def ask() -> str:
         with window(columns, 400) as seen, seen.streams() as (stdin, stdout):
@@ -145,7 +145,7 @@ def drawn(question: Question, columns: int) -> str:
 
 
 def pane_rows(pane: str, columns: int) -> list[tuple[str, str]]:
-    """Return the rows in the terminal's last view. Names begin at `├`, and their values continue at `│`."""
+    """Return the rows in the terminal's full view. A name follows `├`, and its value continues after `│`."""
     whole = pane[pane.index("your choice, then Enter: v") :]
     rows: list[tuple[str, str]] = []
     indent = 0
@@ -220,7 +220,7 @@ def test_the_page_the_terminal_and_ag_ui_show_the_same(page: Page, server: Serve
 
 
 def test_a_nested_call_with_a_diff_shows_its_arguments(page: Page):
-    """A nested call's arguments are shown beside its diff, and both show hidden characters."""
+    """A nested call's arguments are shown beside its diff, and both show invisible characters as escapes."""
     say(page, "delegate")
     asked = page.get_by_role("group", name="Approval of write")
     expect(asked.locator(".diff")).to_contain_text(r"hidden\u202eword")
@@ -250,7 +250,7 @@ def test_a_held_key_answers_one_question(page: Page, tmp_path: Path):
 
 
 def test_a_question_that_just_got_the_focus_takes_no_key(page: Page, tmp_path: Path):
-    """A question ignores a key that is pressed just as it gets the focus, since the key was meant for something else."""
+    """A question ignores a key that is pressed just when it gets the focus, since that key was not meant for it."""
     say(page, "transfer")
     asked = page.get_by_role("group", name="Approval of transfer")
     expect(asked.get_by_role("button", name="Allow once")).to_be_enabled()

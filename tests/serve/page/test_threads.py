@@ -1,4 +1,4 @@
-"""The page's list of many threads in a real browser: older threads, search and the keyboard."""
+"""Tests of the page's list of many threads in a real browser: older threads, search and the keyboard."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BEGAN = 1_760_000_000.0
 
 
 async def fill(folder: Path) -> None:
-    """Create old threads. `about 0` is the oldest, and every fiftieth is about a boat."""
+    """Record old threads. The oldest one and every fiftieth after it are about a boat."""
     journal = SqliteJournal(folder / "runs.db")
     for number in range(MANY):
         about = f"a boat {number}" if number % 50 == 0 else f"about {number}"

@@ -1,4 +1,4 @@
-"""The page's timeline in a real browser, found by role and label, under the page's content security policy."""
+"""Tests of the page's timeline in a real browser, by role and label, under the content security policy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ RUN = tree(
 
 
 def bars(shown: Widgets) -> list[dict[str, float]]:
-    """Return the horizontal position of each call and turn."""
+    """Return the position and the width of each turn's and each call's bar."""
     return shown.page.locator("svg .bar .body").evaluate_all(
         "all => all.map(one => Object.fromEntries(['x', 'y', 'width'].map(name => [name, Number(one.getAttribute(name))])))"
     )
@@ -93,7 +93,7 @@ def test_days_of_waiting_do_not_hide_seconds_of_work(shown: Widgets):
 def test_the_keyboard_walks_the_spans(shown: Widgets):
     """The arrow, Home and End keys move between spans. Left and right also fold, unfold, and go to the parent.
 
-    A line of text describes the current span in full.
+    A line of text describes the focused span in full.
     """
     shown.show("timeline", tree=RUN)
     page = shown.page
@@ -133,14 +133,14 @@ def test_status_is_not_colour_alone(shown: Widgets):
 
 
 def test_the_pointer_shows_a_span(shown: Widgets):
-    """Hovering over any row shows the span's details."""
+    """Hovering over a bar shows the details of its span."""
     shown.show("timeline", tree=RUN)
     shown.page.locator("svg .bar").nth(2).locator(".body").hover()
     expect(shown.page.locator(".timeline-detail")).to_have_text("search · ok · 3 s · after 2 s")
 
 
 def test_zoom_and_fit(shown: Widgets):
-    """Each zoom step doubles the width, and Fit shows the whole timeline again."""
+    """Each zoom step doubles the width of the bars, and Fit shows the whole timeline again."""
     shown.show("timeline", tree=RUN)
     page = shown.page
     # wait until the layout has finished
@@ -156,7 +156,7 @@ def test_zoom_and_fit(shown: Widgets):
 
 
 def test_a_run_that_waits_now(shown: Widgets):
-    """Open spans are labelled as such, and drawn up to the current time."""
+    """An open span is labelled as open, and drawn up to the current time."""
     asked = {**APPROVAL, "answered": False, "answered_at": None}
     write = call("write", 2, None, status="waiting", questions=[{**asked, "asked_at": BEGAN + 2.1}])
     shown.show("timeline", tree=tree(turn(1, 0, 2, write), status="waiting"))

@@ -1,4 +1,4 @@
-"""The page's forms and renderers in a real browser, found by role and label, under the page's content security policy."""
+"""Tests of the page's forms and renderers in a real browser, by role and label, under the content security policy."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ class Tree:
 
 
 def form(shown: Widgets, kind: Any, **props: Any) -> Schema[Any]:
-    """Show the form for this type."""
+    """Show the form for this type, and return the type's schema."""
     schema = Schema[Any](kind)
     shown.show("form", schema=schema.json_schema, **props)
     return schema
 
 
 def sent(shown: Widgets) -> Any:
-    """Press Send and return the values that the form submits."""
+    """Press Send, and return the value that the form submits."""
     shown.page.get_by_role("button", name="Send").click()
     found = [value for name, value in shown.said() if name == "submit"]
     assert len(found) == 1, f"sent {len(found)} times: {shown.page.locator('form').inner_text()}"
@@ -80,7 +80,7 @@ def group(page: Page, name: str) -> Locator:
 
 
 def test_every_kind_of_field(shown: Widgets):
-    """A form that is filled in by its labels returns a value of the right JSON types that the type accepts."""
+    """A form with every kind of field, filled in by label, submits a value that the type accepts."""
     schema = form(shown, Order)
     page = shown.page
     page.get_by_label("Item").fill("tea")
@@ -155,7 +155,7 @@ def test_answers_that_are_not_objects(shown: Widgets, kind: Any, fill: dict[str,
 
 
 def test_an_optional_object_is_added_and_removed(shown: Widgets):
-    """An optional object is null until it is added. Then it has its own fields, which are required."""
+    """An optional object is null until it is added. Then its own fields are required."""
 
     class Parcel(BaseModel):
         back_to: Address | None = None
@@ -205,7 +205,7 @@ def test_errors_stand_beside_their_fields(shown: Widgets):
 
 
 def test_errors_wait_until_a_field_is_left(shown: Widgets):
-    """No error is shown while a person types, or for a field that was not visited yet."""
+    """No error is shown while a person types, or for a field that has not been visited yet."""
     form(shown, Order)
     item = shown.page.get_by_label("Item")
     item.press_sequentially("te")
@@ -216,7 +216,7 @@ def test_errors_wait_until_a_field_is_left(shown: Widgets):
 
 
 def test_what_the_server_says_stands_there_too(shown: Widgets):
-    """A server error is shown beside its field until the field is edited. An error without a field is above the form."""
+    """A server's error is shown beside its field until the field is edited, or above the form if it has no field."""
     form(shown, Address, value={"street": "Main", "number": 7})
     page = shown.page
     errors = [
@@ -255,7 +255,7 @@ def test_entries_move_with_what_is_typed_in_them(shown: Widgets):
 
 
 def test_names_of_a_mapping_are_there_once(shown: Widgets):
-    """A mapping with a missing or repeated name can't be sent, and keeps everything that was typed."""
+    """A mapping with a missing or repeated name can't be sent, and nothing that was typed is lost."""
     form(shown, dict[str, int], value={"a": 1})
     page = shown.page
     page.get_by_role("button", name="Add to Answer").click()
@@ -282,7 +282,7 @@ def test_what_has_no_fields_is_asked_for_as_json(shown: Widgets):
 
 
 def test_a_draft_begins_where_it_was_left(shown: Widgets):
-    """The last value that was passed to `onChange` restores the same form, including incomplete numbers."""
+    """The last value that was passed to `onChange` restores the form, including incomplete numbers."""
     form(shown, Order)
     shown.page.get_by_label("Item").fill("tea")
     shown.page.get_by_label("Price").fill("2.")
@@ -295,7 +295,7 @@ def test_a_draft_begins_where_it_was_left(shown: Widgets):
 
 
 def test_numbers_step_and_are_never_rounded(shown: Widgets):
-    """The arrow keys keep a number within its bounds. An integer too long for a browser is refused, not rounded."""
+    """The arrow keys keep a number within its bounds. An integer that JavaScript would round is refused."""
     form(shown, Annotated[int, Field(ge=0, multiple_of=5)])
     answer = shown.page.get_by_role("spinbutton", name="Answer")
     answer.press("ArrowDown")
@@ -329,7 +329,7 @@ def question(name: str) -> dict[str, Any]:
 
 
 def test_a_registered_renderer_shows_its_kind(shown: Widgets):
-    """A registered renderer gets the question, and can answer or decline it."""
+    """A registered renderer gets the question, and can submit an answer or decline."""
     shown.show("question", question=question("colour"), errors=[])
     expect(shown.page.get_by_text("Which one?")).to_be_visible()
     shown.page.get_by_role("button", name="Red").click()
@@ -348,7 +348,7 @@ def test_a_renderer_that_fails_leaves_a_form(shown: Widgets):
 
 
 def test_declining_with_a_reason(shown: Widgets):
-    """Declining opens a field for a reason. Escape closes it, and Enter declines without submitting the form."""
+    """The Decline button opens a field for a reason. Escape closes it, and Enter declines without submitting."""
     shown.show("question", question=question("unknown"), errors=[])
     page = shown.page
     page.get_by_role("button", name="Decline…").click()

@@ -1,8 +1,8 @@
-"""`Area`: the staging folder beside the real one, which holds pending commits and the bytes they displaced.
+"""`Area`: the staging folder beside the real one, which holds pending commits and what earlier commits displaced.
 
     .<name>.handrail/
         at-work/<process>/     the forks and commits of one process, which holds a lock on its folder
-        done/<when>-<call>/    what each of the newest commits displaced, with its manifest
+        done/<when>-<call>/    what one of the most recent commits displaced, with its manifest
 
 The first write creates the staging folder, so a process that only reads never creates one.
 """
@@ -37,7 +37,7 @@ _READY = 8
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A commit that can be undone: the folder with the bytes it displaced, and their size."""
+    """A commit that can be undone: the folder that holds what it displaced, and that folder's size in bytes."""
 
     folder: Path
     size: int
@@ -88,7 +88,7 @@ class Area:
         if os.stat(mine).st_dev != os.stat(root).st_dev:
             os.rmdir(mine)
             raise FileError(
-                ".", self._with_hint(f"{str(self.folder)!r} is on another disk than {str(root)!r}")
+                ".", self._with_hint(f"{str(self.folder)!r} is on a different disk from {str(root)!r}")
             )
         self._refuse_case_insensitive(mine)
         self._lock = os.open(mine, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -111,7 +111,7 @@ class Area:
             raise case_insensitive(self.jail.root)
 
     def _sweep(self, mine: Path) -> None:
-        """Finish the commits that dead processes had begun, and remove their folders."""
+        """Settle the commits that dead processes left behind and no journal recorded, and remove those processes' folders."""
         for other, lock in self.abandoned(mine):
             try:
                 with reported(other):
@@ -123,7 +123,7 @@ class Area:
                 os.close(lock)
 
     def abandoned(self, mine: Path | None = None) -> Iterator[tuple[Path, int]]:
-        """Yield the folders of dead processes, each with a lock on it that this process now holds."""
+        """Yield the folder of each dead process, with the descriptor of a lock that this process now holds on it."""
         at_work = self.folder / "at-work"
         if not at_work.is_dir():
             return
@@ -144,8 +144,8 @@ class Area:
     def begun(self, part: Path, journal: str) -> Iterator[Commit]:
         """Yield the commits in a process's folder that belong to this journal.
 
-        If `journal` is empty, yields the commits that belong to no journal. A journal's commit without a manifest
-        is yielded with an empty one.
+        If `journal` is empty, yields the commits that belong to no journal. A journal's commit that has no manifest is
+        yielded with an empty one.
         """
         for folder in sorted(part.iterdir()):
             if folder.name.startswith(f"{_COMMIT}-{journal}-") if journal else "-" not in folder.name:
@@ -196,13 +196,13 @@ class Area:
         return folder
 
     def number(self) -> int:
-        """Return a number that this process uses only once."""
+        """Return a number that this area has not returned before."""
         return next(self._numbers)
 
     def commit_folder(self, journal: str, *, synced: bool) -> Path:
-        """Create a folder for a commit, named after the journal that records it.
+        """Return an empty folder for a commit, named after the journal that records it.
 
-        With `synced`, several folders are created and synced at a time, for this commit and later ones.
+        With `synced`, several folders are created and synced at once, and later commits use the others.
         """
         if not journal:
             return self.new_folder(_COMMIT)
@@ -218,7 +218,7 @@ class Area:
         return self._ready[journal].pop()
 
     def sync(self, folder: Path, slots: list[str]) -> None:
-        """Sync a staged commit to disk, without its manifest, which the journal records."""
+        """Sync a staged commit to disk, except for its manifest, which the journal records."""
         for name in slots:
             self.disk.sync_file(folder / name)
         self._sync_folder(folder)
@@ -234,7 +234,7 @@ class Area:
         self.disk.write(folder / MANIFEST, msgspec.msgpack.encode(manifest))
 
     def retire(self, commit: Commit) -> None:
-        """Keep what an applied commit displaced, and remove the oldest kept commits beyond the limits."""
+        """Keep what an applied commit displaced, and remove the oldest kept commits while there are too many or too much."""
         kept = self._all_kept()
         when = int(self._clock.now().timestamp() * 1_000_000)
         short = _short(commit.manifest.key)
@@ -252,7 +252,7 @@ class Area:
             self.disk.forget(oldest.folder)
 
     def done(self, key: CallKey) -> Commit | None:
-        """Return the newest kept commit of a call, if any. The call's run and journal must match too."""
+        """Return a call's newest kept commit, or None. The call's run and journal must match too."""
         for kept in reversed(self._all_kept()):
             if kept.folder.name.endswith(f"-{_short(key)}"):
                 manifest = read_manifest(kept.folder)
@@ -261,7 +261,7 @@ class Area:
         return None
 
     def undo(self, commit: Commit) -> tuple[str, ...]:
-        """Undo an applied commit by applying the opposite steps as a new commit. Returns the paths, sorted.
+        """Undo an applied commit by applying the opposite steps as a new commit. Returns the restored paths, sorted.
 
         Raises `UndoRefused`, and changes nothing, if someone has changed one of its paths since.
         """
@@ -313,7 +313,7 @@ class Area:
 
 @contextlib.contextmanager
 def reported(leftover: Path) -> Generator[None]:
-    """Log an `OSError` raised inside this block instead of raising it, so that one bad leftover does not stop others."""
+    """Log an `OSError` raised in this block instead of raising it, so that one bad leftover does not stop the cleanup."""
     try:
         yield
     except OSError as error:
@@ -321,7 +321,7 @@ def reported(leftover: Path) -> Generator[None]:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Read the manifest of a commit. Returns None if it is missing or incomplete."""
+    """Read a commit's manifest. Returns None if it is missing or incomplete."""
     try:
         return msgspec.msgpack.decode((folder / MANIFEST).read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError):

@@ -44,7 +44,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     do: Literal["put", "take", "mode"]
     path: str
-    """The path for display, with each byte that is not UTF-8 shown as `\\xff`. Use `where` to access the file."""
+    """The path for display, in which bytes that are not UTF-8 are escaped as `\\xff`. Use `where` to access the file."""
     bytes: str = ""
     """The path in hexadecimal, if it is not UTF-8."""
     slot: str = ""
@@ -114,7 +114,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 def step_at(path: str, **fields: Any) -> Step:
-    """Create a step for any path that a disk can have."""
+    """Create a step for a path, which need not be valid UTF-8."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -124,7 +124,7 @@ def step_at(path: str, **fields: Any) -> Step:
 
 
 def shown_version(version: int) -> str:
-    """Format a version's identity for a manifest."""
+    """Format a version's identity for a manifest. Returns "" for version 0, which means that nothing is there."""
     return f"{identity(version):x}" if version else ""
 
 
@@ -140,9 +140,10 @@ EMPTY = digest(())
 
 
 def in_order(over: Over) -> Iterator[Change]:
-    """Yield changes in the order to apply them: removals from the inside out, then additions from the outside in.
+    """Yield a fork's changes in the order in which to apply them.
 
-    Removing a folder removes everything in it, in one step.
+    Removals come first, from the inside out, and then additions, from the outside in. Removing a folder removes
+    everything in it, in one step.
     """
     folders = sorted(over, key=len)
     trees = {
@@ -232,7 +233,10 @@ class Commit:
             self._take_back([step for step in self.manifest.steps if self.is_done(step)], folders)
 
     def finish(self, *, synced: bool = False) -> tuple[str, ...]:
-        """Do the remaining steps. Returns the paths that someone else has changed, which are left as they are."""
+        """Do the remaining steps. Returns the paths whose steps failed, which are left as they are.
+
+        A step fails if someone else has changed its path, or if the disk reports an error.
+        """
         left: list[str] = []
         with self._folders() as folders:
             for step in self.manifest.steps:
@@ -254,7 +258,7 @@ class Commit:
         return bool(slot) if step.do == "take" else slot != step.after
 
     def is_begun(self) -> bool:
-        """Return whether any step has put or taken something."""
+        """Return whether any *put* or *take* step was done."""
         return any(self.is_done(step) for step in self.manifest.steps if step.do != "mode")
 
     @contextlib.contextmanager
@@ -269,7 +273,7 @@ class Commit:
         for step in opposites(done):
             with contextlib.suppress(
                 Unexpected, OSError
-            ):  # someone has changed the path since, so it is left alone
+            ):  # someone may have changed the path since, so it is left alone
                 self._do(step, folders)
 
     def _do(self, step: Step, folders: Folders) -> bool:
@@ -340,7 +344,7 @@ class Folders:
 
 
 def members_of(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield everything in a staging folder at any depth, as relative paths and identities."""
+    """Yield the relative path and the identity of everything in a folder, at any depth."""
     pending = [(folder, "")]
     while pending:
         here, prefix = pending.pop()

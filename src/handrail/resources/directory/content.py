@@ -1,7 +1,8 @@
 """The content of a file in a directory: on disk, in memory until it is written, or a link.
 
 A version is one integer that encodes the file's status on disk: device, inode, mode, size, mtime and ctime. A file
-with the same version has not changed, so no other state is needed. A folder's version does not depend on its content.
+with the same version has not changed, so no other state is needed. A folder's version encodes only device, inode
+and mode, so it does not depend on what the folder contains.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ FIRST_VERSION = 1 << 64 * 6
 
 
 def version_of(found: os.stat_result) -> int:
-    """Return the version that encodes a file's status on disk."""
+    """Encode a file's status on disk as a version."""
     number = (1 << 64 | found.st_dev & _WORD) << 64 | found.st_ino
     if stat.S_ISDIR(found.st_mode):
         return (number << 64 | found.st_mode) << 192
@@ -46,7 +47,7 @@ class OnDisk:
         self.found = found
         self.version = version_of(found)
         self.staged = staged
-        """The file's location in a layer if a command of this call wrote it, else None."""
+        """The file's path in a layer if one of the call's commands wrote it, or None."""
         self._read = read
         self._kept: bytes | None = None
 
@@ -66,7 +67,7 @@ class OnDisk:
 
 
 class Held:
-    """The content of a file that a call wrote, with the mode and owner of the file that it replaces."""
+    """The content of a file that a call wrote, and the status of the file whose mode and owner it takes, if any."""
 
     __slots__ = ("data", "like")
 
@@ -93,9 +94,7 @@ class Link:
         return len(os.fsencode(self.target))
 
     def load(self) -> bytes:
-        raise FileError(
-            self.target, "this is a link, which has no content of its own. Read the file it leads to"
-        )
+        raise FileError(self.target, "this is a symbolic link, which has no content. Read its target instead")
 
 
 class Other:
@@ -119,12 +118,12 @@ A_FOLDER = Node(3, None, None)
 A_LINK = Node(4, Link(""), None)
 AN_OTHER = Node(5, Other(""), None)
 UNSEEN = {"file": A_FILE, "folder": A_FOLDER, "link": A_LINK, "other": AN_OTHER}
-"""The nodes for names in a listing, by kind. They have no versions of their own."""
+"""Placeholder nodes for names in a listing, by kind. Their versions say only which kind they are."""
 _UNSEEN_VERSIONS = frozenset(node.version for node in UNSEEN.values())
 
 
 def is_unseen(node: Node) -> bool:
-    """Return whether a node comes from a listing, and therefore has no version of its own."""
+    """Return whether a node is a placeholder from a listing, whose version says only which kind it is."""
     return node.version in _UNSEEN_VERSIONS
 
 
@@ -139,13 +138,13 @@ class Folder(Node, frozen=True):
 
 
 def like_of(node: Node) -> os.stat_result | None:
-    """Return the status of the file from which a node takes its mode and owner, or None."""
+    """Return the status of the file whose mode and owner a node takes, or None."""
     data = node.data
     return data.found if isinstance(data, OnDisk) else data.like if isinstance(data, Held) else None
 
 
 def mode_of(node: Node) -> int | None:
-    """Return the mode of a file or folder, or None if it has no mode of its own."""
+    """Return the mode of a file or folder, or None if the node has none."""
     if isinstance(node, Folder):
         return node.mode
     if node.is_folder:
@@ -155,7 +154,7 @@ def mode_of(node: Node) -> int | None:
 
 
 def node_of(path: str, found: tuple[os.stat_result, str] | None, read: Callable[[str, int], bytes]) -> Node:
-    """Create the node for the file, folder or link that the disk has at a path."""
+    """Create the node for what the disk has at a path. `found` is None if nothing is there."""
     if found is None:
         return ABSENT
     status, target = found

@@ -43,7 +43,7 @@ _KEPT_FILE, _KEPT = 1024 * 1024, 64 * 1024 * 1024
 
 
 class DirectoryFork(Linked, FileFork):
-    """A fork of a real folder. It keeps what it read or wrote in memory and beside the folder.
+    """A fork of a real folder. What it reads and writes is kept in memory and in the staging folder.
 
     All other reads go to the disk. A commit checks that nobody else wrote the same paths and then renames the writes
     into place. Until then the folder is unchanged. Besides the operations of `Filesystem`, the fork provides layers
@@ -118,7 +118,7 @@ class DirectoryFork(Linked, FileFork):
         return Node(tick, Held(change.data, _like(like_of(old), mode)), now)
 
     def startup_files(self) -> list[tuple[str, str]]:
-        """Return the changed files that run later by themselves, each with what runs it, unless allowed by name."""
+        """Return each changed startup file with the program that runs it, except the files that are allowed by name."""
         if not self._over:
             return []
         with self._shared.lock:
@@ -126,7 +126,7 @@ class DirectoryFork(Linked, FileFork):
             return sorted((path, program) for path, program in found.items() if not is_allowed(path, allowed))
 
     def _run_later(self) -> Mapping[str, str]:
-        # A file that a link of the folder makes a startup file counts too: `.git/hooks/pre-commit` may lead to it.
+        # A file also counts if a link where a startup file belongs, such as `.git/hooks/pre-commit`, leads to it.
         changed = {path: node for path, node, _ in self._changes() if node.version and not node.is_folder}
         found = {path: run_by(path, is_link=is_link(node)) for path, node in changed.items()}
         for link, target in self._ground.startup_links() if found else ():
@@ -138,11 +138,11 @@ class DirectoryFork(Linked, FileFork):
     # --- the end of a call ------------------------------------------------------------------------
 
     def stage(self, key: CallKey, /, *, synced: bool = False) -> Mapping[str, Any] | None:
-        """Write everything that a commit needs beside the folder, after `prepare`.
+        """Write everything that the commit needs to the staging folder, after `prepare`.
 
         Returns the manifest, from which another process can finish the commit, or None if there is nothing
         to commit. `key` names the call and the journal that will record it. Without a journal, the commit
-        counts as made once anything was renamed. With `synced`, what was staged survives a power cut.
+        counts as made as soon as anything is renamed. With `synced`, the staged files survive a power cut.
         """
         with self._shared.lock:
             if self._state != PREPARED or self._line:
@@ -155,10 +155,10 @@ class DirectoryFork(Linked, FileFork):
             return None if self._commit is None else msgspec.to_builtins(self._commit.manifest)
 
     def apply(self, *, synced: bool = False) -> None:
-        """Commit into the folder or fork that was forked.
+        """Commit the changes to the parent, which is the folder itself or an outer fork.
 
-        A commit into the folder itself may still fail, and everything is restored then. Raises `Conflict` if
-        someone has changed a file since `prepare`, and `FileError` if the disk reports an error.
+        A commit to the folder can still fail, and then everything is restored. Raises `Conflict` if someone has changed
+        a file since `prepare`, and `FileError` if the disk reports an error.
         """
         if self._line:
             self._apply_inside()
@@ -173,7 +173,7 @@ class DirectoryFork(Linked, FileFork):
                 except BaseException:
                     if not asked_for:
                         self.drop()
-                    raise  # a caller that staged the commit drops it once no record says that it is committed
+                    raise  # a caller that staged the commit itself drops it, once no record says that it was made
                 self._over = None  # the layer is part of the folder now
             super().apply()
             self._clear()
@@ -286,7 +286,10 @@ class DirectoryFork(Linked, FileFork):
         return self._since(now, mounted_at)
 
     def _other_names(self, folder: str, mounted_at: int) -> bool:
-        """Return whether names in a folder have changed since the mount. Its nearest existing parent counts too."""
+        """Return whether names in a folder have changed since the mount.
+
+        If the folder does not exist, its nearest existing parent is checked instead.
+        """
         for fork in self._line:
             if (fork._stamps or {}).get(folder, 0) > self._mounted:
                 return True
@@ -352,7 +355,7 @@ class DirectoryFork(Linked, FileFork):
 
 
 def _like(old: os.stat_result | None, mode: int | None) -> os.stat_result | None:
-    """Return the metadata for a file with this mode, based on the file it replaces."""
+    """Return the status of a file with this mode and with the owner of the file it replaces, or None for the defaults."""
     if mode is None or (old is not None and stat.S_IMODE(old.st_mode) == mode):
         return old
     uid, gid = (os.geteuid(), os.getegid()) if old is None else (old.st_uid, old.st_gid)

@@ -25,7 +25,7 @@ class Disk:
         os.mkdir(path, mode)
 
     def write(self, path: Path, data: bytes, like: os.stat_result | None = None) -> None:
-        """Create a file with these bytes, and with the mode and owner of another file."""
+        """Create a file with these bytes and, with `like`, with that file's mode and owner."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             left = memoryview(data)
@@ -37,7 +37,7 @@ class Disk:
             os.close(fd)
 
     def copy(self, source: int, path: Path, like: os.stat_result) -> None:
-        """Copy an open file with its mode, owner and time, as a reflink if the disk supports it."""
+        """Copy an open file to a new path, with the mode, owner and times in `like`. Uses a reflink if the disk supports it."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             try:

@@ -1,4 +1,4 @@
-"""`DirectoryFilesystem`: the files of a real folder. Each call's changes are a transaction."""
+"""`DirectoryFilesystem`: the files in a real folder. Each call's changes are a transaction."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ from handrail.resources.paths import join, split
 from handrail.threads import run_in_thread
 
 DIRECTORY_LIMITS = FileLimits(max_total_size=16 * 1024 * 1024 * 1024)
-"""Default limits of a directory. They apply to what one call changes and to each file that is read."""
+"""Default limits of a directory. They apply to what one call changes and to each file that it reads."""
 _NAMES_NEAR = 2000
-"""Maximum number of names that are searched for a suggestion."""
+"""Maximum number of names to search for a suggestion."""
 _GET_FLAGS, _CASEFOLD = 0x80086601, 0x40000000
 _PROBED = 20
 
 
 class DirectoryFilesystem(Linked):
-    """The files under a real folder. No path and no link leads out of it.
+    """The files under a real folder. No path or link can lead out of it.
 
     Calls work on forks. A fork costs nothing to create, and its reads go to the disk. Its writes are staged beside
     the folder until it commits. The commit checks that no person, process or other call has changed the same paths,
-    and then renames the writes into place. No other path is ever touched. A write made here directly is a commit of
-    its own.
+    and then renames the writes into place. No other path is ever touched. A write made directly through this object
+    is a separate commit.
 
     - `staging`: the folder for pending changes and displaced files, on the same disk. The default is
       `.<name>.handrail` beside the root. A folder directly in the root works too and is then hidden, but a
@@ -95,7 +95,7 @@ class DirectoryFilesystem(Linked):
         return self._ground.area.folder
 
     def fork(self, owner: str, /, *, writable: bool = True) -> DirectoryFork:
-        """Return a fork for the call `owner`. Without `writable` it refuses every change."""
+        """Return a fork for the call `owner`. With `writable=False` it refuses every change."""
         return DirectoryFork(self, (), self._ground, owner, writable)
 
     def undo(
@@ -105,7 +105,7 @@ class DirectoryFilesystem(Linked):
 
         Call ids repeat between conversations, so pass the id of the call's run, and the id of its journal if the run
         was recorded. `handrail.runs.undo` does this, and also tells the model. Raises `UndoRefused` if the commit is
-        not kept any more, or with the paths that someone has changed since.
+        no longer kept, or if someone has changed its paths since; the error then lists them.
         """
         ground = self._ground
         with ground.lock:
@@ -122,7 +122,7 @@ class DirectoryFilesystem(Linked):
     def recover(self, journal: Journal, /) -> Operation[Recovered]:
         """Finish commits that a journal recorded but a dead process did not apply. Call it before using the folder.
 
-        Recovery only rolls forward: what is recorded is applied, and everything else is discarded. A file that
+        Recovery only rolls forward: what the journal recorded is applied, and everything else is discarded. A file that
         someone else has changed is left as it is, and its path is returned in `left`.
         """
         ground = self._ground
@@ -242,7 +242,7 @@ def _open(root: str | os.PathLike[str]) -> Jail:
 
 
 def _ignores_case(jail: Jail) -> bool:
-    """Return whether the folder ignores case. Writes nothing: it checks the folder's flag and existing names."""
+    """Return whether the folder ignores case. Writes nothing: it checks the folder's flags and existing names."""
     try:
         fd = jail.folder(".", os.O_RDONLY)
     except OSError:
@@ -267,7 +267,7 @@ def _ignores_case(jail: Jail) -> bool:
 
 
 def _inside(root: Path, staging: Path) -> str:
-    """Return the staging folder's name if it is directly in the root, else ""."""
+    """Return the staging folder's name if it is directly in the root, or "" if it is elsewhere."""
     resolved = staging.parent.resolve() / staging.name
     if resolved == root or resolved in root.parents:
         raise DefinitionError(
@@ -281,14 +281,14 @@ def _inside(root: Path, staging: Path) -> str:
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """What a recovery did."""
+    """The result of a recovery."""
 
     finished: tuple[str, ...] = ()
-    """Ids of the calls whose commits are now finished."""
+    """Ids of the calls whose commits are now applied."""
     dropped: tuple[str, ...] = ()
     """Ids of the calls that were not recorded. Their changes were discarded."""
     left: tuple[str, ...] = ()
-    """Paths that someone else had changed. They were left as they are."""
+    """Paths whose steps could not be done, usually because someone else had changed them. They are unchanged."""
 
 
 async def recover(jail: Jail, area: Area, lock: RLock, journal: Journal) -> Recovered:
@@ -309,7 +309,7 @@ async def recover(jail: Jail, area: Area, lock: RLock, journal: Journal) -> Reco
 
 
 def _is_at_work(manifest: Manifest) -> bool:
-    """Return whether a commit is unfinished. Its files may be in another root than this one."""
+    """Return whether a commit is unfinished. It may belong to a different root."""
     return Path(manifest.staging, "at-work", manifest.folder).exists()
 
 
@@ -324,7 +324,7 @@ def _finish(jail: Jail, area: Area, lock: Any, manifests: Sequence[Manifest]) ->
         for manifest in manifests:
             folder = area.folder / "at-work" / manifest.folder
             if not folder.exists():
-                continue  # the commit was applied and retired, but not yet marked as applied
+                continue  # the commit was applied and retired, but the journal was not told
             if read_manifest(folder) is None:
                 area.disk.forget(folder / MANIFEST)
                 area.write_manifest(folder, manifest)

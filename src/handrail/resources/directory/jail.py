@@ -1,11 +1,11 @@
 """`Jail`: gives access to the files under one folder, and to nothing else.
 
 When a path is opened, the kernel itself refuses it if it would leave the folder or cross a symbolic link. So there
-is no gap between check and use. `Linked` follows the links that stay inside, one name at a time, through a jail.
+is no gap between check and use. `Linked` resolves the links that stay inside, one name at a time, through a jail.
 
-This module uses two Linux calls that Python lacks, `openat2` and `renameat2`. Without `openat2`, a path is opened
-one name at a time with `O_NOFOLLOW`, which is slower but has the same result. If the disk can't exchange two names,
-callers fall back to links.
+This module uses two Linux system calls that Python does not offer, `openat2` and `renameat2`. Without `openat2`, a
+path is opened one name at a time with `O_NOFOLLOW`, which is slower but has the same result. If the disk can't
+exchange two names, callers fall back to hard links.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from handrail.resources.directory.content import version_of
 from handrail.resources.paths import RESERVED, is_reserved, join, reserved_in
 
 _OPENAT2 = 437
-"""Number of the `openat2` call, the same on every Linux architecture."""
+"""Number of the `openat2` system call, the same on every Linux architecture."""
 _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x02, 0x04, 0x08
 _RESOLVE = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
 _NOREPLACE, _EXCHANGE = 1, 2
 _UNKNOWN = {errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.E2BIG}
-"""Errors which mean that the kernel lacks the call, or that a filter blocks it."""
+"""Errors that mean that the kernel lacks the system call or that a filter blocks it."""
 _TRIES = 100
 
 
@@ -37,7 +37,7 @@ class _How(ctypes.Structure):
 
 
 def _libc(name: str, *arguments: Any) -> Any:
-    """Return a function of the C library, or None if it does not exist."""
+    """Return a function from the C library, or None if it has no such function."""
     try:
         function: Any = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (AttributeError, OSError):
@@ -57,7 +57,7 @@ def _probe() -> bool:
     if _syscall is None or os.uname().sysname != "Linux":
         return False
     try:
-        os.close(_openat2(-100, b".", os.O_PATH))  # -100 is the current folder
+        os.close(_openat2(-100, b".", os.O_PATH))  # -100 is AT_FDCWD, the current folder
     except OSError as error:
         return error.errno not in _UNKNOWN
     return True
@@ -96,7 +96,7 @@ has_openat2 = _probe()
 
 
 def open_beneath(folder: int, path: str, flags: int) -> int:
-    """Open a path under a folder. A link anywhere in it is refused by the kernel (`ELOOP`).
+    """Open a path under a folder. A path that crosses a link is refused (`ELOOP`).
 
     The last name may be a link only with `O_PATH | O_NOFOLLOW`, which opens the link itself.
     """
@@ -121,7 +121,7 @@ def move_into(source: int, name: str, target: int, new_name: str) -> None:
 
 
 def exchange(source: int, name: str, target: int, other: str) -> None:
-    """Exchange two existing names. Raises `NotImplementedError` if the disk can't."""
+    """Exchange two existing names. Raises `NotImplementedError` if the kernel or the disk can't do it."""
     try:
         _rename(source, name, target, other, _EXCHANGE)
     except OSError as error:
@@ -139,7 +139,7 @@ def _rename(source: int, name: str, target: int, new_name: str, how: int) -> Non
 
 
 def _move_by_link(source: int, name: str, target: int, new_name: str) -> None:
-    """Emulate `move_into` with a link, which fails if the target exists."""
+    """Emulate `move_into` with a hard link, which fails if the target exists."""
     try:
         os.link(name, new_name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
     except (
@@ -153,7 +153,7 @@ def _move_by_link(source: int, name: str, target: int, new_name: str) -> None:
 
 
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENAMETOOLONG}
-"""Errors which mean that a path does not exist in the jail. It may lead through a link or out of the folder."""
+"""Errors that mean that a path does not exist in the jail, crosses a link or leads out of the folder."""
 
 
 Found = tuple[os.stat_result, str]
@@ -183,7 +183,10 @@ class Jail:
             self.close()
 
     def look(self, path: str) -> Found | None:
-        """Return what is at a path, without following links. None if nothing is there, or if the path crosses a link."""
+        """Return what is at a path, without following links.
+
+        Returns None if nothing is there, or if the path crosses a link.
+        """
         if RESERVED in path and reserved_in(path):
             return None
         try:
@@ -205,7 +208,10 @@ class Jail:
         return open_beneath(self.fd, path, flags | os.O_DIRECTORY)
 
     def scan(self, path: str) -> Iterator[tuple[str, str]]:
-        """Yield each name in a folder and its kind: `file`, `folder`, `link` or `other`. A missing folder has none."""
+        """Yield each name in a folder with its kind: `file`, `folder`, `link` or `other`.
+
+        Yields nothing if the folder does not exist.
+        """
         try:
             fd = self.folder(path, os.O_RDONLY)
         except OSError as error:
@@ -257,7 +263,7 @@ class Jail:
 
 
 def read_open(fd: int, path: str, version: int, limit: int) -> bytes:
-    """Read an open file. Raises `Conflict` unless it has this version before and after it is read."""
+    """Read an open file. Raises `Conflict` unless it has this version both before and after the read."""
     found = os.fstat(fd)
     if version_of(found) != version:
         raise Conflict([path])
@@ -287,7 +293,7 @@ def _kind(entry: os.DirEntry[str]) -> str:
 
 
 def refusal(path: str, error: OSError) -> FileError:
-    """Turn an `OSError` from the disk into a `FileError` that says what the caller can do."""
+    """Convert an `OSError` from the disk to a `FileError` that says what the caller can do."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return FileError(
             path or ".",
@@ -302,6 +308,6 @@ def refusal(path: str, error: OSError) -> FileError:
     if error.errno == errno.EXDEV:
         return FileError(
             path or ".",
-            "it is on another disk than the root, so it can't be part of the same commit. Choose another path",
+            "it is on a different disk from the root, so it can't be part of the same commit. Choose another path",
         )
     return FileError(path or ".", f"the disk reported an error: {error.strerror or error}")

@@ -1,4 +1,4 @@
-"""`LayerStack`: a fork's changes as overlay layers that commands are mounted on.
+"""`LayerStack`: a fork's changes as overlay layers, which are mounted for its commands.
 
 Only the topmost layer is ever written, and only while nothing is mounted on it. Once another fork uses a layer, or
 another layer is above it, it never changes again. So a nested fork uses its parent's layers unchanged, and adds its
@@ -31,11 +31,11 @@ from handrail.resources.paths import is_reserved, join, split
 
 _WHITEOUT, _ORIGIN = "user.overlay.whiteout", "user.overlay.origin"
 MOST = 16
-"""Maximum number of layers of one fork. More are merged into one, because a mount takes only so many."""
+"""Maximum number of layers of one fork. More are merged into one, because the kernel limits the layers of a mount."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One path in an upper folder."""
+    """One path in an upper layer."""
 
     path: str
     kind: str
@@ -56,9 +56,9 @@ class Upper:
         self._disk = disk
         self.folder = folder
         self.is_marked = False
-        """Whether deletions use marker files, which an overlay accepts in lower layers only."""
+        """Whether deletions use marker files, which an overlay accepts only in lower layers."""
         self._written: dict[str, tuple[int, bool]] = {}
-        """The state of each path as the fork wrote it here. If a path differs from it, a command changed that path."""
+        """The state of each path when it was last read or written here. A path that differs was changed by a command."""
 
     def put(
         self,
@@ -67,7 +67,7 @@ class Upper:
         fill: Callable[[OnDisk, Path], None],
         mode_below: Callable[[str], int | None],
     ) -> None:
-        """Put a node at a path. `fill` copies or links a file that is on disk."""
+        """Write a node to a path. `fill` copies or links a file that is on disk."""
         self._make_way(path, mode_below)
         at = self.folder / path
         self._disk.forget(at)
@@ -98,7 +98,7 @@ class Upper:
             folder = split(folder)[0]
         for folder in reversed(missing):
             at = self.folder / folder
-            self._disk.forget(at)  # there may be a whiteout, but the path has a folder again
+            self._disk.forget(at)  # a whiteout may be there, but the path is a folder again
             os.mkdir(at, 0o777)
             mode = mode_below(folder)
             if mode is not None:
@@ -126,7 +126,7 @@ class Upper:
             self.is_marked = True
 
     def changed(self) -> Iterator[Entry]:
-        """Yield the paths that a command has changed since the last call. A folder comes before its content."""
+        """Yield the paths that commands have changed since the previous call. A folder comes before its content."""
         try:
             yield from self._changed()
         except OSError as error:
@@ -148,7 +148,7 @@ class Upper:
                 raise FileError(folder, problem) from None
             for each in found:
                 if is_reserved(each.name):
-                    continue  # reserved names are hidden from a command, so it created this one itself
+                    continue  # reserved names are hidden from commands, so a command created this one
                 path = join(folder, each.name)
                 entry = _safe(_entry(path, Path(each.path)), Path(each.path))
                 gone.discard(path)
@@ -157,7 +157,7 @@ class Upper:
                 if self._written.get(path) != _mark(entry):
                     self._written[path] = _mark(entry)
                     yield entry
-        for path in sorted(gone):  # the fork had created these paths, so there is nothing below to hide
+        for path in sorted(gone):  # the fork created these paths, so there is nothing below to hide
             del self._written[path]
             yield Entry(path, "gone")
 
@@ -166,7 +166,7 @@ _SET_ID = stat.S_ISUID | stat.S_ISGID
 
 
 def _safe(entry: Entry, at: Path) -> Entry:
-    """Remove the set-user-id and set-group-id bits of a file, so that a command can't leave a privileged program."""
+    """Remove a file's set-user-ID and set-group-ID bits, so that a command can't leave a privileged program behind."""
     if entry.kind != "file" or entry.status is None or not entry.status.st_mode & _SET_ID:
         return entry
     os.chmod(at, stat.S_IMODE(entry.status.st_mode) & ~_SET_ID)
@@ -192,7 +192,7 @@ def _entry(path: str, at: Path) -> Entry:
 
 
 class LayerStack:
-    """The layers of one fork, oldest first, and the writable one on top."""
+    """The layers of one fork, oldest first, and the writable layer on top."""
 
     __slots__ = ("_area", "_flushed", "_folders", "_frozen", "_jail", "top")
 
@@ -205,7 +205,7 @@ class LayerStack:
         self.top: Upper | None = None
 
     def ready(self, over: Over) -> Upper:
-        """Write all pending changes to the topmost layer, and return that layer."""
+        """Write all pending changes to the topmost layer, and return the layer that a command can write to."""
         top = self.top or self._new_top()
         self._flush(over, top, linked=False)
         if top.is_marked:
@@ -223,7 +223,7 @@ class LayerStack:
         return tuple(reversed(self._frozen))
 
     def adopt(self, inner: LayerStack, over: Over) -> None:
-        """Take over the layers of a fork that has committed into this one."""
+        """Take over the layers of a fork that was committed into this one."""
         if self.top is not None:
             self._frozen.append(self.top.folder)
             self.top = None
@@ -246,11 +246,11 @@ class LayerStack:
         return self._own("work")
 
     def took(self, path: str, node: Node) -> None:
-        """Record that a command has already written this node to the topmost layer."""
+        """Record that the topmost layer already holds this node."""
         self._flushed[path] = node.version
 
     def forget(self) -> None:
-        """Remove all layers."""
+        """Remove all layers from disk."""
         for folder in self._folders:
             self._area.disk.forget(folder)
         self._folders.clear()
@@ -281,7 +281,7 @@ class LayerStack:
                 top.put(path, node, self._link if linked else self._copy, lambda p: mode_below(self._jail, p))
 
     def _flatten(self, over: Over) -> None:
-        """Merge all layers into one. The merged layer is never written, so it may share files with them."""
+        """Merge all layers into one. The merged layer is never written, so it may share files with the old ones."""
         self._frozen, self._flushed, self.top = [], {}, None
         flat = self._new_top()
         self._flush(over, flat, linked=True)
@@ -299,7 +299,7 @@ class LayerStack:
 
 
 def copy_out(jail: Jail, area: Area, content: OnDisk, path: Path) -> None:
-    """Copy a file on disk to a path. The source is the folder, or the layer to which a command wrote the file."""
+    """Copy a file from the folder to a path, or from the layer to which a command wrote it."""
     if content.staged is None:
         source = open_beneath(jail.fd, content.path, os.O_RDONLY | os.O_NONBLOCK)
     else:
@@ -312,7 +312,7 @@ def copy_out(jail: Jail, area: Area, content: OnDisk, path: Path) -> None:
 
 
 def mode_below(jail: Jail, folder: str) -> int | None:
-    """Return the mode of a folder on disk."""
+    """Return the mode of a folder on disk, or None if it does not exist."""
     found = jail.look(folder or ".")
     return None if found is None else found[0].st_mode & 0o7777
 
@@ -320,7 +320,7 @@ def mode_below(jail: Jail, folder: str) -> int | None:
 def _stands(over: Over, path: str) -> bool:
     """Return whether every folder above a path still exists in this fork.
 
-    In a removed folder, nothing needs to be hidden.
+    Paths in a removed folder need no whiteouts.
     """
     folder = split(path)[0]
     while folder:

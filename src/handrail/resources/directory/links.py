@@ -3,8 +3,8 @@
 The kernel never follows a link. A path that crosses a link is resolved here, one name at a time, as the fork sees
 it. A link's target must be inside the root, and following a link counts as reading it.
 
-If ripgrep is installed, a search asks it which files contain a text. Its output only narrows down the files to
-read. Matches are always found by Handrail's own code, so results do not depend on ripgrep.
+If ripgrep is installed, a search uses it to find the files that contain a text. Its output only narrows down the
+files to read. Handrail's own code always finds the matches, so results do not depend on ripgrep.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Ground(Shared):
         self.jail = jail
         self.area = area
         self.hidden = hidden
-        """The name of the staging folder if it is in the root, else ""."""
+        """The name of the staging folder if it is in the root, or "" if it is elsewhere."""
 
     def refuse_hidden(self, path: str) -> None:
         """Raise `PathRefused` if a path is in the staging folder or contains a reserved name."""
@@ -62,7 +62,7 @@ class Ground(Shared):
             raise PathRefused(path, "uncommitted changes are staged there. Choose another path")
 
     def startup_links(self) -> Iterator[tuple[str, str]]:
-        """Yield the links in the places of startup files, each with the path in the folder that it leads to."""
+        """Yield each link at a startup file's location, with the path under the root that it leads to."""
         root = os.path.realpath(self.jail.root)
         there = PLACES.keys() & os.listdir(root)
         places = [place for name in there for place in PLACES[name]]
@@ -94,14 +94,14 @@ class Linked(Layer):
     def _ground(self) -> Ground:
         return cast(Ground, self._shared)
 
-    # --- hooks that forks override; the folder itself remembers nothing -----------------------------
+    # --- hooks that forks override; the folder itself records no reads ------------------------------
 
     def _is_pinned(self, folder: str, name: str) -> bool:
-        """Return whether a path was read before and must stay the same."""
+        """Return whether this layer has already read a path, so that its content must stay the same."""
         return False
 
     def _forget(self, folder: str, name: str) -> None:
-        """Forget that a path was read."""
+        """Forget that this layer has read a path."""
 
     def _keep_bytes(self, folder: str, name: str, data: bytes) -> None:
         """Keep the bytes that were read, for repeatable reads."""
@@ -109,7 +109,7 @@ class Linked(Layer):
     # --- resolution -------------------------------------------------------------------------------
 
     def _followed(self, path: str, *, last: bool = True) -> str:
-        """Resolve the links in a path. With `last=False`, a link at the end is not resolved."""
+        """Return a path with its links resolved. With `last=False`, a link at the end is not resolved."""
         at = parse_path(path)
         self._enter()
         self._ground.refuse_hidden(at.path)
@@ -126,7 +126,7 @@ class Linked(Layer):
         return f"{found or '.'}/" if at.as_folder else found or "."
 
     def resolved(self, path: str, /) -> str:
-        """Return where a path leads as seen here: normalized, with every link resolved."""
+        """Return where a path leads in this layer: normalized, with every link resolved."""
         with self._shared.lock:
             return parse_path(self._followed(path)).path
 
@@ -137,14 +137,18 @@ class Linked(Layer):
             name = names.popleft()
             if name == "..":
                 if not folder:
-                    raise PathRefused(given, "a link in it leads out of the root. Name a path inside it")
+                    raise PathRefused(
+                        given, "a link in it leads out of the root. Name a path inside the root"
+                    )
                 folder = split(folder)[0]
             elif name not in ("", "."):
                 node = self._look(folder, name)
                 if is_link(node) and (names or last):
                     followed += 1
                     if followed > _FOLLOWED:
-                        raise PathRefused(given, "its links form a cycle. Name another path")
+                        raise PathRefused(
+                            given, "it crosses too many links, which may form a cycle. Name another path"
+                        )
                     if self._target(given, self._see(folder, name), names):
                         folder = ""
                 else:
@@ -152,13 +156,13 @@ class Linked(Layer):
         return folder
 
     def _target(self, given: str, node: Node, names: deque[str]) -> bool:
-        """Prepend a link's target to the rest of a path. Returns True if the target starts at the root."""
+        """Prepend a link's target to the remaining names. Returns True if the target is absolute."""
         target: str = getattr(node.data, "target", "")
         absolute = target.startswith("/")
         if absolute:
             root = str(self._ground.jail.root)
             if target != root and not target.startswith(f"{root}/"):
-                raise PathRefused(given, "a link in it leads out of the root. Name a path inside it")
+                raise PathRefused(given, "a link in it leads out of the root. Name a path inside the root")
             target = target[len(root) :]
         names.extendleft(reversed(target.split("/")))
         return absolute
@@ -171,7 +175,7 @@ class Linked(Layer):
             return self._loaded(self._followed(path))
 
     def _loaded(self, path: str) -> bytes:
-        """Read a path without links. A file that changes while it is read is read again."""
+        """Read a file whose path crosses no links. If it changes during the read, it is read again."""
         at = parse_file_path(path)
         pinned = self._is_pinned(at.folder, at.name)
         for _ in range(_TRIES):
@@ -200,7 +204,7 @@ class Linked(Layer):
         return tuple(info for info in found if _can_be_said(info.path))
 
     def _info(self, path: str, node: Node) -> FileInfo:
-        """Return the info of a link's target, or of the link itself if its target does not exist."""
+        """Return the info of a link's target, or of the link itself if the target does not exist or is outside the root."""
         if is_link(node) and _can_be_said(path):
             try:
                 at = parse_path(self._followed(path))
@@ -219,7 +223,10 @@ class Linked(Layer):
                 return None
 
     def _kinds(self, folder: str) -> Mapping[str, bool]:
-        """Return the members of a folder. A search does not descend through links, which could form a cycle."""
+        """Return the names in a folder, each with whether it is a folder.
+
+        Links to folders are omitted, so that a search does not descend through links, which could form a cycle.
+        """
         with self._shared.lock:
             try:
                 here = parse_path(self._followed(folder or ".")).path
@@ -254,7 +261,7 @@ class Linked(Layer):
             with self._shared.lock:
                 at = parse_path(self._followed(path))
                 data = self._see(at.folder, at.name).data
-                # After a move, the disk has a different file at this path.
+                # After a move, the disk may have a different file at this path.
                 if (
                     isinstance(data, OnDisk)
                     and path == at.path == data.path
@@ -327,7 +334,7 @@ WORTH = 32
 
 
 def files_holding(root: Path, text: str, paths: Sequence[str]) -> set[str] | None:
-    """Return the files under the root that contain this text, or None if ripgrep is not available."""
+    """Return the files among `paths` that contain this text, or None if ripgrep is missing or fails."""
     program = _ripgrep()
     if program is None:
         return None
@@ -351,7 +358,7 @@ def _holding(program: str, root: Path, text: str, paths: list[str]) -> set[str] 
         )
     except (OSError, UnicodeError):  # ripgrep was removed, or the text can't be passed on a command line
         return None
-    if ran.returncode not in (0, 1):  # status 2 means that something failed, so the output is not reliable
+    if ran.returncode not in (0, 1):  # status 2 means an error, so the output may be incomplete
         return None
     return {os.fsdecode(name).removeprefix("./") for name in ran.stdout.split(b"\0") if name}
 

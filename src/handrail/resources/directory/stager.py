@@ -1,4 +1,4 @@
-"""Staging: writing a fork's changes beside the folder, with the manifest of their commit."""
+"""Staging: writes a fork's changes to the staging folder, with the manifest of their commit."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def stage_commit(jail: Jail, area: Area, over: Over, key: CallKey, *, synced: bo
 
 
 class _Stager:
-    """Fills the slots of one commit."""
+    """Fills one commit's slots."""
 
     def __init__(self, jail: Jail, area: Area, folder: Path) -> None:
         self._jail = jail
@@ -114,7 +114,7 @@ class _Stager:
         if data.staged is not None:
             os.rename(data.staged, slot)
             if identity(version_of(os.lstat(slot))) != identity(data.version):
-                raise Conflict([data.path])  # a process that the command left behind is still writing it
+                raise Conflict([data.path])  # a process that the command left behind has written to it since
             strip_marks(slot)
             return
         folder, name = split(data.path)
@@ -149,7 +149,7 @@ class _Stager:
         return steps
 
     def _check_folder(self, folder: str) -> None:
-        """Raise `FileError` if files can't be renamed into this folder, before anything is renamed."""
+        """Raise `FileError` if files can't be renamed into this folder. Called before anything is renamed."""
         if folder in self._known:
             return
         self._known.add(folder)
@@ -159,7 +159,7 @@ class _Stager:
             raise refusal(folder, error) from None
         try:
             if os.fstat(fd).st_dev != self._device:
-                problem = "it is on another disk than the root, so it can't be part of the same commit. Choose another path"
+                problem = "it is on a different disk from the root, so it can't be part of the same commit. Choose another path"
                 raise FileError(folder, problem)
             if not os.access(f"/proc/self/fd/{fd}", os.W_OK | os.X_OK):
                 problem = "permission denied: the folder is not writable. Choose another, or change its mode"

@@ -1,4 +1,4 @@
-"""Commands that run on a folder in a sandbox, and whose writes are captured."""
+"""Shell commands that run in a sandbox on a folder, with their writes captured."""
 
 from handrail.resources.mount import Layers
 from handrail.resources.shell.execution import CommandLimits, CommandResult

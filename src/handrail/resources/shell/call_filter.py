@@ -1,4 +1,4 @@
-"""The seccomp filter of a command. System calls that no namespace isolates fail as if the kernel lacked them."""
+"""The seccomp filter for commands. System calls that no namespace isolates fail as if the kernel lacked them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _FAIL = 0x00050000
 
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
 _FOREIGN = 0x3FFFFFFF
-"""Highest call number of the native calling convention.
+"""Highest system call number of the native calling convention.
 
-Higher numbers belong to another calling convention, which has its own table of calls.
+Higher numbers belong to a different calling convention, which has its own table of system calls.
 """
 
 _UNIX = 1
 _NETWORKS = (2, 10, 16)  # AF_INET, AF_INET6, AF_NETLINK
 _DATAGRAM, _KINDS = 2, 0xF
 
-# For each machine, these are the architecture number and the numbers of the calls `socket`, `socketpair`, and add_key,
-# request_key, keyctl, perf_event_open, bpf, userfaultfd.
+# For each machine: the architecture number, the numbers of `socket` and `socketpair`, and the numbers of add_key,
+# request_key, keyctl, perf_event_open, bpf and userfaultfd.
 _MACHINES = {
     "x86_64": (0xC000003E, 41, 53, (248, 249, 250, 298, 321, 323)),
     "aarch64": (0xC00000B7, 198, 199, (217, 218, 219, 241, 280, 282)),
@@ -37,12 +37,12 @@ Line = tuple[int, int, int, int]
 
 
 def call_filter(*, unix: bool) -> bytes | None:
-    """Build the filter, or return None on a machine whose call numbers are not known.
+    """Build the filter, or return None on a machine whose system call numbers are not known.
 
     The filter refuses kinds of sockets that reach past a network namespace, such as to hardware or to the host of a
-    virtual machine. It refuses `io_uring`, which can open any socket without the filtered call, and calls for keys,
-    tracing and kernel programs, which belong to the whole machine. Programs of another architecture do not run at
-    all. Without `unix`, a command can use unix sockets only as pairs that are connected to each other.
+    virtual machine. It refuses `io_uring`, which can open any socket without the filtered calls, and calls for keys,
+    tracing and kernel programs, which affect the whole machine. Programs for a different architecture can make no
+    system calls. Without `unix`, a command can use unix sockets only as pairs that are connected to each other.
     """
     known = _MACHINES.get(os.uname().machine)
     if known is None:
@@ -59,7 +59,7 @@ def call_filter(*, unix: bool) -> bytes | None:
     for number in (*refused, *_IO_URING):
         lines += [(_JUMP_IF_EQUAL, 0, 1, number), _fail(errno.ENOSYS)]
     if not unix:
-        # A pair of datagram sockets can be used to send to any address.
+        # A datagram socket from such a pair could send to any address.
         kinds: list[Line] = [
             (_LOAD, 0, 0, _SECOND_ARGUMENT),
             (_AND, 0, 0, _KINDS),
@@ -69,7 +69,7 @@ def call_filter(*, unix: bool) -> bytes | None:
         ]
         lines += [(_JUMP_IF_EQUAL, 0, len(kinds), pair), *kinds]
     families = (_UNIX, *_NETWORKS) if unix else _NETWORKS
-    # Every call but `socket` jumps to the end.
+    # Every call except `socket` jumps to the end.
     lines += [(_JUMP_IF_EQUAL, 0, len(families) + 2, socket), (_LOAD, 0, 0, _FIRST_ARGUMENT)]
     lines += [(_JUMP_IF_EQUAL, len(families) - at, 0, family) for at, family in enumerate(families)]
     lines += [_fail(errno.EAFNOSUPPORT), (_RETURN, 0, 0, _ALLOW)]

@@ -1,4 +1,4 @@
-"""`Cgroup`: limits a command's memory and processes through the kernel, if Handrail can write cgroups."""
+"""`Cgroup`: limits a command's memory and processes through the kernel, if Handrail may create cgroups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _numbers = count()
 
 
 class Cgroup:
-    """The cgroups of one command, of version 1 or 2. There are none if this process can't create them."""
+    """One command's cgroups, of version 1 or 2. There are none if this process can't create them."""
 
     def __init__(self, process: int, memory: int, processes: int) -> None:
         self._folders: dict[str, str] = {}
@@ -31,7 +31,7 @@ class Cgroup:
             first, *others = settings[controller].items()
             _put(f"{folder}/{first[0]}", first[1])
             for file, value in others:
-                with contextlib.suppress(OSError):  # not every kernel has these settings
+                with contextlib.suppress(OSError):  # not every kernel has the other settings
                     _put(f"{folder}/{file}", value)
             _put(f"{folder}/cgroup.procs", process)
         except OSError:
@@ -41,7 +41,7 @@ class Cgroup:
             self._folders[controller] = folder
 
     def close(self) -> bool:
-        """Remove the cgroups after all processes have ended. Returns whether the kernel killed one for its memory."""
+        """Remove the cgroups after all their processes have ended. Returns whether the kernel killed one for lack of memory."""
         killed = False
         for controller, folder in self._folders.items():
             file = {"": "memory.events", "memory": "memory.oom_control"}.get(controller)
@@ -57,7 +57,7 @@ class Cgroup:
 
 
 def sweep() -> None:
-    """Remove the cgroups that a killed keeper has left behind."""
+    """Remove the cgroups that killed keepers left behind."""
     for parent in _parents().values():
         for name in os.listdir(parent):
             words = name.split("-")
@@ -67,7 +67,7 @@ def sweep() -> None:
 
 
 def _parents() -> dict[str, str]:
-    """Return the folder of this process's own cgroup for each controller. The controller "" means version 2."""
+    """Return the folder of this process's own cgroup for each controller it may use. The controller "" means version 2."""
     found: dict[str, str] = {}
     with contextlib.suppress(OSError), open("/proc/self/cgroup") as lines:
         for line in lines:

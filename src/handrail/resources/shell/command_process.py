@@ -1,4 +1,4 @@
-"""The process of one command: start it, write its input, read its output and end it, on one thread.
+"""A command's process: starts it, writes its input, reads its output and ends it, all on one thread.
 
 The keeper, a separate process, starts the commands. It is started on first use, shared by all shells, and restarted
 if it dies.
@@ -34,20 +34,20 @@ for name in ("handrail", "handrail.resources", "handrail.resources.shell"):
 from handrail.resources.shell.keeper import main
 main(int(sys.argv[1]))
 """
-"""Code that runs the keeper without importing the rest of Handrail. Its packages are replaced by empty modules."""
+"""Code that runs the keeper without importing the rest of Handrail. Empty modules replace the packages it is in."""
 
 _PACKAGE = Path(__file__).parents[2]
 
 
 class Keeper:
-    """The running keeper: its process and the socket for requests."""
+    """The running keeper: its process and the socket that requests are sent on."""
 
     __slots__ = ("_process", "_requests")
 
     def __init__(self) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         argv = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, str(os.getpid()), str(_PACKAGE)]
-        # The keeper does not get this process's environment, so that no command can read it from the keeper.
+        # The keeper does not get this process's environment variables, so no command can read them from the keeper.
         environment = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         nothing = os.open(os.devnull, os.O_RDWR)
         try:
@@ -71,14 +71,14 @@ class Keeper:
             theirs.close()
 
     def send(self, request: Request, descriptors: list[int]) -> None:
-        """Ask the keeper for a process and pass it its file descriptors. Raises `OSError` if the keeper has died."""
+        """Ask the keeper to start a process with these file descriptors. Raises `OSError` if the keeper has died."""
         limits = request.limits
         network = "on" if request.network else "off"
         kind = f"{request.isolation} {network} {limits.most_memory} {limits.most_processes}".encode()
         socket.send_fds(self._requests, [kind], descriptors, socket.MSG_NOSIGNAL)
 
     def close(self) -> None:
-        """End the keeper and every command that is still running."""
+        """End the keeper and all its commands."""
         self._requests.close()
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._process, 0)
@@ -89,7 +89,7 @@ _lock = threading.Lock()
 
 
 def launch(request: Request, stdin: int, output: int) -> socket.socket:
-    """Start a command. The returned socket receives the keeper's reply. Shutting the socket down ends the command.
+    """Start a command. Returns a socket that receives the keeper's reply; shutting it down ends the command.
 
     The command also ends when this process ends, even by `kill -9`.
     """
@@ -112,7 +112,7 @@ def launch(request: Request, stdin: int, output: int) -> socket.socket:
 
 
 def close_keeper() -> None:
-    """End the keeper and all commands. The next command starts a new keeper."""
+    """End the keeper and all its commands. The next command starts a new keeper."""
     global _keeper
     with _lock:
         if _keeper is not None:
@@ -132,20 +132,20 @@ os.register_at_fork(after_in_child=_after_fork)
 
 _CHUNK = 1 << 18
 _END_SECONDS = 10.0
-"""Maximum seconds to wait until the processes of a killed command have ended."""
+"""Maximum seconds to wait for the processes of a killed command to end."""
 
 _turns = threading.Condition()
 _busy: set[str] = set()
 
 
 class CommandStopped(Exception):
-    """Raised if a command is stopped before it ends."""
+    """Raised if a command is stopped before it has finished."""
 
 
 class Stop:
-    """A request, from any thread, to stop a command.
+    """A request to stop a command, which any thread can make.
 
-    The thread that runs the command enters it and can then poll `descriptor`.
+    The thread that runs the command enters it as a context manager and can then poll `descriptor`.
     """
 
     __slots__ = ("descriptor", "requested")
@@ -177,7 +177,7 @@ class Stop:
 
 @contextlib.contextmanager
 def turn(upper: str, stop: Stop) -> Generator[None]:
-    """Wait until no other command uses this upper layer: mounting one upper layer twice is undefined behaviour."""
+    """Wait until no other command uses this upper layer, because mounting one upper layer twice is undefined behaviour."""
     with _turns:
         _turns.wait_for(lambda: stop.requested or upper not in _busy)
         stop.check()
@@ -191,7 +191,7 @@ def turn(upper: str, stop: Stop) -> Generator[None]:
 
 
 class Output:
-    """A buffer for any number of bytes. It keeps at most `limit` of them, half from the start and half from the end."""
+    """A buffer that accepts any number of bytes. It keeps at most `limit`, half from the start and half from the end."""
 
     __slots__ = ("_head", "_head_limit", "_tail", "_tail_limit", "total")
 
@@ -212,13 +212,13 @@ class Output:
         self._tail += data
         if (
             len(self._tail) > 2 * self._tail_limit + 65536
-        ):  # the buffer is cut rarely, so that each byte is moved about once
+        ):  # the buffer is cut rarely, so that each byte is moved only about once
             del self._tail[: len(self._tail) - self._tail_limit]
 
     def read(self) -> tuple[str, int]:
         """Return the text and the number of bytes that were cut from its middle.
 
-        Invalid UTF-8 is shown as `\\xff`. No character is cut in half.
+        Invalid bytes are escaped, as in `\\xff`. No character is cut in half.
         """
         tail = bytes(self._tail[max(0, len(self._tail) - self._tail_limit) :])
         if len(self._head) + len(tail) == self.total:
@@ -235,7 +235,7 @@ class Output:
 
 
 class Outcome(NamedTuple):
-    """The reply and the output of a process that has ended, and the time it took."""
+    """The reply and the output of a process that has ended, whether it timed out, and the seconds it took."""
 
     reply: Reply
     output: Output
@@ -244,7 +244,7 @@ class Outcome(NamedTuple):
 
 
 def execute(request: Request, stdin: bytes, timeout: float, limit: int, stop: Stop, clock: Clock) -> Outcome:
-    """Run a command to its end. When this returns or raises, no process that it started is still running.
+    """Run a command until it ends. When this returns or raises, nothing that the command started is still running.
 
     Output is read as it arrives, so the command never blocks on it and memory stays bounded.
     """
@@ -304,7 +304,7 @@ class _Process:
     def until(self, deadline: float, clock: Clock, stop: Stop | None) -> bool:
         """Read and write the streams until the command ends.
 
-        Returns True if the deadline passed, and False if the command ended or was stopped.
+        Returns True if the deadline passed, or False if the command ended or was asked to stop.
         """
         if stop is not None:
             self._poll.register(stop.descriptor, select.POLLIN)
@@ -313,7 +313,7 @@ class _Process:
                 left = deadline - clock.monotonic()
                 if left <= 0:
                     return True
-                # The timeout is at most a day, because the kernel takes milliseconds as a C int.
+                # The poll timeout is at most a day, because the kernel takes milliseconds as a C int.
                 ready = {
                     descriptor for descriptor, _ in self._poll.poll(math.ceil(min(left, 86400.0) * 1000))
                 }
@@ -352,7 +352,7 @@ class _Process:
         except BlockingIOError:
             return
         except BrokenPipeError:
-            self._stdin = self._stdin[:0]  # the command is allowed to close its input
+            self._stdin = self._stdin[:0]  # a command may close its input
         if not self._stdin:
             self._poll.unregister(self._writer)
             self._writer = -1

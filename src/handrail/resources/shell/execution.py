@@ -39,8 +39,8 @@ Backend = Literal["overlay", "copy"]
 class CommandLimits:
     """Limits for one command together with everything it starts. A command that exceeds one is ended.
 
-    The defaults are meant for builds. If cgroups can be written, the kernel enforces the limits of memory and
-    processes. In any case, total usage is checked ten times a second.
+    The defaults are meant for builds. If Handrail may create cgroups, the kernel enforces the memory and process limits.
+    In any case, total usage is checked ten times a second.
     """
 
     memory: int | None = None
@@ -48,7 +48,7 @@ class CommandLimits:
     cpu_seconds: float = 3600.0
     """Maximum seconds of CPU time, on all cores together."""
     disk: int | None = None
-    """Maximum bytes written to the folder. None means half of the free space, at most 8 GiB."""
+    """Maximum bytes written to the folder. None means half of the free disk space, at most 8 GiB."""
     files: int = 1_000_000
     """Maximum number of files and folders written to the folder, and in each private folder such as `/tmp`."""
     processes: int = 1024
@@ -61,7 +61,7 @@ class CommandLimits:
                 raise DefinitionError(f"a command's limit {name} is {value!r}. Give a number above zero.")
 
     def for_folder(self, folder: Path) -> Limits:
-        """Return these limits for a command that writes to this folder, with numbers in place of None."""
+        """Return these limits for a command that writes to this folder. Each None is replaced by its default."""
         memory = self.memory or min(
             8 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
         )
@@ -72,7 +72,7 @@ class CommandLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandResult:
-    """The result of a command. Everything it started has ended, and its writes are in the upper layer."""
+    """The result of a command. Everything the command started has ended, and its writes are in the upper layer."""
 
     argv: tuple[str, ...]
     exit_code: int | None = 0
@@ -80,7 +80,7 @@ class CommandResult:
     signal: int | None = None
     timed_out: bool = False
     limit: str = ""
-    """The limit that the command exceeded, as text, such as `512 MiB of memory`, or "" if it exceeded none."""
+    """The limit that the command exceeded, such as `512 MiB of memory`, or "" if it exceeded none."""
     output: str = ""
     """Standard output and standard error, in the order they were written. Long output is cut in the middle."""
     omitted: int = 0
@@ -90,7 +90,7 @@ class CommandResult:
     contained: bool = True
     """Whether the command ran in a sandbox."""
     notes: tuple[str, ...] = ()
-    """Notes for the reader, such as that the command ran on a copy of the folder."""
+    """Notes about how the command ran, such as that it ran on a copy of the folder."""
 
     @property
     def ok(self) -> bool:
@@ -102,7 +102,7 @@ class CommandResult:
 
     @property
     def ending(self) -> str:
-        """How the command ended, as text, such as `exit code 1`, `killed by SIGSEGV` or `stopped after 60 s`."""
+        """How the command ended, such as `exit code 1`, `killed by SIGSEGV` or `stopped after 60 s`."""
         if self.limit:
             return f"stopped, with everything it had started, because it used more than its limit of {self.limit}"
         if self.timed_out:
@@ -113,25 +113,25 @@ class CommandResult:
         return f"exit code {self.exit_code}"
 
     def render(self) -> str:
-        """Format the result for a model: how the command ended, the notes, and the output."""
+        """Format the result for a model: how the command ended, the notes and the output."""
         command = shown(self.argv)
-        if len(command) > _COMMAND:  # so that a line that is cut still says how it ended
+        if len(command) > _COMMAND:  # keep the first line short, so that the ending is not cut off
             command = f"{command[: _COMMAND - 1]}…"
         lines = [f"`{command}`: {self.ending}", *self.notes]
         return "\n".join([*lines, self.output] if self.output else [*lines, "(no output)"])
 
 
 _COMMAND = 80
-"""Maximum characters of the command in a rendered result."""
+"""Maximum characters of the command line in a rendered result."""
 _NOT_FOUND = 127
-"""The exit code with which shells and build tools report a missing program."""
+"""The exit code with which shells and build tools report that a program is missing."""
 _NOT_FILES = ("/dev/", "/proc/", "/sys/")
 _TAKEN = ("/", "/tmp", "/var/tmp", "/run", "/var/run", "/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings that a shell runs its commands with."""
+    """The settings with which a shell runs its commands."""
 
     backend: Literal["auto", "overlay", "copy"]
     contained: bool
@@ -146,7 +146,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Execution:
-    """One execution of a command. `run` blocks its thread. Any other thread may request `stop`."""
+    """One execution of a command. `run` blocks its thread. Any other thread may call `stop.request()`."""
 
     settings: Settings
     argv: tuple[str, ...]
@@ -255,7 +255,7 @@ class Execution:
             limit=self._limit_met(reply),
             timed_out=outcome.timed_out
             and code == -9
-            and not reply.limit,  # the command may have ended by itself at the deadline
+            and not reply.limit,  # the command may have ended on its own at the deadline
             output=text,
             omitted=omitted,
             seconds=outcome.seconds,
@@ -265,12 +265,14 @@ class Execution:
         )
 
     def _limit_met(self, reply: Reply) -> str:
-        if reply.limit and not reply.used:  # the kernel killed a process, and the command may have continued
+        if (
+            reply.limit and not reply.used
+        ):  # the kernel killed a process for lack of memory, and the command may have continued without it
             return f"{self.settings.limits.for_folder(self.layers.upper).memory >> 20} MiB of memory"
         return reply.used if reply.limit else ""
 
     def _problem(self, reply: Reply) -> Exception:
-        """Return the exception that reports the failed step."""
+        """Return the exception for the setup step that failed."""
         command, program, cwd = shown(self.argv), self.argv[0], self.cwd
         if reply.failed == "exec":
             if reply.error == errno.ENOENT:
@@ -281,7 +283,7 @@ class Execution:
             if reply.error == errno.ENOENT:
                 return FileMissing(cwd, "there is no such folder to run in")
             if reply.error == errno.EPERM:
-                return PathRefused(cwd, "it leads out of the folder. Name a folder inside")
+                return PathRefused(cwd, "it leads out of the folder. Name a folder inside it")
             return FileError(cwd, f"no command can run in it: {reply.detail}")
         return ShellError(command, f"it could not be started ({reply.failed}: {reply.detail})")
 
@@ -292,12 +294,12 @@ class Execution:
             listed = ", ".join(map(repr, needed))
             return (
                 f"the program {program!r} is on this machine, in a folder that commands don't see. "
-                f"To let them use it, make the shell with expose=[{listed}]"
+                f"To let them use it, create the shell with expose=[{listed}]"
             )
         return f"the program {program!r}, or the interpreter its first line names, is not installed here"
 
     def _notes_on(self, code: int, reply: Reply) -> tuple[str, ...]:
-        """Return a note if the command may have failed to start processes, or to find a program that is hidden."""
+        """Return a note if the command may have failed to start processes or to find a program in a hidden folder."""
         if reply.used and not reply.limit:
             return (
                 f"It came close to its limit of {reply.used}, and may have failed to start some of them.",
@@ -307,7 +309,7 @@ class Execution:
             return ()
         return (
             f"Commands don't see these folders of PATH: {', '.join(folders)}. "
-            "If a program in one of them is needed, the shell must be made with expose=[...] for it.",
+            "If a program in one of them is needed, create the shell with expose=[...] for it.",
         )
 
     @property
@@ -320,9 +322,9 @@ class Execution:
 
 
 def _choose_backend(settings: Settings, support: Support) -> tuple[Backend, tuple[str, ...]]:
-    """Choose the backend, and return it with notes for the result.
+    """Return the backend to use, and notes for the result.
 
-    Raises `ShellUnavailable` if the requested backend does not work on this machine.
+    Raises `ShellUnavailable` if the requested backend or sandbox does not work on this machine.
     """
     lacking = "; ".join(support.missing)
     if not support.contained and settings.contained:
@@ -356,7 +358,7 @@ def _check_layers(layers: Layers) -> None:
 
 
 async def run_execution(execution: Execution) -> CommandResult:
-    """Run an execution on a thread. If cancelled, even repeatedly, stops the command and waits until it has ended."""
+    """Run a command on a thread. If cancelled, even repeatedly, stops the command and waits until it has ended."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
 
@@ -364,7 +366,9 @@ async def run_execution(execution: Execution) -> CommandResult:
         try:
             return execution.run()
         finally:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and nothing waits for the result
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the event loop is closed, so nothing waits for the result
                 loop.call_soon_threadsafe(ended.set_result, None)
 
     try:

@@ -1,4 +1,4 @@
-"""The host's files that a shell exposes to its commands, and those it must expose for a program to work."""
+"""The host's files that a shell exposes to its commands, and those that a missing program would need."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def checked_exposed(given: Iterable[str | Path]) -> tuple[str, ...]:
 def needed_exposure(program: str, folder: str, search: str, seen: Iterable[str]) -> tuple[str, ...]:
     """Return the folders to expose so that commands can see a program that is on the host.
 
-    `folder` is where a command runs, `search` is its PATH, and `seen` are the paths it sees besides the system's.
+    `folder` is the folder that the command runs in, `search` is its PATH, and `seen` are the paths it sees besides the
+    system's.
     """
     found = os.path.join(folder, program) if "/" in program else shutil.which(program, path=search)
     if found is None or not os.path.exists(found):
@@ -57,7 +58,7 @@ def needed_exposure(program: str, folder: str, search: str, seen: Iterable[str])
 
 
 def hidden_search(search: str, seen: Iterable[str]) -> tuple[str, ...]:
-    """Return the folders of a PATH that exist on the host but are hidden from commands."""
+    """Return the folders in a PATH that exist on the host but are hidden from commands."""
     visible = (*SYSTEM, *seen)
     return tuple(
         path
@@ -82,7 +83,7 @@ def _home_of(path: str) -> list[str]:
 
 
 def _interpreter(path: str) -> list[str]:
-    """Return the interpreter that a script's first line names."""
+    """Return the interpreter named in a script's first line, as named and with links resolved, or an empty list."""
     try:
         with open(path, "rb") as file:
             first = file.readline(256)

@@ -1,8 +1,8 @@
 """Copies of a folder, which capture a command's writes if no overlay can be mounted.
 
-The command works on a copy of the folder, which is checked for changes afterwards. The cost grows with the folder:
-every file is copied (as a reflink if the filesystem supports it) and checked. Changes are written to the upper layer
-in overlay format, so callers see no difference.
+The command works on a copy of the folder, which is checked for changes afterwards. The cost grows with the folder,
+because every file is copied (as a reflink if the disk supports it) and checked. Changes are written to the
+upper layer in overlay format, so callers see no difference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Fingerprint = tuple[int, int, int, int, int, int, int]
 
 
 class Copy:
-    """A copy of the merged view of several layers."""
+    """A copy of several layers merged into one folder."""
 
     def __init__(self, lowers: Sequence[Path], upper: Path, target: Path, check: Callable[[], None]) -> None:
         self._lowers = [os.fspath(lower) for lower in lowers]
@@ -38,18 +38,20 @@ class Copy:
         self._before: dict[str, Fingerprint] = {}
         self._names: dict[str, set[str]] = {}
         self._links: dict[int, list[str]] = {}
-        """Paths of the upper layer's hard links, by inode. Like an overlay, a copy keeps only the upper layer's."""
+        """Paths of the upper layer's hard links, by inode. Like an overlay, a copy preserves hard links only there."""
         self._can_share = True
         self.files = 0
         self.size = 0
         self.unread = 0
-        """Number of files that could not be read. They are not in the copy and stay unchanged."""
+        """Number of files and folders that could not be read. They are not in the copy and stay unchanged."""
 
     def make(self) -> None:
-        """Copy everything, and wait until later changes get a newer timestamp than the copies."""
+        """Copy everything. Then wait until any later change gets a newer timestamp than the copies."""
         stack = [self._upper] if is_opaque(self._upper) else [self._upper, *self._lowers]
         self._copy_folder(stack, self._target, "")
-        for path in itertools.chain(*self._links.values()):  # a later link changed the times of the file
+        for path in itertools.chain(
+            *self._links.values()
+        ):  # creating another hard link changed the file's ctime
             self._before[path] = _fingerprint(f"{self._target}/{path}")
         newest = max((found[4] for found in self._before.values()), default=0)
         stamp = f"{self._target}.stamp"
@@ -92,7 +94,7 @@ class Copy:
         elif stat.S_ISFIFO(facts.st_mode):
             os.mkfifo(target)
         else:
-            return False  # a socket or a device can't be copied
+            return False  # sockets and devices are not copied
         _copy_metadata(source, target)
         if is_linked:
             self._links.setdefault(facts.st_ino, []).append(path)
@@ -162,7 +164,7 @@ class Copy:
         remove_tree(Path(self._upper, path))
 
     def _reach(self, path: str) -> None:
-        """Create a folder and its parents in the upper layer, with the metadata they have in the copy."""
+        """Create a folder and its missing parents in the upper layer, with the metadata they have in the copy."""
         at = self._upper
         for name in path.split("/") if path else ():
             at = f"{at}/{name}"
@@ -174,8 +176,8 @@ class Copy:
 def members(stack: Sequence[str]) -> dict[str, list[str]]:
     """Return the merged entries of a folder: each name with its paths, topmost first.
 
-    `stack` holds the folder's path in each layer that contains it. A subfolder may have a path in several layers. A
-    file has one.
+    `stack` holds the folder's path in each layer. A subfolder may have a path in several layers, but a file has only
+    one.
     """
     found: dict[str, list[str]] = {}
     closed: set[str] = set()
@@ -199,9 +201,9 @@ def members(stack: Sequence[str]) -> dict[str, list[str]]:
 
 
 def changes(upper: Path) -> Iterator[tuple[str, str]]:
-    """Yield each entry of an upper layer as its kind and path, sorted. Kinds: `written`, `folder`, `replaced`, `deleted`.
+    """Yield the kind and the path of each entry in an upper layer, sorted within each folder.
 
-    A folder is `replaced` if it hides the layers below.
+    The kinds are `written`, `folder`, `replaced` (a folder that hides the layers below) and `deleted`.
     """
     for folder, folders, files in os.walk(upper):
         folders[:] = sorted(name for name in folders if not is_reserved(name))
@@ -215,7 +217,7 @@ def changes(upper: Path) -> Iterator[tuple[str, str]]:
 
 def _fingerprint(path: str) -> Fingerprint:
     facts = os.lstat(path)
-    # The change time (the fifth field) can't be forged.
+    # The ctime (the fifth field) can't be forged.
     return (*_facts(facts), facts.st_ino, facts.st_ctime_ns, facts.st_size, facts.st_mtime_ns)
 
 

@@ -6,8 +6,8 @@
 It starts once and forks for every command, which is much cheaper than starting Python. It makes system calls itself
 instead of running a tool for each. Lifetimes are tied together. The keeper watches the process that started it (the
 process, not one of its threads), and the first process dies with the keeper. When the first process dies, the kernel
-kills all others in its PID namespace before it reports the death, even those that ignore signals or moved to another
-session.
+kills all others in its PID namespace before it reports the death, even those that ignore signals or have moved to a
+different session.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from handrail.resources.shell.sandbox import (
 from handrail.resources.shell.usage import SECONDS, Usage
 
 REQUESTS = 3
-"""The descriptor on which requests arrive: the isolation, with the control, input and output descriptors."""
+"""The descriptor on which requests arrive. Each has the isolation, the network, two limits and three descriptors."""
 
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 
@@ -59,7 +59,7 @@ class Keeper:
         self.poll.register(self.requests, select.POLLIN)
         self.poll.register(self.parent, select.POLLIN)
         self.commands: dict[int, tuple[int, int, socket.socket]] = {}
-        """Process id, pidfd and control socket of each command, keyed by both descriptors."""
+        """Process id, pidfd and control socket of each command. The keys are the pidfd and the control socket's descriptor."""
         self.cgroups: dict[int, Cgroup] = {}
         """The cgroups of each command, by process id."""
 
@@ -91,13 +91,13 @@ class Keeper:
                 self.cgroups[process].close()
 
     def begin(self) -> bool:
-        # Not `socket.recv_fds`: it drops its flags, and the command would inherit the descriptors.
+        # `socket.recv_fds` is not used, because it drops its flags, so that the command would inherit the descriptors.
         room = socket.CMSG_LEN(struct.calcsize("3i"))
         data, extra, _, _ = self.requests.recvmsg(64, room, socket.MSG_CMSG_CLOEXEC)
         if not data:
             return False
         if not extra:
-            return True  # too many open files to receive the descriptors; the caller sees its socket closed
+            return True  # too many files are open to receive the descriptors, and the caller sees its socket closed
         descriptors = struct.unpack("3i", extra[0][2])
         with contextlib.ExitStack() as closing:
             for descriptor in descriptors[1:]:
@@ -138,7 +138,7 @@ class Keeper:
             signal.pidfd_send_signal(watched, signal.SIGKILL)
 
     def let_go(self) -> None:
-        """Close the keeper's and other commands' descriptors in a child, so that it does not keep them open."""
+        """Close the descriptors of the keeper and of other commands in a child process, so that it does not keep them open."""
         for descriptor in (self.requests.fileno(), self.parent, *self.commands):
             os.close(descriptor)
 
@@ -147,7 +147,7 @@ class Keeper:
         with contextlib.suppress(KeyError):
             self.poll.unregister(control)
         del self.commands[watched], self.commands[control.fileno()]
-        # The first process has already reported the command's status. If it was killed, this reports how.
+        # The first process has already reported the command's status. If it was itself killed, this status says so.
         status = os.waitpid(process, 0)[1]
         cgroup = self.cgroups.pop(process, None)
         _say(control, Reply(status=status, limit="memory" if cgroup is not None and cgroup.close() else ""))
@@ -177,9 +177,9 @@ def _failure(failed: StepFailed) -> Reply:
 
 
 def _first_process(isolation: str, control: socket.socket, ready: int, streams: tuple[int, ...]) -> NoReturn:
-    """Enter the sandbox, start the command and reap orphans until it ends.
+    """Enter the sandbox, start the command and reap orphans until the command ends.
 
-    When this process exits, all other processes of the command are killed.
+    When this process exits, the kernel kills all other processes of the command.
     """
     try:
         if isolation != "none":
@@ -215,7 +215,7 @@ def _receive(control: socket.socket) -> bytes:
 
 def _set_up(request: Request, control: socket.socket) -> None:
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
-        file.write(b"1000")  # the kernel kills this process first when memory runs out
+        file.write(b"1000")  # when memory runs out, the kernel kills the command first
     if request.isolation == "none":
         kernel.adopt_orphans()
         limit(request)
@@ -272,7 +272,7 @@ def _wait(command: int, usage: Usage, control: socket.socket) -> int:
 
 
 def _spawn(request: Request, actions: list[tuple[int, int, int]]) -> int:
-    """Start the command's program. A name without `/` is looked up in the command's own PATH."""
+    """Start the command's program and return its process id. A name without `/` is looked up in the command's own PATH."""
     program = request.argv[0]
     if "/" not in program:
         for folder in request.environment.get("PATH", "").split(":"):
@@ -293,7 +293,7 @@ def _spawn(request: Request, actions: list[tuple[int, int, int]]) -> int:
 
 
 def _wait_unsandboxed(command: int, control: socket.socket) -> int:
-    """Wait for the command, a request to stop it, or the keeper's end. Then kill all of the command's descendants.
+    """Wait until the command ends, its caller hangs up or the keeper ends. Then kill all of the command's descendants.
 
     By then the descendants are children of this process. It does not die with the keeper, because the descendants
     would survive it. It watches the keeper instead.
@@ -319,7 +319,7 @@ def _wait_unsandboxed(command: int, control: socket.socket) -> int:
 
 
 def _try_overlay() -> None:
-    """Do each operation that leaves a marker in the upper layer once."""
+    """Perform each operation that leaves a mark in the upper layer, once."""
     os.unlink("file")
     os.unlink("folder/file")
     os.rmdir("folder")

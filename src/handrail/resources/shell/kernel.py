@@ -1,6 +1,6 @@
-"""System calls that the standard library lacks: mounts, namespaces, capabilities.
+"""System calls that the standard library lacks, for mounts, namespaces and capabilities.
 
-Each function makes a system call and raises `OSError` if it fails. This module imports no other module of Handrail:
+Each function raises `OSError` if its system call fails. This module imports no other module of Handrail, because
 it runs in the keeper, which stays small so that forking it is cheap.
 """
 
@@ -41,7 +41,7 @@ _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT = 47
 _PR_CAP_AMBIENT_CLEAR_ALL = 4
 
-_CLONE3 = 435  # these calls have the same number on every architecture
+_CLONE3 = 435  # these system calls have the same number on every architecture
 _CLOSE_RANGE = 436
 _MOUNT_SETATTR = 442
 _LANDLOCK_CREATE_RULESET = 444
@@ -58,7 +58,7 @@ _SIOCSIFFLAGS = 0x8914
 _IFF_UP = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc_here = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter lock
+_libc_here = ctypes.PyDLL(None, use_errno=True)  # keeps the GIL during calls
 
 
 def _checked(result: int, what: str) -> int:
@@ -77,7 +77,7 @@ for _function in (_before_fork, _after_fork_here, _after_fork_there):
 
 
 def fork_into(namespaces: int) -> tuple[int, int]:
-    """Fork a child into new namespaces. Returns its id and pidfd; in the child, returns zeros.
+    """Fork a child into new namespaces. Returns its process id and pidfd; in the child, returns zeros.
 
     Like `os.fork`, it requires a process with one thread. `unshare` would need a second fork, because a process
     never enters a new PID namespace itself.
@@ -123,7 +123,7 @@ class _MountAttributes(ctypes.Structure):
 
 
 def change_mount(target: str, *, add: int = 0, remove: int = 0, below: bool = False) -> None:
-    """Change the flags of a mount. With `below`, changes those of every mount under it too, in one call."""
+    """Change the flags of a mount. With `below`, also changes those of every mount under it, in the same system call."""
     attributes = _MountAttributes(add, remove, 0, 0)
     _checked(
         _libc.syscall(
@@ -144,7 +144,7 @@ def _control(what: int, value: int = 0, name: str = "prctl") -> None:
 
 
 def die_with_parent() -> None:
-    """Kill this process as soon as its parent ends."""
+    """Make the kernel kill this process as soon as its parent ends."""
     _control(_PR_SET_PDEATHSIG, 9, "set the parent death signal")
 
 
@@ -154,7 +154,7 @@ def forbid_tracing() -> None:
 
 
 def keep_descriptors() -> None:
-    """Let started programs inherit only the three standard streams."""
+    """Let programs that this process starts inherit only the three standard streams."""
     first, last = ctypes.c_uint(3), ctypes.c_uint(0xFFFFFFFF)
     _checked(
         _libc.syscall(ctypes.c_long(_CLOSE_RANGE), first, last, ctypes.c_uint(_CLOSE_RANGE_CLOEXEC)),
@@ -177,26 +177,29 @@ def drop_privileges(keep: int) -> None:
             _control(_PR_CAPBSET_DROP, capability, "drop a capability")
     header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
     low, high = keep & 0xFFFFFFFF, keep >> 32
-    # The kernel takes (effective, permitted, inheritable) twice: the low 32 bits, then the high 32 bits.
+    # The kernel takes (effective, permitted, inheritable) twice: for the low 32 bits and for the high 32 bits.
     data = struct.pack("6I", low, low, 0, high, high, 0)
     _checked(_libc.capset(header, data), "capset")
     _control(_PR_SET_NO_NEW_PRIVS, 1, "set no_new_privs")
 
 
 def replace_root() -> None:
-    """Make the current folder, a mount, the root of this process, and detach the old root."""
+    """Make the current folder, which must be a mount, the root of this process, and detach the old root."""
     _checked(_libc.pivot_root(b".", b"."), "pivot_root")
     _checked(_libc.umount2(b".", ctypes.c_int(_MNT_DETACH)), "detach the old root")
 
 
 def scope_abstract_sockets() -> bool:
-    """Restrict this process and its children to their own abstract unix sockets. Returns False if the kernel can't."""
+    """Let this process and its children reach only abstract unix sockets that they created themselves.
+
+    Returns False if the kernel does not support this.
+    """
     rules = struct.pack("QQQ", 0, 0, _SCOPE_ABSTRACT_UNIX_SOCKET)
     found = _libc.syscall(
         ctypes.c_long(_LANDLOCK_CREATE_RULESET), rules, ctypes.c_size_t(len(rules)), ctypes.c_uint(0)
     )
     if found < 0:
-        return False  # before Linux 6.12, or without Landlock
+        return False  # Linux is older than 6.12, or has no Landlock
     try:
         _checked(
             _libc.syscall(ctypes.c_long(_LANDLOCK_RESTRICT_SELF), ctypes.c_int(found), ctypes.c_uint(0)),

@@ -1,6 +1,6 @@
 """The keeper's requests and replies, as JSON, and the environment and paths that a command gets.
 
-A command gets a clean environment and can use the interpreter that runs Handrail. The usual places of secrets are
+A command gets a clean environment and can use the interpreter that runs Handrail. Common locations of secrets are
 hidden from it.
 """
 
@@ -15,13 +15,13 @@ from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 Isolation = Literal["user", "root", "none"]
-"""How a command is isolated: namespaces under a user namespace, namespaces alone, or not at all."""
+"""How a command is isolated: by namespaces in a user namespace, by namespaces alone, or not at all."""
 View = Literal["overlay", "bind", "plain"]
-"""How the command sees its folder: through an overlay, as a copy mounted in its place, or directly."""
+"""How the command sees its folder: through an overlay, as a copy mounted at its path, or as an unmounted copy."""
 
 
 INODE = 1024
-"""Bytes of kernel memory that a file of a tmpfs takes, even if it is empty."""
+"""Bytes of kernel memory that a file in a tmpfs takes, even if it is empty."""
 
 
 class Limits(NamedTuple):
@@ -35,17 +35,17 @@ class Limits(NamedTuple):
 
     @property
     def most_processes(self) -> int:
-        """The kernel's limit on processes. It is a little higher, so that Handrail ends the command first and says why."""
+        """The kernel's limit on processes, set a little higher so that Handrail ends the command first and reports why."""
         return self.processes + 32
 
     @property
     def most_memory(self) -> int:
-        """The kernel's limit on memory. It is a little higher, because the kernel would kill only one process."""
+        """The kernel's limit on memory, set a little higher because the kernel would kill only one process."""
         return self.memory * 5 // 4
 
     @property
     def most_temporary_files(self) -> int:
-        """The number of files that each private folder can hold. Few are always possible, such as an empty home."""
+        """Maximum number of files in each private folder. It is at least 1024, however small the limits are."""
         return max(1024, min(self.files, self.memory // INODE))
 
 
@@ -54,7 +54,7 @@ class Request(NamedTuple):
 
     isolation: Isolation
     argv: list[str]
-    """The command's arguments, the program first.
+    """The program and its arguments.
 
     A probe has none. The keeper then tries the operations that an overlay must support.
     """
@@ -83,29 +83,29 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """How a command ended, or which step before its start failed."""
+    """How a command ended, or which step failed before it started."""
 
     status: int | None = None
     """The status as `waitpid` returns it, or None if the command never started."""
     mounted: str = ""
-    """The type of filesystem at `root` just before the command started."""
+    """The type of filesystem mounted at `root` when the sandbox was set up."""
     limit: str = ""
-    """The limit that ended the command: memory, cpu, disk or processes."""
+    """The limit for which the command was ended: memory, cpu, disk or processes."""
     used: str = ""
-    """The amount that the limit allows, as text, such as `512 MiB of memory`."""
+    """What the limit allows, such as `512 MiB of memory`. Without `limit`, the command only came close to it."""
     failed: str = ""
-    """The step that failed: namespaces, layers, mounts, overlay, privileges, folder or exec."""
+    """The step that failed: namespaces, layers, mounts, overlay, privileges, folder, exec or keeper."""
     error: int | None = None
     detail: str = ""
 
     def encode(self) -> bytes:
-        """Encode the fields that are set as one line of JSON."""
+        """Encode the fields that are set as a line of JSON."""
         fields = {name: value for name, value in self._asdict().items() if value not in (None, "")}
         return json.dumps(fields).encode() + b"\n"
 
     @staticmethod
     def decode(data: bytes) -> Reply:
-        """Merge all lines into one reply. The first line that sets a field wins."""
+        """Merge all lines into one reply. If several lines set a field, the first one wins."""
         fields: dict[str, Any] = {}
         for line in data.splitlines():
             for name, value in json.loads(line).items():
@@ -167,19 +167,19 @@ _SYSTEM_SECRETS = (
 
 
 def clean_environment(home: str, temporary: str) -> dict[str, str]:
-    """Return the environment of a command: harmless variables that programs need, and no others."""
+    """Return a command's environment: a few harmless variables that programs need, and no others."""
     kept = {
         name: value
         for name, value in os.environ.items()
         if name in _PASSED_VARIABLES or (name.startswith("LC_") and name.isupper())
     }
-    # Relative folders are dropped, so that a program in the project is not found by its bare name.
+    # Relative folders are dropped, so that a program in the project is not found by its name alone.
     folders = [folder for folder in kept.get("PATH", _PATH).split(":") if folder.startswith("/")]
     return {"TERM": "dumb", **kept, "PATH": ":".join(folders) or _PATH, "HOME": home, "TMPDIR": temporary}
 
 
 def hidden_paths(more: Iterable[str]) -> list[str]:
-    """Return the paths to hide: the usual places of secrets and those in `more`, if they exist."""
+    """Return the paths to hide: common locations of secrets and the paths in `more`, if they exist. Links are resolved."""
     homes = {os.path.expanduser("~")}
     with contextlib.suppress(KeyError):  # a user without a password entry has no home folder
         homes.add(pwd.getpwuid(os.geteuid()).pw_dir)
@@ -195,7 +195,7 @@ _LIBRARIES = ("site-packages", "dist-packages")
 def interpreter_folders() -> list[str]:
     """Return the folders of the running Python and its libraries, so that commands can use it.
 
-    A folder that contains other things too, such as a home folder, is left out.
+    A folder that contains other things too, such as a home folder, is omitted.
     """
     home = os.path.realpath(os.path.expanduser("~"))
     prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}

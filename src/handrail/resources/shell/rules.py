@@ -20,7 +20,7 @@ MAX_COMMAND = 1024 * 1024
 """Maximum bytes in all arguments together."""
 _SHOWN = 200
 
-# These run the program their arguments name, so a rule with open arguments would allow everything.
+# These programs run the program that their arguments name, so a rule with open arguments would allow everything.
 _WRAPPERS = frozenset(
     [
         "busybox",
@@ -56,7 +56,7 @@ _WRAPPERS = frozenset(
         "xargs",
     ]
 )
-# These run another program if given the right option, or run a program passed as an argument.
+# These programs run other programs if given the right option, or run code passed as an argument.
 _INTERPRETERS = frozenset(
     [
         "ash",
@@ -151,7 +151,7 @@ class Allow:
         if not words:
             return
         program, *arguments = words
-        name = program.rpartition("/")[2]  # the folders in a path may have spaces
+        name = program.rpartition("/")[2]  # the folders in the path may contain spaces
         if not program or program != program.strip() or len(name.split()) > 1:
             hint = f"Write one string for each argument: Allow({', '.join(map(repr, program.split()))})."
             raise RuleError(repr(self), f"{program!r} is not the name of a program", hint)
@@ -203,7 +203,7 @@ class _Argument:
             self._pattern = compile_pattern(f"(?s)\\A{''.join(parts)}\\z")
 
     def matches(self, argument: str) -> bool:
-        """Return whether an argument matches. An argument that is too long for the pattern never matches."""
+        """Return whether an argument matches. An argument that is too long for the pattern never does."""
         if self._pattern is None:
             return argument == self._word
         if self._from_start and argument[:1] in ("-", "/"):
@@ -230,11 +230,11 @@ class Rules:
 
     @property
     def worded(self) -> tuple[str, ...]:
-        """Each rule as a user would type the command. `…` stands for any further arguments."""
+        """Each rule as the command line it allows. `…` stands for any further arguments."""
         return tuple(str(rule) if rule.matches(()) is False else "any command" for rule in self._rules)
 
     def check(self, argv: Sequence[str]) -> None:
-        """Raise `CommandRefused` unless a rule allows the command."""
+        """Raise `CommandRefused` unless the command is well-formed and a rule allows it."""
         _check_form(argv)
         if any(rule.matches(argv) for rule in self._rules):
             return
@@ -254,7 +254,7 @@ class Rules:
 
 
 def shown(argv: Sequence[str]) -> str:
-    """Format a command as a user would type it. A long command is shortened."""
+    """Format a command as a user would type it. A long command is cut at the end."""
     text = shlex.join(argv)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 

@@ -1,7 +1,7 @@
-"""The sandbox of a command, set up from inside: namespaces, a new root, limits, capabilities and a call filter.
+"""A command's sandbox, set up from inside: namespaces, a new root, limits, capabilities and a seccomp filter.
 
 The privileges that could change the sandbox are dropped before the command starts, and the command can't create
-namespaces of its own.
+further namespaces.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from handrail.resources.shell.request import Request
 from handrail.resources.shell.view import View, mount_overlay, open_layers
 
 # CHOWN, DAC_OVERRIDE, FOWNER, FSETID, KILL, SETGID, SETUID, NET_BIND_SERVICE: root needs these to handle
-# the files of other users and to become one. None of them changes a mount, a device or the kernel.
+# other users' files and to switch to other users. None of them changes a mount, a device or the kernel.
 KEPT_CAPABILITIES = 1 << 0 | 1 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 10
 
 
 class StepFailed(Exception):
-    """Raised if a step of the setup fails."""
+    """Raised if a step of setting up the sandbox fails."""
 
     def __init__(self, step: str, error: OSError) -> None:
         super().__init__(f"{step}: {error}")
@@ -33,7 +33,7 @@ class StepFailed(Exception):
 
 @contextlib.contextmanager
 def step(name: str) -> Generator[None]:
-    """Turn an `OSError` inside this block into a `StepFailed` with the step's name."""
+    """Convert an `OSError` inside this block to a `StepFailed` with the step's name."""
     try:
         yield
     except OSError as error:
@@ -44,7 +44,7 @@ def step(name: str) -> Generator[None]:
 
 
 def namespaces(isolation: str, network: bool) -> int:
-    """Return the flags of the namespaces a command gets."""
+    """Return the flags of the namespaces that a command gets."""
     if isolation == "none":
         return 0
     kinds = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
@@ -56,8 +56,8 @@ def namespaces(isolation: str, network: bool) -> int:
 def map_ids(process: int) -> None:
     """Map the ids of a process's user namespace, from outside.
 
-    Every id maps to itself. Root maps all ids, so that files of other users can be copied and keep their owner. An
-    ordinary user, or a root user that may not map all ids, maps only its own.
+    Every id maps to itself. Root maps all ids, so that other users' files can be copied and keep their owners. An
+    ordinary user, or root without permission to map all ids, maps only its own.
     """
     with step("namespaces"):
         if os.geteuid() == 0:
@@ -86,7 +86,7 @@ def _put(path: str, content: str) -> None:
 
 
 def enter_sandbox(request: Request) -> str:
-    """Set up everything as the first process of the namespaces. Returns the filesystem type at the root."""
+    """Set up the sandbox, as the first process of the namespaces. Returns the filesystem type of the command's folder."""
     os.umask(0o022)
     with step("layers"):
         opened = open_layers(request)
@@ -110,13 +110,13 @@ def enter_sandbox(request: Request) -> str:
 
 
 def limit(request: Request) -> None:
-    """Limit the number of processes if the kernel counts them per namespace. Forbid core dumps and new namespaces."""
+    """Limit the number of processes where the kernel counts them per namespace. Forbid core dumps and new namespaces."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     release = tuple(
         int("".join(filter(str.isdigit, part)) or 0) for part in os.uname().release.split(".")[:2]
     )
     if release >= (6, 14) and request.isolation != "none":
-        # Since Linux 6.14 this limit belongs to the PID namespace. Before, it belonged to the whole machine.
+        # Since Linux 6.14 this limit belongs to the PID namespace. Before that, it applied to the whole machine.
         with contextlib.suppress(OSError):
             _put("/proc/sys/kernel/pid_max", str(request.limits.most_processes + 300))
     if request.isolation == "user":
@@ -125,7 +125,7 @@ def limit(request: Request) -> None:
         ):  # the file is read-only in some containers, and this limit is only a second line of defence
             _put("/proc/sys/user/max_user_namespaces", "0")
     if release >= (5, 14) and request.isolation == "user":
-        # Since Linux 5.14 this limit counts within the user namespace. Root is never counted.
+        # Since Linux 5.14 the processes of each user namespace are counted separately. Root's are never limited.
         _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
         most = request.limits.most_processes
         wanted = most if hard == resource.RLIM_INFINITY else min(most, hard)
@@ -138,7 +138,7 @@ def drop_privileges(request: Request) -> None:
         kernel.drop_privileges(KEPT_CAPABILITIES if os.geteuid() == 0 else 0)
         kernel.forbid_tracing()
         kernel.die_with_parent()
-        # Abstract sockets belong to a network namespace. If the host's is used, Landlock or the call filter must block them.
+        # Abstract sockets belong to a network namespace. If that is the host's, Landlock or the seccomp filter must block them.
         filter = _FILTERS[not request.network or kernel.scope_abstract_sockets()]
         if filter is not None:
             kernel.filter_calls(filter)

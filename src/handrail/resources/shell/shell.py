@@ -27,7 +27,7 @@ from handrail.resources.shell.support import Support, probe
 from handrail.threads import run_in_thread
 
 OUTPUT_LIMIT = 64 * 1024
-"""Default maximum bytes of output to keep: about as much as a model reads at once."""
+"""Default maximum bytes of output to keep, about as much as a model can read at once."""
 
 
 class Shell:
@@ -36,10 +36,10 @@ class Shell:
     A command's writes to the folder go to the upper layer of `layers`, in overlay format. The command sees the folder
     at its real path, so absolute paths work. It also sees the system's programs and libraries, the interpreter that
     runs Handrail, the paths in `expose` (read-only), and an empty home and `/tmp`, which are discarded afterwards. It
-    sees nothing else of the host: no other processes, no environment variables except those in `environment`, no
-    network unless `network` is set, and nothing at the paths in `hidden`. It is ended if it exceeds `limits`. When
-    `run` returns or raises, everything the command started has ended. `docs/security.md` says what this does not
-    cover.
+    sees nothing else of the host: no other processes, no environment variables except harmless ones such as `PATH` and
+    those in `environment`, no network unless `network` is set, and nothing at the paths in `hidden`. It is ended if it
+    exceeds `limits`. When `run` returns or raises, everything the command started has ended. `docs/security.md` says
+    what this does not cover.
 
     - `backend`: `overlay` mounts an overlay, which costs the same for a folder of any size. `copy` works on a copy
       of the folder. `auto` uses an overlay if the kernel allows one.
@@ -76,7 +76,7 @@ class Shell:
         self.rules = Rules(rules)
         self.timeout = _checked_timeout(timeout)
         self.backend: Literal["auto", "overlay", "copy"] = backend
-        """The requested backend. Once a command has run, this is the backend it used."""
+        """The requested backend. After a command has run, the backend that it used."""
         places = tuple(os.fspath(path) for path in hidden)
         self._settings = Settings(
             backend,
@@ -102,8 +102,8 @@ class Shell:
         """Run a command in the folder, or in `cwd` below it, and wait until everything it started has ended.
 
         If a command fails or times out, the `CommandResult` says so. Raises `CommandRefused` if no rule allows the
-        command, `CommandMissing` if there is no such program, and `ShellUnavailable` if it can't be sandboxed here.
-        The command has not run then. Commands on the same upper layer run one at a time, and waiting for one's turn
+        command, `CommandMissing` if there is no such program, and `ShellUnavailable` if it can't be sandboxed here. In
+        these cases the command has not run. Commands on the same upper layer run one at a time, and waiting for a turn
         does not count towards the timeout. On cancellation, `run` ends the command before it raises, and the caller must
         discard the upper layer.
         """
@@ -136,7 +136,7 @@ class Shell:
                 "commands need a real folder to work on",
                 "Pass the run filesystem=DirectoryFilesystem(folder)",
             )
-        self.rules.check(argv)  # checked before the fork's changes are written to disk
+        self.rules.check(argv)  # checked here too, before the fork's changes are written to disk
         layers = files.layers()
         result = await self.run(argv, layers, cwd=cwd, stdin=stdin, timeout=timeout)
         if keep:
@@ -150,12 +150,12 @@ class Shell:
 
     @property
     def exposed(self) -> tuple[str, ...]:
-        """What commands see of this machine beside the system and their folder, read-only."""
+        """The paths on this machine that commands see read-only, besides the system's and their folder."""
         return self._settings.exposed
 
     @property
     def reach(self) -> str:
-        """What commands can reach outside their folder, as text for an approval, or "" if they reach nothing.
+        """What commands can reach outside their folder, as text for an approval, or "" if they can reach nothing.
 
         What a command does there can't be undone, so it needs approval before it runs.
         """
@@ -163,13 +163,13 @@ class Shell:
         if settings.network:
             found.append("the network")
         if settings.exposed:
-            found.append(f"what is exposed of this machine ({', '.join(settings.exposed)})")
+            found.append(f"the exposed paths of this machine ({', '.join(settings.exposed)})")
         if not settings.contained:
-            found.append("everything on this machine, if no sandbox can be made here")
+            found.append("everything on this machine, if no sandbox can be created here")
         return f"It has not run yet, because it can reach {' and '.join(found)}" if found else ""
 
     async def probe(self, folder: Path) -> Support:
-        """Report what the kernel supports for commands on this folder's filesystem, and what is missing."""
+        """Report which sandbox features work for commands on this folder's disk, and what is missing."""
         return await run_in_thread(lambda: probe(folder))
 
 

@@ -25,7 +25,7 @@ class RuleError(DefinitionError):
 
 
 class ShellError(StateError, RuntimeError):
-    """Raised if a command can't be run, or if it is not known how it ended."""
+    """Raised if a command can't be run, or if it is unknown how it ended."""
 
     def __init__(self, command: str, problem: str) -> None:
         super().__init__(f"`{command}`: {problem}" if command else problem)
@@ -50,7 +50,7 @@ class CommandMissing(ShellError, FileNotFoundError):
 
 
 class ShellUnavailable(ShellError):
-    """Raised if the machine lacks a feature that the sandbox needs. The command has not run then."""
+    """Raised if the machine lacks a feature that the sandbox needs. The command has not run."""
 
     def __init__(self, problem: str, hint: str) -> None:
         super().__init__("", f"{problem}. {hint}")

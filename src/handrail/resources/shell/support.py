@@ -1,4 +1,4 @@
-"""`Support`: the features for commands that the kernel supports, found by trying them once."""
+"""`Support`: the sandbox features that this machine supports, found by trying them once."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _STEPS = {
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """The features that the kernel supports for commands on a folder."""
+    """The sandbox features that work for commands on a folder."""
 
     isolation: Isolation
     """`user` (namespaces under a user namespace), `root` (without one), or `none`."""
     overlay: bool
-    """Whether an overlay mount can capture writes. If not, a copy is used."""
+    """Whether an overlay mount can capture writes. If not, commands work on a copy."""
     missing: tuple[str, ...] = ()
-    """Descriptions of the missing features, including those with a workaround."""
+    """Descriptions of the missing features, including those that have a fallback."""
 
     @property
     def contained(self) -> bool:
@@ -47,9 +47,9 @@ _lock = threading.Lock()
 
 
 def probe(folder: Path) -> Support:
-    """Find out which sandbox works in `folder`, by trying. The result is cached for the folder's filesystem.
+    """Find out by trying which sandbox works in `folder`. The result is cached for the folder's disk and the user.
 
-    Nothing is assumed: a real overlay is mounted, and each kind of marker is created in it once.
+    Nothing is assumed: a real overlay is mounted, and each kind of mark is created in it once.
     """
     if sys.platform != "linux":
         return Support("none", False, ("Linux",))
@@ -80,7 +80,7 @@ def _probe(folder: Path) -> Support:
 
 
 def _try(folder: Path, isolation: Isolation, view: View) -> str | None:
-    """Return what is missing for this kind of sandbox, or None if it works."""
+    """Return a description of what is missing for this kind of sandbox, or None if it works."""
     place = Path(tempfile.mkdtemp(prefix="probe-", dir=folder)).resolve()
     try:
         for name in ("root/folder", "upper", "work"):

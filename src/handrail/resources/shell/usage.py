@@ -1,7 +1,7 @@
 """A command's usage of memory, CPU time, disk and processes, measured from inside its sandbox.
 
-The first process of the sandbox sees the command's processes and no others. If cgroups can be written, the kernel
-limits memory and processes too.
+The first process in the sandbox sees the command's processes and no others. If Handrail may create cgroups, the
+kernel limits memory and processes too.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ SECONDS = 0.1
 _TICKS = os.sysconf("SC_CLK_TCK")
 _TEMPORARY = ("/tmp", "/var/tmp", "/run", "/dev/shm")
 _MOST = 4 << 20
-"""Maximum bytes to read of a file of `/proc`. All but lists of mappings are shorter."""
+"""Maximum bytes to read from a `/proc` file. Only `smaps` files are longer."""
 _SYSTEM_V = {"shm": {14: 1, 15: 1}, "msg": {3: 1, 4: 64}, "sem": {3: 128}}
-"""The columns of each list in `/proc/sysvipc` that say how much there is, with the bytes that one of it takes."""
+"""For each file in `/proc/sysvipc`, the columns that hold amounts, with the bytes that one unit takes."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PER_CHECK = 2000
-"""For each time this many files are found, one check skips the walk through them, so that walks stay cheap."""
+"""For each this many files found, the walk is skipped in one of the next checks, so that walking stays cheap."""
 
 
 class Usage:
-    """Compares a command's usage with its limits."""
+    """Compares a command's resource usage with its limits."""
 
     def __init__(self, limits: Limits, folder: int) -> None:
         self._limits = limits
@@ -43,12 +43,12 @@ class Usage:
 
     @property
     def near(self) -> str:
-        """The limit of processes, as text, if the command came close to it and may have failed to start some, else ""."""
+        """The limit on processes, as text, if the command came close enough to it that a fork may have failed, or ""."""
         most = self._limits.processes
         return f"{most} processes and threads" if self._peak * 4 > most * 3 else ""
 
     def exceeded(self) -> tuple[str, str]:
-        """Return the exceeded limit and the amount it allows, as text, or two empty strings."""
+        """Return the exceeded limit and what it allows, as text, or two empty strings."""
         limits = self._limits
         tasks, memory, seconds = self._processes()
         self._peak = max(self._peak, tasks)
@@ -64,7 +64,7 @@ class Usage:
         return "", ""
 
     def _processes(self) -> tuple[int, int, float]:
-        """Return the number of threads, the bytes of memory and the CPU seconds so far, of all processes.
+        """Return the number of threads, the bytes of memory and the CPU seconds so far, over all processes.
 
         Memory that processes share counts once for each of them.
         """
@@ -79,10 +79,10 @@ class Usage:
                 reaped += own + (int(fields[13]) + int(fields[14])) / _TICKS
                 tasks += int(fields[17])
                 self._times[process, fields[19]] = (
-                    own  # the start time distinguishes processes that reuse an id
+                    own  # the start time distinguishes processes that had the same id
                 )
                 memory += _sum(_read(f"/proc/{process}/status"), "RssAnon:", "RssShmem:")
-        # The kernel does not add up processes whose parent ignores their end, so their last known times are kept.
+        # The kernel does not count children whose parent ignores SIGCHLD, so the last known times of processes are kept.
         return tasks, memory, max(reaped, sum(self._times.values()))
 
     def _is_disk_used(self) -> bool:
@@ -102,7 +102,7 @@ class Usage:
 
 
 def measure(folder: int) -> tuple[int, int, bool]:
-    """Measure an open folder at any depth: bytes on disk, number of files, and whether all folders could be read."""
+    """Measure an open folder at any depth: bytes on disk, number of files, and whether every folder could be read."""
     size, files, complete = 0, 0, True
     linked: set[int] = set()
     stack: list[tuple[int, list[str]]] = []
@@ -150,7 +150,7 @@ def _used(place: str | int) -> int:
 
 
 def _inodes(place: str) -> int:
-    """Return the bytes of kernel memory that the files of a tmpfs take besides their content."""
+    """Return the bytes of kernel memory that the files in a tmpfs take besides their content."""
     try:
         facts = os.statvfs(place)
     except OSError:
@@ -159,7 +159,7 @@ def _inodes(place: str) -> int:
 
 
 def _system_v() -> int:
-    """Return the bytes of the command's System V segments, messages and semaphores, which exist without a process."""
+    """Return the bytes of the command's System V segments, messages and semaphores, which need no process to exist."""
     total = 0
     for kind, columns in _SYSTEM_V.items():
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -170,9 +170,9 @@ def _system_v() -> int:
 
 
 def _proportional(otherwise: int) -> int:
-    """Return the bytes of memory, counting shared pages once, or `otherwise` if the kernel can't tell.
+    """Return the bytes of memory, dividing shared pages among their users, or `otherwise` if the kernel can't tell.
 
-    Segments and files in private folders are left out, because they are counted by themselves.
+    System V segments and files in private folders are omitted, because they are counted separately.
     """
     total = 0
     for process in _ids():
@@ -183,7 +183,9 @@ def _proportional(otherwise: int) -> int:
             total += _sum(text, "Pss_Anon:")
             if shared := _sum(text, "Pss_Shmem:"):
                 maps = _read(f"/proc/{process}/smaps")
-                total += _shared(maps) if len(maps) < _MOST else shared  # long lists would delay the checks
+                total += (
+                    _shared(maps) if len(maps) < _MOST else shared
+                )  # parsing a long `smaps` file would delay the checks
         except (FileNotFoundError, ProcessLookupError):
             continue
         except OSError:
@@ -192,7 +194,7 @@ def _proportional(otherwise: int) -> int:
 
 
 def _shared(maps: str) -> int:
-    """Return the bytes of anonymous shared memory and `memfd` files in the text of a `smaps` file."""
+    """Return the bytes of anonymous shared memory and `memfd` files listed in a `smaps` file."""
     total, counts = 0, False
     for line in maps.splitlines():
         words = line.split(maxsplit=5)
@@ -206,12 +208,12 @@ def _shared(maps: str) -> int:
 
 
 def _sum(text: str, *names: str) -> int:
-    """Return the bytes that the lines with these names in a file of `/proc` add up to."""
+    """Return the total bytes on the lines of a `/proc` file that start with these names."""
     return sum(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith(names))
 
 
 def _unnamed() -> int:
-    """Return the bytes of files that the command has deleted but still holds open."""
+    """Return the bytes of files that were deleted but that the command still holds open."""
     seen: dict[tuple[int, int], int] = {}
     for process in _ids():
         if process == 1:
@@ -231,7 +233,7 @@ def _read(path: str) -> str:
 
 
 def _shared_device() -> str:
-    """Return the kernel's device of shared memory that has no file, as `/proc` writes it."""
+    """Return the device number of shared memory that has no file, as `/proc` shows it."""
     with mmap.mmap(-1, mmap.PAGESIZE), open("/proc/self/maps") as lines:
         found = [line.split()[3] for line in lines if "/dev/zero (deleted)" in line]
     return found[0]

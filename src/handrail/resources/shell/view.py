@@ -1,8 +1,8 @@
-"""The files that a command sees: a new root with the system's programs, the command's folder and exposed paths.
+"""The files that a command sees: a new root with the system's programs, the command's folder and the exposed paths.
 
 The new root contains only what is put there, so no list of secrets has to be complete. Every source is opened before
-a mount can hide it. The new root is built on a tmpfs, made read-only with one call, and replaces the old root, which
-is then detached. At the end the list of mounts is read back and checked.
+a mount can hide it. The new root is built on a tmpfs, made read-only with one system call, and replaces the old root,
+which is then detached. Finally, the list of mounts is read back and checked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"),
     *("/nix/store", "/gnu/store"),
 )
-"""The folders of the system's programs and libraries."""
+"""The folders that hold the system's programs and libraries."""
 SETTINGS = (
     *("alternatives", "bash.bashrc", "bindresvport.blacklist", "ca-certificates", "ca-certificates.conf"),
     *("crypto-policies", "debian_version", "ethertypes", "fonts", "gai.conf", "group", "host.conf"),
@@ -33,9 +33,9 @@ SETTINGS = (
     *("rpc", "services", "shells", "ssl/cert.pem", "ssl/certs", "ssl/openssl.cnf", "terminfo"),
     *("timezone", "vim", "xattr.conf"),
 )
-"""The names in `/etc` that programs need and that contain no secrets."""
+"""Names in `/etc` that programs need and that contain no secrets."""
 PRIVATE = {"/tmp": "mode=1777", "/var/tmp": "mode=1777", "/run": "mode=755"}
-"""Folders that start empty for every command and are discarded after it, with their mount options."""
+"""Folders that start empty for every command and are discarded afterwards, with their mount options."""
 HOME = "/tmp/home"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
@@ -51,14 +51,14 @@ def is_below(path: str, folder: str) -> bool:
 
 
 class View:
-    """Builds the root that a command gets: opens its parts, mounts them and checks the result."""
+    """Builds a command's root: opens its parts, mounts them and checks the result."""
 
     def __init__(self, request: Request) -> None:
         self._request = request
         self._links: dict[str, str] = {}
         self._copies: dict[str, bytes] = {}
         self._open: dict[str, int] = {}
-        """The descriptor of each path that is shown at its own place."""
+        """The descriptor of each path that is shown at the same path in the new root."""
         for path in SYSTEM:
             self._take(path)
         for name in SETTINGS:
@@ -81,7 +81,7 @@ class View:
                 self._open[path] = os.open(path, _O_PATH)
             elif stat.S_ISREG(
                 os.stat(path).st_mode
-            ):  # the link leads to a folder that is not shown, so copy the file
+            ):  # the link leads to a folder that is not shown, so the file is copied
                 with open(path, "rb") as file:
                     self._copies[path] = file.read(_COPIED)
         except OSError as error:
@@ -91,7 +91,7 @@ class View:
     def enter(self, folder: int) -> str:
         """Make this view the root of the process, with the command's folder at its real path.
 
-        Returns the type of filesystem that is mounted at the folder.
+        Returns the type of the filesystem that is mounted at the folder.
         """
         request = self._request
         base = next(path for path in _BASES if os.path.isdir(path))
@@ -129,7 +129,7 @@ class View:
                 file.write(content)
 
     def _most(self) -> str:
-        """Return the options that limit the size and the number of files of a private folder."""
+        """Return the mount options that limit the size of a private folder and the number of files in it."""
         limits = self._request.limits
         return f"size={limits.memory},nr_inodes={limits.most_temporary_files}"
 
@@ -145,7 +145,7 @@ class View:
         os.mkdir(f"{place}/pts")
         os.symlink("pts/ptmx", f"{place}/ptmx")
         writable = ["/dev/shm"]
-        with contextlib.suppress(OSError):  # if this fails, the command has no terminals
+        with contextlib.suppress(OSError):  # without it, the command has no pseudoterminals
             options = "newinstance,ptmxmode=0666,mode=0620"
             kernel.mount("devpts", f"{place}/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC, options)
             writable.append("/dev/pts")
@@ -159,7 +159,10 @@ class View:
             os.close(descriptor)
 
     def _check(self, writable: set[str]) -> str:
-        """Check the list of mounts. Raises `OSError` if anything else is visible, or too much is writable."""
+        """Check the list of mounts. Raises `OSError` if anything else is visible or writable.
+
+        Returns the type of the filesystem that is mounted at the command's folder.
+        """
         request, kind = self._request, ""
         shown = {"/", "/proc", "/dev", *writable, *(f"/dev/{name}" for name in self._devices)}
         for place, flags, filesystem in _mounts():
@@ -178,8 +181,8 @@ class View:
 
 
 def mount_overlay(request: Request, layers: Iterable[int]) -> int:
-    """Mount a command's layers over its folder, and return the mount as a descriptor."""
-    # Layers are passed as descriptors: a path may contain ':' or ',', and many paths may exceed the kernel's limit.
+    """Mount a command's layers over its folder, and return a descriptor of the mount."""
+    # Layers are passed as descriptors, because a path may contain ':' or ',' and many paths may exceed the kernel's limit.
     *lowers, upper, work = (f"/proc/self/fd/{descriptor}" for descriptor in layers)
     options = f"lowerdir={':'.join(lowers)},upperdir={upper},workdir={work},userxattr,volatile"
     kernel.mount("overlay", request.root, "overlay", _SAFE, options)
@@ -193,13 +196,13 @@ def open_layers(request: Request) -> list[int]:
 
 
 def _show(descriptor: int, target: str) -> None:
-    """Mount an open file or folder, with the mounts below it, at a path that is created for it."""
+    """Mount an open file or folder, with the mounts below it, at a path. The path is created if necessary."""
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):
         os.makedirs(target, exist_ok=True)
     elif not os.path.lexists(target):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         _touch(target)
-    # The mounts below are included, because a user namespace may not uncover what they hide.
+    # The mounts below are included, because a process in a user namespace may not uncover what they hide.
     kernel.mount(f"/proc/self/fd/{descriptor}", target, "", kernel.MS_BIND | kernel.MS_REC)
 
 

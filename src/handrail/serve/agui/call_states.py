@@ -41,9 +41,9 @@ class OpenCall:
     tool: str
     run: OpenRun
     place: Place | None
-    """The call's place in the run; None if it is unknown."""
+    """The call's place in the run, or None if it is unknown."""
     around: str | None
-    """The id of the call that made this one, if it is an inner call; otherwise None."""
+    """The id of the call that made this one if it is an inner call, or None."""
     facts: dict[str, Any]
     progress: dict[str, Any] | None = None
     usage: Usage | None = None
@@ -107,7 +107,7 @@ class CallStates:
         return [_call_event(call)]
 
     def _around(self, call_id: str) -> str | None:
-        """Return the id of the call that contains an inner call, or None if it is unknown. Record the inner call's place."""
+        """Record the place of an inner call. Returns the id of the call that made it, or None if that is unknown."""
         for outer, attempt, number in outer_call_ids(call_id):
             place = self._places.get(outer)
             if place is not None:
@@ -116,7 +116,7 @@ class CallStates:
         return None
 
     def set_waiting(self, call_id: str, waits: bool) -> list[Event]:
-        """Mark a call as waiting or running. Return the event for the change, or no event if nothing changed."""
+        """Mark a call as waiting or running. Returns the event for the change, or no event if nothing changed."""
         call = self._live.get(call_id)
         status = "waiting" if waits else "running"
         if call is None or call.facts["status"] == status:
@@ -145,7 +145,7 @@ class CallStates:
         return custom(CALL, {"call_id": call_id, "diff": diff, "paths": paths, "run_id": self._root})
 
     def add_usage(self, event: ModelResponded) -> None:
-        """Add the usage of a model's answer in a nested run to the calls that contain that run."""
+        """Add the usage of a model's answer in a nested run to every call that contains that run."""
         place = Place.from_id(event.run_context.run_id, self._root)
         for call in self._live.values():
             if call.place is not None and place.attempt_at(call.place):
@@ -209,7 +209,7 @@ def _progress_event(call_id: str, content: dict[str, Any], tag: str | None) -> E
 
 
 def _finite(value: Any) -> float | None:
-    """Return the value if it is a finite number; otherwise None."""
+    """Return the value if it is a finite number, or None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if math.isfinite(value) else None
@@ -236,7 +236,7 @@ class Subagents:
         self._closed: set[str] = set()
 
     def run(self, run_id: str) -> OpenRun:
-        """Return a run's state. Create it if the run is new."""
+        """Return a run's state, creating it if the run is new."""
         run = self._runs.get(run_id)
         if run is None:
             run = self._runs[run_id] = OpenRun(run_id, run_id)
@@ -246,7 +246,7 @@ class Subagents:
         return iter(tuple(self._runs.values()))
 
     def enter(self, run: OpenRun) -> list[Event]:
-        """Return the events that start a nested run and the runs that contain it, unless this leg already started them."""
+        """Return the events that start a nested run and the runs that contain it, except those that this leg has started."""
         if run.tag is None or run.id in self._open or run.id in self._closed:
             return []
         outer = self._outer(run.id)

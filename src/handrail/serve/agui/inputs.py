@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from handrail.serve.thread import Thread
 
 Start = Callable[..., Awaitable[Any]]
-"""Starts a run with a text. Takes the keywords `leg`, `tools` and `history`, and returns the run's id."""
+"""A function that starts a run with a text. It takes the keywords `leg`, `tools` and `history`, and returns the run's id."""
 
 _MAX_ID = 200
 _MAX_TOOLS = 128
@@ -56,11 +56,11 @@ class RunInput(NamedTuple):
 
     thread_id: str
     run_id: str
-    """The id of the leg that is the response to this input."""
+    """The id of the leg that responds to this input."""
     said: tuple[str, ...]
     """The texts of the user messages after the last answer."""
     named: tuple[tuple[str, str], ...]
-    """The id that the client gave to each of the user's text messages, with the message's text."""
+    """The id and the text of each text message from the user. The client chooses the ids."""
     answers: tuple[InterruptAnswer, ...]
     outcomes: Mapping[str, Outcome]
     """The results of the client's own tools, by call id."""
@@ -68,11 +68,11 @@ class RunInput(NamedTuple):
     history: tuple[OurMessage, ...]
     """The text messages before the new ones. A thread that has no runs yet starts with them."""
     sees_nested: bool
-    """Whether the client understands events of nested runs."""
+    """Whether the client understands the events of nested runs."""
 
 
 def parse_input(value: Any) -> RunInput:
-    """Validate a client's input. Raises `RequestRefused`, which lists the invalid fields."""
+    """Validate a client's input and return it. Raises `RequestRefused`, which lists the invalid fields."""
     try:
         given = RunAgentInput.model_validate(value)
     except ValidationError as error:
@@ -178,7 +178,7 @@ def _outcomes(messages: Sequence[Message]) -> Iterator[tuple[str, Outcome]]:
         if isinstance(message, ToolMessage):
             text = message.content
             if not isinstance(text, str) and any(part.type != "text" for part in text):
-                continue  # other content is skipped, so the call that it would answer stays open
+                continue  # the call that it would answer stays open
             yield message.tool_call_id, Outcome(_text(f"/messages/{at}/content", text), message.error)
 
 
@@ -212,9 +212,9 @@ class Submitted(NamedTuple):
     """The response to an input: either a leg to follow or events to send."""
 
     leg: str
-    """The id of the leg to follow; "" if there is none."""
+    """The id of the leg to follow, or "" if there is none."""
     refused: list[Event]
-    """The events to send when there is no leg to follow."""
+    """The events to send if there is no leg to follow."""
 
 
 async def submit(
@@ -263,9 +263,9 @@ async def _submit(thread: Thread, input: RunInput, recorded: Sequence[QuestionRe
 def _match_ids(
     messages: Sequence[tuple[str, Any]], named: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield each run's id with the id that the client gave to the run's first message.
+    """Yield the id of each run with the id that the client gave to the user message that started it.
 
-    Messages are matched by their text and order.
+    Messages are matched by text and order.
     """
     at = 0
     taken: set[str] = set()
@@ -311,7 +311,7 @@ def _answer(principal: str, given: InterruptAnswer, recorded: Sequence[QuestionR
 
 
 def _tool_answers(principal: str, input: RunInput, open: Sequence[Question]) -> list[Answer]:
-    """Return answers for the open calls of the client's own tools whose results are in the input."""
+    """Return answers for the open calls to the client's own tools whose results are in the input."""
     found: list[Answer] = []
     for question in open:
         outcome = input.outcomes.get(question.call_id)

@@ -32,7 +32,7 @@ from handrail.serve.agui.wire_events import Event, dump, plain_json
 from handrail.tools import Tool, ToolResult
 
 FRONTEND_TOOL = "frontend_tool"
-"""The name of the questions that a client's own tools answer."""
+"""The name of the questions that are calls to a client's own tools."""
 
 
 def question_json(question: Question) -> dict[str, Any]:
@@ -74,7 +74,10 @@ def interrupt_leg(
 
 
 def interrupt(question: Question, call_at: CallAt, older: bool = False) -> Interrupt:
-    """Return a question as an interrupt, attached to a call that the client knows."""
+    """Return a question as an interrupt, attached to a call that the client knows.
+
+    With `older`, that is a call of the outermost run, because older clients don't see nested runs.
+    """
     place = place_of_question(question)
     found = (outermost if older else holder)(place, question.run_id, call_at)
     nested = found is not None and found.run_id != question.run_id
@@ -102,7 +105,7 @@ class Holder(NamedTuple):
 
 
 CallAt = Callable[[Place], str | None]
-"""Returns the id of the call that a model made at a place, or None if there is no such call."""
+"""A function that returns the id of the call that a model made at a place, or None if there is no such call."""
 
 
 def place_of_question(question: Question) -> Place:
@@ -111,7 +114,7 @@ def place_of_question(question: Question) -> Place:
 
 
 def holder(place: Place, root: str, call_at: CallAt) -> Holder | None:
-    """Return the nearest call that a model made, at a place or around it. None if there is no such call."""
+    """Return the nearest call that a model made, at a place or around it, or None if there is no such call."""
     for each in (place, *place.parents):
         found = call_at(each) if each.kind == "call" else None
         if found is not None:
@@ -120,7 +123,10 @@ def holder(place: Place, root: str, call_at: CallAt) -> Holder | None:
 
 
 def outermost(place: Place, root: str, call_at: CallAt) -> Holder | None:
-    """Return the outermost run's call around a place, for clients that don't see nested runs."""
+    """Return the call of the outermost run around a place, for clients that don't see nested runs.
+
+    Returns None if the client does not know that call.
+    """
     call = place.outermost_call
     found = None if call is None else call_at(call)
     return None if found is None else Holder(found, root)
@@ -160,11 +166,12 @@ class FrontendTool(Tool[Any, Any]):
             raise ToolValidationError("; ".join(map(str, wrong)))
         return cast("dict[str, Any]", value)
 
-    def parse_again(self, params: Any, arguments: str | bytes | Mapping[str, Any]) -> Any:
-        return deepcopy(params)
-
     def dump(self, params: Any) -> bytes:
         return to_json(params)
+
+
+def _copied(params: Any, arguments: str | bytes | Mapping[str, Any]) -> Any:
+    return deepcopy(params)
 
 
 def frontend_tool(name: str, description: str, parameters: Any = None) -> FrontendTool:
@@ -193,6 +200,7 @@ def frontend_tool(name: str, description: str, parameters: Any = None) -> Fronte
         ("name", name),
         ("description", description.strip() or name),
         ("json_schema", {**cast("dict[str, Any]", schema), "type": "object"}),
+        ("copy_params", _copied),
     ):
         object.__setattr__(made, field, value)
     return made

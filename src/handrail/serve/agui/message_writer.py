@@ -1,4 +1,4 @@
-"""`MessageWriter`: turns the text, reasoning and calls that models stream into AG-UI events."""
+"""`MessageWriter`: converts the text, reasoning and calls that models stream to AG-UI events."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class PartialCall:
     name: str = ""
     arguments: str = ""
     shown: bool = False
-    """Whether the start of the call has been sent to clients. If so, its end must be sent too."""
+    """Whether the call's start has been sent to clients. If so, its end must be sent too."""
 
 
 @dataclass(slots=True)
@@ -65,17 +65,17 @@ class OpenRun:
 
     id: str
     tag: str | None
-    """The subagent id in the run's events; None for the outermost run."""
+    """The subagent id in the run's events, or None for the outermost run."""
     name: str = ""
     begun: bool = False
     turn: int = 0
-    """Number of answers that the run's model has given."""
+    """Number of answers that the run's model has completed."""
     calls: int = 0
-    """Number of calls in the answers that the run's model has given."""
+    """Number of calls in those answers."""
     text: str | None = None
-    """The text of the open message; None if no message is open."""
+    """The text of the open message, or None if no message is open."""
     thought: str | None = None
-    """The text of the open reasoning; None if no reasoning is open."""
+    """The text of the open reasoning, or None if no reasoning is open."""
     thoughts: int = 0
     writing: dict[int, PartialCall] = field(default_factory=dict[int, PartialCall])
     """The calls that the run's model is writing, by index."""
@@ -101,7 +101,7 @@ class OpenRun:
 
 
 class MessageWriter:
-    """Turns what a thread's models write into AG-UI events. Everything is started once and ended once."""
+    """Converts what a thread's models write to AG-UI events. Each message, reasoning and call is started and ended once."""
 
     def __init__(self, known: Known) -> None:
         self._known = known
@@ -159,7 +159,7 @@ class MessageWriter:
         ]
 
     def complete(self, run: OpenRun, message: AssistantMessage) -> list[Event]:
-        """Return the events for the unsent parts of a complete answer, and for the end of everything that was started."""
+        """Return the events for the unsent parts of a complete answer, and the events that end everything it started."""
         events = self._end_thought(run)
         if run.text is None and message.text:
             events += self.text(run, message.text)
@@ -188,7 +188,7 @@ class MessageWriter:
     # Failed answers, and clients that join in the middle of an answer.
 
     def drop(self, run: OpenRun) -> list[Event]:
-        """Return the events that end the started parts of a failed answer, whose calls were not made."""
+        """Return the events that end the parts of a failed answer that were started. Its calls were not made."""
         events = self._end_thought(run)
         if run.text is not None:
             events.append(self._end_text(run))
@@ -205,7 +205,7 @@ class MessageWriter:
         return [self._end_call(run, writing.id), self.result(writing.id, _NOT_MADE, run.tag)]
 
     def so_far(self, run: OpenRun) -> list[Event]:
-        """Return the events for a client that joins in the middle of an answer."""
+        """Return the events that show an unfinished answer to a client that joins now."""
         events: list[Event] = []
         if run.thought is not None:
             events += self._start_thought(run)
@@ -222,7 +222,7 @@ class MessageWriter:
         return events
 
     def messages(self, run: OpenRun) -> list[dict[str, Any]]:
-        """Return the unfinished answer as messages, to be included in a snapshot of all messages."""
+        """Return an unfinished answer as messages, for a snapshot of all messages."""
         tag = {} if run.tag is None else {"subagentRunId": run.tag}
         open: list[dict[str, Any]] = []
         if run.thought is not None:
@@ -281,10 +281,10 @@ def call_json(id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def shorten(text: str, run_id: str) -> str:
-    """Shorten a call's result to its first 100,000 characters, which is all that clients are sent.
+    """Shorten a call's result to its first 100,000 characters, the maximum that clients are sent.
 
     The model and the journal have the whole result. Clients are sent less because many results may arrive at once,
-    and a reader that falls too far behind in a feed loses its place.
+    and a reader that falls too far behind in a feed is disconnected.
     """
     left_out = len(text) - MOST_CHARACTERS
     if left_out <= 0:

@@ -74,7 +74,7 @@ class Translator:
 
     `known` holds what has already been sent in the thread, and the thread's runs share it. `history` returns the
     thread's current messages, including those of nested runs. For a resumed run, `said` returns the recorded
-    messages of the run or of a run nested in it, and `usage` and `cost` are what the run had used before.
+    messages of the run or of a run nested in it, and `usage` and `cost` are what it used before it was resumed.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Translator:
         self._writer = MessageWriter(self._known)
         self._state: Any = None
         self._asked: dict[str, str] = {}
-        """The ids of the calls that wait for an answer, by the id of the question."""
+        """The id of the call that waits for each open question, by the question's id."""
         self._usage = usage or Usage()
         self._cost = cost
         self._spent: dict[str, Usage] = {}
@@ -129,7 +129,7 @@ class Translator:
 
     @property
     def leg(self) -> str | None:
-        """The id of the open leg; None if no leg is open."""
+        """The id of the open leg, or None if no leg is open."""
         return self._leg
 
     def begin_leg(self, leg_id: str, state: Any | None = None) -> list[Event]:
@@ -211,7 +211,7 @@ class Translator:
         return [*events, last]
 
     def _end_writing(self) -> list[Event]:
-        """Return the events that end unfinished answers. There are none unless a run was cut off."""
+        """Return the events that end unfinished answers. There are such answers only if a run was cut off."""
         cut = [run for run in self._nested if run.is_writing]
         events = [event for run in cut for event in self._writer.drop(run)]
         return [*events, *self._messages()] if cut else events
@@ -229,7 +229,7 @@ class Translator:
     # --- reports from outside the run --------------------------------------------------------------
 
     def changed(self, state: Any) -> list[Event]:
-        """Return the event for the difference from the last state that was sent, or no event if there is none."""
+        """Return the event with the changes since the last state that was sent, or no event if nothing has changed."""
         before, self._state = self._state, state
         operations = state_patch(before, state)
         if not operations or self._leg is None:
@@ -295,7 +295,7 @@ class Translator:
         return events
 
     def _rendered(self, event: PromptRendered, run: OpenRun) -> list[Event]:
-        """Prepare for the start or the replay of a run. Return the events that start it if it is nested."""
+        """Prepare for the start or the replay of a run. Returns the events that start it if it is nested."""
         run.name = event.prompt
         run.clear_answer()
         self.recall(run.id, () if self._said_before is None else self._said_before(run.id))
@@ -315,14 +315,14 @@ class Translator:
         return self._said(message, run)
 
     def _said(self, message: UserMessage, run: OpenRun) -> list[Event]:
-        """Return the event that shows the user's message in the page's other windows. The sender already has it."""
+        """Return the event that shows the user's message in other windows of the page. The sender already has it."""
         id = f"{run.id}/user"
         if run.tag is not None or message.by_run:
             return []
         return [custom("handrail.message", {"id": id, "role": "user", "content": clean(message.text)})]
 
     def _result(self, call_id: str, text: str, run: OpenRun) -> list[Event]:
-        """Return the event with a call's result. There is none if clients don't know the call or already have its result."""
+        """Return the event with a call's result, or no event if clients don't know the call or already have its result."""
         known = self._known
         if call_id not in known.calls or call_id in known.results:
             return []
@@ -334,7 +334,7 @@ class Translator:
         return [*events, *self._result(event.call_id, shown_text(event.result), run)]
 
     def _close_inside(self, call_id: str) -> list[Event]:
-        """Return the events that close the calls of nested runs that were cut off inside a call.
+        """Return the events that close the unfinished calls of nested runs inside a call.
 
         The call is over, so these runs are never resumed.
         """

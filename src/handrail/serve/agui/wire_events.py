@@ -1,7 +1,7 @@
 """`Event`: an AG-UI event as it is sent, for clients of protocol 1.0 and for older ones.
 
-The models in the `ag_ui` package build the events and check their fields. Only deltas are built by hand: there
-is one for each token, and building one with a model takes fifty times as long.
+The models in the `ag_ui` package build the events and check their fields. Only deltas are built by hand, because
+there is one for each token, and building one with a model takes fifty times as long.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Event(NamedTuple):
     nested: bool = False
     """Whether the event belongs to a nested run. Such an event is not sent to older clients."""
     plain: dict[str, Any] | None = None
-    """The event that older clients are sent instead; None if they are sent the same event."""
+    """A different event for older clients, or None if they have none."""
 
     @property
     def older(self) -> dict[str, Any] | None:
-        """The event for older clients, from before protocol 1.0. None if they are sent nothing."""
+        """The event for older clients, from before protocol 1.0, or None if they are sent nothing."""
         if self.plain is not None:
             return self.plain
         return None if self.nested else self.data
@@ -46,7 +46,7 @@ def wire_event(event: BaseEvent, subagent: str | None = None) -> Event:
 
 
 def dump(event: BaseEvent) -> dict[str, Any]:
-    """Return the fields of an event as JSON."""
+    """Return an event as plain JSON data."""
     return event.model_dump(mode="json", by_alias=True)
 
 
@@ -63,9 +63,10 @@ def custom(name: str, value: Any, subagent: str | None = None) -> Event:
 
 
 def plain_json(value: object) -> Any:
-    """Return any value as JSON that every client can read.
+    """Return any value as plain JSON data that every client can read.
 
-    Secrets are masked, infinite numbers become null, and lone surrogates are replaced.
+    Secrets are masked, infinities and NaN become null, and lone surrogates are replaced. A value that can't be
+    encoded becomes its `repr`.
     """
     try:
         written = pydantic_core.to_json(value, inf_nan_mode="null", fallback=_unknown)
@@ -75,7 +76,7 @@ def plain_json(value: object) -> Any:
 
 
 def clean(text: str) -> str:
-    """Return the text with lone surrogates replaced. File names may contain them, but no encoder accepts them."""
+    """Return the text with lone surrogates replaced. File names may contain them, but they can't be encoded as UTF-8."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,4 +1,4 @@
-"""Deterministic simulation: crash a run at every possible point, resume it, and check the laws.
+"""Deterministic simulation, which crashes a run at every possible point, resumes it, and checks the laws.
 
     report = simulate(Scenario(name="a payment", play=play))
     report.assert_kept()
@@ -72,10 +72,11 @@ def simulate(
 ) -> Report:
     """Crash the scenario at every point, resume it, and check the laws.
 
-    - `write_every`, `step_every`: crash only at every Nth write of the journal, or step of the loop.
+    - `write_every`, `step_every`: crash only at every Nth journal write, or at every Nth step of the event loop.
     - `overtaken_every`: at every Nth write the process pauses instead of dying, another process takes its
-      run, and then it continues. 0 leaves this out.
-    - `parked_every`: at every Nth step the process is told to stop, parks its run by force, and ends.
+      run, and then it continues. 0 omits these points.
+    - `parked_every`: at every Nth step the process is told to stop, parks its run by force, and ends. 0 omits these
+      points.
     - `again`: crash the restarted process as well, at some later point.
     - `connected`: let the person be present and answer at once, so that the run is never parked.
     - `at`: try only this point, given as in a report.

@@ -30,8 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__.partition(": ")[2] if __doc__ else "",
     )
     parser.add_argument("scenario", help="module:name of a Scenario")
-    parser.add_argument("--write-every", type=int, default=1, help="only every Nth write of the journal")
-    parser.add_argument("--step-every", type=int, default=1, help="only every Nth step of the loop")
+    parser.add_argument("--write-every", type=int, default=1, help="only every Nth journal write")
+    parser.add_argument("--step-every", type=int, default=1, help="only every Nth step of the event loop")
     parser.add_argument(
         "--overtaken-every", type=int, default=1, help="the same for overtaken processes; 0: none"
     )
@@ -40,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--again", action="store_true", help="crash the restarted process as well")
     parser.add_argument(
-        "--connected", action="store_true", help="somebody answers at once, nothing is parked"
+        "--connected", action="store_true", help="a person answers at once, so nothing is parked"
     )
     parser.add_argument("--at", help="only this point, as a report names it: 'before write 12'")
     parser.add_argument("--jobs", type=int, default=1, help="how many points are tried at once")

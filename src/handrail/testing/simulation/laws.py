@@ -1,4 +1,4 @@
-"""The laws that hold for every run, wherever its process died. Each yields its violations as text."""
+"""The laws that hold for every run, wherever its process died. Each yields descriptions of its violations."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from handrail.place import Place
 from handrail.testing.simulation.scenario import Happening
 
 _NOT_KNOWN = "not known"
-"""Words in the message that tells a model that the outcome of a call is unknown."""
+"""Words in the message that tells a model that a call's outcome is unknown."""
 _UNREPEATABLE = ("irreversible", "compensable")
 
 Details = Mapping[str, Any]
 
 
 class History:
-    """The events of all processes of one trial."""
+    """The events from all processes in one trial."""
 
     def __init__(self, happened: Sequence[Happening], peeked: int | None = None) -> None:
         self.happened = happened
         self.peeked = peeked
-        """The number of the process that only tried to take the run while another owned it; None if there was none."""
+        """The number of the process that only tried to take the run while another owned it, or None."""
         self.last = max((each.process for each in happened), default=0)
 
     def of(self, what: str, process: int | None = None) -> list[Details]:
@@ -39,13 +39,13 @@ class History:
 
     @property
     def ended(self) -> Details | None:
-        """The last process's report on the end of the run; None if it made no report."""
+        """The last process's report on the run's end, or None if it made no report."""
         found = self.of("ended", self.last)
         return found[0] if found else None
 
     @property
     def over(self) -> Details | None:
-        """The last recorded state after a process ended, even if that process had been overtaken."""
+        """The state that the last process to end reported, even if that process had been overtaken."""
         found = self.of("over")
         return found[-1] if found else None
 
@@ -57,7 +57,7 @@ class History:
 
     @cached_property
     def cut(self) -> list[Details]:
-        """The interrupted calls that must not run again, because their outcome may be unknown."""
+        """The interrupted calls whose outcome may be unknown."""
         found: list[Details] = []
         entered: list[Details] = []
         steps: set[str] = set()
@@ -87,7 +87,7 @@ class History:
 
     @cached_property
     def whole(self) -> dict[str, list[Any]]:
-        """The longest version of each conversation."""
+        """The longest version of each conversation, by its key."""
         found: dict[str, list[Any]] = {}
         for (_, _, key), messages in self.said().items():
             if len(messages) > len(found.get(key, ())):
@@ -113,8 +113,8 @@ class Trial(NamedTuple):
     def doubtful(self) -> frozenset[str]:
         """Return the ids of the calls whose results may differ from the uncrashed run.
 
-        These are the interrupted calls, and calls that were not entered yet although their start was recorded, or
-        whose request contained a secret, which is not recorded.
+        These are the interrupted calls, the calls whose start was recorded but whose handler was not entered yet, and
+        the calls whose request contained a secret, which is not recorded.
         """
         found = list(self.seen.cut)
         for _, began in self.seen.restarts():
@@ -128,7 +128,7 @@ class Trial(NamedTuple):
         return frozenset(id for call in found for id in call["ids"])
 
     def _lost(self, call: Details, began: Details) -> bool:
-        """Return whether the call's request contained a secret and is already recorded, without the secret."""
+        """Return whether the call's request contained a secret and has been recorded without it."""
         ended = self.uncrashed.ended
         if not call["secret"] or ended is None:
             return False
@@ -142,7 +142,7 @@ def is_unrepeatable(call: Details) -> bool:
 
 
 def the_run_ends(trial: Trial) -> Iterator[str]:
-    """Check that the run ends, and in the same way as without a crash."""
+    """Check that the run ends as it does without a crash."""
     ended, expected = trial.seen.ended, trial.uncrashed.ended
     if ended is None:
         failed = trial.seen.of("failed", trial.seen.last)
@@ -157,7 +157,7 @@ def the_run_ends(trial: Trial) -> Iterator[str]:
 
 
 def each_call_has_its_result(trial: Trial) -> Iterator[str]:
-    """Check that conversations are well-formed and, except for unknown outcomes, as without a crash."""
+    """Check that conversations are well-formed and, except for unknown outcomes, the same as without a crash."""
     ended, expected = trial.seen.ended, trial.uncrashed.ended
     if ended is None or expected is None:
         return
@@ -226,7 +226,7 @@ def no_finished_call_runs_again(trial: Trial) -> Iterator[str]:
 
 
 def what_is_settled_stays(trial: Trial) -> Iterator[str]:
-    """Check that a settled `once` does not run again, and keeps its value."""
+    """Check that a settled `once` does not run again, and that its value does not change."""
     seen = trial.seen
     for process, began in seen.restarts():
         for step in seen.of("step begun", process):
@@ -239,9 +239,9 @@ def what_is_settled_stays(trial: Trial) -> Iterator[str]:
 
 
 def what_cant_be_repeated_is_not(trial: Trial) -> Iterator[str]:
-    """Check that an irreversible handler is entered at most once.
+    """Check that an irreversible call's handler is entered at most once.
 
-    If it is interrupted, the model must be told that the outcome is unknown.
+    If the call is interrupted, the model must be told that the outcome is unknown.
     """
     seen = trial.seen
     entered = [call for call in seen.of("entered") if is_unrepeatable(call) and not call["probed"]]
@@ -275,7 +275,7 @@ def answers_are_taken_once(trial: Trial) -> Iterator[str]:
 
 
 def files_are_never_torn(trial: Trial) -> Iterator[str]:
-    """Check that the files after a recovery match some commit, and at the end match the uncrashed run."""
+    """Check that the files after each recovery match a state in the uncrashed run, and that they end up the same."""
     uncrashed, seen = trial.uncrashed, trial.seen
     states = [each["files"] for what in ("began", "committed") for each in uncrashed.of(what)]
     for process, began in seen.restarts():
@@ -310,7 +310,7 @@ def ids_are_the_same(trial: Trial) -> Iterator[str]:
 
 
 def nothing_secret_is_shown(trial: Trial) -> Iterator[str]:
-    """Check that no secret is shown, and that no secret that must stay unrecorded is recorded."""
+    """Check that no person is shown a secret, and that the journal contains none that must stay unrecorded."""
     shown = json.dumps(trial.seen.of("shown"))
     for secret in (*trial.secrets, *trial.unrecorded):
         if json.dumps(secret)[1:-1] in shown:
@@ -330,7 +330,7 @@ def usage_is_counted_once(trial: Trial) -> Iterator[str]:
 
 
 def a_run_has_one_owner(trial: Trial) -> Iterator[str]:
-    """Check that a run has one owner at a time, and that an overtaken process adds nothing more."""
+    """Check that a run has one owner at a time, and that an overtaken process changes nothing more."""
     seen = trial.seen
     if not trial.overtaken:
         return
@@ -347,19 +347,19 @@ def a_run_has_one_owner(trial: Trial) -> Iterator[str]:
 
 
 def the_journal_verifies(trial: Trial) -> Iterator[str]:
-    """Check that every process left a journal in which verification finds no alteration."""
+    """Check that verification finds no alteration in the journal that each process left."""
     for verified in trial.seen.of("verified"):
         for altered in verified["altered"]:
             yield f"the journal does not verify: {altered}"
 
 
 def _is_inside(place: str, call: str) -> bool:
-    """Return whether a place is that of the call, or is inside one of its attempts."""
+    """Return whether a place is the call's own or inside one of its attempts."""
     return place == call or Place.parse(place).attempt_at(Place.parse(call)) is not None
 
 
 def _ids(history: History) -> Iterator[tuple[str, str]]:
-    """Yield the ids of all calls except compensations and probes, which the uncrashed run does not have."""
+    """Yield the id and run id of every call, except compensations and probes, which the uncrashed run does not have."""
     undoing = {each["id"] for each in history.of("undoing")}
     for call in history.of("entered"):
         yield call["ids"][0], call["run"]

@@ -30,7 +30,7 @@ CRASHED = 137
 
 
 class Point(NamedTuple):
-    """One point of a run, at which its process dies, is overtaken, or is parked.
+    """One point in a run, at which its process dies, is overtaken, or is parked.
 
     Pass its text, such as `before write 12`, to `simulate(..., at=...)` to repeat it.
     """
@@ -51,7 +51,7 @@ class Point(NamedTuple):
 
     @property
     def moment(self) -> str:
-        """The kind of moment without what happens there: `before write`, `after write` or `step`."""
+        """When the point is reached, without what happens then: `before write`, `after write` or `step`."""
         return self.kind.removeprefix("overtaken ").removeprefix("parked ").removeprefix("at ")
 
     @classmethod
@@ -61,11 +61,11 @@ class Point(NamedTuple):
             raise DefinitionError(
                 f"{text!r} is not a crash point. Pass one from a report, such as 'before write 12' or 'step 40'."
             )
-        return cls(kind, int(number))  # pyright: ignore[reportArgumentType]  # it is one of them
+        return cls(kind, int(number))  # pyright: ignore[reportArgumentType]  # it is one of the kinds
 
 
 class Points:
-    """A counter of the writes and steps of one process, which calls `reached` at one of them."""
+    """Counts the writes and steps of one process, and calls `reached` at one of them."""
 
     def __init__(self, at: Point | None, reached: Callable[[], None]) -> None:
         self._at = None if at is None else (at.moment, at.number)
@@ -86,7 +86,7 @@ class Points:
         self._armed = False
 
     def transaction(self, moment: Literal["before", "after"], connection: sqlite3.Connection) -> None:
-        """Count a transaction of the journal that is about to begin, or has just become durable."""
+        """Count a journal transaction that is about to begin, or report that it has just become durable."""
         if not self._armed:
             return
         if moment == "before":
@@ -101,7 +101,7 @@ class Points:
                     self.on_write(connection)
 
     def step(self) -> None:
-        """Count a callback that the loop is about to run."""
+        """Count a callback that the event loop is about to run."""
         if self._armed:
             self.steps += 1
             self._reach("step", self.steps)
@@ -113,14 +113,14 @@ class Points:
 
 
 def crash() -> None:
-    """End this process as `kill -9` would, without cleanup or flush."""
+    """End this process as `kill -9` would, without cleanup or flushing."""
     os._exit(CRASHED)
 
 
 _PATIENCE = 2.0
-"""Maximum real seconds to wait for a thread before the loop continues without it."""
+"""Maximum real seconds to wait for a thread before the event loop continues without it."""
 _PATIENCE_ASKED = 0.002
-"""Maximum real seconds to wait for a thread that is itself waiting for the loop."""
+"""Maximum real seconds to wait for a thread that is itself waiting for the event loop."""
 
 
 class SimulatedLoop(VirtualTimeLoop):
@@ -155,7 +155,7 @@ class SimulatedLoop(VirtualTimeLoop):
         if threading.get_ident() == self._home:
             return super().call_soon_threadsafe(self._step, callback, args, context=context)
         if getattr(callback, "__name__", "") != "_settle":
-            self._asked = True  # the thread waits for the loop, and has not finished
+            self._asked = True  # the thread waits for the event loop, and has not finished
         self._arrived.append((callback, args, context))
         self._arrival.set()
         return super().call_soon_threadsafe(_wake)
@@ -183,4 +183,4 @@ class SimulatedLoop(VirtualTimeLoop):
 
 
 def _wake() -> None:
-    """Do nothing: scheduling this callback wakes the loop."""
+    """Do nothing. Scheduling this callback wakes the event loop."""

@@ -1,4 +1,4 @@
-"""One process of a simulation. It begins or continues a run until the run or the process ends."""
+"""One process of a simulation, which begins or continues a run until the run or the process ends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from handrail.testing.virtual_time import VirtualClock
 FILES, JOURNAL, WORLD, REST = "files", "journal.db", "world", "rest"
 
 _PARKS = 40
-"""Maximum number of times that a run may park in one process before the process reports that it does not end."""
+"""Maximum number of times that a run may be parked in one process before the process gives up."""
 
 
 def live(
@@ -50,8 +50,7 @@ def live(
     """Play the scenario in this process, from the current state of its journal.
 
     The outcome is recorded in the world. With `connected` the person is present and answers at once, so that
-    the run is never parked. A process that `stops` parks its run by force at its point, and ends when that is
-    done.
+    the run is never parked. With `stops`, the process parks its run by force at its point, and then ends.
     """
     world = World(folder / WORLD, process)
     stopping = _Stopping() if stops else None
@@ -118,7 +117,7 @@ async def _live(
 
 
 async def _until_over(journal: SimulatedJournal, play: Play, person: Environment | None) -> Any:
-    """Begin or continue the run, answer the questions it waits for, and repeat until it is over."""
+    """Begin or continue the run, and answer the questions it waits for, until it is over. Returns its response."""
     adapter, prompt = play.adapter, play.prompt
     for attempt in range(_PARKS):
         journal.attempt = attempt
@@ -143,7 +142,7 @@ async def _until_over(journal: SimulatedJournal, play: Play, person: Environment
 
 
 class _Stopping(LaterEnvironment):
-    """Stops like a server: parks active runs by force, and ends."""
+    """An environment that stops like a server: it parks the active run by force, and then the process ends."""
 
     def __init__(self) -> None:
         self._parking: Parking | None = None
@@ -155,13 +154,13 @@ class _Stopping(LaterEnvironment):
     def stop(self) -> None:
         self.stopped = True
         if self._parking is None or self._parking.parked:
-            crash()  # nothing is running
+            crash()  # no run is active
         else:
             self._parking.park(by_force=True)
 
 
 def _noting_commits(world: World, files: Path) -> Callable[[sqlite3.Connection], None]:
-    """Return a hook that records the files after each commit. These are the states that a crash may leave."""
+    """Return a hook that records the files after each commit. A crash may leave only these states."""
     before = (0, 0)
 
     def note(connection: sqlite3.Connection) -> None:
@@ -176,7 +175,7 @@ def _noting_commits(world: World, files: Path) -> Callable[[sqlite3.Connection],
 
 
 def _watch_conversations(journal: SimulatedJournal) -> None:
-    """Record every message as it is added, including repeated ones and those that a crash cuts off."""
+    """Record every message when it is added, including repeated ones and those that a crash cuts off."""
     name = "add"
     add = getattr(Conversation, name)
 
@@ -207,7 +206,7 @@ async def _answer(journal: SimulatedJournal, play: Play, questions: Sequence[Que
 
 
 async def _contradict(journal: SimulatedJournal, folder: Path) -> None:
-    """Contradict every answer that was given before the process ended."""
+    """Contradict every answer that was recorded before this process started."""
     for answer in _answers(folder / JOURNAL).values():
         _say_the_contrary(journal, answer)
 
@@ -224,12 +223,12 @@ def _say_the_contrary(journal: SimulatedJournal, answer: Answer) -> None:
 
 
 class SimulatedJournal(SqliteJournal):
-    """A journal that writes inline, between two points, and reports to the world."""
+    """A journal that writes inline, with a crash point before and after each write, and reports to the world."""
 
     def __init__(self, world: World, path: Path, clock: VirtualClock, points: Points) -> None:
         self.world = world
         self.attempt = 0
-        """Number of times that this process has replayed the run before."""
+        """Number of times that this process has already begun or resumed the run."""
         super().__init__(
             path, clock=clock, new_id=lambda: "journal", watch=None, inline=True, moments=points.transaction
         )
@@ -258,7 +257,7 @@ class SimulatedJournal(SqliteJournal):
 
 
 def _watch_handlers(world: World) -> None:
-    """Record each handler that is entered, by wrapping this process's own gate."""
+    """Record each handler that is entered, by wrapping the gate in this process."""
     name = "_run_handler"
     run_handler = getattr(Gate, name)
 
@@ -266,7 +265,7 @@ def _watch_handlers(world: World) -> None:
         if call.kind.undoes:
             world.happened("undoing", id=call.id)
         if call.kind.is_auxiliary:
-            return await run_handler(gate, call, *rest)  # a compensation or a probe may run twice
+            return await run_handler(gate, call, *rest)  # compensations and probes may run twice
         tool, outer, ids = call.tool, call, list[str]()
         while outer is not None:
             ids.append(outer.id)
@@ -305,7 +304,7 @@ def snapshot(folder: Path) -> dict[str, str]:
 
 
 def recorded(journal: Path) -> dict[str, Any]:
-    """Return what a journal's file contains about the run, read without the journal."""
+    """Return what a journal's file contains about the run, read directly from the database."""
     with sqlite3.connect(journal) as connection:
         query = "SELECT body FROM records WHERE kind = 'unit' AND state != 'void'"
         units = [msgspec.msgpack.decode(row[0]) for row in connection.execute(query)]
@@ -342,7 +341,7 @@ def _answers(journal: Path) -> dict[str, Answer]:
 
 
 def _seen_in(session: Session) -> dict[str, Any]:
-    """Return the contents of a session at the end of its run."""
+    """Return a session's calls and state at the end of its run."""
     calls = [[call.call_id, call.run_context.run_id] for call in session[ToolInvoked].all()]
     state = {
         kind.__name__: [encode_item(item, session.id).decode() for item in contents.all()]

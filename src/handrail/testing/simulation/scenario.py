@@ -1,6 +1,6 @@
 """Scenarios: a run, its tools, who answers, and the laws that must hold whatever happens.
 
-A `World` records what happens outside a process and so can't be undone.
+A `World` records events outside the processes, which can't be undone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Happening(NamedTuple):
 
     what: str
     process: int
-    """The number of the process: 0 for the first, which crashes, and one more for each restart."""
+    """The number of the process: 0 for the first one, which crashes, and one more for each restart."""
     details: dict[str, Any]
 
 
@@ -63,7 +63,7 @@ class World:
         ]
 
     def count(self, what: str, /, **details: Any) -> int:
-        """Return how often an event of this kind with these details happened."""
+        """Return the number of events of this kind with these details."""
         return len(self.all(what, **details))
 
     def close(self) -> None:
@@ -74,19 +74,19 @@ RUN = "run"
 """The id of the simulated run."""
 
 Said = Mapping[str, Sequence[Scripted]]
-"""A model's script: the answers to each prompt, in order. Its keys are words that the prompts' instructions contain."""
+"""A model's script: the answers to each prompt, in order. Each key is a text that the prompt's instructions contain."""
 
 
 @dataclass(eq=False)
 class Stage:
-    """Everything that one process of a simulation gets, to create the scenario's adapter and tools from."""
+    """What one process of a simulation gets, from which it creates the scenario's adapter and tools."""
 
     world: World
     """The record of events outside the process. It survives the process."""
     files: DirectoryFilesystem
-    """A real folder with the scenario's initial files. It is checked after each crash."""
+    """A real folder with the scenario's initial files. Its content is checked after each crash."""
     folder: Path
-    """A folder for any other data that survives the process."""
+    """A folder for any other data that must survive the process."""
     journal: SqliteJournal
     clock: Clock
     process: int
@@ -103,28 +103,28 @@ class Stage:
 
 
 class Play(NamedTuple):
-    """The parts of a scenario, created for one process."""
+    """A scenario's parts, created for one process."""
 
     adapter: Adapter
     prompt: Prompt[Any]
     params: object = None
     person: Environment | None = None
-    """The environment that answers the questions of a parked run."""
+    """The environment that answers the run's questions while it is parked."""
     one_at_a_time: bool = False
     """Whether only the first of several open questions is answered before the run continues."""
     session: Callable[[], Session] | None = None
-    """A function that creates an empty session with a fixed id, for slices that have their own rules."""
+    """A function that creates an empty session with a fixed id, for scenarios whose slices have their own rules."""
 
 
 class Seen(NamedTuple):
-    """The arguments of a law: the record of a crashed run, and that of the same run without a crash."""
+    """What a law is given: the record of a crashed run, and that of the same run without a crash."""
 
     point: str
     world: World
     """Everything that happened in the crashed process and in those that resumed the run."""
     uncrashed: World
     overtaken: bool
-    """Whether the first process was not killed, but continued after another had taken its run."""
+    """Whether the first process was not killed, but continued after another process had taken its run."""
 
 
 Law = Callable[[Seen], str | None]
@@ -134,9 +134,9 @@ Law = Callable[[Seen], str | None]
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """A run to be crashed at every possible point.
 
-    `play` is called in every process and creates everything again: adapter, prompt, tools. It must be a
-    function that another process can import, and it must be deterministic: no randomness, no time but the
-    stage's clock, no ids but the stage's.
+    `play` is called in every process and creates everything again: adapter, prompt and tools. It must be a
+    function that another process can import, and it must be deterministic: no randomness, no clock but the
+    stage's, and no ids but the stage's.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Trials: crash a scenario at one point after another, in forks of a process without threads.
+"""Trials, which crash a scenario at one point after another, in forks of a process without threads.
 
 A `Report` says what was tried and which laws were broken.
 """
@@ -34,7 +34,7 @@ class Broken(NamedTuple):
 
     law: str
     at: str
-    """The point at which to repeat it, with `simulate(scenario, at=...)`; `no crash` if the uncrashed run went wrong."""
+    """The point at which to repeat it with `simulate(scenario, at=...)`, or `no crash` if the uncrashed run broke it."""
     what: str
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class Broken(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The results of a simulation: its crash points, how many were tried, and the laws that broke."""
+    """The results of a simulation: the number of crash points, how many were tried, and the laws that were broken."""
 
     scenario: str
     writes: int
@@ -56,13 +56,13 @@ class Report(NamedTuple):
     broken: Sequence[Broken]
 
     def assert_kept(self) -> None:
-        """Raise `AssertionError` with every broken law and its point, if there are any."""
+        """Raise `AssertionError`, with every broken law and its point, if any law was broken."""
         assert not self.broken, str(self)
 
     def __str__(self) -> str:
         tried = ", ".join(f"{count} {kind}" for kind, count in self.tried.items())
         lines = [
-            f"{self.scenario}: {self.writes} journal writes and {self.steps} steps of the loop",
+            f"{self.scenario}: {self.writes} journal writes and {self.steps} event loop steps",
             f"{sum(self.tried.values())} crash points tried in {self.processes} processes and {self.seconds:.1f} s: {tried}",
             f"{len(self.broken)} broken laws",
         ]
@@ -76,9 +76,9 @@ class Report(NamedTuple):
 
 
 _LATER = 3600.0
-"""Virtual seconds between a crash and the restart. This is longer than any lease."""
+"""Virtual seconds between a crash and the restart, longer than any lease."""
 _MOST_SECONDS = 300
-"""Maximum real seconds that a process may take before it counts as hung."""
+"""Maximum real seconds that a process may take before it is killed as hung."""
 
 
 class Wanted(NamedTuple):
@@ -93,7 +93,7 @@ class Wanted(NamedTuple):
     connected: bool = False
     """Whether a person is present and answers at once, so that the run is never parked."""
     at: str | None = None
-    """The only point to try; None for all."""
+    """The only point to try, or None to try all."""
     part: int = 0
     parts: int = 1
 
@@ -121,7 +121,7 @@ class Trials:
 
     def run(self) -> Found:
         gc.collect()
-        gc.freeze()  # lets children share the memory of imported modules
+        gc.freeze()  # lets child processes share the memory of imported modules
         tried: Counter[str] = Counter()
         broken: list[Broken] = []
         uncrashed = self._measure(broken)
@@ -134,7 +134,7 @@ class Trials:
     def _measure(self, broken: list[Broken]) -> Path | None:
         """Run the scenario without a crash, and check that it ends, keeps the laws, and takes the same steps each time.
 
-        If a person answers questions, the scenario also runs with that person connected: a run that is parked and
+        If a person answers questions, the scenario also runs with that person connected, because a run that is parked and
         replayed must have the same outcome.
         """
         measured: list[tuple[Sequence[int], int]] = []
@@ -306,7 +306,7 @@ def try_points(scenario: Scenario, wanted: Wanted) -> Found:
 
 
 def _import_all(modules: Sequence[str]) -> None:
-    """Import the modules that a child had to import, so that later children don't have to."""
+    """Import the modules that a child process had to import, so that later ones don't have to."""
     for name in modules:
         if name not in sys.modules and not name.startswith("__"):
             with contextlib.suppress(Exception):
@@ -320,7 +320,7 @@ def _below(files: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_owned(journal: Path) -> bool:
-    """Return whether some process owns the run now."""
+    """Return whether a process owns the run now."""
     connection = sqlite3.connect(journal)
     row = connection.execute("SELECT owner FROM runs WHERE id = ?", (RUN,)).fetchone()
     connection.close()

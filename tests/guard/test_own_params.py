@@ -1,0 +1,229 @@
+"""Each policy, and the handler, get params of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict
+
+from handrail import PathArg, Tool, ToolContext, ToolResult, TransientError
+from handrail.dispatch import open_gate
+from handrail.protocols import PolicyDecision
+from handrail.testing import Person, run_virtual
+
+ORIGINAL = {"path": "secrets/key", "more": ["a", "b"], "inner": {"tags": ["x"]}}
+
+
+@dataclass
+class Plain:
+    path: Annotated[str, PathArg("read")]
+
+
+@dataclass(frozen=True)
+class FrozenPlain:
+    path: Annotated[str, PathArg("read")]
+
+
+@dataclass(slots=True)
+class Slotted:
+    path: Annotated[str, PathArg("read")]
+
+
+@dataclass
+class Inner:
+    tags: list[str]
+
+
+@dataclass
+class Deep:
+    path: Annotated[str, PathArg("read")]
+    more: list[str]
+    inner: Inner = field(default_factory=lambda: Inner([]))
+
+
+class Model(BaseModel):
+    path: Annotated[str, PathArg("read")]
+
+
+class FrozenModel(BaseModel):
+    model_config = ConfigDict(frozen=True)
+    path: Annotated[str, PathArg("read")]
+    more: list[str]
+
+
+KINDS: list[Any] = [Plain, FrozenPlain, Slotted, Deep, Model, FrozenModel]
+
+
+def arguments_for(kind: Any) -> dict[str, Any]:
+    fields = kind.model_fields if issubclass(kind, BaseModel) else kind.__dataclass_fields__
+    return {name: value for name, value in ORIGINAL.items() if name in fields}
+
+
+def as_seen(params: Any) -> dict[str, Any]:
+    """Return every field of the params, deeply, as plain data that is not shared with them."""
+    found: dict[str, Any] = {"path": params.path}
+    if hasattr(params, "more"):
+        found["more"] = list(params.more)
+    if hasattr(params, "inner"):
+        found["inner"] = {"tags": list(params.inner.tags)}
+    return found
+
+
+def spoil(params: Any) -> None:
+    """Rewrite everything in the params that can be rewritten."""
+    for rewrite in (
+        lambda: setattr(params, "path", "public/readme"),
+        lambda: params.more.clear(),
+        lambda: params.inner.tags.append("spoilt"),
+    ):
+        try:
+            rewrite()
+        except (AttributeError, TypeError, ValueError):
+            continue
+
+
+class Watching:
+    """A policy that notes the params it sees and then spoils them, at once or after a pause."""
+
+    def __init__(self, name: str, waits: bool = False, decisions: Callable[[], PolicyDecision] | None = None):
+        self.name = name
+        self._waits = waits
+        self._decide = decisions or PolicyDecision.allow
+        self.seen: list[dict[str, Any]] = []
+        self.told: list[dict[str, Any]] = []
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> Any:
+        return self._checked_later(params) if self._waits else self._checked(params)
+
+    def on_result(
+        self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
+    ) -> Any:
+        return self._told_later(params) if self._waits else self._told(params)
+
+    def _checked(self, params: Any) -> PolicyDecision:
+        self.seen.append(as_seen(params))
+        spoil(params)
+        return self._decide()
+
+    def _told(self, params: Any) -> None:
+        self.told.append(as_seen(params))
+        spoil(params)
+
+    async def _checked_later(self, params: Any) -> PolicyDecision:
+        await asyncio.sleep(0)
+        return self._checked(params)
+
+    async def _told_later(self, params: Any) -> None:
+        await asyncio.sleep(0)
+        self._told(params)
+
+
+def told_only(name: str, waits: bool = False) -> Any:
+    """Return a policy that spoils its params only after the call."""
+    policy = Watching(name, waits)
+    policy._checked = lambda params: (policy.seen.append(as_seen(params)), PolicyDecision.allow())[1]  # pyright: ignore[reportPrivateUsage]  # the test's own
+    return policy
+
+
+def reading(kind: Any, got: list[dict[str, Any]], failures: int = 0) -> Tool[Any, Any]:
+    """Return a tool that notes its params and spoils them, and that fails for a while first."""
+
+    async def handler(params: Any, *, context: ToolContext) -> ToolResult[None]:
+        got.append(as_seen(params))
+        spoil(params)
+        if len(got) <= failures:
+            raise TransientError("busy")
+        return ToolResult.ok(None, "done")
+
+    return Tool("read", "Read a file.", handler, params=kind, effect="staged")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(waits=st.lists(st.booleans(), min_size=1, max_size=4), failures=st.integers(0, 2))
+def test_whatever_policies_and_handler_do_to_params_each_sees_those_that_came(
+    kind: Any, waits: list[bool], failures: int
+):
+    """Nobody sees a change that somebody else made, in `check`, in the handler or in `on_result`."""
+    got: list[dict[str, Any]] = []
+    policies = [Watching(f"rule {index}", slow) for index, slow in enumerate(waits)]
+    last = told_only("last")
+
+    async def main() -> ToolResult[Any]:
+        gate = open_gate([reading(kind, got, failures)], policies=[*policies, last])
+        return await gate.invoke("read", arguments_for(kind))
+
+    assert run_virtual(main).success
+    came = arguments_for(kind)
+    assert got == [came] * (failures + 1)
+    assert all(policy.seen == [came] * (failures + 1) for policy in policies)
+    assert last.told == [came]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_policy_that_spoils_params_in_on_result_does_not_change_what_the_next_is_told(kind: Any):
+    """Those that are told later see the params that came."""
+    policies = [told_only("first"), told_only("second", waits=True), told_only("third")]
+
+    async def main() -> ToolResult[Any]:
+        return await open_gate([reading(kind, [])], policies=policies).invoke("read", arguments_for(kind))
+
+    assert run_virtual(main).success
+    assert [policy.told for policy in policies] == [[arguments_for(kind)]] * 3
+
+
+def test_a_path_that_one_policy_rewrites_is_judged_by_the_next_as_it_came():
+    """A policy that allows only public paths denies the path with which the handler would run."""
+
+    class PublicOnly(Watching):
+        def _checked(self, params: Any) -> PolicyDecision:
+            fine = params.path.startswith("public/")
+            return PolicyDecision.allow() if fine else PolicyDecision.deny(f"{params.path} is not public.")
+
+    got: list[dict[str, Any]] = []
+
+    async def main() -> ToolResult[Any]:
+        gate = open_gate([reading(Plain, got)], policies=[Watching("rewrites"), PublicOnly("public")])
+        return await gate.invoke("read", {"path": "secrets/key"})
+
+    result = run_virtual(main)
+    assert not result.success
+    assert "secrets/key is not public" in result.message
+    assert got == []
+
+
+def test_the_check_after_an_approval_sees_the_params_that_came():
+    """A policy that has consumed its params is asked again about all of them."""
+    decisions = [PolicyDecision.ask("sure?"), PolicyDecision.allow()]
+    policy = Watching("asks once", decisions=lambda: decisions.pop(0))
+    tool = Tool("read", "Read a file.", reading(Deep, []).handler, params=Deep, effect="irreversible")
+
+    async def main() -> ToolResult[Any]:
+        gate = open_gate([tool], policies=[policy], environment=Person(approve=True))
+        return await gate.invoke("read", arguments_for(Deep))
+
+    assert run_virtual(main).success
+    assert policy.seen == [arguments_for(Deep)] * 2
+
+
+@pytest.mark.parametrize(("kind", "parses"), [(FrozenPlain, 1), (Plain, 1), (Deep, 4)])
+def test_copies_are_made_by_parsing_only_where_fields_can_change(
+    kind: Any, parses: int, monkeypatch: pytest.MonkeyPatch
+):
+    """With three policies, params of immutable fields are parsed once; others once more for each policy."""
+    counted: list[None] = []
+    tool = reading(kind, [])
+    parse = tool.parse
+    object.__setattr__(tool, "parse", lambda arguments: (counted.append(None), parse(arguments))[1])  # pyright: ignore[reportUnknownLambdaType]  # a spy
+
+    async def main() -> ToolResult[Any]:
+        policies = [Watching(name) for name in ("one", "two", "three")]
+        return await open_gate([tool], policies=policies).invoke("read", arguments_for(kind))
+
+    assert run_virtual(main).success
+    assert len(counted) == parses
