@@ -480,7 +480,7 @@ def test_two_policies_of_one_name_are_refused():
 def test_a_disabled_section_takes_its_policies_with_it():
     """The policies in a disabled section and its subsections do not apply."""
     policy = SequentialDependencyPolicy({"trains": {"weather"}})
-    inner = MarkdownSection("B", "b", "", policies=[policy])
+    inner = MarkdownSection("B", "b", "", tools=[trains], policies=[policy])
     prompt = Prompt("p", [MarkdownSection("A", "a", "", children=[inner], enabled=False)])
     assert prompt.render().policies == ()
 

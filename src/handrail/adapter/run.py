@@ -25,6 +25,7 @@ from handrail.prompt import RenderedPrompt
 from handrail.protocols import Filesystem, Forkable, SessionView
 from handrail.resources.bindings import CallResources
 from handrail.tools import Tool
+from handrail.tools.named_tools import check_named_tools
 
 _AROUND = 128
 """Upper bound for the number of bytes that a provider's format adds to a schema."""
@@ -86,6 +87,10 @@ class Run:
         shown = [tool for tool in rendered.tools if frame.offers(tool)]
         self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*shown, *self._extra_tools))
         every_tool = (*rendered.every_tool, *self._extra_tools)
+        if frame.workers is None:  # workers can be called by name too
+            check_named_tools(
+                [scoped.policy for scoped in rendered.policies], [tool.name for tool in every_tool]
+            )
         for scoped in rendered.policies:
             check_verdicts([scoped.policy], [tool for tool in every_tool if scoped.decides_on(tool.name)])
         self._allow(rendered)

@@ -39,6 +39,7 @@ from handrail.replay.log import NO_LOG, RunLog
 from handrail.resources.bindings import RunResources, given
 from handrail.session import Dispatcher, Session, check_serialisable
 from handrail.tools import RunMode, Tool
+from handrail.tools.named_tools import check_named_tools
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
@@ -374,6 +375,7 @@ def open_frame(
     frame = Frame(options, prompt=prompt, log=log, adapter=adapter, prompt_model=prompt_model)
     frame.show(tools, check_policies(policies))
     check_verdicts(frame.policies, frame.tools.values())
+    check_named_tools(frame.policies, frame.tools)
     return frame
 
 

@@ -109,6 +109,7 @@ class SequentialDependencyPolicy:
         self.name = name
         self._needs = {tool: tuple(sorted(others)) for tool, others in needs.items()}
         self._watched = {each for others in self._needs.values() for each in others}
+        self.named_tools = frozenset(self._needs)
 
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
         needed = self._needs.get(tool.name)
@@ -358,11 +359,11 @@ class RateLimitPolicy(_CheckOnly):
         self.name = name
         self._most = most
         self._window = per_seconds
-        self._tools = None if tools is None else frozenset(tools)
+        self.named_tools = None if tools is None else frozenset(tools)
         self._clock = clock
 
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
-        if self._tools is not None and tool.name not in self._tools:
+        if self.named_tools is not None and tool.name not in self.named_tools:
             return PolicyDecision.allow()
         session, call = context.session, context.invocation.idempotency_key
         now = self._clock.monotonic()

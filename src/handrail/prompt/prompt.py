@@ -31,6 +31,7 @@ from handrail.schema import Schema
 from handrail.schema.problems import describe
 from handrail.tools import Tool
 from handrail.tools.checks import is_record
+from handrail.tools.named_tools import out_of_scope
 from handrail.tools.signature import caller_namespace
 
 if TYPE_CHECKING:
@@ -211,6 +212,7 @@ def _check(prompt: Prompt[Any]) -> Checked:
     params_type = check.params_type()
     plans = check.texts(params_type)
     check.names(plans)
+    check.policy_scopes(plans)
     words = check.overrides(params_type)
     if words is not None:
         plans = check.overridden_texts(params_type, words)
@@ -344,6 +346,23 @@ class _Check:
                     f"a tool of {place} is called {OPENER!r}, which opens the sections shown as summaries",
                     "Give it another name.",
                 )
+
+    def policy_scopes(self, plans: Sequence[Planned]) -> None:
+        """Raise an error if a section's policy names a tool of a different section, on which it can't decide."""
+        for_all = {id(policy) for policy in self.prompt.policies}
+        where = {tool.name: "the prompt itself" for tool in self.prompt.tools}
+        declared: dict[int, list[tuple[str, ToolPolicy, set[str]]]] = {}
+        for one in all_of(plans):
+            where.update((tool.name, f"section {one.path!r}") for tool in one.tools)
+            below = {tool.name for each in all_of([one]) for tool in each.tools}
+            for policy in one.section.policies:
+                if id(policy) not in for_all:
+                    declared.setdefault(id(policy), []).append((one.path, policy, below))
+        for places in declared.values():
+            path, policy, _ = places[0]
+            scope = {name for _, _, below in places for name in below}
+            if (wrong := out_of_scope(policy, scope, where)) is not None:
+                raise self.error(*wrong, path)
 
     def output(self) -> Schema[Any] | None:
         output: Any = self.prompt.output
