@@ -263,7 +263,7 @@ class Decisions(Protocol):
         ...
 
     async def read(self, session_id: str, principal: str, /) -> Sequence[Decision]:
-        """Return a principal's decisions in a session, in order."""
+        """Return the decisions in a session of this principal, in order."""
         ...
 
 

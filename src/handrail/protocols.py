@@ -109,7 +109,7 @@ class Fork(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Close the fork and check that it can be applied. Raises a `Conflict` that names what prevents it."""
+        """Close the fork and check that it can be applied. Raises `Conflict`, which names what prevents it."""
         ...
 
     def apply(self) -> None:

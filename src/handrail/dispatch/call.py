@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import force_setattr
 
+from handrail.dispatch.failures import Refused
 from handrail.errors import DefinitionError
 from handrail.place import Place, inner_call_id
 from handrail.schema.kinds import describe_kind
@@ -35,12 +36,12 @@ class CallKind(msgspec.Struct, frozen=True):
     only_asks: bool = False
     """Whether the call is a part that only asks a question. Without a recorded answer, the question is asked again."""
     undoes: bool = False
-    """Whether the call undoes another call, finds out whether another call happened, or is inside such a call. Neither a
-    cancelled run nor a deadline stops it, and it is never replayed.
+    """Whether the call undoes another or finds out whether it happened, or is inside such a call. Neither a cancelled
+    run nor a deadline stops it, and it is never replayed.
     """
     is_auxiliary: bool = False
-    """Whether the call is a compensation or a probe, which passes the gate alongside the call it belongs to. It has a
-    transaction, events and a record. It needs no approval, uses no budget, has no number and is never undone.
+    """Whether the call is a compensation or a probe, which passes the gate beside the call it belongs to. It has a
+    transaction, events and a record. It needs no approval, costs no budget, has no number and is never undone.
     """
 
 
@@ -107,9 +108,30 @@ class Call(msgspec.Struct, frozen=True, eq=False):
         """Set the tool that the call's name refers to."""
         force_setattr(self, "tool", tool)
 
+    def restore(self, tool: Tool[Any, Any]) -> None:
+        """Set the tool of a call that is over, whose result is replayed from the record."""
+        force_setattr(self, "tool", tool)
+
     def settle(self, arguments: Any) -> None:
         """Set the arguments to a copy that nothing else refers to."""
         force_setattr(self, "arguments", arguments)
+
+
+class RefusedCall(Call, frozen=True, eq=False):
+    """A call that is refused in step 1, before its tool is used, but has its events, record and result like any other."""
+
+    reason: str = ""
+
+    def resolve(self, tool: Tool[Any, Any]) -> None:
+        self.restore(tool)
+        raise Refused("invalid", self.reason)
+
+
+def refuse_call(call: Call, reason: str) -> Call:
+    """Return a call in the same place that the gate refuses for this reason."""
+    fields: dict[str, Any] = {name: getattr(call, name) for name in call.__struct_fields__}
+    fields["tool"] = NO_TOOL  # so that the gate resolves it
+    return RefusedCall(**fields, reason=reason)
 
 
 def check_name(name: object) -> None:
@@ -188,7 +210,7 @@ def new_part(
 
 
 def new_auxiliary(attempt: Attempt, id: str, tool: Tool[Any, Any], place: Place) -> Call:
-    """Create the call of a compensation or a probe, alongside the call of `attempt` and in the same outer transaction."""
+    """Create the call of a compensation or a probe, beside the call of `attempt` and in the same outer transaction."""
     call = attempt.call
     return Call(
         call.gate,

@@ -37,7 +37,7 @@ class SharedArguments(TypedDict, total=False):
     environment: Environment | None
     """The environment of the run, in which people can be asked; None for nobody."""
     approvals: ApprovalMode | ApprovalBroker | None
-    """The approval mode, or the broker that decides; None to ask the person in the environment, if there is one."""
+    """The broker that decides about approvals; None for the person in the environment, if there is one."""
 
 
 class ResumeArguments(SharedArguments, total=False):
@@ -67,7 +67,7 @@ class RunArguments(ResumeArguments, total=False):
     """Maximum number of tokens in each answer of the model."""
     run_id: str | None
     app: str
-    """Where a resumed run finds the prompt, as `module:name`."""
+    """Reference of the form `module:name` to the prompt, from which a resumed run loads it."""
 
 
 class GuardArguments(SharedArguments, total=False):

@@ -1,8 +1,8 @@
 """`Provider`: requests to one provider over HTTP.
 
 It reads JSON or a stream of events, and converts every failure to a `ModelError`. aiohttp is used only here, and
-is imported with the first request. The helpers that all HTTP models share are also here: they encode JSON, adapt
-schemas to providers, and convert the arguments of calls.
+is imported with the first request. The helpers that all HTTP models share are also here: they encode JSON and adapt
+schemas to providers.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -233,7 +233,7 @@ class Provider:
         return {**self._headers, self._key_header: self._key_prefix + key} if key else self._headers
 
     def _without_key(self, text: str) -> str:
-        """Return a message without the key, because some providers echo it in errors."""
+        """Return a text without the key, because some providers echo it in errors."""
         key = self._key()
         return text.replace(key, "[the key]") if key else text
 
@@ -304,7 +304,7 @@ def refuse_key(given: object, variable: str | None) -> None:
 
 
 def _moment(text: str, clock: Clock) -> datetime | None:
-    """Parse a time, or a duration such as `6m0s` or `20ms`. Returns None if the string is neither."""
+    """Parse a time, or a duration such as `6m0s` or `20ms`. Returns None if the text is neither."""
     try:
         if _SPAN.fullmatch(text):
             return clock.now() + sum(
@@ -405,31 +405,15 @@ encode = msgspec.json.encode
 
 
 _SMALL = 1 << 15
-"""Maximum length of a string whose JSON is cached. Longer strings would take too much memory."""
+"""Maximum length of a text whose JSON is cached. Longer texts would take too much memory."""
 
 
 def text_json(text: str) -> bytes:
-    """Encode a string as JSON. The result is cached unless the string is long, because prompts are sent repeatedly."""
+    """Encode a text as JSON. The result is cached unless the text is long, because prompts are sent repeatedly."""
     return _kept_json(text) if len(text) <= _SMALL else encode(text)
 
 
 _kept_json = lru_cache(maxsize=64)(encode)
-
-
-def object_text(arguments: str) -> str:
-    """Return a call's arguments as the JSON text of an object. Anything else that the model sent is wrapped in one."""
-    if not arguments:
-        return "{}"
-    try:
-        found = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, UnicodeEncodeError):
-        found = None
-    return arguments if isinstance(found, dict) else encode({"unreadable": arguments}).decode()
-
-
-def raw_object(arguments: str) -> msgspec.Raw:
-    """Return a call's arguments as raw JSON, for an API that expects an object instead of text."""
-    return msgspec.Raw(object_text(arguments).encode())
 
 
 def count(value: Any) -> int:
