@@ -41,6 +41,8 @@ class PromptResponse(msgspec.Struct, Generic[OutputT], frozen=True):
     checker has reached its cap and something is still missing.
     """
     session: Session
+    unclosed: tuple[Exception, ...] = ()
+    """The errors of resources that could not be closed after the run. They are also in the log."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -51,7 +53,7 @@ class Outcome(msgspec.Struct, frozen=True):
     stop_reason: str
 
 
-def respond(outcome: Outcome, frame: Frame) -> PromptResponse[Any]:
+def respond(outcome: Outcome, frame: Frame, unclosed: tuple[Exception, ...] = ()) -> PromptResponse[Any]:
     """Create the response of a run, root or nested."""
     spending = frame.costs.models
     return PromptResponse(
@@ -62,6 +64,7 @@ def respond(outcome: Outcome, frame: Frame) -> PromptResponse[Any]:
         frame.run_context.run_id,
         outcome.stop_reason,
         frame.session,
+        unclosed,
     )
 
 
