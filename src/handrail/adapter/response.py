@@ -15,7 +15,7 @@ from typing_extensions import is_typeddict
 from handrail.context import ToolContext
 from handrail.errors import ToolValidationError
 from handrail.messages import Usage
-from handrail.schema import Schema
+from handrail.schema import Schema, list_problems
 from handrail.session import Session
 from handrail.tools import Tool, ToolResult
 
@@ -115,9 +115,8 @@ class Output:
 
 def what_to_correct(error: ToolValidationError, by_call: bool = False) -> str:
     """Return the message that tells the model why its answer was not accepted."""
-    problems = "\n".join(f"- {problem}" for problem in error.problems) or f"- {error}"
     how = f"Call {ANSWER_TOOL} with it." if by_call else "Answer again, with nothing but the corrected JSON."
-    return f"Your answer is invalid:\n{problems}\n{how}"
+    return f"Your answer is invalid:\n{list_problems(error)}\n{how}"
 
 
 def _can_be_params(annotation: Any) -> bool:

@@ -29,6 +29,7 @@ from handrail.errors import (
 )
 from handrail.events import CallStatus, DecidedBy
 from handrail.raised_errors import in_short, leaves_of, words_of
+from handrail.schema import list_problems
 from handrail.tools import ToolResult
 from handrail.tools.result import keep_rendering, sendable
 
@@ -205,8 +206,7 @@ def retry_delay(error: TransientError) -> float | None:
 
 
 def _what_to_correct(name: str, error: ToolValidationError) -> str:
-    problems = "\n".join(f"- {problem}" for problem in error.problems) or f"- {error}"
-    return f"The arguments of {name} are invalid:\n{problems}\nCorrect them and call again."
+    return f"The arguments of {name} are invalid:\n{list_problems(error)}\nCorrect them and call again."
 
 
 def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase: str) -> Failure:
