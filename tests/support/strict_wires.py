@@ -18,7 +18,7 @@ from handrail.models.http import Provider
 from support import wire_grammar
 
 LONGEST = 64
-"""Maximum number of messages in a conversation that is checked on all wires. Only load tests have longer ones."""
+"""Maximum number of messages in a conversation that is checked on all wires. Longer ones are skipped."""
 
 refused: list[str] = []
 """The requests that the grammars have refused since the last `take_refused()`, each with its problems."""

@@ -8,8 +8,8 @@ that it accepts is one that the provider accepts, whatever a model said earlier 
 
 Rules of all wires: one JSON object in valid UTF-8, with no field twice, finite numbers, no lone surrogate, and no more
 than DEEPEST levels (System.Text.Json reads 64, serde_json 128). The names of tools and calls match
-`[a-zA-Z0-9_-]{1,64}`. Each call has exactly one result, directly after the message with the call. Each result has a call. The ids of calls are
-unique.
+`[a-zA-Z0-9_-]{1,64}`. Each call has exactly one result, directly after the message with the call. Each result has a
+call. The ids of calls are unique.
 
 Chat completions, https://platform.openai.com/docs/api-reference/chat/create:
   roles system, developer, user, assistant and tool, with their own fields; `arguments` is the JSON text of an object,
