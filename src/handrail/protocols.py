@@ -113,7 +113,7 @@ class Fork(Protocol):
         ...
 
     def apply(self) -> None:
-        """Apply the changes to the forked resource, without failing or waiting."""
+        """Apply the changes to the forked resource. This must neither fail nor wait."""
         ...
 
     def drop(self) -> None:

@@ -98,7 +98,7 @@ def exact_line(text: str) -> str:
 
 
 def rows_of(values: Mapping[str, Any]) -> tuple[Row, ...]:
-    """Return the rows of named JSON values, each folded if it is long."""
+    """Return named JSON values as rows, each folded if it is long."""
     return tuple([_fold(_written_name(str(name)), _written(value)) for name, value in values.items()])
 
 

@@ -232,7 +232,7 @@ def code_of(app: str) -> str:
 
 
 def prompt_of(run_id: str, app: str) -> Prompt[Any]:
-    """Import the prompt that an app reference of the form `module:name` refers to."""
+    """Import the prompt that `app`, a reference of the form `module:name`, refers to, and return it."""
     module, colon, name = app.partition(":")
     if not colon or app.endswith(".md"):
         raise RunError(

@@ -46,7 +46,7 @@ class ResumeArguments(SharedArguments, total=False):
     session: Session | None
     """An empty session with the recorded id, if the run's session was created with its own slice rules."""
     bus: EventBus | None
-    """Receives every event of the run."""
+    """A bus that receives every event of the run."""
     journal: Journal | None
     """The journal in which the run is recorded."""
     tools: Sequence[Tool[Any, Any]]
