@@ -226,7 +226,10 @@ SECTIONS: Rows = {
         lambda: section(tools=[Params]),
         "section 'search': tools[0] is the class Params. Pass tools created with @tool or Tool(...).",
     ),
-    "tools-names": (lambda: section(tools=["a"]), "section 'search': tools[0] is a str. Pass tools created with"),
+    "tools-names": (
+        lambda: section(tools=["a"]),
+        "section 'search': tools[0] is a str. Pass tools created with",
+    ),
     "policies-class": (
         lambda: section(policies=[RateLimitPolicy]),
         "section 'search': policies[0] is the class RateLimitPolicy. Create one: RateLimitPolicy(...).",
