@@ -291,12 +291,20 @@ class Frame:
         return self.options.clock
 
     def show(self, tools: Iterable[Tool[Any, Any]], policies: Iterable[ToolPolicy]) -> None:
-        """Set the tools that can be called from now on, and their policies."""
+        """Set the tools that can be called from now on, and their policies.
+
+        The policies of outer runs apply as well.
+        """
         self.tools = _by_name(tools)
         self.open_tools = {
             name: tool for name, tool in self.tools.items() if tool.handler is not None and not tool.needs
         }
-        self.policies = tuple(policies)
+        self.policies = own = tuple(policies)
+        if self.options.outer_policies:
+            outer = [
+                each for each in self.options.outer_policies if not any(each.policy is one for one in own)
+            ]
+            self.policies = (*own, *outer)
         self.secretive = self.secretive or any(tool.secret for tool in self.tools.values())
 
     # Who takes part.

@@ -357,6 +357,7 @@ class RateLimitPolicy(_CheckOnly):
         if isinstance(tools, str):
             raise DefinitionError(f"policy {name!r}: tools is a string. Pass a set of names: {{{tools!r}}}.")
         self.name = name
+        self._key = f"{name}: {most} in {per_seconds:g} s"
         self._most = most
         self._window = per_seconds
         self.named_tools = None if tools is None else frozenset(tools)
@@ -367,13 +368,13 @@ class RateLimitPolicy(_CheckOnly):
             return PolicyDecision.allow()
         session, call = context.session, context.invocation.idempotency_key
         now = self._clock.monotonic()
-        window = session[RateWindow].get(self.name)
+        window = session[RateWindow].get(self._key)
         if self._counted(window, call, now):
             return PolicyDecision.allow()
         if not _full(window, self._most, self._window, now):
-            session.dispatch(CallCounted(self.name, call, now, self._window, self._most))
+            session.dispatch(CallCounted(self._key, call, now, self._window, self._most))
             # The reducer admits only as many calls as the rate allows, even if threads race.
-            window = session[RateWindow].get(self.name)
+            window = session[RateWindow].get(self._key)
             if self._counted(window, call, now):
                 return PolicyDecision.allow()
         oldest = now if window is None else window.times[-self._most][1]
