@@ -50,8 +50,8 @@ MUTANTS = [
     Mutant(
         "double end event",
         "dispatch/gate.py",
-        "        result = self._end(passage)  # 10\n",
-        "        result = self._end(passage)  # 10\n        self._end(passage)\n",
+        "        self._end(passage)  # 10\n",
+        "        self._end(passage)  # 10\n        self._end(passage)\n",
         "tests/dispatch/test_gate.py",
     ),
     Mutant(

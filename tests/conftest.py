@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from support import strict_wires
 from support.filesystems import folders, new_files
 from support.schedule import Schedule, arranged
 from support.servers import Aimock, Embedded, Llmock, aimock, embedded, llmock
@@ -25,6 +26,9 @@ __all__ = ["folders", "new_files"]
 
 UNCHECKED = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 """Health checks that are suppressed, because both depend on which examples Hypothesis happens to draw."""
+
+ALL_WIRES = bool(os.environ.get("HANDRAIL_DEEP") or os.environ.get("HANDRAIL_WIRES"))
+"""Whether every request of every test is checked on all wires, and not only those of the tests of models and runs."""
 
 settings.register_profile(
     "quick", max_examples=25, deadline=None, derandomize=True, suppress_health_check=UNCHECKED
@@ -43,6 +47,21 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(state.cleanup)
     os.environ["XDG_STATE_HOME"] = state.name
     os.environ.pop("HANDRAIL_JOURNAL", None)
+    strict_wires.watch()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Fail a test that sent a request which the provider's grammar refuses."""
+    strict_wires.every = ALL_WIRES or item.path.parent.name in ("adapter", "models")
+    strict_wires.take_refused()
+    yield
+    refused = strict_wires.take_refused()
+    assert not refused, refused[0]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    terminalreporter.write_line(strict_wires.summary())
 
 
 @pytest.hookimpl(tryfirst=True)

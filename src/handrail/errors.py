@@ -160,7 +160,13 @@ class ToolValidationError(ToolError, ValueError):
 
 
 class TransientError(ToolError):
-    """The call failed but may succeed if retried, after `retry_after` seconds if that is known."""
+    """The call failed but may succeed if retried, after `retry_after` seconds if that is known.
+
+    The gate waits at most a minute, and never past the tool's timeout or the run's deadline. A call that would have
+    to wait longer fails at once, and the model is told how long.
+    """
+
+    retry_after: float | None = None
 
     def __init__(self, message: str = "a transient failure", *, retry_after: float | None = None) -> None:
         super().__init__(message)

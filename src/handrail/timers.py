@@ -51,6 +51,10 @@ class Timer(msgspec.Struct, eq=False):
             self._left = None
             self._timers.put(self, self._when)
 
+    def left(self) -> float:
+        """Return the seconds until the timer is due, or would be due if it had not been stopped."""
+        return self._when - self._timers.loop.time() if self._left is None else self._left
+
     def is_due(self, when: float) -> bool:
         """Return whether the heap's entry for this time is still valid."""
         return self._call is not None and self._left is None and self._when == when
@@ -87,14 +91,18 @@ class Timers:
         return loop
 
     def start(
-        self, seconds: float, call: Callable[[], object], extend: Callable[[], float] | None = None
+        self,
+        seconds: float,
+        call: Callable[[], object],
+        extend: Callable[[], float] | None = None,
+        left: float | None = None,
     ) -> Timer:
-        """Start a timer that calls `call` after this many seconds.
+        """Start a timer that calls `call` after this many seconds, or after `left` if some have passed already.
 
         When they have passed, `extend` is called. If it returns a positive number, the timer waits that many more
         seconds; otherwise it fires.
         """
-        when = self.loop.time() + seconds
+        when = self.loop.time() + (seconds if left is None else left)
         timer = Timer(self, call, seconds, when, extend)
         self.put(timer, when)
         return timer

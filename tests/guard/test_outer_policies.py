@@ -260,22 +260,29 @@ def test_an_outer_rate_limits_nested_calls(way: Any, tmp_path: Path):
     assert payments(way, [RateLimitPolicy(2, 3600, tools={"pay"})], tmp_path, calls=3) == 2
 
 
-def test_two_rates_with_one_name_do_not_lift_each_other():
-    """A nested run's own rate and that of the run around it both apply, although they have the same name."""
+@pytest.mark.parametrize(
+    ("name", "paid", "status"), [("own_rate", ["pay"], "ok"), ("rate_limit", [], "error")]
+)
+def test_rates_of_an_outer_and_a_nested_run_do_not_lift_each_other(name: str, paid: Ran, status: str):
+    """Both apply. Two that have the same name, and would share their counts, are refused."""
     ran: Ran = []
 
     @tool
     async def outer(context: ToolContext) -> str:
         """Pay several times in a nested run."""
-        own = RateLimitPolicy(1, 3600, tools={"pay"})
+        own = RateLimitPolicy(1, 3600, tools={"pay"}, name=name)
         prompt = Prompt("inner", "Pay.", tools=[paying(ran)], policies=[own])
         model = ScriptedModel([ToolCall("pay", {}), ToolCall("pay", {}), "done"])
         return (await context.adapter.evaluate(prompt, "go", model=model)).text
 
+    session = Session()
     model = ScriptedModel([ToolCall("outer", {}), "done"])
     prompt = Prompt("p", "Outer.", tools=[outer], policies=[RateLimitPolicy(5, 3600, tools={"pay"})])
-    Adapter(model).evaluate(prompt, "go").wait()
-    assert ran == ["pay"]
+    Adapter(model).evaluate(prompt, "go", session=session).wait()
+    assert ran == paid
+    last = session[ToolInvoked].latest()
+    assert last is not None
+    assert (last.tool, last.status) == ("outer", status)
 
 
 def test_an_order_of_the_outer_run_is_kept_and_can_be_fulfilled_below():

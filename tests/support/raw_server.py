@@ -1,4 +1,7 @@
-"""A model server that sends exactly the given bytes, to test responses that no correct server would send."""
+"""A model server that sends exactly the given bytes, to test responses that no correct server would send.
+
+A request that the wire's grammar refuses fails the test.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
+
+from support.strict_wires import note
 
 
 class Raw:
@@ -26,7 +31,9 @@ class Raw:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
-                self.bodies.append(json.loads(await reader.readexactly(length)))
+                body = await reader.readexactly(length)
+                self.bodies.append(json.loads(body))
+                note(head.split(b" ")[1].decode(), body)
                 answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
                 for piece in answer.split(b"<pause>"):
                     writer.write(piece)

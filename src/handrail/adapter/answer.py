@@ -49,6 +49,7 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models import ModelAnswerBroken
+from handrail.models.grammar import clean_text, is_object
 from handrail.models.prices import most_of
 
 if TYPE_CHECKING:
@@ -56,6 +57,12 @@ if TYPE_CHECKING:
     from handrail.adapter.run import Run
 
 _NONE = Usage(requests=1)
+_WHY_CUT = {
+    "length": "The answer reached its length limit before this call was complete, so {} was not run. Make fewer calls "
+    "in one answer, or split long arguments over several calls.",
+    "refused": "The provider stopped the answer before this call was complete, so {} was not run.",
+}
+"""What a model is told of a call that was cut off, by the reason why its answer stopped."""
 
 
 class Answer:
@@ -128,11 +135,23 @@ class Answer:
     @property
     def text(self) -> str:
         texts = self._texts
-        return texts[0] if len(texts) == 1 else "".join(texts)
+        return clean_text(texts[0] if len(texts) == 1 else "".join(texts))
 
     def calls(self) -> tuple[CallAsked, ...]:
         """Return the calls so far, in the order in which they began."""
         return tuple([_whole(pieces) for pieces in self._pieces.values()])
+
+    def cut_off(self, calls: tuple[CallAsked, ...]) -> dict[str, str]:
+        """Return the calls that were or may have been cut off with the answer, by id, each with why it can't run.
+
+        It depends on nothing but the recorded answer, so that a resumed run decides the same way. The last call of
+        an answer that was cut off may look complete and not be so.
+        """
+        why = None if self.stop is None else _WHY_CUT.get(self.stop.reason)
+        if why is None or not calls:
+            return {}
+        cut = [call for call in calls[:-1] if not is_object(call.arguments)]
+        return {call.id: why.format(call.name) for call in (*cut, calls[-1])}
 
     def message(self, calls: tuple[CallAsked, ...]) -> AssistantMessage:
         """Return the answer as a message with these calls. Their ids must be unique in the session."""
@@ -225,11 +244,11 @@ def read_answer(recorded: RecordedAnswer, request: ModelRequest, masking: Secret
 def _whole(pieces: list[CallPart]) -> CallAsked:
     first = pieces[0]
     if len(pieces) == 1:
-        return CallAsked(first.id, first.name, first.arguments)
+        return CallAsked(clean_text(first.id), clean_text(first.name), clean_text(first.arguments))
     return CallAsked(
-        next((piece.id for piece in pieces if piece.id), ""),
-        "".join(piece.name for piece in pieces),
-        "".join(piece.arguments for piece in pieces),
+        clean_text(next((piece.id for piece in pieces if piece.id), "")),
+        clean_text("".join(piece.name for piece in pieces)),
+        clean_text("".join(piece.arguments for piece in pieces)),
     )
 
 

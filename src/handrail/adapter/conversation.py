@@ -19,6 +19,7 @@ from handrail.messages import (
     ToolMessage,
     UserMessage,
 )
+from handrail.models.grammar import clean_text
 from handrail.schema.kinds import describe_kind
 from handrail.session import Session
 
@@ -169,23 +170,15 @@ class Conversation:
 def _sendable(message: Message) -> Message:
     """Return the message with invalid text replaced, such as file names that are not UTF-8."""
     if isinstance(message, AssistantMessage):
-        return message  # a model's message comes from JSON, which contains only valid text
+        return message  # an answer is already valid text
     if not isinstance(message, ToolMessage):
-        return message if message.text.isascii() else UserMessage(_text(message.text), message.by_run)
+        return message if message.text.isascii() else UserMessage(clean_text(message.text), message.by_run)
     for result in message.results:
         if not result.text.isascii():
             return ToolMessage(
-                tuple([msgspec.structs.replace(each, text=_text(each.text)) for each in message.results])
+                tuple([msgspec.structs.replace(each, text=clean_text(each.text)) for each in message.results])
             )
     return message
-
-
-def _text(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 def check_well_formed(messages: Iterable[Message]) -> None:

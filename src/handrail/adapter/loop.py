@@ -6,7 +6,7 @@ One loop serves all providers. The conversation is well-formed however the loop 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,7 +107,7 @@ async def run_until_done(run: Run) -> Outcome:
             taken: Any = None
             if calls:
                 frame.model.provider = answer
-                results = await _run_calls(run, calls, f"{run_id}/{turns}")
+                results = await _run_calls(run, calls, f"{run_id}/{turns}", answer.cut_off(calls))
                 taken = _answer_among(run, calls, results) if run.answers_by_call else None
                 if taken is None:
                     repairs += run.answers_by_call and any(run.answer_tool(call.name) for call in calls)
@@ -139,9 +139,11 @@ async def run_until_done(run: Run) -> Outcome:
             advisers.close()
 
 
-async def _run_calls(run: Run, calls: tuple[CallAsked, ...], message_id: str) -> tuple[ToolResult[Any], ...]:
+async def _run_calls(
+    run: Run, calls: tuple[CallAsked, ...], message_id: str, cut_off: Mapping[str, str]
+) -> tuple[ToolResult[Any], ...]:
     """Run the calls of a turn through the gate. Each gets a result, even if the turn is cut short."""
-    turn = OpenTurn(run.gate, calls, message_id)
+    turn = OpenTurn(run.gate, calls, message_id, cut_off)
     run.calls += len(calls)
     if run.replays and not turn.is_recorded():
         run.leave_record()

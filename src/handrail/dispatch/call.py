@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import force_setattr
 
+from handrail.dispatch.failures import Refused
 from handrail.errors import DefinitionError
 from handrail.place import Place, inner_call_id
 from handrail.schema.kinds import describe_kind
@@ -107,9 +108,30 @@ class Call(msgspec.Struct, frozen=True, eq=False):
         """Set the tool that the call's name refers to."""
         force_setattr(self, "tool", tool)
 
+    def restore(self, tool: Tool[Any, Any]) -> None:
+        """Set the tool of a call that is over, whose result is replayed from the record."""
+        force_setattr(self, "tool", tool)
+
     def settle(self, arguments: Any) -> None:
         """Set the arguments to a copy that nothing else refers to."""
         force_setattr(self, "arguments", arguments)
+
+
+class RefusedCall(Call, frozen=True, eq=False):
+    """A call that is refused in step 1, before its tool is used, but has its events, record and result like any other."""
+
+    reason: str = ""
+
+    def resolve(self, tool: Tool[Any, Any]) -> None:
+        self.restore(tool)
+        raise Refused("invalid", self.reason)
+
+
+def refuse_call(call: Call, reason: str) -> Call:
+    """Return a call in the same place that the gate refuses for this reason."""
+    fields: dict[str, Any] = {name: getattr(call, name) for name in call.__struct_fields__}
+    fields["tool"] = NO_TOOL  # so that the gate resolves it
+    return RefusedCall(**fields, reason=reason)
 
 
 def check_name(name: object) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from handrail.cancellation import TimedOut
 from handrail.context import Approval
+from handrail.deadline import is_span
 from handrail.errors import (
     ActFailed,
     BudgetExceededError,
@@ -24,6 +25,7 @@ from handrail.errors import (
     PromptEvaluationError,
     RunBusy,
     ToolValidationError,
+    TransientError,
     VisibilityExpansionRequired,
 )
 from handrail.events import CallStatus, DecidedBy
@@ -164,12 +166,24 @@ def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) 
             | ActFailed()
         ):
             return Failure("error", f"{name} failed: {error}")
+        case TransientError():
+            wait = retry_delay(error)
+            hint = f"It may work after {wait:g} seconds." if is_span(wait) else ""
+            return Failure("error", f"{name} failed: {in_short(error)}", advice=hint)
         case TypeError() if "'NoneType' object is not callable" in str(error) and attempt.wait_for is None:
             return Failure("error", f"{name} failed: {in_short(error)}. {_NOBODY}")
         case Exception():
             return Failure("error", f"{name} failed: {in_short(error)}")
         case _:
             return Failure("error", f"{name} was stopped by {type(error).__name__}.", error)
+
+
+def retry_delay(error: TransientError) -> float | None:
+    """Return the wait in seconds that a handler asked for; None if it did not ask, or not for a number of seconds."""
+    asked: object = error.retry_after
+    if isinstance(asked, bool) or not isinstance(asked, int | float):
+        return None
+    return asked if asked >= 0 else None
 
 
 def _what_to_correct(name: str, error: ToolValidationError) -> str:

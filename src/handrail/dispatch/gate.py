@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from handrail.cancellation import CancelScope, begin_foreign, open_scope, shielded
+from handrail.cancellation import CancelScope, begin_isolated, open_scope, shielded
 from handrail.context import Approval, ToolContext
 from handrail.dispatch.approvals import ask_approval, diff_of, runs_first, why_ask
 from handrail.dispatch.attempt import Attempt
@@ -45,6 +45,7 @@ from handrail.dispatch.handlers import (
     refuse_misfit,
     start_timers,
     stop_timers,
+    wait_to_retry,
 )
 from handrail.dispatch.policies import (
     check_policies,
@@ -73,8 +74,6 @@ log = logging.getLogger("handrail.gate")
 
 Arguments = str | bytes | Mapping[str, Any]
 
-_RETRIES = 2
-"""How many times a call is retried after a transient failure."""
 _RERUNS = 2
 """How many times a call runs again because something that it read was changed meanwhile."""
 _TOKEN = object()
@@ -130,12 +129,22 @@ class Gate:
         return Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret))
 
     async def pass_through(self, call: Call, passage: Passage | None = None) -> ToolResult[Any]:
-        """Take a call through the eleven steps, which end in one `ToolInvoked`. `passage` receives the whole outcome."""
+        """Take a call through the eleven steps, which end in one `ToolInvoked`. `passage` receives the whole outcome.
+
+        The call has its own copy of the context variables, so that what its policies and its handler set stays in it.
+        """
+        passage = passage or Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret))
+        waiting = begin_isolated(self._take_steps(call, passage))
+        if waiting is not None:
+            await waiting
+        result: Any = passage.result
+        return result
+
+    async def _take_steps(self, call: Call, passage: Passage) -> None:
         frame = self.frame
-        passage = passage or Passage(call, Attempt(call, frame, 1, 0, call.has_secret))
         attempt, kind, record = passage.attempt, call.kind, frame.log
-        if record.resumed and (before := await self._replay(passage)) is not None:
-            return before
+        if record.resumed and await self._replay(passage):
+            return
         attempt.started = started = frame.monotonic() - frame.began
         scope = open_scope(None if kind.undoes else frame.cancellation, call.loop)
         if frame.told.get(ToolStarted, True):  # there are, or may be, listeners
@@ -172,9 +181,7 @@ class Gate:
                     await mark_begun(attempt)
                 attempt.token = _TOKEN  # 7
                 try:
-                    waiting = begin_foreign(self._run_handler(attempt, tool, context, scope))  # 8
-                    if waiting is not None:
-                        await waiting
+                    await self._run_handler(attempt, tool, context, scope)  # 8
                     if (attempt.preview or transaction.durable) and (why := why_ask(attempt)):
                         await self._approve(passage, why, diff_of(transaction))  # 4, its changes
                     if policies and (waiting := tell_policies(attempt, iter(attempt.checked))) is not None:
@@ -188,7 +195,7 @@ class Gate:
                 except Conflict as error:
                     self._count_rerun(passage, error)
                 except TransientError as error:
-                    await self._wait_to_retry(attempt, error)
+                    await wait_to_retry(attempt, error, scope)
                 attempt = await self._again(passage, scope)
         except GeneratorExit as error:
             self._abandon(passage, error)
@@ -203,18 +210,17 @@ class Gate:
             await close_resources(attempt)
         if record.is_kept and not passage.recorded:
             ending = await self._record_end(passage) or ending
-        result = self._end(passage)  # 10
+        self._end(passage)  # 10
         if scope.close() and ending is None:
             ending = asyncio.CancelledError()  # the call was cancelled during a shielded step
         if ending is not None:
             raise ending
-        return result  # 11
 
-    async def _replay(self, passage: Passage) -> ToolResult[Any] | None:
-        """Return the recorded result of a call that has ended; None if it must continue at the interrupted attempt."""
+    async def _replay(self, passage: Passage) -> bool:
+        """Replay a call whose end is recorded. Returns False if the call has to continue at the interrupted attempt."""
         passage.left = resume_attempt(passage.attempt)
         passage.result = await replay_call(passage.attempt)
-        return passage.result
+        return passage.result is not None
 
     # 4
 
@@ -429,6 +435,8 @@ class Gate:
             raise asyncio.CancelledError  # the cancellation came while this attempt was being undone
         if attempt.preview is not None:
             passage.approved = None
+        else:
+            scope.continue_timeout()
         another.params = passage.call.tool.parse(passage.call.arguments)
         del frame.live[attempt]
         frame.live[another] = scope
@@ -440,18 +448,6 @@ class Gate:
         if passage.attempt.preview is None or passage.reruns >= _RERUNS:
             raise error
         passage.reruns += 1
-
-    async def _wait_to_retry(self, attempt: Attempt, error: TransientError) -> None:
-        """Wait before the next retry. Raises the error if no retry is left."""
-        if not EFFECTS[attempt.tool.effect].retried or attempt.retries >= _RETRIES:
-            raise error
-        pause = 0.1 * 2**attempt.retries if error.retry_after is None else error.retry_after
-        deadline = self.frame.deadline
-        if deadline is not None and pause >= deadline.remaining():
-            raise error
-        attempt.retries += 1
-        attempt.close()
-        await asyncio.sleep(pause)
 
     # 10
 
@@ -466,7 +462,7 @@ class Gate:
             return error
         return None
 
-    def _end(self, passage: Passage) -> ToolResult[Any]:
+    def _end(self, passage: Passage) -> None:
         frame, call, attempt = self.frame, passage.call, passage.attempt
         if attempt.policy_context is not None:
             close_policy_context(attempt)
@@ -496,4 +492,3 @@ class Gate:
             forget_locals(passage.error)
         if parking is not None:
             parking.ended(attempt)
-        return result

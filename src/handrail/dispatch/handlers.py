@@ -9,14 +9,20 @@ from handrail.cancellation import CancelScope
 from handrail.context import ToolContext, WorkerContext
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import Call
-from handrail.dispatch.failures import Refused, SignatureMismatch, WrongResult
-from handrail.errors import CapabilityMissing, DepthExceededError, ToolValidationError
+from handrail.dispatch.failures import Refused, SignatureMismatch, WrongResult, retry_delay
+from handrail.errors import CapabilityMissing, DepthExceededError, ToolValidationError, TransientError
+from handrail.limits import Heartbeat
 from handrail.operation import Operation
 from handrail.schema import to_json
 from handrail.schema.kinds import describe_kind
 from handrail.spelling import nearest
-from handrail.tools import Tool, ToolResult
+from handrail.tools import EFFECTS, Tool, ToolResult
 from handrail.tools.effect import refusal
+
+_RETRIES = 2
+"""How many times a call is retried after a transient failure."""
+_LONGEST_PAUSE = 60.0
+"""Longest time in seconds that a call waits before it is retried."""
 
 
 def look_up(attempt: Attempt) -> Tool[Any, Any]:
@@ -98,6 +104,31 @@ def stop_timers(attempt: Attempt, scope: CancelScope) -> None:
     if attempt.frame.lease is not None:
         attempt.heartbeat.stop()
     scope.stop_timeout()
+
+
+async def wait_to_retry(attempt: Attempt, error: TransientError, scope: CancelScope) -> None:
+    """Wait before the next retry. Raises the error if no retry is left, or if there is no time to wait.
+
+    The timeout and the deadline go on while the gate waits, and the job's lease is kept.
+    """
+    if not EFFECTS[attempt.tool.effect].retried or attempt.retries >= _RETRIES:
+        raise error
+    pause, frame = retry_delay(error), attempt.frame
+    if pause is None:
+        pause = 0.1 * 2**attempt.retries
+    deadline = frame.deadline
+    if pause > _LONGEST_PAUSE or pause >= scope.timeout_left():
+        raise error
+    if deadline is not None and pause >= deadline.remaining():
+        raise error
+    attempt.retries += 1
+    attempt.close()
+    heartbeat = Heartbeat(frame.lease, frame.clock)
+    heartbeat.keep(attempt.call.loop)
+    try:
+        await asyncio.sleep(pause)
+    finally:
+        heartbeat.stop()
 
 
 async def cancelled_after_all() -> None:

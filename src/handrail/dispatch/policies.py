@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from handrail.cancellation import await_foreign, shielded
+from handrail.cancellation import shielded
 from handrail.context import ToolContext
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.failures import Refused
@@ -179,7 +179,7 @@ async def _check_waiting(
     """Await the decision of a policy, then check the call against the remaining policies."""
     attempt.decision = "deny"  # until all of them have decided
     try:
-        decision = await await_foreign(waiting)
+        decision = await waiting
         kind = decision.kind
     except Exception as error:
         raise _undecided(attempt, policy) from error

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from handrail.dispatch.call import new_call
+from handrail.dispatch.call import new_call, refuse_call
 from handrail.dispatch.gate import Gate, Passage
 from handrail.messages import CallAsked
 from handrail.operation import cancel_and_await
@@ -36,12 +36,18 @@ class OpenTurn:
     __slots__ = ("_calls", "_gate")
 
     def __init__(
-        self, gate: Gate, calls: Sequence[ToolCall | CallAsked], message_id: str | None = None
+        self,
+        gate: Gate,
+        calls: Sequence[ToolCall | CallAsked],
+        message_id: str | None = None,
+        refused: Mapping[str, str] | None = None,
     ) -> None:
+        """Open a turn. `refused` has the calls that may not run, by id, each with the reason for the model."""
         self._gate = gate
-        self._calls = [
-            gate.open(new_call(gate, call.name, call.arguments, call.id, None, message_id)) for call in calls
-        ]
+        opened = [new_call(gate, call.name, call.arguments, call.id, None, message_id) for call in calls]
+        if refused:
+            opened = [refuse_call(call, refused[call.id]) if call.id in refused else call for call in opened]
+        self._calls = [gate.open(call) for call in opened]
 
     def run(self) -> Coroutine[Any, Any, BaseException | None]:
         """Run all calls. Returns the error that ends the run; None if there is none."""

@@ -17,10 +17,10 @@ from handrail.guard.feedback import (
 )
 from handrail.guard.policy import (
     CapabilityPolicy,
-    RateLimitPolicy,
     ReadBeforeWritePolicy,
     SequentialDependencyPolicy,
 )
+from handrail.guard.rate_limit import RateLimitPolicy
 from handrail.question import ask
 
 __all__ = [

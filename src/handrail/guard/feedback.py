@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from handrail.cancellation import await_foreign, open_scope
+from handrail.cancellation import isolated, open_scope
 from handrail.deadline import Deadline, is_span
 from handrail.errors import DefinitionError
 from handrail.protocols import Filesystem, SessionView
@@ -293,7 +293,7 @@ async def ask(name: str, asked: Callable[[], Any]) -> Reply:
     try:
         said = asked()
         if inspect.isawaitable(said):
-            said = await await_foreign(said)
+            said = await isolated(said)
     except asyncio.CancelledError:
         if scope.interrupted:
             raise

@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
 from handrail.context import ToolContext
+from handrail.errors import DefinitionError
+from handrail.guard.rate_limit import RateLimitPolicy
 from handrail.protocols import PolicyDecision, ToolPolicy
 from handrail.tools import Tool, ToolResult
 
@@ -48,6 +50,18 @@ def _unless_asks(decision: PolicyDecision) -> PolicyDecision:
 def outer_policies(policies: Iterable[ToolPolicy]) -> tuple[OuterPolicy, ...]:
     """Return the policies of a run as they apply in the runs nested in it."""
     return tuple(policy if isinstance(policy, OuterPolicy) else OuterPolicy(policy) for policy in policies)
+
+
+def with_outer(own: tuple[ToolPolicy, ...], outer: Iterable[OuterPolicy]) -> tuple[ToolPolicy, ...]:
+    """Return a nested run's own policies and those of the runs around it. A policy that is among both counts as its own."""
+    for each in outer:
+        alike = next((one for one in own if one.name == each.name), None)
+        if isinstance(alike, RateLimitPolicy) and alike is not each.policy:
+            raise DefinitionError(
+                f"a nested run and a run around it each have a rate limit named {each.name!r}, and would share its "
+                f"counts. Rename one of them: RateLimitPolicy(..., name='nested_rate')."
+            )
+    return (*own, *(each for each in outer if not any(each.policy is one for one in own)))
 
 
 def own_policies(policies: Iterable[ToolPolicy]) -> tuple[ToolPolicy, ...]:

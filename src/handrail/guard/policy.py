@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Awaitable, Collection, Hashable, Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
 
-from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.context import ToolContext
 from handrail.errors import DefinitionError, FileError, FileMissing, HandrailError, ResourceError
 from handrail.protocols import Filesystem, PolicyDecision, ToolPolicy
@@ -39,52 +37,7 @@ class PolicyNote(msgspec.Struct, frozen=True):
     value: str
 
 
-class CallCounted(msgspec.Struct, frozen=True):
-    """A call that counts towards a rate limit, whatever its result."""
-
-    policy: str
-    call: str
-    at: float
-    window: float
-    most: int
-
-
-def _within(window: float, at: float, now: float) -> bool:
-    """Return whether `at` is less than `window` seconds away from `now`.
-
-    Future times count as well, unless they are so far off that they must come from another machine's clock.
-    """
-    return abs(now - at) < window
-
-
-def _full(earlier: RateWindow | None, most: int, window: float, now: float) -> bool:
-    """Return whether the window already holds as many calls as the rate allows."""
-    return (
-        earlier is not None and len(earlier.times) >= most and _within(window, earlier.times[-most][1], now)
-    )
-
-
-def _add_to_window(windows: Any, event: CallCounted) -> Any:
-    earlier = windows.get(event.policy)
-    if _full(earlier, event.most, event.window, event.at):
-        return windows
-    times = () if earlier is None else earlier.times
-    return windows.append(RateWindow(event.policy, (*times, (event.call, event.at))[-event.most :]))
-
-
-def _window_key(window: Any) -> Hashable:
-    return window.policy
-
-
-@kept(kind="log", key=_window_key, reducers={CallCounted: _add_to_window})
-class RateWindow(msgspec.Struct, frozen=True):
-    """The times of the latest calls, up to the number that the rate allows. They are kept even if the calls fail."""
-
-    policy: str
-    times: tuple[tuple[str, float], ...]
-
-
-class _CheckOnly:
+class CheckOnly:
     """A policy that ignores results."""
 
     def on_result(
@@ -208,7 +161,7 @@ def _content_digest(files: Filesystem, path: str) -> str | None:
             return None  # a link that leads out: the filesystem's own error is better
 
 
-class CapabilityPolicy(_CheckOnly):
+class CapabilityPolicy(CheckOnly):
     """Allows, asks about or denies calls by capability, effect and path.
 
     Verdicts on capabilities come first, by name or by a pattern such as `fs.*` or `*`. A tool is denied or
@@ -333,60 +286,6 @@ class CapabilityPolicy(_CheckOnly):
         except FileError:
             return False
         return any(not folder or at == folder or at.startswith(f"{folder}/") for folder in self._scope)
-
-
-class RateLimitPolicy(_CheckOnly):
-    """Allows at most `most` calls in `per_seconds` seconds, of all tools or of some. Failed calls count too.
-
-    A call counts once, even if it is retried. A call that this policy denied does not count.
-    """
-
-    def __init__(
-        self,
-        most: int,
-        per_seconds: float,
-        *,
-        tools: Collection[str] | None = None,
-        name: str = "rate_limit",
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        if type(most) is not int or most < 1 or not 0 < per_seconds < math.inf:
-            raise DefinitionError(
-                f"policy {name!r}: {most} calls in {per_seconds} seconds is not a valid rate. Pass at least 1 call and a positive time."
-            )
-        if isinstance(tools, str):
-            raise DefinitionError(f"policy {name!r}: tools is a string. Pass a set of names: {{{tools!r}}}.")
-        self.name = name
-        self._key = f"{name}: {most} in {per_seconds:g} s"
-        self._most = most
-        self._window = per_seconds
-        self.named_tools = None if tools is None else frozenset(tools)
-        self._clock = clock
-
-    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
-        if self.named_tools is not None and tool.name not in self.named_tools:
-            return PolicyDecision.allow()
-        session, call = context.session, context.invocation.idempotency_key
-        now = self._clock.monotonic()
-        window = session[RateWindow].get(self._key)
-        if self._counted(window, call, now):
-            return PolicyDecision.allow()
-        if not _full(window, self._most, self._window, now):
-            session.dispatch(CallCounted(self._key, call, now, self._window, self._most))
-            # The reducer admits only as many calls as the rate allows, even if threads race.
-            window = session[RateWindow].get(self._key)
-            if self._counted(window, call, now):
-                return PolicyDecision.allow()
-        oldest = now if window is None else window.times[-self._most][1]
-        return PolicyDecision.deny(
-            f"{self._most} calls in {self._window:g} seconds is the limit. "
-            f"Wait {oldest + self._window - now:.1f} seconds."
-        )
-
-    def _counted(self, window: RateWindow | None, call: str, now: float) -> bool:
-        """Return whether this call was admitted before."""
-        times = () if window is None else reversed(window.times)
-        return any(one == call and _within(self._window, at, now) for one, at in times)
 
 
 class Scoped:

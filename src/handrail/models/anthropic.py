@@ -29,13 +29,16 @@ from handrail.messages import (
     UsagePart,
 )
 from handrail.models import ModelRateLimited, ModelRequestRefused, ModelUnavailable
-from handrail.models.http import Provider, body_of, count, decode, encode, raw_object, refuse_key, text_json
+from handrail.models.grammar import ANTHROPIC_ID, arguments_text, id_for_wire, name_for_wire, raw_object
+from handrail.models.http import Provider, body_of, count, decode, encode, refuse_key, text_json
 
 WIRE = "anthropic"
 _ANTHROPIC = "https://api.anthropic.com"
 _CACHE = {"cache_control": {"type": "ephemeral"}}
 _EMPTY = "(nothing)"
 """Text that is sent instead of empty text, which the API refuses."""
+_SERVER_BLOCKS = frozenset({"server_tool_use", "mcp_tool_use", "container_upload", "compaction"})
+"""Blocks of the provider's own tools, which are sent back as they are, like their results."""
 _STOPS: dict[str, StopReason] = {
     "end_turn": "done",
     "stop_sequence": "done",
@@ -109,7 +112,7 @@ class AnthropicModel:
                 _CACHE  # a mark on the request caches up to the newest message, whose own bytes do not change
             )
         written = {"messages": b"[%s]" % request.messages.encoded(_message)}
-        if request.system:
+        if request.system.strip():
             marked = b"," + encode(_CACHE)[1:-1] if self._cache else b""
             written["system"] = b'[{"type":"text","text":%s%s}]' % (text_json(request.system), marked)
         if len(request.tools):
@@ -151,20 +154,23 @@ def _tool(offered: Offered) -> bytes:
 def _message(message: Message) -> bytes:
     if isinstance(message, ToolMessage):
         results = [_result(each) for each in message.results]
-        opened = [{"type": "text", "text": each.text} for each in message.results if each.shows]
+        opened = [_text_block(each.text) for each in message.results if each.shows]
         return encode({"role": "user", "content": [*results, *opened]})
     if isinstance(message, AssistantMessage):
         return encode({"role": "assistant", "content": _blocks(message)})
-    return encode(
-        {
-            "role": "user",
-            "content": [{"type": "text", "text": message.text if message.text.strip() else _EMPTY}],
-        }
-    )
+    return encode({"role": "user", "content": [_text_block(message.text)]})
+
+
+def _text_block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text if text.strip() else _EMPTY}
 
 
 def _result(result: CallAnswered) -> dict[str, Any]:
-    block: dict[str, Any] = {"type": "tool_result", "tool_use_id": result.id, "content": result.text}
+    block: dict[str, Any] = {"type": "tool_result", "tool_use_id": id_for_wire(result.id, ANTHROPIC_ID)}
+    if result.text.strip():
+        block["content"] = result.text
+    elif result.failed:
+        block["content"] = _EMPTY  # the API refuses an error without content
     if result.shows:
         # A tool reference makes a deferred tool visible. The result's text follows in its own block.
         block["content"] = [{"type": "tool_reference", "tool_name": name} for name in result.shows]
@@ -175,15 +181,51 @@ def _result(result: CallAnswered) -> dict[str, Any]:
 
 def _blocks(message: AssistantMessage) -> list[Any]:
     calls = [
-        {"type": "tool_use", "id": call.id, "name": call.name, "input": raw_object(call.arguments)}
+        {
+            "type": "tool_use",
+            "id": id_for_wire(call.id, ANTHROPIC_ID),
+            "name": name_for_wire(call.name),
+            "input": raw_object(call.arguments),
+        }
         for call in message.calls
     ]
     if message.kept is not None and message.kept.wire == WIRE:
-        # Signed thinking blocks must be sent back unchanged, and in the same order relative to the calls.
-        return [calls.pop(0) if block["type"] == "tool_use" else block for block in decode(message.kept.data)]
-    if message.text.strip() or not calls:
-        return [{"type": "text", "text": message.text if message.text.strip() else _EMPTY}, *calls]
-    return calls
+        back = _with_thinking(decode(message.kept.data), calls)
+        if back:
+            return back
+    return [_text_block(message.text), *calls] if message.text.strip() or not calls else calls
+
+
+def _with_thinking(blocks: list[Any], calls: list[Any]) -> list[Any]:
+    """Return the blocks of an answer, with Handrail's form of its calls.
+
+    Signed thinking is sent back unchanged, and in the same order relative to the calls. Thinking without a
+    signature was cut off, and the API refuses it. Returns [] if the blocks are not those of the answer.
+    """
+    back: list[Any] = []
+    asked = iter(calls)
+    for block in blocks:
+        match block:
+            case {"type": "tool_use"}:
+                call = next(asked, None)
+                if call is None:
+                    return []
+                back.append(call)
+            case {"type": "text", "text": str(text)} if text.strip():
+                back.append({"type": "text", "text": text})
+            case {"type": "thinking", "thinking": str(text), "signature": str(signature)} if signature:
+                back.append({"type": "thinking", "thinking": text, "signature": signature})
+            case {"type": "redacted_thinking", "data": str(data)}:
+                back.append({"type": "redacted_thinking", "data": data})
+            case {"type": str(kind)} if kind in _SERVER_BLOCKS or kind.endswith("_tool_result"):
+                back.append(block)
+            case _:
+                pass
+    if next(asked, None) is not None:
+        return []
+    if back and back[-1]["type"].endswith("thinking"):
+        back.append(_text_block(""))  # the API refuses thinking as the last block
+    return back
 
 
 def _whole(answer: Any) -> Iterator[ModelPart]:
@@ -196,9 +238,8 @@ def _whole(answer: Any) -> Iterator[ModelPart]:
             case "thinking":
                 yield ThinkingPart(block.get("thinking") or "")
             case "tool_use":
-                yield CallPart(
-                    index, block.get("id") or "", block["name"], encode(block.get("input") or {}).decode()
-                )
+                given = arguments_text(block.get("input"))
+                yield CallPart(index, block.get("id") or "", block.get("name") or "", given)
                 index += 1
             case _:
                 pass
@@ -220,18 +261,20 @@ def _kept(blocks: list[Any]) -> Kept | None:
     """Return the blocks of an answer that must be sent back; None if it has no thinking blocks."""
     if not any(block["type"] in ("thinking", "redacted_thinking") for block in blocks):
         return None
-    return Kept(WIRE, encode([block for block in blocks if block["type"] != "text" or block["text"].strip()]))
+    return Kept(WIRE, encode(blocks))
 
 
 class _Pieces:
     """Converts the events of one streamed answer to parts."""
 
-    __slots__ = ("_blocks", "_calls", "_provider", "_stop", "_usage")
+    __slots__ = ("_blocks", "_calls", "_given", "_provider", "_stop", "_usage")
 
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
         self._blocks: dict[int, dict[str, Any]] = {}
         self._calls: dict[int, int] = {}
+        self._given: dict[int, Any] = {}
+        """The inputs that calls began with, which count if no pieces of the input follow."""
         self._usage: dict[str, Any] = {}
         self._stop = "end_turn"
 
@@ -243,12 +286,16 @@ class _Pieces:
                 yield from self._begin(event["index"], dict(event["content_block"]))
             case "content_block_delta":
                 yield from self._more(event["index"], event["delta"])
+            case "content_block_stop":
+                yield from self._end(event["index"])
             case "message_delta":
                 self._stop = event["delta"].get("stop_reason") or self._stop
                 self._usage |= {
                     name: value for name, value in (event.get("usage") or {}).items() if value is not None
                 }
             case "message_stop":
+                for index in sorted(self._given):
+                    yield from self._end(index)
                 if self._usage:
                     yield UsagePart(_usage(self._usage))
                 blocks = [self._blocks[index] for index in sorted(self._blocks)]
@@ -263,11 +310,15 @@ class _Pieces:
         if block["type"] == "tool_use":
             number = self._calls[index] = len(self._calls)
             given = block.pop("input", None)
-            yield CallPart(
-                number, block.get("id") or "", block["name"], encode(given).decode() if given else ""
-            )
+            if given is not None and given != {}:
+                self._given[index] = given
+            yield CallPart(number, block.get("id") or "", block.get("name") or "")
         elif block["type"] == "text" and block.get("text"):
             yield TextPart(block["text"])
+
+    def _end(self, index: int) -> Iterator[ModelPart]:
+        if index in self._given:
+            yield CallPart(self._calls[index], arguments=arguments_text(self._given.pop(index)))
 
     def _more(self, index: int, delta: Any) -> Iterator[ModelPart]:
         block = self._blocks[index]
@@ -276,6 +327,8 @@ class _Pieces:
                 block["text"] = block.get("text", "") + delta["text"]
                 yield TextPart(delta["text"])
             case "input_json_delta":
+                if delta["partial_json"]:
+                    self._given.pop(index, None)
                 yield CallPart(self._calls[index], arguments=delta["partial_json"])
             case "thinking_delta":
                 block["thinking"] = block.get("thinking", "") + delta["thinking"]

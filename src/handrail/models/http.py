@@ -1,8 +1,8 @@
 """`Provider`: requests to one provider over HTTP.
 
 It reads JSON or a stream of events, and converts every failure to a `ModelError`. aiohttp is used only here, and
-is imported with the first request. The helpers that all HTTP models share are also here: they encode JSON, adapt
-schemas to providers, and convert the arguments of calls.
+is imported with the first request. The helpers that all HTTP models share are also here: they encode JSON and adapt
+schemas to providers.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -414,22 +414,6 @@ def text_json(text: str) -> bytes:
 
 
 _kept_json = lru_cache(maxsize=64)(encode)
-
-
-def object_text(arguments: str) -> str:
-    """Return a call's arguments as the JSON text of an object. Anything else that the model sent is wrapped in one."""
-    if not arguments:
-        return "{}"
-    try:
-        found = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, UnicodeEncodeError):
-        found = None
-    return arguments if isinstance(found, dict) else encode({"unreadable": arguments}).decode()
-
-
-def raw_object(arguments: str) -> msgspec.Raw:
-    """Return a call's arguments as raw JSON, for an API that expects an object instead of text."""
-    return msgspec.Raw(object_text(arguments).encode())
 
 
 def count(value: Any) -> int:

@@ -30,18 +30,20 @@ from handrail.messages import (
     UsagePart,
 )
 from handrail.models import ModelUnavailable, responses
+from handrail.models.grammar import CHAT_ID, arguments_text, id_for_wire, name_for_wire, object_text
 from handrail.models.http import (
     Provider,
     body_of,
     count,
     encode,
     is_strict,
-    object_text,
     refuse_key,
     text_json,
 )
 
 _OPENAI = "https://api.openai.com/v1"
+_MOST_CALLS = 128
+"""Calls that the API accepts in one message."""
 
 
 class OpenAIModel:
@@ -144,25 +146,40 @@ def _tool(offered: Offered) -> bytes:
 
 def _message(message: Message) -> bytes:
     if isinstance(message, ToolMessage):
-        return b",".join(
-            encode({"role": "tool", "tool_call_id": each.id, "content": each.text})
-            for each in message.results
-        )
+        return b",".join(map(encode, _results(message)))
     if isinstance(message, AssistantMessage):
         said: dict[str, Any] = {"role": "assistant", "content": message.text or None}
         if message.calls:
             said["tool_calls"] = [
                 {
-                    "id": call.id,
+                    "id": id_for_wire(call.id, CHAT_ID),
                     "type": "function",
-                    "function": {"name": call.name, "arguments": object_text(call.arguments)},
+                    "function": {
+                        "name": name_for_wire(call.name),
+                        "arguments": object_text(call.arguments),
+                    },
                 }
-                for call in message.calls
+                for call in message.calls[:_MOST_CALLS]
             ]
         elif not message.text:
             said["content"] = ""
         return encode(said)
     return encode({"role": "user", "content": message.text})
+
+
+def _results(message: ToolMessage) -> list[dict[str, Any]]:
+    """Convert the results of a turn. Those of calls beyond the API's limit follow as text of the user."""
+    said: list[dict[str, Any]] = [
+        {"role": "tool", "tool_call_id": id_for_wire(each.id, CHAT_ID), "content": each.text}
+        for each in message.results[:_MOST_CALLS]
+    ]
+    more = message.results[_MOST_CALLS:]
+    if more:
+        texts = "\n\n".join(f"{each.name}: {each.text}" for each in more)
+        said.append(
+            {"role": "user", "content": f"Results of the {len(more)} further calls of this turn:\n\n{texts}"}
+        )
+    return said
 
 
 def _whole(answer: Any) -> Iterator[ModelPart]:
@@ -177,7 +194,10 @@ def _whole(answer: Any) -> Iterator[ModelPart]:
     for index, call in enumerate(said.get("tool_calls") or ()):
         function = call["function"]
         yield CallPart(
-            index, call.get("id") or "", function["name"], _arguments(function.get("arguments")) or "{}"
+            index,
+            call.get("id") or "",
+            function.get("name") or "",
+            arguments_text(function.get("arguments")),
         )
     if answer.get("usage"):
         yield UsagePart(_usage(answer["usage"]))
@@ -230,7 +250,7 @@ class _Pieces:
             self._calls.append((id, name))
         elif self._calls[number or 0] == (id, name):
             name = ""  # the server repeats the name with every fragment
-        return CallPart(number or 0, id, name, _arguments(function.get("arguments")))
+        return CallPart(number or 0, id, name, arguments_text(function.get("arguments")))
 
 
 def _text(content: Any) -> str:
@@ -238,11 +258,6 @@ def _text(content: Any) -> str:
     if isinstance(content, list):
         return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content)
     return content or ""
-
-
-def _arguments(given: Any) -> str:
-    """Return a call's arguments as JSON text, even if the server sends an object."""
-    return given if isinstance(given, str) else "" if given is None else encode(given).decode()
 
 
 def _failure(provider: Provider, error: Any) -> ModelError:

@@ -27,7 +27,8 @@ from handrail.messages import (
     UsagePart,
 )
 from handrail.models import ModelRateLimited, ModelUnavailable
-from handrail.models.http import Provider, body_of, count, decode, encode, is_strict, object_text, text_json
+from handrail.models.grammar import RESPONSES_ID, arguments_text, id_for_wire, name_for_wire, object_text
+from handrail.models.http import Provider, body_of, count, decode, encode, is_strict, text_json
 
 WIRE = "responses"
 
@@ -82,7 +83,11 @@ def _items(message: Message) -> bytes:
     """Convert a message to at least one input item, as JSON separated by commas."""
     if isinstance(message, ToolMessage):
         items: list[Any] = [
-            {"type": "function_call_output", "call_id": each.id, "output": each.text}
+            {
+                "type": "function_call_output",
+                "call_id": id_for_wire(each.id, RESPONSES_ID),
+                "output": each.text,
+            }
             for each in message.results
         ]
     elif isinstance(message, AssistantMessage):
@@ -96,20 +101,59 @@ def _said(message: AssistantMessage) -> list[Any]:
     calls = [
         {
             "type": "function_call",
-            "call_id": call.id,
-            "name": call.name,
+            "call_id": id_for_wire(call.id, RESPONSES_ID),
+            "name": name_for_wire(call.name),
             "arguments": object_text(call.arguments),
         }
         for call in message.calls
     ]
     if message.kept is not None and message.kept.wire == WIRE:
-        # Reasoning items are sent back in their place among the calls, which have Handrail's ids.
-        return [
-            calls.pop(0) if item["type"] == "function_call" else item for item in decode(message.kept.data)
-        ]
+        back = _with_reasoning(decode(message.kept.data), calls)
+        if back:
+            return back
     text = {"type": "output_text", "text": message.text, "annotations": []}
     said = {"type": "message", "role": "assistant", "content": [text]}
     return [said, *calls] if message.text or not calls else calls
+
+
+def _with_reasoning(items: list[Any], calls: list[Any]) -> list[Any]:
+    """Return the items of an answer with its reasoning in place, and with Handrail's form of its calls.
+
+    Returns [] if nothing needs its place: the API refuses reasoning without the item that it led to, and the items
+    of a server may not be those of the answer.
+    """
+    back: list[Any] = []
+    asked = iter(calls)
+    for item in items:
+        match item["type"]:
+            case "function_call":
+                call = next(asked, None)
+                if call is None:
+                    return []
+                back.append(call)
+            case "message":
+                content = [part for each in item.get("content") or () if (part := _content(each)) is not None]
+                if content:
+                    back.append({"type": "message", "role": "assistant", "content": content})
+            case "reasoning":
+                kept = {name: item[name] for name in ("id", "content", "encrypted_content") if item.get(name)}
+                back.append({"type": "reasoning", "summary": item.get("summary") or [], **kept})
+            case _:
+                pass
+    while back and back[-1]["type"] == "reasoning":
+        back.pop()
+    return [] if next(asked, None) is not None else back
+
+
+def _content(part: Any) -> dict[str, Any] | None:
+    """Return a part of an answer's message as it is sent back; None for one that has no text."""
+    match part:
+        case {"type": "output_text", "text": str(text)}:
+            return {"type": "output_text", "text": text, "annotations": []}
+        case {"type": "refusal", "refusal": str(text)}:
+            return {"type": "refusal", "refusal": text}
+        case _:
+            return None
 
 
 def _whole(provider: Provider, answer: Any) -> Iterator[ModelPart]:
@@ -120,7 +164,7 @@ def _whole(provider: Provider, answer: Any) -> Iterator[ModelPart]:
                 for content in item["content"]:
                     yield TextPart(content.get("text") or content.get("refusal") or "")
             case "function_call":
-                yield CallPart(index, item.get("call_id") or "", item["name"], item.get("arguments") or "{}")
+                yield _call(index, item)
                 index += 1
             case "reasoning":
                 for summary in item.get("summary") or ():
@@ -193,10 +237,7 @@ class _Pieces:
                 yield ThinkingPart(event["delta"])
             case "response.output_item.added" if event["item"]["type"] == "function_call":
                 item = event["item"]
-                index = self._index(event)
-                yield CallPart(
-                    index, item.get("call_id") or "", item.get("name") or "", item.get("arguments") or ""
-                )
+                yield _call(self._index(event), item)
                 if item.get("arguments"):
                     self._written.add(_id(event))
             case "response.function_call_arguments.delta":
@@ -205,14 +246,9 @@ class _Pieces:
             case "response.output_item.done" if event["item"]["type"] == "function_call":
                 item = event["item"]
                 if _id(event) not in self._calls:
-                    yield CallPart(
-                        self._index(event),
-                        item.get("call_id") or "",
-                        item["name"],
-                        item.get("arguments") or "",
-                    )
+                    yield _call(self._index(event), item)
                 elif _id(event) not in self._written:
-                    yield CallPart(self._index(event), arguments=item.get("arguments") or "")
+                    yield CallPart(self._index(event), arguments=arguments_text(item.get("arguments")))
             case "response.completed" | "response.incomplete" | "response.failed":
                 yield from _end(self._provider, event["response"])
             case "error":
@@ -222,6 +258,11 @@ class _Pieces:
 
     def _index(self, event: Any) -> int:
         return self._calls.setdefault(_id(event), len(self._calls))
+
+
+def _call(index: int, item: Any) -> CallPart:
+    arguments = arguments_text(item.get("arguments"))
+    return CallPart(index, item.get("call_id") or "", item.get("name") or "", arguments)
 
 
 def _id(event: Any) -> str:

@@ -55,7 +55,7 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
             return None
         if inner.lost and _is_asked_again(attempt, log):
             return None
-        attempt.call.resolve(attempt.frame.tools.get(attempt.name, attempt.tool))
+        attempt.call.restore(attempt.frame.tools.get(attempt.name, attempt.tool))
         if any(log.was_being_undone(Place.parse(done.place)) for done in inner.settled if done.tool):
             return await _replay_undone(attempt, inner, log)
         apply_inner(attempt, inner)
@@ -75,7 +75,7 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
 def _replay_unit(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
     """Replay one of the run's own calls, whose changes are already in the session."""
     frame = attempt.frame
-    attempt.call.resolve(frame.tools.get(attempt.name, attempt.tool))
+    attempt.call.restore(frame.tools.get(attempt.name, attempt.tool))
     if unit.charged and frame.budget is not None:
         frame.budget.reserve().settle(tool_calls=1)
     bill_nested(attempt)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
-from handrail.cancellation import await_foreign, open_scope
+from handrail.cancellation import isolated, open_scope
 from handrail.errors import ResourceError
 from handrail.protocols import Forkable
 
@@ -47,7 +47,7 @@ class Closer:
             limit = asyncio.timeout(_CLOSE_SECONDS)
             try:
                 async with limit:
-                    await await_foreign(closing)
+                    await isolated(closing)
             except TimeoutError as error:
                 if not limit.expired():
                     raise

@@ -1,0 +1,119 @@
+"""The calls of a conversation in the form that the providers' APIs accept.
+
+A model can write any name, id and arguments for a call. Handrail refuses what is wrong and keeps it as it was written,
+for people and for the journal. It is also sent back to the provider with every later request of the conversation, and
+there an API refuses the whole request for one malformed name. The functions here normalise what is sent back:
+
+- Each depends on nothing but its argument, so that a message is encoded the same way in every request.
+- What an API accepts is returned unchanged.
+- Different ids stay different, and a call and its result get the same id.
+
+The rules are the providers' published ones, and what their errors say: names have up to 64 letters, digits, `_` and
+`-`; ids are limited in length by OpenAI, and in their characters by Anthropic; arguments are an object that every JSON
+parser reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]+")
+_LONGEST_NAME = 64
+_UNNAMED = "unnamed"
+"""Stands for a name without any letter or digit."""
+
+CHAT_ID = re.compile(r"[^\ud800-\udfff]{1,40}")
+RESPONSES_ID = re.compile(r"[^\ud800-\udfff]{1,64}")
+ANTHROPIC_ID = re.compile(r"[a-zA-Z0-9_-]+")
+_NORMALISED = re.compile(r"hr-[0-9a-f]{32}")
+
+_DEEPEST = 50
+"""Levels of arguments that are sent as they are. The strictest parsers in use read 64, the request included."""
+_LONGEST_NUMBER = 300
+"""Digits after which a number no longer fits a float, which many parsers use for all numbers."""
+_DIGITS = re.compile(rf"\d{{{_LONGEST_NUMBER + 1}}}")
+_MOST_UNREADABLE = 20_000
+"""Characters of unreadable arguments that are sent back."""
+
+
+def name_for_wire(name: str) -> str:
+    """Return the name of a call as every API accepts it. Refused characters are replaced by `_`."""
+    if _NAME.fullmatch(name):
+        return name
+    return _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME].strip("_") or _UNNAMED
+
+
+def id_for_wire(id: str, accepted: re.Pattern[str]) -> str:
+    """Return an id as the API with this pattern accepts it. Other ids are replaced by a digest of them."""
+    if accepted.fullmatch(id) and not _NORMALISED.fullmatch(id):
+        return id
+    # An id that looks like a digest is replaced too, since it could be the digest of another one.
+    return f"hr-{hashlib.sha256(id.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+
+
+def is_object(arguments: str) -> bool:
+    """Return whether arguments are the complete JSON text of an object that every parser can read."""
+    try:
+        found = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return False
+    if not isinstance(found, dict):
+        return False
+    if len(arguments) > _LONGEST_NUMBER and _DIGITS.search(arguments):
+        return False
+    brackets = arguments.count("[") + arguments.count("{")
+    return brackets <= _DEEPEST or not _is_deep(cast("dict[str, Any]", found))
+
+
+def object_text(arguments: str) -> str:
+    """Return a call's arguments as the JSON text of an object. Anything else that the model sent is wrapped in one."""
+    if not arguments:
+        return "{}"
+    if is_object(arguments):
+        return arguments
+    shown = clean_text(arguments)
+    if len(shown) > _MOST_UNREADABLE:
+        shown = f"{shown[:_MOST_UNREADABLE]}… ({len(shown) - _MOST_UNREADABLE} more characters)"
+    return msgspec.json.encode({"unreadable": shown}).decode()
+
+
+def raw_object(arguments: str) -> msgspec.Raw:
+    """Return a call's arguments as raw JSON, for an API that expects an object instead of text."""
+    return msgspec.Raw(object_text(arguments).encode())
+
+
+def arguments_text(given: Any) -> str:
+    """Return the arguments that a server sent as JSON text, even if it sent a value instead of text."""
+    return given if isinstance(given, str) else "" if given is None else msgspec.json.encode(given).decode()
+
+
+def clean_text(text: str) -> str:
+    """Return a text with lone surrogates replaced, which no API accepts and no journal can hold."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _is_deep(value: Any) -> bool:
+    level: Sequence[Any] = [value]
+    for _ in range(_DEEPEST):
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner += cast("dict[str, Any]", each).values()
+            elif isinstance(each, list):
+                inner += cast("list[Any]", each)
+        if not inner:
+            return False
+        level = inner
+    return True

@@ -1,0 +1,99 @@
+"""The window of `RateLimitPolicy`: it admits what the rate allows, at a cost that does not grow."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail import RateLimitPolicy, tool
+from handrail.dispatch import open_gate
+from handrail.guard.rate_limit import CallCounted, RateCell, RateWindow
+from handrail.session import Session
+
+CALLS = 10_000
+
+
+@tool(effect="pure")
+async def nothing() -> str:
+    """Do nothing."""
+    return "fine"
+
+
+class StandingClock:
+    """A clock that stands still."""
+
+    def now(self) -> Any:
+        raise NotImplementedError
+
+    def monotonic(self) -> float:
+        return 100.0
+
+
+async def steps_of_a_call(gate: Any) -> int:
+    """Return the number of lines that one call runs."""
+    steps = 0
+
+    def count(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal steps
+        steps += event == "line"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        result = await gate.invoke("nothing")
+    finally:
+        sys.settrace(before)
+    assert result.success
+    return steps
+
+
+async def test_the_ten_thousandth_call_costs_what_the_first_does() -> None:
+    """A call runs about as many lines after 10,000 others, in a window that holds all of them or far fewer."""
+    for most in (2 * CALLS, 500):
+        session = Session()
+        policy = RateLimitPolicy(most, 10, clock=StandingClock())
+        gate = open_gate([nothing], session=session, policies=[policy])
+        await gate.invoke("nothing")
+        first = await steps_of_a_call(gate)
+        for number in range(CALLS):  # more than the rate allows come from a time before the window
+            at = 100.0 if most > CALLS else number / CALLS
+            session.dispatch(
+                CallCounted("rate_limit", f"call {number}", at, 0.001 if most < CALLS else 10, most)
+            )
+        assert len(list(RateWindow(session[RateCell], "rate_limit"))) == min(most, CALLS + 2)
+        assert await steps_of_a_call(gate) < 2 * first
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b"]),  # the policy
+            st.integers(0, 9),  # the call
+            st.floats(0, 3),  # the time since the last one
+            st.sampled_from([1, 2, 5]),  # the rate, which an app's next version may change
+        ),
+        max_size=40,
+    )
+)
+def test_a_window_admits_what_the_rate_allows(counted: list[tuple[str, int, float, int]]) -> None:
+    """The ring behaves as a list of all admitted calls would, also when the rate changes."""
+    session, now, seconds = Session(), 0.0, 4.0
+    admitted: dict[str, list[tuple[str, float]]] = {"a": [], "b": []}
+    for policy, number, later, most in counted:
+        now, call = now + later, f"call {number}"
+        session.dispatch(CallCounted(policy, call, now, seconds, most))
+        latest = admitted[policy]
+        if not (len(latest) >= most and now - latest[-most][1] < seconds):
+            admitted[policy] = [*latest, (call, now)][-most:]
+        for name, calls in admitted.items():
+            window = RateWindow(session[RateCell], name)
+            assert [(each.call, each.at) for each in window] == calls
+            for each in range(10):
+                expected = any(one == f"call {each}" and now - at < seconds for one, at in calls)
+                assert window.has(f"call {each}", seconds, now) is expected
+    assert len(session[RateCell]) <= 2 * (1 + 5 + 5)

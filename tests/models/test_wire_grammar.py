@@ -1,0 +1,212 @@
+"""The checker of the three wires accepts good requests, and each of its rules refuses something."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.strict_wires import note, take_refused
+from support.wire_grammar import WireRefused, check, problems, wire_of
+
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {}}
+GOOD: dict[str, dict[str, Any]] = {
+    "chat": {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": ""},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {"id": id, "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+                    for id in ("functions.add:0", "b")
+                ],
+            },
+            {"role": "tool", "tool_call_id": "b", "content": ""},
+            {"role": "tool", "tool_call_id": "functions.add:0", "content": "x"},
+            {"role": "assistant", "content": ""},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "description": "F.", "parameters": SCHEMA}}],
+    },
+    "responses": {
+        "model": "m",
+        "input": [
+            {"type": "message", "role": "user", "content": "hi"},
+            {"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "e"},
+            {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+            {"type": "function_call", "call_id": "b", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": ""},
+            {"type": "function_call_output", "call_id": "b", "output": "x"},
+            {
+                "type": "message",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "x", "annotations": []}],
+            },
+        ],
+        "tools": [{"type": "function", "name": "f", "parameters": SCHEMA, "strict": False}],
+    },
+    "messages": {
+        "model": "m",
+        "max_tokens": 9,
+        "system": [{"type": "text", "text": "Be brief."}],
+        "messages": [
+            {"role": "user", "content": "hi"},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "hm", "signature": "s"},
+                    {"type": "tool_use", "id": "a", "name": "f", "input": {"a": 1}},
+                    {"type": "tool_use", "id": "b", "name": "f", "input": {}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "a"},
+                    {"type": "tool_result", "tool_use_id": "b", "content": "no", "is_error": True},
+                    {"type": "text", "text": "more"},
+                ],
+            },
+            {"role": "user", "content": [{"type": "text", "text": "and"}]},
+        ],
+        "tools": [{"name": "f", "description": "F.", "input_schema": SCHEMA}],
+    },
+}
+
+
+def put(*path: Any) -> Callable[[Any], None]:
+    """Return a function that sets the value at a path; the last element is the value."""
+    *way, last, value = path
+
+    def change(request: Any) -> None:
+        for each in way:
+            request = request[each]
+        request[last] = value
+
+    return change
+
+
+def drop(*path: Any) -> Callable[[Any], None]:
+    """Return a function that deletes what is at a path."""
+    *way, last = path
+
+    def change(request: Any) -> None:
+        for each in way:
+            request = request[each]
+        del request[last]
+
+    return change
+
+
+def deep(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+CALL = ("messages", 2, "tool_calls", 0)
+USE = ("messages", 1, "content", 1)
+BAD: list[tuple[str, str, Callable[[Any], object]]] = [
+    ("chat", "does not match", put(*CALL, "function", "name", "multi_tool_use.parallel")),
+    ("chat", "does not match", put(*CALL, "function", "name", "")),
+    ("chat", "does not match", put(*CALL, "id", "i" * 41)),
+    ("chat", "does not match", put(*CALL, "id", "")),
+    ("chat", "occurs twice", put(*CALL, "id", "b")),
+    ("chat", "not the text of an object", put(*CALL, "function", "arguments", "[]")),
+    ("chat", "invalid JSON", put(*CALL, "function", "arguments", "{")),
+    ("chat", "too deep", put(*CALL, "function", "arguments", "[" * 100_000)),
+    ("chat", "more than 64 levels", put(*CALL, "function", "arguments", json.dumps(deep(70)))),
+    ("chat", "out of range", put(*CALL, "function", "arguments", '{"a": 1e999}')),
+    ("chat", "out of range", put(*CALL, "function", "arguments", f'{{"a": {"1" * 400}}}')),
+    ("chat", "lone surrogate", put(*CALL, "function", "arguments", '{"a": "\\ud800"}')),
+    ("chat", "is not a text", put(*CALL, "function", "arguments", {})),
+    ("chat", "type is missing", drop(*CALL, "type")),
+    ("chat", "1 to 128 calls", put("messages", 2, "tool_calls", [])),
+    ("chat", "neither content nor tool_calls", put("messages", 5, "content", None)),
+    ("chat", "before the results of", drop("messages", 3)),
+    ("chat", "has no call before it", drop("messages", 2)),
+    ("chat", "role is 'robot'", put("messages", 1, "role", "robot")),
+    ("chat", "novelty is unknown", put("messages", 1, "novelty", 1)),
+    ("chat", "tool_choice without tools", lambda r: (r.pop("tools"), r.update(tool_choice="required"))),
+    ("chat", "two tools have one name", lambda r: r["tools"].append(r["tools"][0])),
+    ("chat", "there are 129 tools", lambda r: r.update(tools=r["tools"] * 129)),
+    ("chat", "no schema of an object", put("tools", 0, "function", "parameters", {})),
+    ("chat", "at least one message", put("messages", [])),
+    ("responses", "does not match", put("input", 2, "call_id", "i" * 65)),
+    ("responses", "does not match", put("input", 2, "name", "a.b")),
+    ("responses", "not the text of an object", put("input", 2, "arguments", "null")),
+    ("responses", "without the item that follows", lambda r: r["input"].append(r["input"][1])),
+    ("responses", "before the results of", drop("input", 4)),
+    ("responses", "has no call before it", drop("input", 2)),
+    ("responses", "type is 'novelty'", put("input", 6, "type", "novelty")),
+    (
+        "responses",
+        "has a part 'input_text'",
+        put("input", 6, "content", [{"type": "input_text", "text": "x"}]),
+    ),
+    ("responses", "at least one part", put("input", 6, "content", [])),
+    ("messages", "does not match", put(*USE, "id", "functions.add:0")),
+    ("messages", "does not match", put(*USE, "name", "a.b")),
+    ("messages", "input is not an object", put(*USE, "input", [])),
+    ("messages", "more than 64 levels", put(*USE, "input", deep(70))),
+    (
+        "messages",
+        "last block is thinking",
+        put("messages", 1, "content", [GOOD["messages"]["messages"][1]["content"][0]]),
+    ),
+    ("messages", "is not signed", put("messages", 1, "content", 0, "signature", "")),
+    ("messages", "must be non-empty", put("messages", 3, "content", 0, "text", " ")),
+    ("messages", "must be non-empty", put("system", 0, "text", "")),
+    ("messages", "content is empty", put("messages", 3, "content", [])),
+    ("messages", "cannot be empty if is_error", drop("messages", 2, "content", 1, "content")),
+    ("messages", "is blank", put("messages", 2, "content", 0, "content", "\n")),
+    ("messages", "comes before the results of", drop("messages", 2, "content", 0)),
+    ("messages", "comes after something else", lambda r: r["messages"][2]["content"].reverse()),
+    ("messages", "the first message is not the user's", drop("messages", 0)),
+    ("messages", "max_tokens is missing", drop("max_tokens")),
+    ("messages", "type is 'novelty'", put(*USE, "type", "novelty")),
+]
+
+
+@pytest.mark.parametrize("wire", GOOD)
+def test_a_good_request_is_accepted(wire: str) -> None:
+    """A request that uses everything the wire has is accepted."""
+    assert problems(wire, json.dumps(GOOD[wire]).encode()) == []
+
+
+@pytest.mark.parametrize(("wire", "words", "change"), BAD, ids=[f"{wire}: {words}" for wire, words, _ in BAD])
+def test_each_rule_refuses_something(wire: str, words: str, change: Callable[[Any], object]) -> None:
+    """A request with one mistake is refused, with the rule that it breaks."""
+    request = copy.deepcopy(GOOD[wire])
+    change(request)
+    assert any(words in problem for problem in problems(wire, json.dumps(request).encode()))
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"\xff", "invalid JSON"),
+        (b"[]", "each key once"),
+        (b'{"model": "m", "model": "m"}', "each key once"),
+        (b'{"a": NaN}', "NaN is not JSON"),
+    ],
+)
+def test_a_body_is_one_object_of_json(body: bytes, words: str) -> None:
+    """Bytes that a strict parser refuses are refused."""
+    assert words in problems("chat", body)[0]
+
+
+def test_a_refused_request_fails_the_test_that_sent_it() -> None:
+    """Servers note what the grammar refuses, and a request to another address is no model's."""
+    with pytest.raises(WireRefused, match="messages is not a list"):
+        check("/v1/chat/completions", b'{"model": "m"}')
+    note("/anthropic/v1/messages?beta=true", b"{}")
+    assert len(take_refused()) == 1
+    assert wire_of("/v1/embeddings") is None
+    check("/v1/embeddings", b"{}")
