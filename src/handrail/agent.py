@@ -221,7 +221,7 @@ _UNFINISHED = {
 
 
 def _literal(instructions: Any) -> Any:
-    """Return the instructions with their texts escaped, so that a `$` in them is literal."""
+    """Return the instructions with every `$` in their texts doubled, so that it is literal."""
     if isinstance(instructions, str):
         return instructions.replace("$", "$$")
     if not isinstance(instructions, list | tuple):

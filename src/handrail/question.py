@@ -118,7 +118,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     quorums: tuple[Quorum, ...] = ()
     """The people who decide an approval instead of the principal. All quorums must be met."""
     secret: bool = False
-    """Whether the answer may contain a secret. It is then recorded masked, and accepted only while the asker waits."""
+    """Whether the answer may contain a secret. If so, it is recorded masked, and accepted only while the asker waits."""
 
     @property
     def rows(self) -> tuple[Row, ...]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from handrail.adapter.adapter import Adapter
 
 NO_MESSAGE = "Do what the instructions say."
-"""The user message of a run without one, whose prompt says everything."""
+"""The user message of a run that was given none, because its prompt says everything."""
 
 
 async def run_in(

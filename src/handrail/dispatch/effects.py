@@ -161,7 +161,7 @@ def _auxiliary_tool(
 async def compensate(attempt: Attempt, settled: Sequence[Settled]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Compensate the effects of a failed call, last first. Returns what was compensated and what was not.
 
-    Each compensation passes the gate beside the call. If one fails, it is rolled back and the others still run.
+    Each compensation passes the gate alongside the call. If one fails, it is rolled back and the others still run.
     """
     compensated: list[str] = []
     left: list[str] = []
@@ -195,7 +195,7 @@ async def _compensate(attempt: Attempt, done: Settled, tool: Tool[Any, Any]) -> 
 async def probe(attempt: Attempt) -> bool | None:
     """Ask the tool's probe whether an interrupted call happened. Returns None if there is no probe or it does not know.
 
-    The probe passes the gate beside the call. A probe that fails is rolled back and counts as not knowing.
+    The probe passes the gate alongside the call. A probe that fails is rolled back and counts as not knowing.
     """
     tool, function = attempt.tool, attempt.tool.probe
     if function is None:
@@ -218,7 +218,7 @@ async def probe(attempt: Attempt) -> bool | None:
 
 
 async def _carry(call: Call) -> Passage:
-    """Pass a compensation or a probe through the gate. If it fails, `error` of the returned passage is set."""
+    """Pass a compensation or a probe through the gate. If it fails, the returned passage's `error` is set."""
     passage = call.gate.open(call)
     try:
         await shielded(call.gate.pass_through(call, passage))

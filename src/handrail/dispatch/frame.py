@@ -134,7 +134,7 @@ class Costs:
 class Frame:
     """The state that all calls of one run share, including which of them are running."""
 
-    # These are not grouped into smaller values, because every call reads about twenty of them.
+    # The slots are not grouped into smaller values, because every call reads about twenty of them.
     __slots__ = (
         "__weakref__",
         "began",

@@ -38,7 +38,7 @@ class SharedArguments(TypedDict, total=False):
     environment: Environment | None
     """The environment of the run, in which people can be asked; None for nobody."""
     approvals: ApprovalMode | ApprovalBroker | None
-    """The broker that decides about approvals; None for the person in the environment, if there is one."""
+    """The approval mode, or the broker that decides; None to ask the person in the environment, if there is one."""
 
 
 class ResumeArguments(SharedArguments, total=False):
@@ -47,7 +47,7 @@ class ResumeArguments(SharedArguments, total=False):
     session: Session | None
     """An empty session with the recorded id, if the run's session was created with its own slice rules."""
     bus: EventBus | None
-    """Receives every event of the run."""
+    """A bus that receives every event of the run."""
     journal: Journal | None
     """The journal in which the run is recorded."""
     tools: Sequence[Tool[Any, Any]]
@@ -68,7 +68,7 @@ class RunArguments(ResumeArguments, total=False):
     """Maximum number of tokens in each answer of the model."""
     run_id: str | None
     app: str
-    """Reference of the form `module:name` to the prompt, from which a resumed run loads it."""
+    """Where a resumed run finds the prompt, as `module:name`."""
 
 
 class GuardArguments(SharedArguments, total=False):

@@ -203,7 +203,7 @@ class Transaction(msgspec.Struct, eq=False):
             self._session.publish()
 
     def drop(self) -> None:
-        """Discard everything the call did."""
+        """Discard the changes in the call's forks."""
         with self._root.lock:
             self.closed = True
         for fork in self.touched:
@@ -233,7 +233,7 @@ def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
 
 
 def key_of(attempt: Attempt, journal: str = "") -> CallKey:
-    """Return the key under which a call's commit is kept, in the journal with this id."""
+    """Return the key of a call's commit. `journal` is the id of the journal that records it."""
     call = attempt.call
     return CallKey(call.id, attempt.run_context.request_id, str(call.place), journal)
 

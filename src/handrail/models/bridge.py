@@ -321,7 +321,7 @@ def _said(error: Exception) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    """Return a text without secrets, because some providers echo the key.
+    """Return a message without secrets, because some providers echo the key.
 
     The key's variable differs by provider, so every variable whose name suggests a secret is considered.
     """

@@ -233,7 +233,7 @@ class Provider:
         return {**self._headers, self._key_header: self._key_prefix + key} if key else self._headers
 
     def _without_key(self, text: str) -> str:
-        """Return a text without the key, because some providers echo it in errors."""
+        """Return a message without the key, because some providers echo it in errors."""
         key = self._key()
         return text.replace(key, "[the key]") if key else text
 
@@ -304,7 +304,7 @@ def refuse_key(given: object, variable: str | None) -> None:
 
 
 def _moment(text: str, clock: Clock) -> datetime | None:
-    """Parse a time, or a duration such as `6m0s` or `20ms`. Returns None if the text is neither."""
+    """Parse a time, or a duration such as `6m0s` or `20ms`. Returns None if the string is neither."""
     try:
         if _SPAN.fullmatch(text):
             return clock.now() + sum(
@@ -405,11 +405,11 @@ encode = msgspec.json.encode
 
 
 _SMALL = 1 << 15
-"""Maximum length of a text whose JSON is cached. Longer texts would take too much memory."""
+"""Maximum length of a string whose JSON is cached. Longer strings would take too much memory."""
 
 
 def text_json(text: str) -> bytes:
-    """Encode a text as JSON. The result is cached unless the text is long, because prompts are sent repeatedly."""
+    """Encode a string as JSON. The result is cached unless the string is long, because prompts are sent repeatedly."""
     return _kept_json(text) if len(text) <= _SMALL else encode(text)
 
 

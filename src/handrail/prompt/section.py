@@ -29,7 +29,7 @@ _GIVEN = ("params", "session")
 
 
 class Condition:
-    """A section's `enabled` or `visibility`, which can be evaluated.
+    """A section's `enabled` or `visibility`: a plain value or a function.
 
     A function may take `params`, `session`, both or neither; `**given` takes both. Any other required parameter
     raises `PromptDefinitionError`.

@@ -26,7 +26,7 @@ class Event(NamedTuple):
     nested: bool = False
     """Whether the event belongs to a nested run. Such an event is not sent to older clients."""
     plain: dict[str, Any] | None = None
-    """A different event for older clients, or None if they have none."""
+    """The event that older clients are sent instead, or None if there is no replacement."""
 
     @property
     def older(self) -> dict[str, Any] | None:
