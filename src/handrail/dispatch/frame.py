@@ -17,6 +17,7 @@ from handrail.context.facts import WorkerFacts
 from handrail.dispatch.options import RunOptions, check_kinds
 from handrail.errors import DefinitionError
 from handrail.guard.approval import ApprovalMode, Broker, PreviewBroker
+from handrail.guard.outer_policy import with_outer
 from handrail.guard.policy import check_verdicts
 from handrail.journal.digest import new_key
 from handrail.journal.local import LocalQuestions, LocalSteps
@@ -299,12 +300,7 @@ class Frame:
         self.open_tools = {
             name: tool for name, tool in self.tools.items() if tool.handler is not None and not tool.needs
         }
-        self.policies = own = tuple(policies)
-        if self.options.outer_policies:
-            outer = [
-                each for each in self.options.outer_policies if not any(each.policy is one for one in own)
-            ]
-            self.policies = (*own, *outer)
+        self.policies = with_outer(tuple(policies), self.options.outer_policies)
         self.secretive = self.secretive or any(tool.secret for tool in self.tools.values())
 
     # Who takes part.
