@@ -180,7 +180,10 @@ async def shielded(work: Coroutine[Any, Any, T]) -> T:
         while not task.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait({task})
-    return task.result()
+    try:
+        return task.result()
+    except GeneratorExit as error:
+        raise RuntimeError("shielded work raised GeneratorExit") from error  # nobody closed this coroutine
 
 
 # --- user code in our task ----------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from handrail.prompt import OPENER, Prompt, RenderedPrompt
 from handrail.replay.marks import is_masked
 from handrail.replay.records import RecordedResult
 from handrail.tools import Tool, ToolResult
+from handrail.tools.result import shown_text
 
 if TYPE_CHECKING:
     from handrail.adapter.adapter import Adapter
@@ -158,7 +159,7 @@ async def _run_calls(
                 CallAnswered(
                     call.id,
                     call.name,
-                    result.render(),
+                    shown_text(result),
                     not result.success,
                     _opened(run, call, result) if call.name == OPENER else (),
                 )
@@ -242,7 +243,7 @@ def opener(rendered: Callable[[], RenderedPrompt[Any]], in_place: bool) -> Tool[
     async def open_sections(params: Sections, *, context: ToolContext) -> ToolResult[list[str]]:
         opening = rendered().open(params.sections)
         if not in_place:
-            raise VisibilityExpansionRequired(params.sections)
+            raise VisibilityExpansionRequired(params.sections, context.run_context.run_id)
         names = ", ".join(tool.name for tool in opening.tools)
         more = f"\n\nThese tools can be called from now on: {names}." if names else ""
         return ToolResult.ok(params.sections, opening.text + more, exclude_value_from_context=True)
