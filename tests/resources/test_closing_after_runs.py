@@ -106,7 +106,7 @@ def test_a_connection_fails_at_its_first_use_on_another_thread(first: str, tmp_p
     """A connection to SQLite that is bound to one thread is refused on a different one, with what to do about it."""
 
     async def main() -> None:
-        tools = [tool(query, effect="idempotent"), threaded()]
+        tools = [tool(effect="idempotent")(query), threaded()]
         gate = open_gate(tools, resources=[connecting(tmp_path / "a.db")])
         assert (await gate.invoke(first)).value == 1
         (second,) = {"query", "in_thread"} - {first}
@@ -123,7 +123,7 @@ def test_a_shared_connection_works_on_every_thread(tmp_path: Path):
     """With `check_same_thread=False`, one connection serves the run's handlers on all threads and is closed."""
 
     async def main() -> None:
-        tools = [tool(query, effect="idempotent"), threaded()]
+        tools = [tool(effect="idempotent")(query), threaded()]
         gate = open_gate(tools, resources=[connecting(tmp_path / "a.db", check_same_thread=False)])
         for name in ("in_thread", "query", "in_thread"):
             assert (await gate.invoke(name)).value == 1

@@ -226,8 +226,6 @@ def transient_in(error: BaseException) -> TransientError | None:
 
 def _deciding(error: BaseException) -> BaseException:
     """Return the error that decides the outcome: the one in a group that ends the run, or the group's only error."""
-    if not isinstance(error, BaseExceptionGroup):
-        return error
     leaves = list(leaves_of(error))
     for each in leaves:
         if isinstance(each, VisibilityExpansionRequired | PromptEvaluationError):
