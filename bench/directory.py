@@ -73,7 +73,7 @@ async def medians(rows: dict[str, Work], calls: int = CALLS, rounds: int = ROUND
 
 
 def bare(folder: Path, synced: bool) -> Work:
-    """Return work that does only the disk operations: write a temporary file, sync it and rename it."""
+    """Return work that only writes a temporary file, syncs it if `synced`, and renames it."""
 
     async def work() -> None:
         fd = os.open(folder / "d0" / ".new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -176,7 +176,7 @@ async def snapshots(base: Path) -> None:
 
 
 async def searches() -> bool:
-    """Search 200,000 lines in memory, with Handrail's linear engine and with Python's."""
+    """Search 200,000 lines in memory with Handrail's linear engine and with Python's. Return whether the limits hold."""
     lines = [
         f"    value_{number} = compute({number % 97}, name='line {number}')" for number in range(200_000)
     ]

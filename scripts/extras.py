@@ -3,7 +3,7 @@
     python -I scripts/extras.py EXTRA             uses the extra, and fails if that fails
     python -I scripts/extras.py EXTRA --missing   checks that using a missing extra raises an error that names it
 
-scripts/wheel.py runs this in clean environments. Each function uses its extra as a user would.
+scripts/wheel.py runs this in clean environments. Each function uses its extra as a user would, and returns a summary.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def _joined(path: PurePosixPath) -> str:
 
 
 def build(into: Path) -> Path:
-    """Build the sdist, and the wheel from it. Earlier builds are removed."""
+    """Remove earlier builds, build the sdist, and build the wheel from it. Return the wheel's path."""
     into.mkdir(exist_ok=True)
     for old in into.glob("handrail-*"):
         old.unlink()
@@ -178,7 +178,7 @@ def clean(python: object, folder: Path, *install: object) -> Path:
 
 
 def try_core(version: str, python: str, folder: Path, wheel: Path) -> list[str]:
-    """Check that the wheel imports without extras on one Python, with the right version and public names."""
+    """Check that the wheel works without extras on one Python: version, public names, `--version`. Return a summary."""
     made = clean(python, folder / f"core-{version}", "-c", ROOT / "constraints.txt", wheel)
     found = run([made, "-I", "-c", PROBE], cwd=folder).split()
     if found[0] != project()["version"]:
@@ -190,7 +190,7 @@ def try_core(version: str, python: str, folder: Path, wheel: Path) -> list[str]:
 
 
 def try_extra(extra: str, folder: Path, wheel: Path) -> list[str]:
-    """Install one extra alone into a new environment, and use it."""
+    """Install one extra alone into a new environment, use it, and return the summary."""
     offline = ["--no-index", "--find-links", folder / "fetched"]
     made = clean(sys.executable, folder / extra, *offline, f"{wheel}[{extra}]")
     if extra == "local":
@@ -200,7 +200,7 @@ def try_extra(extra: str, folder: Path, wheel: Path) -> list[str]:
 
 
 def try_extras(extras: list[str], made: Path, folder: Path, wheel: Path) -> list[str]:
-    """Install all these extras into an environment that has none, and use them one after the other."""
+    """Install these extras into an environment that has none, use each, and return their summaries."""
     wanted = f"{wheel}[{','.join(extras)}]"
     offline = ["--no-index", "--find-links", fetch(wheel, extras, folder / "fetched")]
     run([*PIP, "--python", made, "install", "--no-compile", *offline, wanted])
@@ -209,7 +209,7 @@ def try_extras(extras: list[str], made: Path, folder: Path, wheel: Path) -> list
 
 
 def try_without(extra: str, made: Path, folder: Path) -> list[str]:
-    """Check that using a missing extra raises an error that names it."""
+    """Check that using a missing extra raises an error that names it. Return the summary."""
     return [run([made, "-I", "-W", "error", ROOT / "scripts" / "extras.py", extra, "--missing"], cwd=folder)]
 
 

@@ -33,7 +33,7 @@ class Context:
         self.marks = marks
 
     def work(self, index: int, label: str) -> dict[str, Any]:
-        """Do the tool's work. The tag `@r` and the index identify the result in later messages."""
+        """Do the tool's work, and return its result. A tag with `@r` and the index identifies it in later messages."""
         self.calls += 1
         self.total += index
         if self.marks is not None:

@@ -38,7 +38,7 @@ def sane(seen: Window) -> None:
 
 
 def timeless(text: str) -> str:
-    """Replace times and digests, which differ between runs."""
+    """Return a text with its times and digests replaced, since they differ between runs."""
     return re.sub(r"digest [0-9a-f]{16}", "digest 0", re.sub(r"\d+(\.\d)? s\b", "0.0 s", text))
 
 

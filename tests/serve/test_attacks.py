@@ -61,7 +61,7 @@ def refused(said: Said, status: int, kind: str) -> str:
 
 
 def malformed(said: Said) -> str:
-    """Check that uvicorn refused a malformed request itself, before the app was called."""
+    """Check that uvicorn itself refused a malformed request, before the app was called. Return a description."""
     assert (said.status, said.body) == (400, b"Invalid HTTP request received."), said
     return "400, by uvicorn"
 

@@ -34,7 +34,7 @@ def drop(app: App) -> None:
 
 
 def unstarted(shown: dict[str, Any]) -> dict[str, Any]:
-    """Remove what differs in a snapshot from the journal: the start times of calls and the status of runs."""
+    """Return a snapshot without what only memory has: the start times of calls and the status of runs."""
     calls = {id: {**facts, "began_at": None} for id, facts in shown["calls"].items()}
     return {**shown, "calls": calls, "runs": [{**run, "status": ""} for run in shown["runs"]]}
 

@@ -207,9 +207,12 @@ def test_a_listener_that_never_returns_does_not_hold_the_call() -> None:
         context.report_progress("half")
         return "fine"
 
+    def hang(event: Progress) -> None:
+        leave.wait(5)
+
     async def main() -> None:
         rig = new_rig([in_thread])
-        rig.session.dispatcher.subscribe(Progress, lambda event: leave.wait(5))
+        rig.session.dispatcher.subscribe(Progress, hang)
         result = await rig.call("in_thread")
         assert not result.success
         assert 60 <= asyncio.get_running_loop().time() <= 71

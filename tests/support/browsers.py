@@ -25,7 +25,7 @@ def arguments() -> list[str]:
 
 
 def launched(playwright: Playwright) -> Browser:
-    """Launch the browser."""
+    """Launch Chromium, and return the browser. Raises `AssertionError` if it is not installed."""
     if not CHROMIUM.exists():
         raise AssertionError(f"the page's tests need {CHROMIUM}. Run scripts/components to install it.")
     return playwright.chromium.launch(executable_path=CHROMIUM, args=arguments(), timeout=PATIENCE)

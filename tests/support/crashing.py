@@ -208,7 +208,7 @@ async def commit_once(base: Path, seed: int, points: Points, edited: str, durabi
 
 
 async def recover_once(base: Path, points: Points) -> str:
-    """Recover the folder after a kill. A second kill can interrupt the recovery."""
+    """Recover the folder after a kill, and return "ok". The process can be killed during the recovery too."""
     files = DirectoryFilesystem(base / "root", disk=KillingDisk(points))
     journal = killing_journal(base / "journal.db", points)
     await files.recover(journal)

@@ -168,7 +168,7 @@ class Transactions(RuleBasedStateMachine):
         return MemoryFilesystem(files)
 
     def pick(self, at: int, nested: bool = False) -> Call:
-        """Pick a call in progress, or start a new one, which may be nested in another."""
+        """Return a call in progress, or start a new one, which may be nested in another."""
         if at < len(self.calls):
             return self.calls[at]
         parent = self.calls[-1] if nested and self.calls else None

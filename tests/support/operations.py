@@ -72,7 +72,7 @@ def run(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
 
 async def use(operation: Operation[Any], way: str) -> Any:
-    """Use an operation in one of four ways: `await`, `wait`, `task` or `gather`."""
+    """Use an operation in one of four ways, `await`, `wait`, `task` or `gather`, and return its result."""
     if way == "wait":
         return await run_in_thread(operation.wait)
     if way == "task":

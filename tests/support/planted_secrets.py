@@ -146,7 +146,7 @@ class Login(NamedTuple):
 
 
 def revealed(value: Any) -> Any:
-    """Convert a value that a handler received back to the plain JSON that it was parsed from."""
+    """Return the plain JSON that a value which a handler received was parsed from."""
     if hasattr(value, "get_secret_value"):
         value = value.get_secret_value()
     if isinstance(value, bytes):

@@ -46,7 +46,7 @@ def named(name: str) -> Tool[None, None]:
 
 
 def made(tree: list[Drawn]) -> Prompt[None]:
-    """Build the prompt that a generated tree describes."""
+    """Return the prompt that a generated tree describes."""
     return Prompt("drawn", [section(one, f"s{index}", "") for index, one in enumerate(tree)])
 
 

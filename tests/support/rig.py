@@ -97,5 +97,5 @@ def staged(body: Callable[[str, ToolContext], Coroutine[Any, Any, Any]], **optio
 
 
 async def nothing(text: str, context: ToolContext) -> str:
-    """Do nothing, as the body of a tool that succeeds."""
+    """Return the text unchanged. This is the body of a tool that succeeds."""
     return text

@@ -149,7 +149,7 @@ class Client:
         return await self.send(self.head(method, path, headers, data) + data)
 
     async def send(self, data: bytes) -> Said:
-        """Send bytes and read one response."""
+        """Send bytes over a new connection, and return the response."""
         reader, writer = await self.connect()
         try:
             writer.write(data)

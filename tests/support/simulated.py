@@ -193,7 +193,7 @@ def play(stage: Stage) -> Play:
 
 
 def paid_at_most_once(seen: Seen) -> str | None:
-    """Check that the bill was paid exactly once, or twice if another process took over the run meanwhile."""
+    """Return a problem unless the bill was paid exactly once, or twice if another process took over the run."""
     paid = seen.world.count("paid")
     return None if paid == 1 or (seen.overtaken and paid == 2) else f"it was paid {paid} times"
 
@@ -204,7 +204,7 @@ def mailed_at_most_once(seen: Seen) -> str | None:
 
 
 def knew_its_own_price(seen: Seen) -> str | None:
-    """Check that `after` received the private part that `before` returned, whichever process it ran in."""
+    """Return a problem unless `after` received the private part that `before` returned, whichever process it ran in."""
     agreed = seen.world.all("agreed")
     return None if agreed and all(each.details["knew"] for each in agreed) else f"agreed: {agreed}"
 
@@ -402,7 +402,7 @@ def approvals_shown(world: World) -> set[str]:
 
 
 def asked_once_for_each(seen: Seen) -> str | None:
-    """Check that a person was asked once each about knocking, kicking and shouting, and about nothing else."""
+    """Return a problem unless a person was asked once each about knocking, kicking and shouting, and nothing else."""
     shown = approvals_shown(seen.world)
     return None if shown == approvals_shown(seen.uncrashed) and len(shown) == 3 else f"asked: {shown}"
 

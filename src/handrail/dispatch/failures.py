@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+import logging
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from handrail.cancellation import TimedOut
 from handrail.context import Approval
@@ -30,11 +31,19 @@ from handrail.errors import (
 )
 from handrail.events import CallStatus, DecidedBy
 from handrail.tools import ToolResult
+from handrail.tools.result import keep_rendering, sendable
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
 
+_GROUP: Any = BaseExceptionGroup
+_members_of: Any = BaseExceptionGroup.exceptions.__get__  # pyright: ignore[reportUnknownMemberType, reportFunctionMemberAccess, reportAttributeAccessIssue]  # a descriptor
 _SHORT = 300
+"""Maximum length of an error's words, in characters."""
+_LEAVES = 5
+"""Maximum number of errors of a group that are described."""
+_MOST_NODES = 20_000
+"""Maximum number of errors of a group that are looked at."""
 _NOBODY = (
     "If it called context.wait_for or context.prompt_model: these are None if there is no person or no model to ask. "
     "Check first, with `if context.wait_for`, or annotate the context as UserContext or AgentContext."
@@ -86,33 +95,46 @@ class Failure:
         self, status: CallStatus, message: str, reraise: BaseException | None = None, advice: str = ""
     ) -> None:
         self.status: CallStatus = status
-        self.result: ToolResult[Any] = ToolResult.error(message)
+        self.result: ToolResult[Any] = ToolResult.error(sendable(message))
         self.reraise = reraise
         self.advice = advice
         """What the model should do next if no effect of the call remains."""
 
     def told(self, left: Sequence[str]) -> ToolResult[Any]:
         """Return the result for the model, including a list of the effects that could not be undone."""
-        message, value = str(self.result.message), self.result.value
+        message = self.result.message
         if left:
-            message = (
-                f"{message.rstrip('.')}. Could not be undone: {', '.join(left)}. "
-                "Find out what it changed before you do it again."
-            )
+            what = f"Could not be undone: {sendable(', '.join(left))}. Find out what it changed before you do it again."
+            message = f"{message.rstrip('.')}. {what}" if message else what
         elif self.advice:
             message = f"{message} {self.advice}"
         else:
             return self.result
-        return ToolResult.error(message, value)
+        told = ToolResult.error(message, self.result.value)
+        if "text" in self.result.__dict__:  # its value was rendered by the gate, and may not render again
+            shown = self.result.__dict__["text"].removeprefix(self.result.message).lstrip("\n")
+            keep_rendering(
+                told, f"{message}\n{shown}" if shown else message, self.result.__dict__.get("json")
+            )
+        return told
 
 
 def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) -> Failure:
-    """Return the outcome of a call that raised this error. Every error has an entry in the table."""
+    """Return the outcome of a call that raised this error. Every error has an entry in the table.
+
+    This never raises, whatever the error's own methods do.
+    """
+    try:
+        return _look_up(attempt, _deciding(raised), cancel_requested)
+    except Exception:  # an error's `__str__`, `__class__` or `exceptions` raised
+        return Failure("error", f"{attempt.name} failed: {type(raised).__name__}")
+
+
+def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> Failure:
     name = attempt.name
-    error = _concerning_the_run(raised)
     match error:
         case Refused():
-            return Failure(error.status, str(error))
+            return Failure(error.status, words_of(error))
         case Unsuccessful():
             failure = Failure("error", error.result.message)
             failure.result = error.result
@@ -135,10 +157,10 @@ def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) 
             return Failure("cancelled", f"{name} was cancelled.", error)
         case asyncio.CancelledError():
             return Failure("error", f"{name} failed: it cancelled itself.")
-        case VisibilityExpansionRequired():
+        case VisibilityExpansionRequired() if error.run_id in (None, attempt.run_context.run_id):
             return Failure("error", f"{name} needs sections that are not shown yet.", error)
         case PromptEvaluationError() if error.run_id in (None, attempt.run_context.run_id):
-            return Failure("error", f"{name} stopped the run: {error}", error)
+            return Failure("error", f"{name} stopped the run: {words_of(error)}", error)
         case DeadlineExceededError() if (
             attempt.deadline is not None and error.deadline == attempt.deadline.at
         ):
@@ -154,9 +176,9 @@ def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) 
                 "cancelled", f"{name} was not applied: another process has taken over the run.", error
             )
         case OutcomeUnknown():
-            return Failure("error", f"The outcome of {name} is unknown: {error}")
+            return Failure("error", f"The outcome of {name} is unknown: {words_of(error)}")
         case Diverged():
-            return Failure("error", str(OutcomeUnknown(f"{name} ({error})")))
+            return Failure("error", str(OutcomeUnknown(f"{name} ({words_of(error)})")))
         case (
             CapabilityMissing()
             | DepthExceededError()
@@ -165,13 +187,18 @@ def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) 
             | NoAnswer()
             | ActFailed()
         ):
-            return Failure("error", f"{name} failed: {error}")
+            return Failure("error", f"{name} failed: {words_of(error) or in_short(error)}")
         case TransientError():
             wait = retry_delay(error)
             hint = f"It may work after {wait:g} seconds." if is_span(wait) else ""
             return Failure("error", f"{name} failed: {in_short(error)}", advice=hint)
-        case TypeError() if "'NoneType' object is not callable" in str(error) and attempt.wait_for is None:
+        case TypeError() if (
+            "'NoneType' object is not callable" in words_of(error) and attempt.wait_for is None
+        ):
             return Failure("error", f"{name} failed: {in_short(error)}. {_NOBODY}")
+        case VisibilityExpansionRequired():
+            sections = ", ".join(error.sections)
+            return Failure("error", f"{name} failed: a run inside it needs {sections} to be opened.")
         case Exception():
             return Failure("error", f"{name} failed: {in_short(error)}")
         case _:
@@ -197,34 +224,130 @@ def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase:
     return Failure(status, f"{attempt.name} was not run: {error}", ending)
 
 
-def in_short(error: BaseException) -> str:
-    """Describe an error in one line, even if its `__str__` raises."""
+# --- errors as text -----------------------------------------------------------------------------------
+
+
+def words_of(error: BaseException) -> str:
+    """Return what an error says; "" if it says nothing, or if its `__str__` raises."""
     try:
-        text = str(error).strip().split("\n", 1)[0]
-    except Exception:
-        text = ""
+        return str(error)
+    except BaseException:  # whatever it raises, there is already an error to report
+        return ""
+
+
+def in_short(error: BaseException) -> str:
+    """Describe an error in one line. A group is described by the errors in it, since its own message says little."""
+    if isinstance(error, _GROUP):
+        leaves = list(leaves_of(error))
+        told = [_one_line(each) for each in leaves[:_LEAVES]]
+        more = f"; and {len(leaves) - _LEAVES} more" if len(leaves) > _LEAVES else ""
+        if told:
+            return f"{'; '.join(dict.fromkeys(told))}{more}"
+    return _one_line(error)
+
+
+def _one_line(error: BaseException) -> str:
+    text = words_of(error).strip().split("\n", 1)[0]
     if len(text) > _SHORT:
         text = text[: _SHORT - 1] + "…"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _concerning_the_run(error: BaseException) -> BaseException:
-    """Return the exception that ends the run, from an exception group; the error itself if there is none."""
-    members: tuple[BaseException, ...] = getattr(error, "exceptions", ())
-    for each in members if isinstance(error, BaseExceptionGroup) else ():
-        inside = _concerning_the_run(each)
-        if isinstance(inside, VisibilityExpansionRequired | PromptEvaluationError):
-            return inside
-    return cast(BaseException, error)
+def log_error(log: logging.Logger, level: int, message: str, *words: object, error: BaseException) -> None:
+    """Log an error with its traceback, or without it if it can't be formatted, for example because it is too deep."""
+    if not log.isEnabledFor(level):
+        return
+    try:
+        log.log(level, message, *words, exc_info=(type(error), error, error.__traceback__))
+    except Exception as problem:
+        log.log(level, f"{message} (%s)", *words, f"its traceback can't be shown: {type(problem).__name__}")
 
 
-def forget_locals(error: BaseException) -> None:
-    """Clear the local variables that an error's traceback refers to. The traceback itself is kept."""
+# --- groups of errors ---------------------------------------------------------------------------------
+
+
+def leaves_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors in an exception group that are not groups themselves, in order, at any depth."""
+    pending, seen = [error], set[int]()
+    while pending and len(seen) < _MOST_NODES:
+        each = pending.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, _GROUP):
+            members: tuple[BaseException, ...] = _members_of(each)
+            pending += reversed(members)
+        else:
+            yield each
+
+
+def transient_in(error: BaseException) -> TransientError | None:
+    """Return the transient failure, in a group the one that asks for the longest pause; None if there is none."""
+    found = [each for each in leaves_of(error) if isinstance(each, TransientError)]
+    return max(found, key=lambda each: retry_delay(each) or 0.0, default=None)
+
+
+def _deciding(error: BaseException) -> BaseException:
+    """Return the error that decides the outcome: the one in a group that ends the run, or the group's only error."""
+    if not isinstance(error, _GROUP):
+        return error
+    leaves = list(leaves_of(error))
+    for each in leaves:
+        if isinstance(each, VisibilityExpansionRequired | PromptEvaluationError):
+            return each
+    return leaves[0] if len(leaves) == 1 else error
+
+
+# --- errors that are kept -----------------------------------------------------------------------------
+
+
+def forget_frames(error: BaseException) -> None:
+    """Make an error of a call that is over hold nothing of the call.
+
+    The traceback keeps its lines, but the variables of the frames are cleared, and frames that are still running
+    are left out. This applies to every error that this one was caused by or contains, too.
+    """
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
         each = pending.pop()
-        if each is not None and id(each) not in seen:
-            seen.add(id(each))
-            traceback.clear_frames(each.__traceback__)
-            pending += [each.__cause__, each.__context__]
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = _without_locals(each.__traceback__)
+        pending += [each.__cause__, each.__context__]
+        if isinstance(each, _GROUP):
+            pending += _members_of(each)
+        elif isinstance(each, AttributeError):
+            each.obj = None  # the object that has no such attribute, for example the call's context
+
+
+def _without_locals(traceback: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the variables of its frames."""
+    first = last = None
+    while traceback is not None:
+        following = traceback.tb_next
+        try:
+            traceback.tb_frame.clear()
+        except RuntimeError:
+            pass  # it is still running
+        else:
+            if last is None:
+                first = traceback
+            else:
+                last.tb_next = traceback
+            last = traceback
+        traceback = following
+    if last is not None:
+        last.tb_next = None
+    return first
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """Return a copy of an error that is raised on, so that nothing that is kept refers to the frames that it passes."""
+    try:
+        made = type(error).__new__(type(error), *error.args)
+        made.__dict__.update(error.__dict__)
+    except Exception:  # its `__new__` takes other arguments
+        return RuntimeError(in_short(error))
+    return made

@@ -11,7 +11,7 @@ import msgspec
 from handrail.cancellation import shielded
 from handrail.context import ToolContext
 from handrail.dispatch.attempt import Attempt
-from handrail.dispatch.failures import Refused
+from handrail.dispatch.failures import Refused, log_error, words_of
 from handrail.dispatch.views import CallSession, reserved
 from handrail.errors import ContextExpired, EventRefused
 from handrail.events import Fact
@@ -135,7 +135,7 @@ async def close_resources(attempt: Attempt) -> None:
     for resources in (attempt.made_resources, policy_resources(attempt)):
         if resources is not None and not resources.untouched:
             for error in await shielded(resources.close()):
-                log.error("closing a resource of %s raised", attempt.name, exc_info=error)
+                log_error(log, logging.ERROR, "closing a resource of %s raised", attempt.name, error=error)
 
 
 # Most policies decide synchronously, and the functions below return None. Otherwise they return a coroutine to await.
@@ -256,4 +256,6 @@ async def _tell_waiting(
 
 
 def _refusing(attempt: Attempt, policy: ToolPolicy, error: Exception) -> Refused:
-    return Refused("denied", f"The policy {policy.name!r} rejected the result of {attempt.name}: {error}")
+    return Refused(
+        "denied", f"The policy {policy.name!r} rejected the result of {attempt.name}: {words_of(error)}"
+    )

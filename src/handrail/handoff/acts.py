@@ -352,10 +352,9 @@ def fill(tool: Tool[Any, Any], field: str, value: Any) -> None:
 
 
 def _effect(effect: Effect, act: str) -> Effect:
-    """Return an act's effect.
+    """Return an act's effect, which is the handoff's own if that is transactional.
 
-    Every act has the handoff's effect, except `client`. `client` itself has no effect, but may call whatever the
-    handoff may call.
+    Otherwise `client` is idempotent, because it has no effect itself but may call whatever the handoff may call.
     """
     if EFFECTS[effect].transactional:
         return effect

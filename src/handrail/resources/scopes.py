@@ -19,7 +19,7 @@ from handrail.protocols import Forkable
 log = logging.getLogger("handrail.resources")
 
 _CLOSE_SECONDS = 30.0
-"""Maximum seconds for closing one resource. Even a cancelled call waits this long."""
+"""Maximum seconds for closing one resource. A cancelled call also waits for it."""
 
 
 class Kept:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -14,10 +15,12 @@ from handrail.errors import DefinitionError, ReducerError, SessionError
 from handrail.ids import NewId, random_id
 from handrail.protocols import DecisionBook, RunMode, Slice
 from handrail.session.bus import (
+    SLOW,
     Dispatcher,
     Listener,
     check_event,
     check_unchangeable,
+    subscriber_raised,
 )
 from handrail.session.fork import SessionFork, Snapshot
 from handrail.session.items import Log

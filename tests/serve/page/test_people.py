@@ -42,7 +42,7 @@ def desk(folder: Path) -> PromptSource:
 
 @contextmanager
 def windows(browser: Browser, server: Served, *names: str) -> Generator[list[Page]]:
-    """Open a browser context for each person, and sign them in on the page."""
+    """Open a browser context for each person, sign them in on the page, and yield the pages."""
     contexts: list[BrowserContext] = []
     pages: list[Page] = []
     for name in names:
