@@ -36,8 +36,8 @@ MUTANTS = [
     Mutant(
         "file rollback skipped",
         "dispatch/transaction.py",
-        "        for fork in self.touched:\n            fork.drop()",
-        "        for fork in self._forks.values() if self._forks else ():\n            fork.prepare()\n            fork.apply()",
+        "                fork.drop()\n",
+        "                if not isinstance(fork, SessionFork):\n                    fork.prepare()\n                    fork.apply()\n",
         "tests/dispatch/test_failure_table.py",
     ),
     Mutant(
@@ -48,10 +48,24 @@ MUTANTS = [
         "tests/dispatch/test_effects.py tests/dispatch/test_transactions.py",
     ),
     Mutant(
+        "results are shown after the commit",
+        "dispatch/handlers.py",
+        "    _check_rendering(tool, result, attempt)\n",
+        "    pass\n",
+        "tests/dispatch/test_shown_results.py",
+    ),
+    Mutant(
+        "an error holds on to its call",
+        "dispatch/gate.py",
+        "            forget_frames(error)",
+        "            pass",
+        "tests/dispatch/test_any_error.py",
+    ),
+    Mutant(
         "double end event",
         "dispatch/gate.py",
-        "        self._end(passage)  # 10\n",
-        "        self._end(passage)  # 10\n        self._end(passage)\n",
+        "        self._end(passage, ending)  # 10\n",
+        "        self._end(passage, ending)  # 10\n        self._end(passage, ending)\n",
         "tests/dispatch/test_gate.py",
     ),
     Mutant(
@@ -400,9 +414,30 @@ MUTANTS = [
     Mutant(
         "a model in a person's place is under no policy",
         "adapter/call_adapter.py",
-        "            policies=attempt.frame.policies,\n",
+        "            policies=own_policies(attempt.frame.policies),\n",
         "",
         "tests/environment/test_environments.py::test_a_model_in_a_persons_place_is_under_the_policies_of_the_run",
+    ),
+    Mutant(
+        "a nested run is free of its caller's denials",
+        "dispatch/options.py",
+        "            outer_policies=outer_policies(policies),\n",
+        "",
+        "tests/guard/test_outer_policies.py",
+    ),
+    Mutant(
+        "policies share their params",
+        "dispatch/policies.py",
+        "        seen = tool.copy_params(params, arguments)\n",
+        "        seen = params\n",
+        "tests/guard/test_own_params.py",
+    ),
+    Mutant(
+        "a check that fails lets the run end",
+        "adapter/advice.py",
+        "            elif said.problem:\n",
+        "            elif said.problem and not said.problem:\n",
+        "tests/guard/test_completion.py",
     ),
     # --- time ------------------------------------------------------------------------------------------
     Mutant(
@@ -586,9 +621,9 @@ MUTANTS = [
     # --- parking ---------------------------------------------------------------------------------------
     Mutant(
         "what a parked run did is undone",
-        "dispatch/gate.py",
-        "        if self.frame.left_to_the_record:\n",
-        "        if False:\n",
+        "dispatch/rollback.py",
+        "    if frame.left_to_the_record:\n",
+        "    if False:\n",
         "tests/replay/test_parked_run.py::test_by_force_nothing_is_undone",
     ),
     Mutant(

@@ -28,21 +28,21 @@ UNCHECKED = [HealthCheck.too_slow, HealthCheck.filter_too_much]
 """Health checks that are suppressed, because both depend on which examples Hypothesis happens to draw."""
 
 ALL_WIRES = bool(os.environ.get("HANDRAIL_DEEP") or os.environ.get("HANDRAIL_WIRES"))
-"""Whether every request of every test is checked on all wires, and not only those of the tests of models and runs."""
+"""Whether every test's requests are checked on all wires, and not only those of the tests of models and adapters."""
 
 settings.register_profile(
     "quick", max_examples=25, deadline=None, derandomize=True, suppress_health_check=UNCHECKED
 )
 settings.register_profile("deep", max_examples=2000, deadline=None, suppress_health_check=UNCHECKED)
 settings.register_profile("brief", settings.get_profile("quick"), max_examples=10)
-"""The profile for all Python versions but the first, whose runs only look for differences between versions."""
+"""The profile for all Python versions but the first. Their tests only look for differences between versions."""
 settings.load_profile(
     os.environ.get("HANDRAIL_EXAMPLES") or ("deep" if os.environ.get("HANDRAIL_DEEP") else "quick")
 )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep default journals out of the developer's state folder, in this process and in those it starts."""
+    """Watch the wires, and keep default journals out of the developer's state folder, even in child processes."""
     state = tempfile.TemporaryDirectory(prefix="handrail-state-")
     config.add_cleanup(state.cleanup)
     os.environ["XDG_STATE_HOME"] = state.name
@@ -52,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Fail a test that sent a request which the provider's grammar refuses."""
+    """Fail a test if a provider's grammar refuses one of its requests."""
     strict_wires.every = ALL_WIRES or item.path.parent.name in ("adapter", "models")
     strict_wires.take_refused()
     yield

@@ -8,7 +8,7 @@ from handrail.context import Approval
 from handrail.protocols import ApprovalRequest
 
 MOST = 500
-"""Limit in euros. A larger bill needs a person."""
+"""Limit in euros. A larger bill is denied, because a person has to look at it."""
 
 
 class SmallBills:

@@ -129,7 +129,7 @@ class CancelScope(msgspec.Struct, eq=False):
         return math.inf if self._timeout is None else self._timeout.left()
 
     def continue_timeout(self) -> None:
-        """Let the next timeout go on from where the last one is now, because both are for the same work."""
+        """Let the next timeout continue with the time that this one has left, because both are for the same work."""
         if self._timeout is not None:
             self._timeout_left = max(self._timeout.left(), 0.0)
 
@@ -180,7 +180,10 @@ async def shielded(work: Coroutine[Any, Any, T]) -> T:
         while not task.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait({task})
-    return task.result()
+    try:
+        return task.result()
+    except GeneratorExit as error:
+        raise RuntimeError("shielded work raised GeneratorExit") from error  # nobody closed this coroutine
 
 
 # --- user code in our task ----------------------------------------------------------------------------

@@ -64,7 +64,7 @@ models in `models`, of serving in `serve.refusals`, and of simulations in `testi
     │   ├── RunBusy                                .owner: another process holds its lease
     │   ├── RunParked                              .questions: it waits for answers; resume it afterwards
     │   └── Diverged                               .place: the replay differs from the record
-    └── VisibilityExpansionRequired              .sections: show these in full and evaluate again
+    └── VisibilityExpansionRequired              .sections, .run_id: show these in full and evaluate again
 
     OperationNeverAwaited (RuntimeWarning)       a warning: an operation was never used
 """
@@ -624,8 +624,10 @@ class Diverged(RunError):
 class VisibilityExpansionRequired(HandrailError):
     """The model asked to open sections that this adapter can't open in place."""
 
-    def __init__(self, sections: Sequence[str]) -> None:
+    def __init__(self, sections: Sequence[str], run_id: str | None = None) -> None:
         super().__init__(
             f"the model asked to open {', '.join(sections)}. Evaluate again with these in `opened`."
         )
         self.sections = tuple(sections)
+        self.run_id = run_id
+        """The run whose model asked; None if it is the run in which this is raised."""

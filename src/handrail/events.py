@@ -53,7 +53,11 @@ class ToolInvoked(Fact, frozen=True):
     stale: tuple[str, ...]
     """Slices and paths that the call had read and that something else changed before the call committed."""
     error: BaseException | None
-    """The exception with its traceback, for telemetry. It is never shown to a model."""
+    """The exception, for telemetry. It is never shown to a model.
+
+    Listeners see its whole traceback. Once they have returned, the variables in it are cleared, so that a session does
+    not hold on to calls that are over. An exception that also ends the run is a copy without a traceback.
+    """
     run_context: RunContext
 
 

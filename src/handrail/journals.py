@@ -263,7 +263,7 @@ class Decisions(Protocol):
         ...
 
     async def read(self, session_id: str, principal: str, /) -> Sequence[Decision]:
-        """Return the decisions in a session of this principal, in order."""
+        """Return a principal's decisions in a session, in order."""
         ...
 
 
@@ -271,7 +271,7 @@ class Tickets(Protocol):
     """Tickets issued by calls, and the results deposited for them.
 
     Only the owner of a run issues and closes tickets. A process that redeems a ticket claims it, does the work,
-    and deposits the result for the owner to take. If that is too late, the methods raise `TicketError`.
+    and deposits the result for the owner to take. If the call no longer waits for it, the methods raise `TicketError`.
     """
 
     def issue(self, run_id: str, place: str, text: str, /) -> str:

@@ -1,7 +1,7 @@
 """Messages between a run and its model: the conversation, requests, the parts of an answer, and usage.
 
 A conversation is a `Sent[Message]`, which only grows. Each message is encoded once for each wire and kept as bytes, so
-that the cost of a turn does not grow with the conversation.
+that the cost of encoding a turn does not grow with the conversation.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class UserMessage(msgspec.Struct, frozen=True, tag="user"):
 
     text: str
     by_run: bool = False
-    """Whether the run itself wrote the message: advice, or a request for a correction."""
+    """Whether the run itself wrote the message, for example as advice or to request a correction."""
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):

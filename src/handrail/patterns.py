@@ -23,9 +23,9 @@ MAX_LENGTH = 1000
 MAX_SIZE = 1000
 """Maximum size of a pattern: the number of characters and classes in it, with counted repeats written out."""
 MAX_STEPS = 20_000_000
-"""Maximum size of a pattern times the length of one text."""
+"""Maximum size of a pattern times the length of the string that it is matched against."""
 _STEPS_AT_ONCE = 1_000_000
-"""Number of steps in one call to the engine, roughly. Other threads can run between calls."""
+"""Approximate number of steps in one call to the engine. Other threads can run between calls."""
 
 _PLAIN = re.compile(r"[^\\.^$*+?{}\[\]|()\x00-\x1f]+\Z")
 _COUNTED = re.compile(r"\{(\d*)(?:(,)(\d*))?\}")
@@ -48,7 +48,7 @@ def compile_pattern(text: str) -> Pattern:
 
 
 class Pattern:
-    """A compiled pattern. Searching a text for it takes at most `size * len(text)` steps."""
+    """A compiled pattern. Searching a string for it takes at most `size * len(string)` steps."""
 
     __slots__ = ("_fits", "_matching", "plain", "size")
 
@@ -86,11 +86,11 @@ class Pattern:
 
     @property
     def longest(self) -> int:
-        """Maximum length of a text that this pattern may be matched against."""
+        """Maximum length of a string that this pattern may be matched against."""
         return MAX_STEPS // self.size
 
     def found_in(self, text: str) -> bool:
-        """Return whether the pattern matches anywhere in a text. Raises `ValueError` for a text that is too long."""
+        """Return whether the pattern matches anywhere in a string. Raises `ValueError` if the string is too long."""
         if len(text) > self.longest:
             raise ValueError(
                 f"the text has {len(text)} characters, and this pattern can be matched against at most {self.longest}"
@@ -105,7 +105,7 @@ class Pattern:
             yield from self._matching_of(lines[start : start + at_once], start + 1)
 
     def _matching_of(self, lines: Sequence[str], first: int) -> Iterator[tuple[int, str]]:
-        """Yield the matching lines, with one call to the engine for many of them, because a call for each would be slow."""
+        """Yield the matching lines. Many are matched in one call to the engine, which is faster than one call for each."""
         if len(lines) > 1 and self.size * sum(map(len, lines)) > 2 * _STEPS_AT_ONCE:
             middle = len(lines) // 2
             yield from self._matching_of(lines[:middle], first)

@@ -125,7 +125,7 @@ class Place(msgspec.Struct, frozen=True):
         return cls.parse(id[len(run_id) :])
 
     def prefix(self, run_id: str = "") -> str:
-        """Return the prefix that the ids of everything inside this call's attempts have, and no other ids."""
+        """Return the common prefix of all ids inside this call's attempts. No other id starts with it."""
         return f"{run_id}{self}{_SIGNS['attempt']}"
 
     # Steps.

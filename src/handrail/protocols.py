@@ -109,11 +109,11 @@ class Fork(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Close the fork and check that it can be applied. Raises `Conflict`, which names what prevents it."""
+        """Close the fork and check that it can be applied. Raises a `Conflict` that names what prevents it."""
         ...
 
     def apply(self) -> None:
-        """Apply the changes to the forked resource, without failing or waiting."""
+        """Apply the changes to the forked resource. This must neither fail nor wait."""
         ...
 
     def drop(self) -> None:

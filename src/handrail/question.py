@@ -40,7 +40,7 @@ class DecisionKeys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quorum(msgspec.Struct, frozen=True):
-    """A number of people with a role who must approve. The person whose run it is does not count."""
+    """How many people must approve, and the role they must have. The run's own principal does not count."""
 
     role: str | None = None
     """The role that they must have; None for anybody who may approve for others."""
@@ -118,7 +118,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     quorums: tuple[Quorum, ...] = ()
     """The people who decide an approval instead of the principal. All quorums must be met."""
     secret: bool = False
-    """Whether the answer may contain a secret. It is then recorded masked, and accepted only while the asker waits."""
+    """Whether the answer may contain a secret. If so, it is recorded masked, and accepted only while the asker waits."""
 
     @property
     def rows(self) -> tuple[Row, ...]:

@@ -74,16 +74,16 @@ def escape_line(text: str, limit: int | None = None) -> str:
 
 
 def exact(text: str, *, tabs: bool = False) -> str:
-    """Return a text in a form in which every character is visible and no two texts look the same. Line breaks are kept.
+    """Return a string with every character made visible, so that no two strings look the same. Line breaks are kept.
 
-    A backslash that would make the text look like an escape is itself escaped. With `tabs`, tabs are kept too,
+    A backslash that would make the string look like an escape is itself escaped. With `tabs`, tabs are kept too,
     since a diff of indented code could not be read otherwise.
     """
     return visible(_IMITATED.sub(r"\\x5c", text), tabs=tabs)
 
 
 def visible(text: str, *, tabs: bool = False) -> str:
-    """Return a text in a form in which every character is visible. Backslashes are kept, so the function is idempotent."""
+    """Return a string with every character made visible. Backslashes are kept, so the function is idempotent."""
     clear = (_UNCLEAR_ASCII_BUT_TABS if tabs else _UNCLEAR_ASCII).sub(lambda found: _number(found[0]), text)
     if clear.isascii():
         return clear
@@ -93,12 +93,12 @@ def visible(text: str, *, tabs: bool = False) -> str:
 
 
 def exact_line(text: str) -> str:
-    """Return a text as `exact` does, but on one line: line breaks are escaped too."""
+    """Return a string as `exact` does, but on one line: line breaks are escaped too."""
     return exact(text).replace("\n", r"\x0a")
 
 
 def rows_of(values: Mapping[str, Any]) -> tuple[Row, ...]:
-    """Return the rows of named JSON values, each folded if it is long."""
+    """Return named JSON values as rows, each folded if it is long."""
     return tuple([_fold(_written_name(str(name)), _written(value)) for name, value in values.items()])
 
 
@@ -182,7 +182,7 @@ def _escape_match(found: re.Match[str]) -> str:
 
 
 def _escape_marks(text: str) -> Iterator[str]:
-    """Yield a text's characters, escaping combining marks without a base character or beyond `_MAX_MARKS` on one."""
+    """Yield a string's characters. Combining marks without a base character, or beyond `_MAX_MARKS` on one, are escaped."""
     marks = _MAX_MARKS
     for character in text:
         marks = marks + 1 if _is_mark(character) else 0

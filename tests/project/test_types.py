@@ -17,9 +17,7 @@ import pytest
 
 from support import ROOT
 
-pytestmark = (
-    pytest.mark.once
-)  # separate processes, kills and foreign programs do not depend on the Python version
+pytestmark = pytest.mark.once  # pyright is slow, and checking for one Python version is enough
 FOLDER = Path(__file__).with_name("types")
 FILES = sorted(file.name for file in FOLDER.glob("*.py"))
 EXPECTED = re.compile(r"#\s*expect-error:\s*(.+?)\s*$")

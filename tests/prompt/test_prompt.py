@@ -224,9 +224,12 @@ SECTIONS: Rows = {
     ),
     "tools-class": (
         lambda: section(tools=[Params]),
-        "section 'search': tools[0] is the class Params. Pass tools, made by @tool or Tool(...).",
+        "section 'search': tools[0] is the class Params. Pass tools created with @tool or Tool(...).",
     ),
-    "tools-names": (lambda: section(tools=["a"]), "section 'search': tools[0] is a str. Pass tools, made by"),
+    "tools-names": (
+        lambda: section(tools=["a"]),
+        "section 'search': tools[0] is a str. Pass tools created with",
+    ),
     "policies-class": (
         lambda: section(policies=[RateLimitPolicy]),
         "section 'search': policies[0] is the class RateLimitPolicy. Create one: RateLimitPolicy(...).",
@@ -294,7 +297,7 @@ PROMPTS: Rows = {
     ),
     "tools-agent": (
         lambda: prompt(tools=[Agent(ScriptedModel([]), "Answer.")]),
-        "prompt 'guide': tools[0] is an Agent. Give it as a tool: agent.as_tool().",
+        "prompt 'guide': tools[0] is an Agent. Pass it as a tool: agent.as_tool().",
     ),
     "tools-partial": (
         lambda: prompt(tools=[functools.partial(function, "a")]),

@@ -285,7 +285,7 @@ async def test_the_same_run_and_call_in_another_journal_are_not_touched(recorder
     await adapter.evaluate(PROMPT, "go", run_id="r")
     await undo(recorder.journal, "r", "call_1", recorder.files)
     assert [path.name for path in recorder.folder.iterdir()] == ["theirs"]
-    with pytest.raises(UndoRefused, match="no commit of it is kept"):
+    with pytest.raises(UndoRefused, match="no commit of this call is kept"):
         recorder.files.undo("call_1")
     other.close()
 
@@ -304,6 +304,6 @@ def test_the_same_call_id_at_another_place_of_a_run_is_another_call(tmp_path: Pa
     assert files.undo("call_1", run_id="r", place=".1", journal="j") == ("at.1",)
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["at.2"]
     for wrong in ({"run_id": "s"}, {"journal": "k"}, {"place": ".3"}):
-        with pytest.raises(UndoRefused, match="no commit of it is kept"):
+        with pytest.raises(UndoRefused, match="no commit of this call is kept"):
             files.undo("call_1", **{"run_id": "r", "place": ".2", "journal": "j", **wrong})
     files.close()

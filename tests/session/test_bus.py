@@ -211,8 +211,8 @@ def test_plain_values_are_refused(event: object):
         (One(1), print, "Pass the event's class"),
         (list[int], print, "Pass the event's class"),
         (HasNumber, print, "isinstance.. does not work with HasNumber"),
-        (One, None, "Pass a `def`"),
-        (One, Member().hear_later, "Pass a `def`"),
+        (One, None, "Pass a function defined with `def`"),
+        (One, Member().hear_later, "Pass a function defined with `def`"),
     ],
 )
 def test_wrong_subscriptions_are_refused_at_once(kind: Any, listener: Any, words: str):

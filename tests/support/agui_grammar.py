@@ -63,7 +63,7 @@ class Checker:
             raise Wrong(f"{kind} belongs to the nested run {tag}, which is not open")
         handler = getattr(self, f"_{kind.lower()}", None)
         if handler is None:
-            raise Wrong(f"{kind} is an event Handrail never sends")
+            raise Wrong(f"{kind} is an event that Handrail never sends")
         handler(event, tag)
 
     # --- legs ---
@@ -92,7 +92,7 @@ class Checker:
             if call is not None and (call not in self.calls or call in self.results):
                 raise Wrong(f"the leg ends with a question about {call}, which is not in progress")
             if call is not None and self._owners["call", call] != interrupt.get("subagentRunId"):
-                raise Wrong(f"the leg ends with a question about {call}, a call of another run")
+                raise Wrong(f"the leg ends with a question about {call}, which is a call of another run")
         pending = outcome.get("pendingToolCallIds", ())
         if any(call not in self.calls or call in self.results for call in pending):
             raise Wrong(f"a pending call is unknown or has a result: {pending}")

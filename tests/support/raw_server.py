@@ -1,6 +1,6 @@
 """A model server that sends exactly the given bytes, to test responses that no correct server would send.
 
-A request that the wire's grammar refuses fails the test.
+The test fails if the wire's grammar refuses a request.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ async def wait_at(gate: str, context: ToolContext) -> str:
 async def break_off(path: str, context: ToolContext) -> str:
     """Write a file, then fail."""
     context.filesystem.write(path, "half")
-    raise RuntimeError("the disk of the printer is full")
+    raise RuntimeError("the printer's disk is full")
 
 
 @tool(effect="irreversible")

@@ -1,8 +1,8 @@
-"""Applies the wire grammars to the requests of a test run, and fails the test that made a request they refuse.
+"""Check the requests of a test run with the wire grammars, so that a test fails if it makes a request that they refuse.
 
-Every request over HTTP is checked as the bytes that are sent, whichever server receives them. With `every`, each
-request to any model, in-process ones included, is also encoded for all three wires and checked on each.
-conftest.py calls `watch()` once and `take_refused()` after each test; `summary()` says how many requests were seen.
+Every request over HTTP is checked as the bytes that are sent, whichever server receives them. If `every` is set, each
+request to any model, even one in process, is also encoded for all three wires and checked on each. conftest.py calls
+`watch()` once and `take_refused()` after each test. `summary()` says how many requests were checked.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from handrail.models.http import Provider
 from support import wire_grammar
 
 LONGEST = 64
-"""Most messages of a conversation that is checked on all wires. Longer ones are those of tests that count."""
+"""Maximum number of messages in a conversation that is checked on all wires. Longer ones are skipped."""
 
 refused: list[str] = []
-"""What the grammars refused since the last `take_refused()`."""
+"""The requests that the grammars have refused since the last `take_refused()`, each with its problems."""
 every = False
-"""Whether requests to in-process models are checked too."""
+"""Whether requests to any model are checked on all wires."""
 asked = 0
 """The number of requests that were checked on all wires."""
 
 
 def take_refused() -> list[str]:
-    """Return what the grammars refused since the last call."""
+    """Return and clear the requests that the grammars have refused since the last call."""
     taken = refused[:]
     refused.clear()
     return taken
 
 
 def summary() -> str:
-    """Say how many requests were checked."""
+    """Return a line that says how many requests were checked."""
     sent = ", ".join(f"{count} {wire}" for wire, count in sorted(wire_grammar.seen.items()))
     return f"wire grammars: {sent or 'no requests'} (of them {asked} requests on all three wires)"
 
 
 def note(path: str, body: bytes) -> None:
-    """Check a request, and keep what is refused for the end of the test."""
+    """Check a request. If it is refused, keep the problem until `take_refused()` returns it."""
     try:
         wire_grammar.check(path, body)
     except wire_grammar.WireRefused as problem:
@@ -53,7 +53,7 @@ _ANTHROPIC = anthropic.AnthropicModel("m", key_variable=None)
 
 
 def bodies(request: ModelRequest) -> dict[str, bytes]:
-    """Return the body of a request on each wire."""
+    """Return the encoded body of a request, by wire."""
     fields = {"model": "m"}
     return {
         "chat": openai._body(fields, request, "max_tokens"),
@@ -63,7 +63,7 @@ def bodies(request: ModelRequest) -> dict[str, bytes]:
 
 
 def check_everywhere(request: ModelRequest) -> list[str]:
-    """Return what each wire would refuse in this request."""
+    """Return what the grammar of each wire refuses in this request."""
     return [
         f"{wire}: {problem}"
         for wire, body in bodies(request).items()
@@ -72,7 +72,7 @@ def check_everywhere(request: ModelRequest) -> list[str]:
 
 
 def watch() -> None:
-    """Check all requests of this process from now on."""
+    """Check all requests that this process makes from now on."""
     post, request = Provider._post, Run.request
 
     @asynccontextmanager

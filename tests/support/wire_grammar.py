@@ -3,13 +3,13 @@
     problems("chat", body)          what the API would refuse in this request body, or []
     check("/v1/messages", body)     raises `WireRefused` with the problems; other paths are ignored
 
-The checker knows only what the providers publish or answer with; it shares no code with `handrail.models`. A request
+The checker implements what the providers document or reply with, and shares no code with `handrail.models`. A request
 that it accepts is one that the provider accepts, whatever a model said earlier in the conversation.
 
 Rules of all wires: one JSON object in valid UTF-8, with no field twice, finite numbers, no lone surrogate, and no more
-than DEEPEST levels (System.Text.Json reads 64, serde_json 128). Names of tools and of calls match
-`[a-zA-Z0-9_-]{1,64}`. Each call has exactly one result, directly after the message with the call; no result is
-without its call; ids of calls are unique.
+than DEEPEST levels (System.Text.Json reads 64, serde_json 128). The names of tools and calls match
+`[a-zA-Z0-9_-]{1,64}`. Each call has exactly one result, directly after the message with the call. Each result has a
+call. The ids of calls are unique.
 
 Chat completions, https://platform.openai.com/docs/api-reference/chat/create:
   roles system, developer, user, assistant and tool, with their own fields; `arguments` is the JSON text of an object,
@@ -41,9 +41,9 @@ from typing import Any, NoReturn, cast
 
 DEEPEST = 64
 LONGEST_TEXT = 10_485_760
-"""Most characters of one text on OpenAI's wires."""
+"""Maximum number of characters in one text on OpenAI's wires."""
 LARGEST = {"chat": 512 << 20, "responses": 512 << 20, "messages": 32 << 20}
-"""Most bytes of a request. OpenAI publishes no number; this one only bounds the test."""
+"""Maximum number of bytes in a request. OpenAI publishes no limit, so its limit here only bounds the tests."""
 MOST_CALLS = 128
 MOST_TOOLS = 128
 
@@ -53,19 +53,19 @@ _ID["messages"] = re.compile(r"[a-zA-Z0-9_-]+")
 _PATHS = {"/chat/completions": "chat", "/responses": "responses", "/v1/messages": "messages"}
 
 seen: Counter[str] = Counter()
-"""The number of requests that were checked in this process, by wire."""
+"""How many requests were checked in this process, by wire."""
 
 
 class WireRefused(AssertionError):
-    """Raised for a request that the provider would refuse."""
+    """Raised for a request that a provider would refuse."""
 
 
 class _Problem(Exception):
-    """Ends the check of one part of a request."""
+    """Raised to end the check of one part of a request."""
 
 
 def check(path: str, body: bytes) -> None:
-    """Check a request that was sent to this path. Raises `WireRefused`; ignores paths of no known wire."""
+    """Check a request that was sent to this path. Raises `WireRefused`. Paths of other APIs are not checked."""
     wire = wire_of(path)
     if wire is not None:
         found = problems(wire, body)
@@ -74,7 +74,7 @@ def check(path: str, body: bytes) -> None:
 
 
 def wire_of(path: str) -> str | None:
-    """Return the wire whose requests go to this path."""
+    """Return the wire that uses this path, or None if there is none."""
     return next((wire for end, wire in _PATHS.items() if path.split("?")[0].endswith(end)), None)
 
 
@@ -97,7 +97,7 @@ def problems(wire: str, body: bytes) -> list[str]:
 
 
 def strict_json(data: bytes | str) -> Any:
-    """Decode JSON as the strictest of the providers' parsers does."""
+    """Decode JSON as strictly as the strictest of the providers' parsers."""
     try:
         text = data if isinstance(data, str) else data.decode()
         value = json.loads(
@@ -117,7 +117,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Twice(dict[str, Any]):
-    """An object in which a key occurs twice."""
+    """An object in which a key occurred more than once."""
 
 
 def _constant(name: str) -> NoReturn:
@@ -137,7 +137,7 @@ def _int(text: str) -> int:
 
 
 def _look_through(value: Any) -> None:
-    """Refuse lone surrogates and deep nesting."""
+    """Raise `_Problem` for lone surrogates and for nesting that is too deep."""
     level: list[Any] = [value]
     for _ in range(DEEPEST + 1):
         inner: list[Any] = []
@@ -167,7 +167,7 @@ def _encodable(text: str) -> None:
 
 
 def _fields(where: str, value: Any, needed: str, optional: str = "") -> Iterator[str]:
-    """Yield the problems with the names of an object's fields."""
+    """Yield a problem for each missing and each unknown field of an object."""
     if not isinstance(value, dict):
         yield f"{where} is not an object"
         return
@@ -196,7 +196,7 @@ def _id(wire: str, where: str, value: Any) -> Iterator[str]:
 
 
 def _arguments(where: str, value: Any) -> Iterator[str]:
-    """Yield the problems with arguments that are sent as text."""
+    """Yield the problems with a call's arguments, which are sent as JSON text."""
     yield from _text(where, value)
     if isinstance(value, str):
         try:
@@ -225,7 +225,7 @@ def _tools(wire: str, tools: Any, functions: Sequence[Any]) -> Iterator[str]:
 
 
 class _Pairs:
-    """Pairs calls with results: every result directly after the message of its call, once."""
+    """Checks that every call has exactly one result, which directly follows the message with the call."""
 
     def __init__(self) -> None:
         self._all: set[Any] = set()
@@ -244,7 +244,7 @@ class _Pairs:
             yield f"{where}: the result {id!r} has no call before it"
 
     def close(self, where: str) -> Iterator[str]:
-        """Begin something that is no result."""
+        """Yield a problem if calls are still without a result when something other than a result follows."""
         if self._open:
             yield f"{where} comes before the results of {self._open}"
             self._open.clear()

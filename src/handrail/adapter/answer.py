@@ -205,7 +205,7 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
     seconds: float
     sent: SentPart | None = None
     cost: Decimal | None = None
-    """The cost in US dollars; None if unknown. A replayed call is charged this amount."""
+    """The cost in US dollars; None if unknown. It is charged again if the answer is inside a call that is replayed."""
 
 
 def write_answer(

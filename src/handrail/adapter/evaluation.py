@@ -162,7 +162,9 @@ async def _go(
                 frame.show([*rendered.tools, *options.tools], ())
                 secretive = frame.secretive or rendered.secretive
                 masked = SecretMask(frame, conversation).message if secretive else None
-                conversation.begin_with(history, run_id, masked)  # otherwise the session already has it
+                conversation.begin_with(
+                    history, run_id, masked
+                )  # if this is skipped, the session already has the history
                 if masked is not None:
                     options = options.replace(history=tuple(masked(each) for each in history))
             journal = None if log is None else options.journal
@@ -180,10 +182,12 @@ async def _go(
                 tools=options.tools,
             )
             outcome = await (work if journal is None else carry_out(journal, frame, conversation, work))
-    finally:
+    except BaseException as error:
         forward()
-        await frame.world.resources.close()
-    return respond(outcome, frame)
+        await frame.world.resources.close_logged(error)
+        raise
+    forward()
+    return respond(outcome, frame, await frame.world.resources.close_logged())
 
 
 def _frame(

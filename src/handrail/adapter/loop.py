@@ -22,17 +22,19 @@ from handrail.context import ToolContext
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.turn import OpenTurn
 from handrail.errors import ToolValidationError, VisibilityExpansionRequired
+from handrail.guard.outer_policy import under
 from handrail.messages import CallAnswered, CallAsked, ToolMessage, UserMessage
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
 from handrail.replay.marks import is_masked
 from handrail.replay.records import RecordedResult
 from handrail.tools import Tool, ToolResult
+from handrail.tools.result import shown_text
 
 if TYPE_CHECKING:
     from handrail.adapter.adapter import Adapter
 
 NO_MESSAGE = "Do what the instructions say."
-"""The user message of a run without one, whose prompt says everything."""
+"""The user message of a run that was given none, because its prompt says everything."""
 
 
 async def run_in(
@@ -78,7 +80,7 @@ async def run_in(
     run.say(UserMessage(NO_MESSAGE if message is None else message))
     ended = "cancelled"
     try:
-        outcome = await run_until_done(run)
+        outcome = await under(frame, run_until_done(run))
         ended = outcome.stop_reason
         return outcome
     except Exception as error:
@@ -157,7 +159,7 @@ async def _run_calls(
                 CallAnswered(
                     call.id,
                     call.name,
-                    result.render(),
+                    shown_text(result),
                     not result.success,
                     _opened(run, call, result) if call.name == OPENER else (),
                 )
@@ -241,7 +243,7 @@ def opener(rendered: Callable[[], RenderedPrompt[Any]], in_place: bool) -> Tool[
     async def open_sections(params: Sections, *, context: ToolContext) -> ToolResult[list[str]]:
         opening = rendered().open(params.sections)
         if not in_place:
-            raise VisibilityExpansionRequired(params.sections)
+            raise VisibilityExpansionRequired(params.sections, context.run_context.run_id)
         names = ", ".join(tool.name for tool in opening.tools)
         more = f"\n\nThese tools can be called from now on: {names}." if names else ""
         return ToolResult.ok(params.sections, opening.text + more, exclude_value_from_context=True)

@@ -165,7 +165,7 @@ async def _base(journal: Journal, session: Session) -> bytes | None:
 
 
 async def _heed_undone(journal: Journal, session: Session, log: RunLog) -> None:
-    """Drop the calls of earlier runs that have been undone since, and remember to tell the model about them."""
+    """Drop from the session the calls of earlier runs that have been undone, and remember to tell the model about them."""
     undone = await undone_in(journal, session.id)
     if undone.untold:
         log.untold = undone.untold
@@ -232,7 +232,7 @@ def code_of(app: str) -> str:
 
 
 def prompt_of(run_id: str, app: str) -> Prompt[Any]:
-    """Import the prompt that an app reference of the form `module:name` refers to."""
+    """Import the prompt that `app`, a reference of the form `module:name`, refers to, and return it."""
     module, colon, name = app.partition(":")
     if not colon or app.endswith(".md"):
         raise RunError(

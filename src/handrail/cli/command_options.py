@@ -255,7 +255,7 @@ class ServeOptions:
 
 
 def takes_options(options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace a command's first parameter, an options dataclass, by one parameter for each field, as typer expects.
+    """Replace a command's first parameter, an options dataclass, with one parameter for each field, as typer expects.
 
     The dataclass's first field comes first, then the command's own parameters, then the other fields.
     """

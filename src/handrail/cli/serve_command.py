@@ -149,7 +149,7 @@ def _load(options: ServeOptions) -> Loaded:
 
     path = Path(options.app)
     if not path.exists() and path.with_suffix(".md").is_file():
-        path = path.with_suffix(".md")  # `folder/main` is accepted, as `run` does
+        path = path.with_suffix(".md")  # `folder/main` is accepted, as in `run`
     is_worker = path.is_dir() or path.suffix == ".md"
     if not is_worker and not path.suffix == ".py" and not is_module(options.app):
         raise UsageError(

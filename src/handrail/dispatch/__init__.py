@@ -1,6 +1,6 @@
 """The gate and its parts. `gate.py` describes the steps of a call.
 
-Names are imported on first use, so that `RunOptions` alone does not load the gate.
+Names are imported on first use, so that importing `RunOptions` alone does not load the gate.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ class _Noted(msgspec.Struct, frozen=True):
     """A record that a remembered decision was used."""
 
     digest: str
-    """Digest of the request. A request with a different digest is decided anew."""
+    """Digest of the request. A request with a different digest is decided again."""
     approval: Approval
     remembered: str
 
@@ -210,7 +210,7 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
         recall.is_open = bool(asked.diff) and _was_asked(log, asked) and mode != "approve_all"
     book = frame.session.decisions
     if book is not None and frame.journal is not None and len(frame.session[ApprovalRemembered]):
-        await book.read()  # the decision may have been revoked elsewhere
+        await book.read()  # another process may have revoked a remembered decision
     approval = await frame.people.broker.decide(asked)
     used = recall.used
     if used is None:

@@ -51,6 +51,10 @@ if TYPE_CHECKING:
     from handrail.question import Quorum
 
 
+UNFINISHED: Any = object()
+"""The return value of a handler that has not returned."""
+
+
 class Attempt(msgspec.Struct, eq=False):
     """One try at a call, which its handler and its policies see through their contexts.
 
@@ -74,8 +78,8 @@ class Attempt(msgspec.Struct, eq=False):
     transaction: Transaction | None = None
     token: object = None
     """The token that the gate issues in step 7. A handler does not start without it."""
-    finished: Any = None
-    """The handler's return value, even if the call failed afterwards."""
+    finished: Any = UNFINISHED
+    """The handler's return value, even if the call failed afterwards; `UNFINISHED` if the handler has not returned."""
     decision: str = ""
     """The combined decision of the policies; "" if there are no policies."""
     quorums: tuple[Quorum, ...] = ()
@@ -240,12 +244,14 @@ class Attempt(msgspec.Struct, eq=False):
     def own_effect(self, result: Any) -> Settled | None:
         """Return this call's external effect; None if a rollback does not need to compensate or report one."""
         tool = self.tool
-        if not isinstance(result, ToolResult) or not result.success or tool.delegates:
+        if result is UNFINISHED or tool.delegates or self.kind.is_auxiliary:
             return None
-        if self.kind.is_auxiliary:
-            return None
+        value: Any = None
+        if isinstance(result, ToolResult):  # otherwise the handler ran as well, and returned a wrong value
+            if not result.success:
+                return None
+            value = result.value  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # whatever it holds
         if tool.effect == "compensable":
-            value: Any = result.value  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]  # whatever it holds
             return Settled(self.name, self.id, tool, self.params, value, self.call.place)
         return Settled(self.name, self.id) if tool.effect == "irreversible" else None
 

@@ -36,12 +36,12 @@ class CallKind(msgspec.Struct, frozen=True):
     only_asks: bool = False
     """Whether the call is a part that only asks a question. Without a recorded answer, the question is asked again."""
     undoes: bool = False
-    """Whether the call undoes another or finds out whether it happened, or is inside such a call. Neither a cancelled
-    run nor a deadline stops it, and it is never replayed.
+    """Whether the call undoes another call, finds out whether another call happened, or is inside such a call. Neither a
+    cancelled run nor a deadline stops it, and it is never replayed.
     """
     is_auxiliary: bool = False
-    """Whether the call is a compensation or a probe, which passes the gate beside the call it belongs to. It has a
-    transaction, events and a record. It needs no approval, costs no budget, has no number and is never undone.
+    """Whether the call is a compensation or a probe, which passes the gate alongside the call it belongs to. It has a
+    transaction, events and a record. It needs no approval, uses no budget, has no number and is never undone.
     """
 
 
@@ -210,7 +210,7 @@ def new_part(
 
 
 def new_auxiliary(attempt: Attempt, id: str, tool: Tool[Any, Any], place: Place) -> Call:
-    """Create the call of a compensation or a probe, beside the call of `attempt` and in the same outer transaction."""
+    """Create the call of a compensation or a probe, alongside the call of `attempt` and in the same outer transaction."""
     call = attempt.call
     return Call(
         call.gate,

@@ -16,11 +16,11 @@ from pydantic import BaseModel
 from handrail.cancellation import shielded
 from handrail.context import ToolContext
 from handrail.dispatch.call import Call, new_auxiliary
-from handrail.dispatch.failures import in_short
 from handrail.dispatch.questions import put, question_of, waiting_for_a_person
 from handrail.dispatch.transaction import Settled
 from handrail.errors import EffectRefused, OutcomeUnknown
 from handrail.operation import Operation
+from handrail.raised_errors import in_short, log_error
 from handrail.schema import Schema
 from handrail.threads import call_either
 from handrail.tools import EFFECTS, Tool, ToolResult
@@ -161,7 +161,8 @@ def _auxiliary_tool(
 async def compensate(attempt: Attempt, settled: Sequence[Settled]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Compensate the effects of a failed call, last first. Returns what was compensated and what was not.
 
-    Each compensation passes the gate beside the call. If one fails, it is rolled back and the others still run.
+    Each compensation passes the gate alongside the call. If one fails, even with `SystemExit`, it is rolled back and
+    the others still run.
     """
     compensated: list[str] = []
     left: list[str] = []
@@ -169,11 +170,14 @@ async def compensate(attempt: Attempt, settled: Sequence[Settled]) -> tuple[tupl
         if done.tool is None:
             left.append(done.what)
             continue
-        error = await _compensate(attempt, done, done.tool)
+        try:
+            error = await _compensate(attempt, done, done.tool)
+        except Exception as problem:  # the others must still run
+            error = problem
         if error is None:
             compensated.append(done.what)
         else:
-            log.error("compensating %s (%s) raised", done.what, done.call_id, exc_info=error)
+            log_error(log, logging.ERROR, "compensating %s (%s) raised", done.what, done.call_id, error=error)
             left.append(f"{done.what} (compensating it failed: {in_short(error)})")
     return tuple(compensated), tuple(left)
 
@@ -195,7 +199,7 @@ async def _compensate(attempt: Attempt, done: Settled, tool: Tool[Any, Any]) -> 
 async def probe(attempt: Attempt) -> bool | None:
     """Ask the tool's probe whether an interrupted call happened. Returns None if there is no probe or it does not know.
 
-    The probe passes the gate beside the call. A probe that fails is rolled back and counts as not knowing.
+    The probe passes the gate alongside the call. A probe that fails is rolled back and counts as not knowing.
     """
     tool, function = attempt.tool, attempt.tool.probe
     if function is None:
@@ -208,20 +212,20 @@ async def probe(attempt: Attempt) -> bool | None:
     probing = _auxiliary_tool(tool, "probe", attempt.params, ask)
     passage = await _carry(new_auxiliary(attempt, f"{attempt.id}.probe", probing, attempt.call.place.probe))
     if passage.result is None or passage.error is not None:
-        log.error(
-            "the probe of %s raised, so it is unknown whether the call happened",
-            attempt.name,
-            exc_info=passage.error,
-        )
+        told = "the probe of %s raised, so it is unknown whether the call happened"
+        if passage.error is None:
+            log.error(told, attempt.name)
+        else:
+            log_error(log, logging.ERROR, told, attempt.name, error=passage.error)
         return None
     return passage.result.value
 
 
 async def _carry(call: Call) -> Passage:
-    """Pass a compensation or a probe through the gate. If it fails, `error` of the returned passage is set."""
+    """Pass a compensation or a probe through the gate. If it fails, the returned passage's `error` is set."""
     passage = call.gate.open(call)
     try:
         await shielded(call.gate.pass_through(call, passage))
     except (Exception, asyncio.CancelledError) as error:
-        passage.error = passage.error or error
+        passage.error = error if passage.error is None else passage.error
     return passage

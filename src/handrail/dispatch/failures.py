@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from handrail.cancellation import TimedOut
 from handrail.context import Approval
@@ -29,12 +28,14 @@ from handrail.errors import (
     VisibilityExpansionRequired,
 )
 from handrail.events import CallStatus, DecidedBy
+from handrail.raised_errors import in_short, leaves_of, words_of
+from handrail.schema import list_problems
 from handrail.tools import ToolResult
+from handrail.tools.result import keep_rendering, sendable
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
 
-_SHORT = 300
 _NOBODY = (
     "If it called context.wait_for or context.prompt_model: these are None if there is no person or no model to ask. "
     "Check first, with `if context.wait_for`, or annotate the context as UserContext or AgentContext."
@@ -86,33 +87,46 @@ class Failure:
         self, status: CallStatus, message: str, reraise: BaseException | None = None, advice: str = ""
     ) -> None:
         self.status: CallStatus = status
-        self.result: ToolResult[Any] = ToolResult.error(message)
+        self.result: ToolResult[Any] = ToolResult.error(sendable(message))
         self.reraise = reraise
         self.advice = advice
         """What the model should do next if no effect of the call remains."""
 
     def told(self, left: Sequence[str]) -> ToolResult[Any]:
         """Return the result for the model, including a list of the effects that could not be undone."""
-        message, value = str(self.result.message), self.result.value
+        message = self.result.message
         if left:
-            message = (
-                f"{message.rstrip('.')}. Could not be undone: {', '.join(left)}. "
-                "Find out what it changed before you do it again."
-            )
+            what = f"Could not be undone: {sendable(', '.join(left))}. Find out what it changed before you do it again."
+            message = f"{message.rstrip('.')}. {what}" if message else what
         elif self.advice:
             message = f"{message} {self.advice}"
         else:
             return self.result
-        return ToolResult.error(message, value)
+        told = ToolResult.error(message, self.result.value)
+        if "text" in self.result.__dict__:  # its value was rendered by the gate, and may not render again
+            shown = self.result.__dict__["text"].removeprefix(self.result.message).lstrip("\n")
+            keep_rendering(
+                told, f"{message}\n{shown}" if shown else message, self.result.__dict__.get("json")
+            )
+        return told
 
 
 def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) -> Failure:
-    """Return the outcome of a call that raised this error. Every error has an entry in the table."""
+    """Return the outcome of a call that raised this error. Every error has an entry in the table.
+
+    This never raises, whatever the error's own methods do.
+    """
+    try:
+        return _look_up(attempt, _deciding(raised), cancel_requested)
+    except Exception:  # an error's `__str__`, `__class__` or `exceptions` raised
+        return Failure("error", f"{attempt.name} failed: {type(raised).__name__}")
+
+
+def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> Failure:
     name = attempt.name
-    error = _concerning_the_run(raised)
     match error:
         case Refused():
-            return Failure(error.status, str(error))
+            return Failure(error.status, words_of(error))
         case Unsuccessful():
             failure = Failure("error", error.result.message)
             failure.result = error.result
@@ -135,10 +149,10 @@ def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) 
             return Failure("cancelled", f"{name} was cancelled.", error)
         case asyncio.CancelledError():
             return Failure("error", f"{name} failed: it cancelled itself.")
-        case VisibilityExpansionRequired():
+        case VisibilityExpansionRequired() if error.run_id in (None, attempt.run_context.run_id):
             return Failure("error", f"{name} needs sections that are not shown yet.", error)
         case PromptEvaluationError() if error.run_id in (None, attempt.run_context.run_id):
-            return Failure("error", f"{name} stopped the run: {error}", error)
+            return Failure("error", f"{name} stopped the run: {words_of(error)}", error)
         case DeadlineExceededError() if (
             attempt.deadline is not None and error.deadline == attempt.deadline.at
         ):
@@ -154,9 +168,9 @@ def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) 
                 "cancelled", f"{name} was not applied: another process has taken over the run.", error
             )
         case OutcomeUnknown():
-            return Failure("error", f"The outcome of {name} is unknown: {error}")
+            return Failure("error", f"The outcome of {name} is unknown: {words_of(error)}")
         case Diverged():
-            return Failure("error", str(OutcomeUnknown(f"{name} ({error})")))
+            return Failure("error", str(OutcomeUnknown(f"{name} ({words_of(error)})")))
         case (
             CapabilityMissing()
             | DepthExceededError()
@@ -165,13 +179,18 @@ def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) 
             | NoAnswer()
             | ActFailed()
         ):
-            return Failure("error", f"{name} failed: {error}")
+            return Failure("error", f"{name} failed: {words_of(error) or in_short(error)}")
         case TransientError():
             wait = retry_delay(error)
             hint = f"It may work after {wait:g} seconds." if is_span(wait) else ""
             return Failure("error", f"{name} failed: {in_short(error)}", advice=hint)
-        case TypeError() if "'NoneType' object is not callable" in str(error) and attempt.wait_for is None:
+        case TypeError() if (
+            "'NoneType' object is not callable" in words_of(error) and attempt.wait_for is None
+        ):
             return Failure("error", f"{name} failed: {in_short(error)}. {_NOBODY}")
+        case VisibilityExpansionRequired():
+            sections = ", ".join(error.sections)
+            return Failure("error", f"{name} failed: a run inside it needs {sections} to be opened.")
         case Exception():
             return Failure("error", f"{name} failed: {in_short(error)}")
         case _:
@@ -187,8 +206,7 @@ def retry_delay(error: TransientError) -> float | None:
 
 
 def _what_to_correct(name: str, error: ToolValidationError) -> str:
-    problems = "\n".join(f"- {problem}" for problem in error.problems) or f"- {error}"
-    return f"The arguments of {name} are invalid:\n{problems}\nCorrect them and call again."
+    return f"The arguments of {name} are invalid:\n{list_problems(error)}\nCorrect them and call again."
 
 
 def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase: str) -> Failure:
@@ -197,34 +215,19 @@ def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase:
     return Failure(status, f"{attempt.name} was not run: {error}", ending)
 
 
-def in_short(error: BaseException) -> str:
-    """Describe an error in one line, even if its `__str__` raises."""
-    try:
-        text = str(error).strip().split("\n", 1)[0]
-    except Exception:
-        text = ""
-    if len(text) > _SHORT:
-        text = text[: _SHORT - 1] + "…"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+# --- groups of errors ---------------------------------------------------------------------------------
 
 
-def _concerning_the_run(error: BaseException) -> BaseException:
-    """Return the exception that ends the run, from an exception group; the error itself if there is none."""
-    members: tuple[BaseException, ...] = getattr(error, "exceptions", ())
-    for each in members if isinstance(error, BaseExceptionGroup) else ():
-        inside = _concerning_the_run(each)
-        if isinstance(inside, VisibilityExpansionRequired | PromptEvaluationError):
-            return inside
-    return cast(BaseException, error)
+def transient_in(error: BaseException) -> TransientError | None:
+    """Return the transient failure, in a group the one that asks for the longest pause; None if there is none."""
+    found = [each for each in leaves_of(error) if isinstance(each, TransientError)]
+    return max(found, key=lambda each: retry_delay(each) or 0.0, default=None)
 
 
-def forget_locals(error: BaseException) -> None:
-    """Clear the local variables that an error's traceback refers to. The traceback itself is kept."""
-    seen: set[int] = set()
-    pending: list[BaseException | None] = [error]
-    while pending:
-        each = pending.pop()
-        if each is not None and id(each) not in seen:
-            seen.add(id(each))
-            traceback.clear_frames(each.__traceback__)
-            pending += [each.__cause__, each.__context__]
+def _deciding(error: BaseException) -> BaseException:
+    """Return the error that decides the outcome: the one in a group that ends the run, or the group's only error."""
+    leaves = list(leaves_of(error))
+    for each in leaves:
+        if isinstance(each, VisibilityExpansionRequired | PromptEvaluationError):
+            return each
+    return leaves[0] if len(leaves) == 1 else error

@@ -25,13 +25,12 @@ from handrail.context import Approval, ToolContext
 from handrail.dispatch.approvals import ask_approval, diff_of, runs_first, why_ask
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import Call, check_name, new_call
-from handrail.dispatch.effects import compensate
 from handrail.dispatch.failures import (
+    Failure,
     Refused,
     SignatureMismatch,
     Unsuccessful,
     failure_of,
-    forget_locals,
     not_approved,
 )
 from handrail.dispatch.frame import Frame
@@ -54,12 +53,15 @@ from handrail.dispatch.policies import (
     reason_to_ask,
     tell_policies,
 )
-from handrail.dispatch.tickets import answer_for_tickets, take_up_tickets
+from handrail.dispatch.rollback import abandon, undo
+from handrail.dispatch.tickets import take_up_tickets
 from handrail.dispatch.transaction import Transaction, commit_lock_of, key_of, new_transaction
 from handrail.errors import Conflict, RunBusy, TransientError
-from handrail.events import CallStatus, ToolInvoked, ToolRolledBack, ToolStarted
+from handrail.events import CallStatus, ToolInvoked, ToolStarted
+from handrail.guard.outer_policy import under
 from handrail.limits import Reservation
 from handrail.operation import Operation
+from handrail.raised_errors import forget_frames, log_error, without_frames
 from handrail.replay.commits import commit_recorded, record_end
 from handrail.replay.finished_calls import replay_call
 from handrail.replay.interrupted_calls import AlreadyDone, decide_interrupted, resume_attempt
@@ -111,7 +113,8 @@ class Gate:
     ) -> Operation[ToolResult[Any]]:
         """Call a tool by name, with its arguments as JSON text or a mapping, as a model would."""
         check_name(name)
-        return Operation(lambda: self.pass_through(new_call(self, name, arguments, call_id)), "invoke")
+        go = self.pass_through
+        return Operation(lambda: under(self.frame, go(new_call(self, name, arguments, call_id))), "invoke")
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Stop all calls of this run and of the runs nested in it, innermost first. Call this on the loop's thread."""
@@ -192,23 +195,22 @@ class Gate:
                         break
                 except Conflict as error:
                     self._count_rerun(passage, error)
-                except TransientError as error:
+                except (TransientError, BaseExceptionGroup) as error:
                     await wait_to_retry(attempt, error, scope)
                 attempt = await self._again(passage, scope)
         except GeneratorExit as error:
             self._abandon(passage, error)
             raise
         except BaseException as error:
-            attempt = passage.attempt
             ending = await self._roll_back(passage, error, scope)  # 9, failure
+            attempt = passage.attempt
         del frame.live[attempt]
         if frame.parking is not None:
             frame.parking.ending.add(attempt)
-        if ((made := attempt.made_resources) and not made.untouched) or attempt.policies_made_resources:
-            await close_resources(attempt)
-        if record.is_kept and not passage.recorded:
-            ending = await self._record_end(passage) or ending
-        self._end(passage)  # 10
+        made = attempt.made_resources
+        if (made and not made.untouched) or attempt.policies_made_resources or record.is_kept:
+            ending = await self._close(passage, ending)
+        self._end(passage, ending)  # 10
         if scope.close() and ending is None:
             ending = asyncio.CancelledError()  # the call was cancelled during a shielded step
         if ending is not None:
@@ -286,7 +288,7 @@ class Gate:
                 stop_timers(attempt, scope)
         if scope.is_stopped():
             await cancelled_after_all()
-        check_result(tool, result)
+        check_result(tool, result, attempt)
         if not result.success:
             raise Unsuccessful(result)
         if attempt.tickets is not None:
@@ -373,59 +375,33 @@ class Gate:
         if failure.status in ("cancelled", "timed out"):
             attempt.stop()
         passage.status, passage.error, passage.result = failure.status, error, failure.result
-        if failure.status == "error" and log.isEnabledFor(logging.INFO):
-            log.info("%s failed", name, exc_info=error)
+        if failure.status == "error":
+            log_error(log, logging.INFO, "%s failed", name, error=error)
         undone: tuple[str, ...] = ()
         try:
-            undone = await self._undo(attempt, failure.result.message)
+            undone = await undo(attempt, failure.result.message)
+        except GeneratorExit as closing:
+            self._abandon(passage, closing)
+            raise
         except Exception:  # the call must end properly, whatever happens here
             log.exception("undoing %s failed", name)
         passage.result = failure.told(tuple(dict.fromkeys((*passage.left, *undone))))
-        return failure.reraise
+        return None if passage.call.kind.is_auxiliary else failure.reraise
 
     def _abandon(self, passage: Passage, error: BaseException) -> None:
         """End a call whose coroutine was closed from outside, so that nothing can be awaited any more."""
         attempt = passage.attempt
-        attempt.close()
-        if attempt.transaction is not None:
-            attempt.transaction.drop()
+        message = f"{passage.call.name} was abandoned: its coroutine was closed."
+        failure = Failure("cancelled", message)
         passage.status, passage.error = "cancelled", error
-        passage.result = ToolResult.error(f"{passage.call.name} was abandoned: its coroutine was closed.")
+        passage.result = failure.told((*passage.left, *abandon(attempt, message)))
         self.frame.live.pop(attempt, None)
-        self._end(passage)
-
-    async def _undo(self, attempt: Attempt, reason: str) -> tuple[str, ...]:
-        """Drop the attempt's forks and compensate its effects, last first.
-
-        Returns the effects that could not be undone.
-        """
-        attempt.close()
-        transaction = attempt.transaction
-        if transaction is None:
-            return ()
-        transaction.drop()
-        if self.frame.left_to_the_record:
-            return ()  # parked, or taken over: the process that continues the run decides
-        attempt.settle_effect(transaction)
-        if attempt.tickets is not None:
-            await shielded(answer_for_tickets(attempt, transaction))
-        compensated, left = tuple[str, ...](), tuple[str, ...]()
-        if transaction.settled:
-            compensated, left = await shielded(compensate(attempt, transaction.settled))
-        if attempt.made_resources is not None or attempt.policies_made_resources:
-            await close_resources(attempt)
-        if attempt.policy_context is not None:
-            close_policy_context(attempt)
-        if attempt.token is not None:
-            self.frame.record(
-                ToolRolledBack(attempt.id, attempt.name, reason, compensated, left, self.frame.run_context)
-            )
-        return left
+        self._end(passage, error)
 
     async def _again(self, passage: Passage, scope: CancelScope) -> Attempt:
         """Undo this attempt and start the next one."""
         frame, attempt = self.frame, passage.attempt
-        passage.left = (*passage.left, *await self._undo(attempt, "it is run again"))
+        passage.left = (*passage.left, *await undo(attempt, "it is run again"))
         attempt.transaction = None  # already undone
         another = attempt.next()
         await note_attempt(another, passage.left)
@@ -449,18 +425,21 @@ class Gate:
 
     # 10
 
-    async def _record_end(self, passage: Passage) -> Exception | None:
-        """Record the end of a call that is not recorded yet. Returns the error if that fails."""
-        if passage.result is None:
-            return None
+    async def _close(self, passage: Passage, ending: BaseException | None) -> BaseException | None:
+        """Close the call's own resources, and record its end. Returns the error that ends the run, if any."""
         try:
-            charged = passage.reservation is not None
-            passage.recorded = await record_end(passage.attempt, passage.result, passage.status, charged)
+            await close_resources(passage.attempt)
+            if self.frame.log.is_kept and not passage.recorded and passage.result is not None:
+                charged = passage.reservation is not None
+                passage.recorded = await record_end(passage.attempt, passage.result, passage.status, charged)
+        except GeneratorExit as error:
+            self._end(passage, error)
+            raise
         except Exception as error:
             return error
-        return None
+        return ending
 
-    def _end(self, passage: Passage) -> None:
+    def _end(self, passage: Passage, ending: BaseException | None) -> None:
         frame, call, attempt = self.frame, passage.call, passage.attempt
         if attempt.policy_context is not None:
             close_policy_context(attempt)
@@ -469,7 +448,9 @@ class Gate:
         if attempt.made_resources is not None:
             attempt.made_resources = None  # breaks a reference cycle with the attempt
         result: Any = passage.result
-        shown, parking = call.tool.shown, frame.parking
+        shown, parking, error = call.tool.shown, frame.parking, passage.error
+        if error is not None and error is ending:
+            error = without_frames(error)  # it collects frames as it is raised on
         if parking is None or not parking.parked or passage.recorded:  # not parked before the call's end
             frame.record(
                 ToolInvoked(
@@ -482,11 +463,11 @@ class Gate:
                     frame.monotonic() - frame.began - attempt.started,
                     attempt.retries + 1,
                     attempt.stale,
-                    passage.error,
+                    error,
                     frame.run_context,
                 )
             )
-        if passage.error is not None and passage.status != "cancelled":
-            forget_locals(passage.error)
+        if error is not None:
+            forget_frames(error)  # listeners have seen its traceback
         if parking is not None:
             parking.ended(attempt)

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 from handrail.cancellation import CancelScope
 from handrail.context import ToolContext, WorkerContext
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import Call
-from handrail.dispatch.failures import Refused, SignatureMismatch, WrongResult, retry_delay
+from handrail.dispatch.failures import (
+    Refused,
+    SignatureMismatch,
+    Unsuccessful,
+    WrongResult,
+    retry_delay,
+    transient_in,
+)
 from handrail.errors import CapabilityMissing, DepthExceededError, ToolValidationError, TransientError
 from handrail.limits import Heartbeat
 from handrail.operation import Operation
+from handrail.raised_errors import in_short, words_of
 from handrail.schema import to_json
 from handrail.schema.kinds import describe_kind
 from handrail.spelling import nearest
 from handrail.tools import EFFECTS, Tool, ToolResult
 from handrail.tools.effect import refusal
+from handrail.tools.result import keep_rendering, renders, sendable
 
 _RETRIES = 2
 """How many times a call is retried after a transient failure."""
@@ -106,14 +116,17 @@ def stop_timers(attempt: Attempt, scope: CancelScope) -> None:
     scope.stop_timeout()
 
 
-async def wait_to_retry(attempt: Attempt, error: TransientError, scope: CancelScope) -> None:
+async def wait_to_retry(
+    attempt: Attempt, error: TransientError | BaseExceptionGroup[Any], scope: CancelScope
+) -> None:
     """Wait before the next retry. Raises the error if no retry is left, or if there is no time to wait.
 
-    The timeout and the deadline go on while the gate waits, and the job's lease is kept.
+    A group is retried if it contains a transient failure. The timeout and the deadline go on while the gate waits, and the job's lease is kept.
     """
-    if not EFFECTS[attempt.tool.effect].retried or attempt.retries >= _RETRIES:
+    failure = transient_in(error)
+    if failure is None or not EFFECTS[attempt.tool.effect].retried or attempt.retries >= _RETRIES:
         raise error
-    pause, frame = retry_delay(error), attempt.frame
+    pause, frame = retry_delay(failure), attempt.frame
     if pause is None:
         pause = 0.1 * 2**attempt.retries
     deadline = frame.deadline
@@ -139,27 +152,93 @@ async def cancelled_after_all() -> None:
     raise asyncio.CancelledError
 
 
-_SIMPLE = (str, int, float, bool, type(None))
+_SIMPLE = frozenset([int, float, bool, type(None)])
+_RESULT: Any = ToolResult
+_ITERATOR: Any = Iterator
+_is_ascii = str.isascii
 
 
-def check_result(tool: Tool[Any, Any], result: Any) -> None:
-    """Raise `SignatureMismatch` or `WrongResult` unless a handler's result has the declared type and can be shown."""
-    given: type[Any] = type(result)  # pyright: ignore[reportUnknownVariableType]  # whatever it returned
-    if given is not ToolResult and not issubclass(given, ToolResult):
+def check_result(tool: Tool[Any, Any], result: Any, attempt: Attempt) -> None:
+    """Check that a handler's result has the declared type and can be shown, and render it.
+
+    This happens before the call is committed, so that a call whose result can't be shown fails and is undone.
+    """
+    if type(result) is _RESULT:
+        try:
+            if tool.result_class is str:
+                if _is_ascii(result.message) and _is_ascii(result.value):
+                    return  # it is sure to be shown
+            elif (
+                tool.result_class in _SIMPLE
+                and type(result.value) is tool.result_class
+                and _is_ascii(result.message)
+            ):
+                return
+        except TypeError:
+            pass  # the message or the value is not text
+    elif not isinstance(result, _RESULT):
         raise SignatureMismatch(f"its handler returned {describe_kind(result)} instead of a ToolResult")
-    value = result.value
-    kind = tool.result_class
-    if kind is not None:
-        if not isinstance(value, kind) and result.success:
-            raise WrongResult(f"it returned {_described(value)} but declares {tool.result!r}")
-    elif type(value) not in _SIMPLE:
-        if isinstance(value, Operation):
-            raise WrongResult(f"it returned {_described(value)}")
-        if tool.result is Any:
-            try:
-                to_json(value)
-            except ToolValidationError as error:
-                raise WrongResult(f"its return value {error}") from None
+    value, declared = result.value, tool.result_class
+    if declared is not None and not isinstance(value, declared) and result.success:
+        raise WrongResult(f"it returned {_described(value)} but declares {tool.result!r}")
+    _check_rendering(tool, result, attempt)
+
+
+def _check_rendering(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Attempt) -> None:
+    """Render a result, and keep the rendering unless it is quickly made again."""
+    message: Any = result.message
+    if not isinstance(message, str):
+        said = f": {words_of(message)}" if isinstance(message, BaseException) else ""
+        raise WrongResult(f"the message of its result must be text, not {describe_kind(message)}{said}")
+    try:
+        text, json = _render(tool, result, attempt)
+    except WrongResult as error:
+        if result.success:
+            raise
+        told = f"{message.rstrip('.')}. The value of its result is left out: {error}."
+        raise Unsuccessful(ToolResult.error(sendable(told))) from error
+    is_quick = type(result) is ToolResult and (isinstance(result.value, str) or type(result.value) in _SIMPLE)
+    whole = sendable(text)
+    if whole is not text or (
+        not is_quick and attempt.parent is None
+    ):  # an inner call's result is rarely shown
+        keep_rendering(result, whole, json)
+
+
+def _render(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Attempt) -> tuple[str, str | None]:
+    """Return the text of a result, and its value as JSON if it was written. Raises `WrongResult` if it can't be shown."""
+    value: Any = result.value
+    json: str | None = None
+    if isinstance(value, Operation):
+        raise WrongResult(f"it returned {_described(value)}")
+    try:
+        if isinstance(value, str):
+            json = None if value.isascii() else to_json(sendable(value)).decode()
+        elif renders(value):
+            if tool.result is Any:
+                to_json(value)  # an undeclared value may be recorded
+        elif isinstance(value, _ITERATOR):
+            raise WrongResult(
+                f"it returned {describe_kind(value)}, which can be read only once: return a list instead"
+            )
+        elif value is not None and (tool.result is Any or not result.exclude_value_from_context):
+            json = to_json(value).decode()
+        if attempt.kind.is_part:
+            return "", json  # nobody is shown the result of an act
+        is_json = json is not None and not isinstance(value, str) and not result.exclude_value_from_context
+        if type(result) is ToolResult and is_json:
+            text = f"{result.message}\n{json}" if result.message else json
+        else:
+            text = result.render()
+    except ToolValidationError as error:
+        raise WrongResult(f"its return value {words_of(error)}") from None
+    except WrongResult:
+        raise
+    except Exception as error:  # raised by the value itself
+        raise WrongResult(f"its return value can't be shown: {in_short(error)}") from error
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # a `render` may return anything
+        raise WrongResult(f"its return value is rendered as {describe_kind(text)}, not as text")
+    return text, json
 
 
 def _described(value: Any) -> str:

@@ -17,6 +17,7 @@ from handrail.errors import ContextExpired, EventRefused
 from handrail.events import Fact
 from handrail.operation import Home
 from handrail.protocols import Filesystem, Forkable, PolicyDecision, Slice, ToolPolicy
+from handrail.raised_errors import log_error, words_of
 from handrail.resources.bindings import CallResources
 
 T = TypeVar("T")
@@ -135,7 +136,7 @@ async def close_resources(attempt: Attempt) -> None:
     for resources in (attempt.made_resources, policy_resources(attempt)):
         if resources is not None and not resources.untouched:
             for error in await shielded(resources.close()):
-                log.error("closing a resource of %s raised", attempt.name, exc_info=error)
+                log_error(log, logging.ERROR, "closing a resource of %s raised", attempt.name, error=error)
 
 
 # Most policies decide synchronously, and the functions below return None. Otherwise they return a coroutine to await.
@@ -256,4 +257,6 @@ async def _tell_waiting(
 
 
 def _refusing(attempt: Attempt, policy: ToolPolicy, error: Exception) -> Refused:
-    return Refused("denied", f"The policy {policy.name!r} rejected the result of {attempt.name}: {error}")
+    return Refused(
+        "denied", f"The policy {policy.name!r} rejected the result of {attempt.name}: {words_of(error)}"
+    )

@@ -1,6 +1,6 @@
 """Tickets: signed texts with which another process can run a call's tool, within a share of the call's budget.
 
-Work done under a ticket is deposited in the journal and applied when the call ends.
+Work done under a ticket is deposited in the journal, and applied once the call's handler has succeeded.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Mapping
 from types import TracebackType
@@ -22,6 +23,9 @@ from handrail.tools import EFFECTS, Tool
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
+
+
+log = logging.getLogger("handrail.gate")
 
 
 class Settled:
@@ -203,11 +207,16 @@ class Transaction(msgspec.Struct, eq=False):
             self._session.publish()
 
     def drop(self) -> None:
-        """Discard everything the call did."""
+        """Discard the changes in the call's forks, and release them. If dropping one fails, the others are still dropped."""
         with self._root.lock:
             self.closed = True
-        for fork in self.touched:
-            fork.drop()
+            forks, self.touched, self.durable = self.touched, NOTHING, None
+            self._session = self._forks = None
+        for fork in forks:
+            try:
+                fork.drop()
+            except Exception:
+                log.exception("dropping a fork of %s failed", self.owner)
 
     def _check_open(self) -> None:
         if self.closed:
@@ -233,7 +242,7 @@ def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
 
 
 def key_of(attempt: Attempt, journal: str = "") -> CallKey:
-    """Return the key under which a call's commit is kept, in the journal with this id."""
+    """Return the key of a call's commit. `journal` is the id of the journal that records it."""
     call = attempt.call
     return CallKey(call.id, attempt.run_context.request_id, str(call.place), journal)
 

@@ -66,7 +66,7 @@ class AgentEnvironment(Environment):
             self.adapter = adapter.bound_to
 
     async def ask(self, question: Question, /) -> Answer:
-        """Decline every question, because it is meant for a person, and a model approves nothing on a person's behalf."""
+        """Decline every question. Questions are meant for a person, and a model approves nothing on a person's behalf."""
         raise Declined(question.name, "a model answers here, and there is nobody to ask")
 
 

@@ -182,7 +182,7 @@ def _checked(value: Any, request: ApprovalRequest) -> ApprovalAnswer:
 
 
 def decision(answer: Answer, request: ApprovalRequest) -> Approval:
-    """Return the approval that an answer gives. If the answer asks to be remembered, remember it."""
+    """Return the decision that an answer gives. If the answer asks to be remembered, remember it."""
     if answer.outcome != "answered":
         outcomes: dict[str, ApprovalOutcome] = {"declined": "denied", "timed out": "timed out"}
         return Approval(False, answer.reason, answer.by, outcomes.get(answer.outcome, "cancelled"))

@@ -55,7 +55,7 @@ class RunState(msgspec.Struct, frozen=True):
 class Trigger:
     """The condition for advice: every `calls` calls, every `seconds` seconds, or after an event of a type.
 
-    The conditions are checked after each turn of calls. One of them is enough.
+    The conditions are checked after each turn of calls. Any one of them is enough.
     """
 
     calls: int | None = None
@@ -115,7 +115,7 @@ class DeadlineFeedback:
 
 @dataclass(frozen=True, slots=True)
 class BudgetFeedback:
-    """A provider that tells the model how much of its budget is left, once for each spent fraction in `at`."""
+    """A provider that tells the model how much of its budget is left, once for each fraction in `at` that has been spent."""
 
     at: Sequence[float] = (0.5, 0.8, 0.95)
     name: str = "budget"
@@ -152,7 +152,7 @@ class CompletionChecker(Protocol):
         ...
 
     def missing(self, state: RunState, /) -> str | Awaitable[str | None] | None:
-        """Return what is still missing, as a text for the model; None if the run is complete."""
+        """Return what is still missing, as text for the model; None if the run is complete."""
         ...
 
 
@@ -299,7 +299,7 @@ async def ask(name: str, asked: Callable[[], Any]) -> Reply:
             raise
         return Reply(problem="it awaited something that was cancelled")
     except Exception as error:
-        from handrail.dispatch.failures import in_short
+        from handrail.raised_errors import in_short
 
         log.exception("%r could not be asked", name)
         return Reply(problem=in_short(error))

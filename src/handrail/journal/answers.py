@@ -77,7 +77,7 @@ def _check_votes(question: Question, answer: Answer) -> None:
 
 
 def check_in_time(question: Question, answer: Answer, now: datetime) -> None:
-    """Raise `AnswerRefused` if the question has expired, or if the answer's outcome is unknown."""
+    """Raise `AnswerRefused` if the question has expired, or if the answer's outcome is not a valid one."""
     if question.expires_at is not None and now >= question.expires_at:
         raise AnswerRefused(question.id, "the question has expired", "Ask again to get a new question.")
     if answer.outcome not in get_args(AnswerOutcome):

@@ -1,9 +1,9 @@
 """Chains of records: each record carries a keyed MAC that also covers the record before it.
 
-A journal's records form chains: one for each run, one for what other processes add to a run (answers, cancellations,
-deposits), one for each session and principal with their decisions, one for each session, and one for the list of
-sessions. Records are only ever added. To take an earlier record back, as when a commit is void or a question is
-withdrawn, another record is added.
+A journal's records form chains: one for each run, one for what other processes add to a run (answers, votes,
+cancellations, deposits), one for each session and principal with their decisions, one for each session, one for the
+list of sessions, and one for each step that belongs to no run. Records are only ever added. To take an earlier record
+back, as when a commit is void or a question is withdrawn, another record is added.
 
 The MAC of a record is one half of a keyed BLAKE2b digest of the journal, the chain, the record, its position in the
 journal and the chain's seal. The other half is the chain's new seal, which is stored once, at the head of the chain,
@@ -48,7 +48,7 @@ def run_chain(run_id: str) -> str:
 
 
 def outside_chain(run_id: str) -> str:
-    """Return the name of the chain that holds what others add to a run: answers, cancellations and deposits."""
+    """Return the name of the chain that holds what others add to a run: answers, votes, cancellations and deposits."""
     return f"outside {run_id}"
 
 
@@ -157,7 +157,7 @@ class Chains:
         session_id: str = "",
         state: str = "",
     ) -> int:
-        """Add a record to a chain, in the transaction that is open. Returns its position in the chain."""
+        """Add a record to a chain, in the open transaction. Returns its position in the chain."""
         known = self._heads.get(chain)
         row, links, seal = known or self._head(connection, chain)
         link, number = links + 1, self._last + 1

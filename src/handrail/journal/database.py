@@ -107,7 +107,7 @@ class Database:
             self._thread.join()
 
     async def transact(self, work: Work[T], *, synced: bool = True) -> T:
-        """Run `work` in a transaction and return its value once the transaction is recorded."""
+        """Run `work` in a transaction and return its value once the transaction is committed."""
         if self._connection is not None:
             return self._run_inline(self._connection, _Job(work, synced=synced))
         loop = asyncio.get_running_loop()
@@ -118,7 +118,7 @@ class Database:
     def transact_now(self, work: Work[T]) -> T:
         """Run `work` in a transaction synchronously, from any thread.
 
-        Returns its value once the transaction is recorded.
+        Returns its value once the transaction is committed.
         """
         job = _Job(work)
         if self._connection is not None:

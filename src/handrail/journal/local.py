@@ -149,7 +149,7 @@ class LocalQuestions:
         self._key = new_key() if key is None else key
         """The key that seals answers with secrets."""
         self._record = record
-        """Records an answer before the asker is notified. It may refuse the answer."""
+        """A function that records an answer before the asker is notified. It may refuse the answer."""
         self._questions: dict[str, _Pending] = {}
         self._lock = threading.Lock()
 

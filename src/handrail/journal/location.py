@@ -61,14 +61,14 @@ def state_folder() -> Path:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create the folder of a default journal for its owner alone. Raises `JournalExposed` if other users can reach it."""
+    """Create the folder of a default journal, for its owner only. Raises `JournalExposed` if other users can access it."""
     create_folders(folder)
     for each in (folder.parent, folder):
         check_private(str(folder), each)
 
 
 def create_folders(folder: Path) -> None:
-    """Create a folder and the missing folders above it, for their owner alone. Folders that exist are not changed.
+    """Create a folder and the missing folders above it, for their owner only. Existing folders are not changed.
 
     `Path.mkdir(parents=True, mode=...)` applies the mode only to the last folder.
     """
@@ -82,7 +82,7 @@ def create_folders(folder: Path) -> None:
 
 
 def create_private_file(path: str) -> None:
-    """Create a journal's file for its owner alone, if it does not exist. SQLite gives its other files the same mode."""
+    """Create a journal's file, for its owner only, if it does not exist. SQLite gives its other files the same mode."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 

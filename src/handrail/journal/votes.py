@@ -41,7 +41,7 @@ class SqliteVotes:
         return await self._database.transact(record)
 
     def _check_asked(self, connection: sqlite3.Connection, run_id: str, vote: Vote) -> None:
-        """Raise `AnswerRefused` unless the run asked exactly this question; `JournalAltered` if it was altered."""
+        """Raise `AnswerRefused` unless the run asked exactly this question, and `JournalAltered` if the run was altered."""
         found = verified(connection, self._database.chains, run_id).questions.get(vote.question_id)
         if found is None:
             raise AnswerRefused(vote.question_id, "there is no such question", "Vote on an open question.")

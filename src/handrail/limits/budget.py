@@ -17,7 +17,7 @@ Unit = Literal["tokens", "money", "requests", "tool_calls"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 Amount = int | float | Decimal
 UNKNOWN = None
-"""The amount of a spend whose price is unknown. It is refused if its unit is limited, and otherwise not counted."""
+"""An unknown amount, such as a cost without a price. It is refused if its unit is limited, and otherwise not counted."""
 
 _Exact = int | Decimal
 """An exact amount. Integers stay integers, because adding them is fast and exact."""

@@ -83,7 +83,7 @@ def model_named(name: str) -> Model:
 
 
 def check_name(name: str) -> tuple[str, str]:
-    """Return the provider and the model in `provider:name`, without loading it. Raises `DefinitionError` if it is invalid."""
+    """Split a model's name, `provider:name`, without loading the model. Raises `DefinitionError` for an invalid name."""
     provider, colon, model = name.partition(":")
     if not colon or not provider or not model:
         raise DefinitionError(

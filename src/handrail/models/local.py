@@ -229,7 +229,7 @@ def _chat(turns: Iterable[Turn]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Change text so that none of it can be read as a turn marker."""
+    """Return text in which nothing can be read as a turn marker."""
     return text.replace("<|", "< |")
 
 
@@ -238,5 +238,5 @@ def _json_grammar(schema: JsonSchema) -> str:
 
 
 def _literal(text: str) -> str:
-    """Quote a text as a literal of the grammar."""
+    """Quote a string as a literal of the grammar."""
     return encode(text).decode()

@@ -152,7 +152,7 @@ def _parts(reply: Reply, streamed: bool) -> Iterator[ModelPart]:
 
 
 def _words(text: str) -> Iterator[str]:
-    """Split a text into words. Each keeps the space before it."""
+    """Yield the words of a string. Each keeps the space before it."""
     start = 0
     while start < len(text):
         end = text.find(" ", start + 1)

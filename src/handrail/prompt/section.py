@@ -29,7 +29,7 @@ _GIVEN = ("params", "session")
 
 
 class Condition:
-    """A section's `enabled` or `visibility`, which can be evaluated.
+    """A section's `enabled` or `visibility`: a plain value or a function.
 
     A function may take `params`, `session`, both or neither; `**given` takes both. Any other required parameter
     raises `PromptDefinitionError`.
@@ -345,11 +345,11 @@ def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
         if isinstance(one, Tool):
             cast("Tool[Any, Any]", one).check_complete()
             continue
-        hint = "Pass tools, made by @tool or Tool(...)."
+        hint = "Pass tools created with @tool or Tool(...)."
         if isinstance(one, Section):
             hint = "It is a section: put it among the sections, Prompt(name, [...])."
         elif hasattr(one, "as_tool"):
-            hint = "Give it as a tool: agent.as_tool()."
+            hint = "Pass it as a tool: agent.as_tool()."
         elif callable(one) and not isinstance(one, type):
             hint = f"Put @tool on {_name_of(one)}."
         raise PromptDefinitionError(place, f"tools[{index}] is {shown(cast(object, one))}", hint)

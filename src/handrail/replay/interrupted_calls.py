@@ -1,4 +1,4 @@
-"""Interrupted calls: decides, by its effect, what happens to a call whose process ended while it ran."""
+"""Interrupted calls: decides what happens to a call whose process ended while it ran, depending on its effect."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from handrail.resources.paths import folder_of
 from handrail.schema import to_json
 from handrail.session.serialization import encode_item
 from handrail.tools import Tool, ToolResult
+from handrail.tools.result import json_of, sendable, shown_text
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
@@ -56,10 +57,14 @@ class _Written(msgspec.Struct, frozen=True):
 
 def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
     """Encode a result, with the text that the model is shown."""
-    value = msgspec.Raw(to_json(result.value))
-    told = result.render() if text is None else text
+    try:
+        value = msgspec.Raw(json_of(result))
+    except ToolValidationError as error:
+        raise WrongResult(f"its return value {error}, and this run has a journal") from None
+    told = shown_text(result) if text is None else text
+    excluded = bool(result.exclude_value_from_context)
     return msgspec.json.encode(
-        _Written(result.message, value, result.success, result.exclude_value_from_context, told)
+        _Written(sendable(result.message), value, bool(result.success), excluded, told)
     )
 
 

@@ -53,7 +53,7 @@ class FileFork(Overlay):
             self._sealed = True
 
     def stale(self) -> tuple[str, ...]:
-        """Return the paths that have changed since this fork, or a fork that ended inside it, read them.
+        """Return the paths that have changed since this fork, or a nested fork that has ended, read them.
 
         A path that ends in `/` stands for a folder or for the names in it.
         """
@@ -72,7 +72,7 @@ class FileFork(Overlay):
             return tuple(sorted(found))
 
     def prepare(self) -> None:
-        """Close the fork for its commit. Raises `Conflict` with the paths that someone else has written too."""
+        """Close the fork and check that it can be committed. Raises `Conflict` with the paths that someone else also changed."""
         shared = self._shared
         shared.acquire()
         try:
@@ -263,12 +263,12 @@ class FileFork(Overlay):
             self._parent._claimed.pop(self, None)
 
     def _left_in(self, path: str, over: Over) -> Iterator[str]:
-        """Return the paths in a folder that this fork removes, except those that the fork itself removes."""
+        """Return the paths that someone else added to a folder that this fork removes."""
         gone = over.get(path, {})
         return (join(path, name) for name in self._parent._names(path) if name not in gone)
 
     def _files_above(self, folder: str, over: Over) -> Iterator[str]:
-        """Yield the paths that someone else made a file, where this fork needs a folder."""
+        """Yield the paths where this fork needs a folder but someone else has put a file."""
         for path in (*ancestors(folder), folder):
             above, name = split(path)
             if self._parent._look(above, name).data is not None and name not in over.get(above, {}):

@@ -29,7 +29,7 @@ class Layers:
     upper: Path
     """The folder for writes. It may contain earlier writes."""
     work: Path
-    """An empty folder on the same disk as `upper`, which the overlay needs."""
+    """A private folder for temporary files, on the same disk as `upper`."""
     mounted_at: int = 0
     """The disk's time when the layers were created, in nanoseconds. A command may not see later changes."""
 

@@ -58,7 +58,7 @@ class Overlay(Layer):
         self._stamps: dict[str, int] | None = None
         self._claimed = None
         self._torn: set[str] | None = None
-        self._plain = True  # whether only files were changed, none of them deleted
+        self._plain = True  # whether only files were written, with no deletions and no new folders
         self._files = 0
         self._bytes = 0
 
@@ -158,7 +158,7 @@ class Overlay(Layer):
         return not folder or self._look(*split(folder)).is_folder
 
     def _through(self, folder: str) -> Listing:
-        """Return a folder's listing as this fork has read it, without the fork's own changes."""
+        """Return a folder's listing as this fork sees it through its parent, without the fork's own changes."""
         if self._listed is not None and folder in self._listed:
             return self._listed[folder]
         listing = self._parent._view(folder)

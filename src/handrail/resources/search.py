@@ -195,7 +195,7 @@ def count_replaceable(path: str, text: str, old: str, new: str, *, every: bool) 
         raise EditRefused(path, "the old and the new text are equal. Pass a different new text")
     count = text.count(old)
     if not count:
-        problem = "the file does not contain the text to replace. Read the file and copy the text exactly, with its spaces and line ends"
+        problem = "the file does not contain the text to replace. Read the file and copy the text exactly, with its spaces and line endings"
         raise EditRefused(path, problem)
     if count > 1 and not every:
         problem = f"the file contains the text to replace {count} times. Include more of the surrounding text, or pass all=True"

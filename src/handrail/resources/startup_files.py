@@ -3,7 +3,7 @@
 To approve a change to such a file is to approve that it will run. So diffs mark these files, and a call that
 changes one needs a separate approval.
 
-The list contains files that run although nobody names them, because someone enters a folder, commits, pushes, opens
+The list contains files that run without being named, when someone enters a folder, commits, pushes, opens
 an editor or starts Python. Files that run only on request, such as a `Makefile`, are not in it.
 """
 

@@ -80,7 +80,7 @@ class Nested(msgspec.Struct, kw_only=True):
     name: str
     turns: list[Turn] = []
     calls: list[CallNode] = []
-    """The calls of the run, if it is unknown to which answer each belongs."""
+    """The run's calls that can't be assigned to one of its answers."""
 
 
 class RunTree(msgspec.Struct, kw_only=True):

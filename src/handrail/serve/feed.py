@@ -38,7 +38,7 @@ class Item(NamedTuple):
     ends: str
     """The id of the leg that this event ends, "" if it ends none, or "*" if it ends whichever leg is open."""
     plain: bytes | None = None
-    """Different data for older clients, from before protocol 1.0, or None if they have none."""
+    """The data that older clients, from before protocol 1.0, are sent instead, or None if there is no replacement."""
 
     @property
     def older(self) -> bytes | None:
@@ -332,7 +332,7 @@ class Slot:
 class EventStream:
     """A response that streams events until they end, the reader disconnects, or `end` is called.
 
-    When the server cancels the response, it ends without raising an error, because no event is lost. It also ends,
+    If the server cancels the response, the stream ends without raising an error, because no event is lost. It also ends,
     without sending anything more, once `is_allowed` returns False because the reader's session was revoked.
     """
 

@@ -28,7 +28,7 @@ log = logging.getLogger("handrail.serve")
 
 _STOPPING = "The server is stopping. The run resumes when the server is back: follow the thread again."
 Voters = Callable[[str | None, str], Sequence[str]]
-"""A function that returns the names of the people who may vote, except one person, given a role or None for any role."""
+"""A function that takes a role, or None for any, and a person to exclude, and returns the names of who may vote."""
 _MIN_CUT_SECONDS = 1.0
 """Minimum seconds that a run gets to end after it is cut off, even if the grace period is shorter."""
 
@@ -65,7 +65,7 @@ class BrowserEnvironment(Environment):
         self.was_cut = False
         """Whether the run was parked by force. Such a run can continue even before an answer arrives."""
         self.parking: Parking | None = None
-        """Parks the run. None until the run has started."""
+        """The object that parks the run, or None until the run has started."""
 
     async def ask(self, question: Question, /) -> Answer | None:
         """Show the question to the thread's readers. Returns None, because the answer arrives through the journal."""

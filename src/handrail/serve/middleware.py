@@ -257,7 +257,7 @@ class GuardMiddleware:
             ) from None
 
     async def _refuse(self, refused: RequestRefused, scope: Scope, receive: Receive, answer: _Sender) -> None:
-        """Send the refusal, then read the body for up to a second, so that the client receives the response."""
+        """Send the refusal, then read the body for up to a second, because a client that is still sending might not get it."""
         if answer.started:
             return
         made = error_response(refused)

@@ -75,7 +75,7 @@ def address_of(listening: socket.socket, scheme: str = "http") -> str:
 
 
 def is_reachable(listening: socket.socket) -> bool:
-    """Return whether other machines may reach the socket, because it does not listen on a loopback address."""
+    """Return whether the socket listens on an address that other machines may reach."""
     return not ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
 
 

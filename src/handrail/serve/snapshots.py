@@ -264,7 +264,7 @@ class _RunSummary(NamedTuple):
 
 
 _caches: WeakKeyDictionary[Journal, OrderedDict[tuple[str, float], _RunSummary]] = WeakKeyDictionary()
-"""Summaries of finished runs, by journal. Undone calls are not cached, because a call can be undone later."""
+"""Summaries of finished runs, by journal. Which calls were undone is always read anew, because it can change later."""
 
 
 _nested_caches: WeakKeyDictionary[Journal, OrderedDict[object, Sequence[RunMessage]]] = WeakKeyDictionary()

@@ -19,6 +19,7 @@ from handrail.runs.tree import text_of
 from handrail.serve.agui.message_writer import call_json, result_id, shorten
 from handrail.serve.agui.wire_events import Event, clean
 from handrail.session import Session
+from handrail.tools.result import shown_text
 
 
 class RunMessage(NamedTuple):
@@ -61,7 +62,7 @@ def _with_open_results(session: Session, said: list[RunMessage]) -> list[RunMess
     for run_id, message in said:
         found.append(RunMessage(run_id, message))
         results = [
-            CallAnswered(call.id, call.name, ended[call.id].render(), not ended[call.id].success)
+            CallAnswered(call.id, call.name, shown_text(ended[call.id]), not ended[call.id].success)
             for call in (message.calls if isinstance(message, AssistantMessage) else ())
             if call.id in ended
         ]

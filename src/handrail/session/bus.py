@@ -107,7 +107,7 @@ def _check_subscription(kind: object, listener: object) -> None:
         raise EventRefused(
             listener,
             "a subscriber must be a plain function that takes the event",
-            "Pass a `def`, and start a task in it for anything that has to be awaited.",
+            "Pass a function defined with `def`, and start a task in it for anything that has to be awaited.",
         )
 
 

@@ -120,7 +120,7 @@ def append(contents: Contents, event: Any) -> Contents:
 
 
 State = dict[type, Contents]
-"""Slices by type. It is never modified once a session or fork has it; a change creates a new one."""
+"""Maps types to slices. A state is never modified once a session or fork has it; a change creates a new one."""
 
 EMPTY: Items[object] = Items()
 

@@ -10,7 +10,7 @@ from handrail.resources.shell import Allow, CommandResult, Shell
 from handrail.resources.shell.shell_errors import CommandMissing
 
 Scripted = str | int | CommandResult | Callable[[tuple[str, ...], Layers], "str | int | CommandResult"]
-"""A scripted result: the output of a successful command, an exit code, a complete result, or a function of these."""
+"""A scripted result: the output of a successful command, an exit code, a complete result, or a function that returns one."""
 
 
 class FakeShell(Shell):

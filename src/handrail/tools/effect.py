@@ -1,4 +1,4 @@
-"""Effects: what a call does to the world, and the rules that follow from it, in one table."""
+"""Effects: what a call may change and whether that can be undone, with the rules that follow from it, in one table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EffectRules(msgspec.Struct, frozen=True):
     previewed: bool
     """Whether the call can run first and be approved by its diff."""
     policy: UnderPolicy
-    """The default decision of `CapabilityPolicy` about the call."""
+    """The default decision of `CapabilityPolicy` on the call."""
 
 
 EFFECTS: dict[Effect, EffectRules] = {

@@ -22,7 +22,7 @@ class Renders(Protocol):
     def render(self) -> str: ...
 
 
-class ToolResult(msgspec.Struct, Generic[R], frozen=True):
+class ToolResult(msgspec.Struct, Generic[R], frozen=True, dict=True):
     """The outcome of one call. A result with `success=False` undoes the call, as an exception does.
 
     The model sees the message and the rendered value. With `exclude_value_from_context` it sees only the
@@ -64,14 +64,49 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True):
         return self.message or shown or ("done" if self.success else "failed")
 
 
+# The gate renders a result before the call is committed, and keeps what it rendered in the result's `__dict__`. So a
+# value that can be rendered only once, or changes later, is shown and recorded as it was.
+
+
+def keep_rendering(result: ToolResult[Any], text: str, json: str | None) -> None:
+    """Keep the text that a result was rendered as, and its value as JSON if it was written."""
+    vars(result)["text"] = text
+    if json is not None:
+        vars(result)["json"] = json
+
+
+def shown_text(result: ToolResult[Any]) -> str:
+    """Return the text that is shown to the model, as the gate has rendered it if it has."""
+    text: str | None = result.__dict__.get("text")
+    return result.render() if text is None else text
+
+
+def json_of(result: ToolResult[Any]) -> bytes:
+    """Return the value of a result as JSON, as the gate has written it if it has."""
+    json: str | None = result.__dict__.get("json")
+    return to_json(result.value) if json is None else json.encode()
+
+
+def sendable(text: str) -> str:
+    """Return a text with lone surrogates replaced, which no provider and no journal accepts. Names of files may have them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def renders(value: object) -> bool:
+    """Return whether a value renders itself. Checking the protocol `Renders` would take 25 times as long."""
+    return callable(getattr(value, "render", None))
+
+
 def _render_value(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
         return value
-    if callable(
-        getattr(value, "render", None)
-    ):  # a `Renders`; checking the protocol itself takes 25 times as long
+    if renders(value):
         return cast(Renders, value).render()
     return to_json(value).decode()
 

@@ -113,7 +113,7 @@ class AttachmentRule(Part):
 
 
 class CapabilityRules(Part):
-    """Decisions on capabilities of tools, such as `fs.write`, `fs.*` or `*`."""
+    """Decisions on tools' capabilities, such as `fs.write`, `fs.*` or `*`."""
 
     allow: Annotated[list[str], Field(description="Runs without asking.")] = []
     ask: Annotated[list[str], Field(description="Runs if somebody approves.")] = []

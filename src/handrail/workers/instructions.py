@@ -307,7 +307,7 @@ def _each(context: Any, values: Iterable[Any], steps: int) -> Iterator[Any]:
 
 
 def _within(context: Any, value: Any) -> Any:
-    """Count the work of an `in` test. Only texts and lists are allowed, because their length is known."""
+    """Count the work of an `in` test. Only text and lists are allowed, because their length is known."""
     if not isinstance(value, str | list | tuple):
         raise ValueError("`in` needs a text or a list")
     context[_METER].take(len(cast("str | list[Any]", value)))

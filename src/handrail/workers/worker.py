@@ -183,7 +183,7 @@ BUILT_IN: frozenset[str] = frozenset(
         OPENER,
     ]
 )
-"""Names of the built-in tools, which no worker may have."""
+"""Names of the built-in tools. No worker may have one of these names."""
 
 
 class Draft:

@@ -111,7 +111,7 @@ class Area:
             raise case_insensitive(self.jail.root)
 
     def _sweep(self, mine: Path) -> None:
-        """Settle the commits that dead processes left behind and no journal recorded, and remove those processes' folders."""
+        """Settle the commits of dead processes that belong to no journal, and remove those processes' folders."""
         for other, lock in self.abandoned(mine):
             try:
                 with reported(other):
@@ -159,7 +159,7 @@ class Area:
     def settle(self, commit: Commit) -> tuple[str, ...]:
         """Finish an unrecorded commit if any of its steps was done, and discard it otherwise.
 
-        Returns the paths that were left alone because someone else had changed them.
+        Returns the paths whose steps failed, which are left as they are.
         """
         if commit.is_begun():
             left = commit.finish()
@@ -234,7 +234,7 @@ class Area:
         self.disk.write(folder / MANIFEST, msgspec.msgpack.encode(manifest))
 
     def retire(self, commit: Commit) -> None:
-        """Keep what an applied commit displaced, and remove the oldest kept commits while there are too many or too much."""
+        """Keep what an applied commit displaced, and remove the oldest kept commits while they exceed the limits."""
         kept = self._all_kept()
         when = int(self._clock.now().timestamp() * 1_000_000)
         short = _short(commit.manifest.key)

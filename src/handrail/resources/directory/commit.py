@@ -2,7 +2,7 @@
 
 A manifest is plain data, from which a restarted process can finish the commit. There are three kinds of step:
 
-- *put* exchanges a slot of the commit's own folder with what is at the path. If nothing is there, it moves the slot
+- *put* exchanges a slot in the commit's own folder with what is at the path. If nothing is there, it moves the slot
   to the path.
 - *take* moves what is at the path into a slot.
 - *mode* changes the mode of a folder.
@@ -59,7 +59,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     tree: str = ""
     """For a displaced folder, a digest of everything in it."""
     folder: bool = False
-    """Whether the new content is a folder. If the path already has a folder, the step does nothing."""
+    """Whether the new content is a folder. If a folder is already at the path, the step does nothing."""
     mode: int = 0
     old_mode: int = 0
 
@@ -277,7 +277,7 @@ class Commit:
                 self._do(step, folders)
 
     def _do(self, step: Step, folders: Folders) -> bool:
-        """Do one step. Returns False if the folder that it creates exists already, so nothing was done."""
+        """Do one step. Returns False if there was nothing to do, because the folder that it creates already exists."""
         path = step.where
         if reserved_in(path):
             raise Unexpected  # no call makes such a step, so someone has changed the manifest

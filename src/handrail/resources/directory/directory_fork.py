@@ -43,7 +43,7 @@ _KEPT_FILE, _KEPT = 1024 * 1024, 64 * 1024 * 1024
 
 
 class DirectoryFork(Linked, FileFork):
-    """A fork of a real folder. What it reads and writes is kept in memory and in the staging folder.
+    """A fork of a real folder. What it has already read or written is kept in memory and in the staging folder.
 
     All other reads go to the disk. A commit checks that nobody else wrote the same paths and then renames the writes
     into place. Until then the folder is unchanged. Besides the operations of `Filesystem`, the fork provides layers
@@ -173,7 +173,7 @@ class DirectoryFork(Linked, FileFork):
                 except BaseException:
                     if not asked_for:
                         self.drop()
-                    raise  # a caller that staged the commit itself drops it, once no record says that it was made
+                    raise  # a caller that staged the commit drops it itself, once it knows that the commit is not recorded
                 self._over = None  # the layer is part of the folder now
             super().apply()
             self._clear()

@@ -113,7 +113,9 @@ class DirectoryFilesystem(Linked):
             if commit is None:
                 where = f" in run {run_id!r}" if run_id else " outside a run (name the run with run_id=)"
                 raise UndoRefused(
-                    call_id, (), f"no commit of it is kept{where}: it changed no files, or it is too old"
+                    call_id,
+                    (),
+                    f"no commit of this call is kept{where}: it changed no files, or it is too old",
                 )
             for path in commit.manifest.paths:
                 refuse_claimed(self._claimed or {}, path)

@@ -272,7 +272,7 @@ def read_open(fd: int, path: str, version: int, limit: int) -> bytes:
             path, "this is a pipe, a socket or a device, not a regular file. Choose a regular file"
         )
     if found.st_size > limit:
-        problem = f"it has {found.st_size} bytes, and the limit for reading a file is {limit}. Read a part of it another way"
+        problem = f"it has {found.st_size} bytes, and the limit for reading a file is {limit}. Read only a part of it by other means"
         raise FileLimitReached(path, problem)
     parts: list[bytes] = []
     left = found.st_size

@@ -58,7 +58,7 @@ class Upper:
         self.is_marked = False
         """Whether deletions use marker files, which an overlay accepts only in lower layers."""
         self._written: dict[str, tuple[int, bool]] = {}
-        """The state of each path when it was last read or written here. A path that differs was changed by a command."""
+        """The state of each path when the fork wrote it or `changed` yielded it. A path that differs has changed since."""
 
     def put(
         self,

@@ -204,7 +204,7 @@ class Linked(Layer):
         return tuple(info for info in found if _can_be_said(info.path))
 
     def _info(self, path: str, node: Node) -> FileInfo:
-        """Return the info of a link's target, or of the link itself if the target does not exist or is outside the root."""
+        """Return information on a link's target, or on the link itself if the target does not exist or is outside the root."""
         if is_link(node) and _can_be_said(path):
             try:
                 at = parse_path(self._followed(path))

@@ -1,4 +1,4 @@
-"""A command's process: starts it, writes its input, reads its output and ends it, all on one thread.
+"""`execute`: starts a command's process, writes its input, reads its output and ends it, all on one thread.
 
 The keeper, a separate process, starts the commands. It is started on first use, shared by all shells, and restarted
 if it dies.
@@ -34,7 +34,7 @@ for name in ("handrail", "handrail.resources", "handrail.resources.shell"):
 from handrail.resources.shell.keeper import main
 main(int(sys.argv[1]))
 """
-"""Code that runs the keeper without importing the rest of Handrail. Empty modules replace the packages it is in."""
+"""Code that runs the keeper without importing the rest of Handrail. Empty modules replace its parent packages."""
 
 _PACKAGE = Path(__file__).parents[2]
 
@@ -177,7 +177,10 @@ class Stop:
 
 @contextlib.contextmanager
 def turn(upper: str, stop: Stop) -> Generator[None]:
-    """Wait until no other command uses this upper layer, because mounting one upper layer twice is undefined behaviour."""
+    """Use an upper layer inside this block, after waiting until no other command uses it.
+
+    Mounting one upper layer twice is undefined behaviour. Raises `CommandStopped` if `stop` is requested first.
+    """
     with _turns:
         _turns.wait_for(lambda: stop.requested or upper not in _busy)
         stop.check()

@@ -83,7 +83,7 @@ def _home_of(path: str) -> list[str]:
 
 
 def _interpreter(path: str) -> list[str]:
-    """Return the interpreter named in a script's first line, as named and with links resolved, or an empty list."""
+    """Return the path of the interpreter in a script's first line, as written and with links resolved, or an empty list."""
     try:
         with open(path, "rb") as file:
             first = file.readline(256)

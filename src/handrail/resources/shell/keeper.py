@@ -37,7 +37,7 @@ from handrail.resources.shell.sandbox import (
 from handrail.resources.shell.usage import SECONDS, Usage
 
 REQUESTS = 3
-"""The descriptor on which requests arrive. Each has the isolation, the network, two limits and three descriptors."""
+"""The descriptor on which requests arrive. Each contains the isolation, the network, two limits and three descriptors."""
 
 _HUNG_UP = select.POLLRDHUP | select.POLLHUP | select.POLLERR
 

@@ -70,7 +70,7 @@ class Request(NamedTuple):
     limits: Limits
     hidden: list[str]
     exposed: list[str]
-    """Files and folders of the host to show read-only, each at its own path."""
+    """Files and folders on the host to show read-only, each at its own path."""
 
     def encode(self) -> bytes:
         return json.dumps(self._asdict()).encode()

@@ -1,4 +1,4 @@
-"""Errors of commands and of the rules that allow them.
+"""Errors for commands and for the rules that allow them.
 
 StateError
 └── ShellError (RuntimeError)                .command

@@ -25,7 +25,7 @@ _SYSTEM_V = {"shm": {14: 1, 15: 1}, "msg": {3: 1, 4: 64}, "sem": {3: 128}}
 """For each file in `/proc/sysvipc`, the columns that hold amounts, with the bytes that one unit takes."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PER_CHECK = 2000
-"""For each this many files found, the walk is skipped in one of the next checks, so that walking stays cheap."""
+"""After a walk that found N files, the next walk is N / `_PER_CHECK` checks later, so that walking stays cheap."""
 
 
 class Usage:

@@ -101,7 +101,7 @@ class OpenRun:
 
 
 class MessageWriter:
-    """Converts what a thread's models write to AG-UI events. Each message, reasoning and call is started and ended once."""
+    """Converts what a thread's models write to AG-UI events. Each message, thought and call is started and ended once."""
 
     def __init__(self, known: Known) -> None:
         self._known = known

@@ -63,6 +63,7 @@ from handrail.serve.agui.wire_events import (
     state_patch,
     wire_event,
 )
+from handrail.tools.result import shown_text
 
 CANCELLED = "The run was cancelled."
 _CUT = "The outcome of this call is unknown, because the call that contained it ended first."
@@ -330,7 +331,7 @@ class Translator:
 
     def _over(self, event: ToolInvoked, run: OpenRun) -> list[Event]:
         events = [*self._close_inside(event.call_id), *self._calls.finish(event, run)]
-        return [*events, *self._result(event.call_id, event.result.render(), run)]
+        return [*events, *self._result(event.call_id, shown_text(event.result), run)]
 
     def _close_inside(self, call_id: str) -> list[Event]:
         """Return the events that close the unfinished calls of nested runs inside a call.

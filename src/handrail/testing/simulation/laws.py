@@ -275,7 +275,7 @@ def answers_are_taken_once(trial: Trial) -> Iterator[str]:
 
 
 def files_are_never_torn(trial: Trial) -> Iterator[str]:
-    """Check that the files after each recovery match a state in the uncrashed run, and that they end up the same."""
+    """Check that the files after each recovery match a state in the uncrashed run, and that the final files are the same."""
     uncrashed, seen = trial.uncrashed, trial.seen
     states = [each["files"] for what in ("began", "committed") for each in uncrashed.of(what)]
     for process, began in seen.restarts():

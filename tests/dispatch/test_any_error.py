@@ -1,0 +1,380 @@
+"""Whatever a handler or a compensation raises, each call has one end, and every compensation runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from handrail import ToolContext, TransientError, tool
+from handrail.cancellation import shielded
+from handrail.errors import (
+    CallFailed,
+    Conflict,
+    OutcomeUnknown,
+    PromptEvaluationError,
+    ToolValidationError,
+    VisibilityExpansionRequired,
+)
+from handrail.events import ToolInvoked, ToolRolledBack
+from handrail.testing import run_virtual
+from handrail.tools import ToolResult
+from support.rig import Rig, leave_traces, staged
+
+
+class Wordless(Exception):
+    """An error that says nothing."""
+
+
+class Mute(Exception):
+    """An error whose `str` and `repr` raise."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+    __repr__ = __str__
+
+
+class Quitter(Exception):
+    """An error whose `str` ends the program."""
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class Numeric(Exception):
+    """An error whose `str` returns a number."""
+
+    def __str__(self) -> Any:
+        return 3
+
+
+class Disguised(Exception):
+    """An error whose `__class__` raises."""
+
+    @property
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise ValueError("no class")
+
+
+class Undecided(Exception):
+    """An error that has no truth value."""
+
+    def __bool__(self) -> bool:
+        raise ValueError("neither")
+
+
+class MuteOutcome(OutcomeUnknown):
+    """One of Handrail's errors, whose `str` raises."""
+
+    __str__ = Mute.__str__
+
+
+class MuteConflict(Conflict):
+    """One of Handrail's errors, with places that are not text."""
+
+    def __init__(self) -> None:
+        super().__init__(["a"])
+        self.places = (3,)  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def invalid() -> ToolValidationError:
+    error = ToolValidationError("x")
+    error.problems = 3  # type: ignore[assignment]  # pyright: ignore[reportAttributeAccessIssue]
+    return error
+
+
+def looped() -> Exception:
+    error = ValueError("a loop")
+    error.__context__ = error.__cause__ = Wordless()
+    error.__cause__.__context__ = error
+    return error
+
+
+LEAVES: list[Callable[[], BaseException]] = [
+    Wordless,
+    Mute,
+    Quitter,
+    Numeric,
+    Disguised,
+    Undecided,
+    MuteConflict,
+    lambda: MuteOutcome("x"),
+    invalid,
+    looped,
+    lambda: ValueError("caf\udce9"),
+    lambda: ValueError("x" * 100_000),
+    lambda: OSError(28, "the disk is full"),
+    lambda: TransientError("busy", retry_after=0),
+    lambda: CallFailed("inner", ToolResult.error("no")),
+    lambda: VisibilityExpansionRequired(["docs"], "a child"),
+    lambda: PromptEvaluationError("the model is gone", run_id="a child"),
+    lambda: StopIteration(3),
+    StopAsyncIteration,
+    RecursionError,
+    MemoryError,
+    asyncio.CancelledError,
+]
+EXITS: list[Callable[[], BaseException]] = [
+    KeyboardInterrupt,
+    lambda: SystemExit(3),
+    lambda: BaseException("odd"),
+    lambda: PromptEvaluationError("this run's model is gone"),
+]
+
+
+def nested(error: BaseException, depth: int) -> BaseException:
+    """Return the error inside this many exception groups."""
+    for _ in range(depth):
+        error = BaseExceptionGroup("a group", [error])
+    return error
+
+
+Recipe = tuple[list[int], int]
+"""Which errors, by number, and inside how many groups."""
+
+RECIPES = st.tuples(
+    st.lists(st.integers(0, len(LEAVES) + len(EXITS) - 1), min_size=1, max_size=3),
+    st.sampled_from([0, 0, 1, 3, 2000]),
+)
+"""Errors are drawn as recipes, because Hypothesis prints what it draws, and some of these can't be printed."""
+
+
+def made(recipe: Recipe | None) -> BaseException | None:
+    if recipe is None:
+        return None
+    numbers, depth = recipe
+    errors = [[*LEAVES, *EXITS][number]() for number in numbers]
+    return nested(errors[0] if len(errors) == 1 else BaseExceptionGroup("several", errors), depth)
+
+
+def booking(errors: list[BaseException | None], undone: list[str]) -> list[Any]:
+    """Make `trip`, which books thrice and raises the first of the errors. Undoing the bookings raises the others."""
+
+    async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:
+        undone.append(value)
+        leave_traces(context, value)
+        error = errors[1 + int(value)]
+        if error is not None:
+            raise error
+
+    @tool(effect="compensable", compensate=unbook)
+    async def book(what: str) -> str:
+        """Book."""
+        return what
+
+    @tool(effect="irreversible")
+    async def trip(context: ToolContext) -> None:
+        """Book thrice, then fail."""
+        for number in range(3):
+            await context.call("book", what=str(number))
+        assert errors[0] is not None
+        raise errors[0]
+
+    return [book, trip]
+
+
+@given(RECIPES, st.lists(st.none() | RECIPES, min_size=3, max_size=3), st.booleans())
+@example(([12], 2000), [None, ([23], 0), None], True)
+@example(([1], 0), [([22], 0), ([1], 0), ([1], 2000)], True)
+def test_each_call_has_one_end_and_every_compensation_runs(
+    recipe: Recipe, others: list[Recipe | None], logged: bool
+) -> None:
+    """Every call is paired, every compensation runs once, and the model is told in text that can be sent."""
+    log = logging.getLogger("handrail.gate")
+    level, records = log.level, _Formats()
+    log.addHandler(records)
+    log.setLevel(logging.DEBUG if logged else logging.CRITICAL)
+
+    async def main() -> None:
+        undone: list[str] = []
+        rig = Rig(booking([made(recipe), *map(made, others)], undone))
+        with contextlib.suppress(BaseException):  # what ends the run
+            await rig.call("trip")
+        (ended,) = [event for event in rig.of(ToolInvoked) if event.tool == "trip"]
+        assert ended.result.render().encode()
+        assert len(ended.result.render()) < 8_000
+        assert undone == ["2", "1", "0"]
+        rig.assert_paired()
+        (rolled_back,) = rig.rolled_back("trip")
+        assert len(rolled_back.compensated) == others.count(None)
+        assert sorted(rig.notes, reverse=True) == [n for n in undone if others[int(n)] is None]
+
+    try:
+        run_virtual(main)
+    finally:
+        log.removeHandler(records)
+        log.setLevel(level)
+
+
+class _Formats(logging.Handler):
+    """Formats each record and does not hide what that raises, as a handler of an application may."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.format(record)
+
+
+@pytest.mark.parametrize("make", [KeyboardInterrupt, lambda: SystemExit(3)], ids=["keyboard", "exit"])
+def test_an_exit_in_a_compensation_counts_as_its_failure(make: Callable[[], BaseException]) -> None:
+    """If a compensation exits, the other ones still run, and the call ends as it would have."""
+
+    async def main() -> None:
+        undone: list[str] = []
+        rig = Rig(booking([ValueError("no hotel"), None, make(), None], undone))
+        result = await rig.call("trip")
+        assert undone == ["2", "1", "0"]
+        assert f"book (compensating it failed: {type(make()).__name__}" in result.message
+        rig.assert_paired()
+
+    run_virtual(main)
+
+
+def test_a_group_is_told_by_its_leaves() -> None:
+    """The model is told the errors in a group, not how many there are."""
+
+    async def fails(text: str, context: ToolContext) -> Any:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(full())
+            group.create_task(gone())
+
+    async def full() -> None:
+        raise OSError("the disk is full")
+
+    async def gone() -> None:
+        raise ValueError("the file is gone")
+
+    async def main() -> None:
+        rig = Rig([staged(fails)])
+        message = (await rig.call("work", text="a")).message
+        assert message == "work failed: OSError: the disk is full; ValueError: the file is gone"
+
+    run_virtual(main)
+
+
+def test_a_wide_group_is_counted() -> None:
+    """Only the first errors of a large group are told, and the others counted."""
+
+    async def fails(text: str, context: ToolContext) -> Any:
+        raise ExceptionGroup("many", [ValueError(str(n)) for n in range(1000)])
+
+    async def main() -> None:
+        message = (await Rig([staged(fails)]).call("work", text="a")).message
+        assert message.startswith("work failed: ValueError: 0; ValueError: 1;")
+        assert message.endswith("; and 995 more")
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 100])
+def test_a_transient_error_inside_a_group_is_retried(depth: int) -> None:
+    """A call whose group contains a `TransientError` is retried like one that raised it directly."""
+    tries: list[str] = []
+
+    async def fails(text: str, context: ToolContext) -> Any:
+        tries.append(text)
+        if len(tries) < 3:
+            raise nested(TransientError("busy", retry_after=1), depth)
+        return "done"
+
+    async def main() -> None:
+        rig = Rig([staged(fails)])
+        assert (await rig.call("work", text="a")).value == "done"
+        (ended,) = rig.of(ToolInvoked)
+        assert ended.attempts == 3
+        assert rig.notes == ["a"]
+
+    run_virtual(main)
+
+
+def test_closing_a_call_records_what_is_owed() -> None:
+    """A call whose coroutine is closed can't await its compensations. It ends once, and says what is still to be undone."""
+
+    async def main() -> None:
+        undone: list[str] = []
+        book, _ = booking([ValueError()], undone)
+
+        @tool(effect="irreversible")
+        async def trip(context: ToolContext) -> None:
+            """Book, then wait."""
+            await context.call("book", what="0")
+            await asyncio.sleep(60)
+
+        rig = Rig([book, trip])
+        call = rig.gate.invoke("trip").__await__()
+        next(call)
+        call.close()
+        (ended,) = [event for event in rig.of(ToolInvoked) if event.tool == "trip"]
+        assert ended.status == "cancelled"
+        assert "Could not be undone: book." in ended.result.message
+        assert rig.rolled_back("trip")[0].not_undone == ("book",)
+        rig.assert_paired()
+
+    run_virtual(main)
+
+
+def test_closing_a_call_that_is_being_undone_ends_it_once() -> None:
+    """A call that is closed while a compensation waits ends once, and says what is still to be undone."""
+
+    async def main() -> None:
+        async def wait(params: Any, value: Any, *, context: ToolContext) -> None:
+            await asyncio.sleep(60)
+
+        @tool(effect="compensable", compensate=wait)
+        async def book() -> None:
+            """Book."""
+
+        @tool(effect="irreversible")
+        async def trip(context: ToolContext) -> None:
+            """Book, then fail."""
+            await context.call("book")
+            raise ValueError("no hotel")
+
+        rig = Rig([book, trip])
+        call = rig.gate.invoke("trip").__await__()
+        next(call)
+        call.close()
+        (ended,) = [event for event in rig.of(ToolInvoked) if event.tool == "trip"]
+        assert "Could not be undone: book." in ended.result.message
+
+    run_virtual(main)
+
+
+async def test_shielded_work_that_raises_generator_exit_does_not_look_closed() -> None:
+    """`GeneratorExit` from shielded work is reported as an error, since the coroutine around it goes on."""
+
+    async def work() -> None:
+        raise GeneratorExit
+
+    with pytest.raises(RuntimeError, match="GeneratorExit"):
+        await shielded(work())
+
+
+def test_the_traceback_is_there_while_the_event_is_published() -> None:
+    """Listeners see the handler's lines in the traceback. Afterwards it has the lines, without variables."""
+    seen: list[str] = []
+
+    async def fails(text: str, context: ToolContext) -> Any:
+        raise ValueError("no")
+
+    async def main() -> None:
+        rig = Rig([staged(fails)])
+        rig.session.dispatcher.subscribe(
+            ToolInvoked, lambda event: seen.append("".join(traceback.format_exception(event.error)))
+        )
+        await rig.call("work", text="a")
+        (ended,) = rig.of(ToolInvoked)
+        assert "in fails" in seen[0]
+        assert ended.error is not None
+        frames = [frame for frame, _ in traceback.walk_tb(ended.error.__traceback__)]
+        assert "fails" in [frame.f_code.co_name for frame in frames]
+        assert [frame.f_locals for frame in frames] == [{}] * len(frames)
+        assert rig.of(ToolRolledBack)
+
+    run_virtual(main)
