@@ -31,10 +31,7 @@ from handrail.dispatch.failures import (
     SignatureMismatch,
     Unsuccessful,
     failure_of,
-    forget_frames,
-    log_error,
     not_approved,
-    without_frames,
 )
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.handlers import (
@@ -64,6 +61,7 @@ from handrail.events import CallStatus, ToolInvoked, ToolStarted
 from handrail.guard.outer_policy import under
 from handrail.limits import Reservation
 from handrail.operation import Operation
+from handrail.raised_errors import forget_frames, log_error, without_frames
 from handrail.replay.commits import commit_recorded, record_end
 from handrail.replay.finished_calls import replay_call
 from handrail.replay.interrupted_calls import AlreadyDone, decide_interrupted, resume_attempt
