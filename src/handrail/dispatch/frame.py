@@ -17,6 +17,7 @@ from handrail.context.facts import WorkerFacts
 from handrail.dispatch.options import RunOptions, check_kinds
 from handrail.errors import DefinitionError
 from handrail.guard.approval import ApprovalMode, Broker, PreviewBroker
+from handrail.guard.outer_policy import with_outer
 from handrail.guard.policy import check_verdicts
 from handrail.journal.digest import new_key
 from handrail.journal.local import LocalQuestions, LocalSteps
@@ -38,6 +39,7 @@ from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
 from handrail.replay.log import NO_LOG, RunLog
 from handrail.resources.bindings import RunResources, given
 from handrail.session import Dispatcher, Session, check_serialisable
+from handrail.timers import LostTime, timers_of
 from handrail.tools import RunMode, Tool
 from handrail.tools.named_tools import check_named_tools
 
@@ -131,6 +133,10 @@ class Costs:
         return self._given
 
 
+_UNKNOWN_LOST = LostTime(-1.0)
+"""Stands for the lost time of a run whose loop is not known yet."""
+
+
 class Frame:
     """The state that all calls of one run share, including which of them are running."""
 
@@ -150,6 +156,7 @@ class Frame:
         "limited",
         "live",
         "log",
+        "lost",
         "model",
         "monotonic",
         "open_tools",
@@ -282,21 +289,33 @@ class Frame:
         self.live: dict[Attempt, CancelScope] = {}
         """The attempts that are running, each with the scope around it."""
         self.monotonic, self.began = clock.monotonic, clock.monotonic()
+        self.lost = _UNKNOWN_LOST
+        """The time that the run's loop has lost to listeners. It is known once `note_lost` was called."""
         self.call_prefix = f"{self.run_context.run_id}."
         self.counter = itertools.count(1)
         """Numbers the calls, so that they get the same ids in a resumed run."""
+
+    def note_lost(self, loop: asyncio.AbstractEventLoop) -> float:
+        """Return the seconds that the loop has lost to listeners so far, by the run's clock."""
+        if self.lost is _UNKNOWN_LOST:
+            same_clock = abs(self.monotonic() - loop.time()) < 1.0
+            self.lost = timers_of(loop).lost if same_clock else LostTime()
+        return self.lost.seconds
 
     @property
     def clock(self) -> Clock:
         return self.options.clock
 
     def show(self, tools: Iterable[Tool[Any, Any]], policies: Iterable[ToolPolicy]) -> None:
-        """Set the tools that can be called from now on, and their policies."""
+        """Set the tools that can be called from now on, and their policies.
+
+        The policies of outer runs apply as well.
+        """
         self.tools = _by_name(tools)
         self.open_tools = {
             name: tool for name, tool in self.tools.items() if tool.handler is not None and not tool.needs
         }
-        self.policies = tuple(policies)
+        self.policies = with_outer(tuple(policies), self.options.outer_policies)
         self.secretive = self.secretive or any(tool.secret for tool in self.tools.values())
 
     # Who takes part.
