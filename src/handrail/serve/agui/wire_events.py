@@ -1,7 +1,7 @@
 """`Event`: an AG-UI event as it is sent, for clients of protocol 1.0 and for older ones.
 
 The models in the `ag_ui` package build the events and check their fields. Only deltas are built by hand, because
-there is one for each token, and building one with a model takes fifty times as long.
+there is one for each token, and building one with such a model takes fifty times as long.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def custom(name: str, value: Any, subagent: str | None = None) -> Event:
 def plain_json(value: object) -> Any:
     """Return any value as plain JSON data that every client can read.
 
-    Secrets are masked, infinities and NaN become null, and lone surrogates are replaced. A value that can't be
-    encoded becomes its `repr`.
+    Secrets are masked, and infinities and NaN become null. An object of an unknown type becomes its `str`. A value that
+    can't be encoded, for example because it contains a lone surrogate, becomes its `repr`.
     """
     try:
         written = pydantic_core.to_json(value, inf_nan_mode="null", fallback=_unknown)
