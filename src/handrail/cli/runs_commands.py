@@ -224,7 +224,7 @@ async def answer(
 
 
 def _check_seen(recorded: RecordedRun, asked: Question, digest: str) -> None:
-    """Raise `UsageError` unless `digest` is at least the first 16 digits of the question's digest.
+    """Raise `UsageError` unless `digest` is the question's digest, or at least its first 16 digits.
 
     The digest covers everything the user was shown.
     """

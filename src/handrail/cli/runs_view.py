@@ -66,7 +66,7 @@ def _seconds(spent: float | None) -> str:
 
 
 def run_table(lines: Sequence[RunLine], now: float) -> Any:
-    """Build a table of runs, one per row: tab-separated text if standard output is not a terminal."""
+    """Build a table of runs, one per row. If standard output is not a terminal, it is tab-separated text."""
     if not lines:
         return "There are no runs."
     heads = ("RUN", "STANDING", "PROMPT", "MODEL", "STARTED", "WAITS FOR", "FORKED FROM")

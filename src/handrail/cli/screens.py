@@ -130,7 +130,7 @@ class PlainView(View):
         return [Text(f"{indent(row.path)}· {escape_line(row.name, 60)}: {progress}", "dim")]
 
     def _message(self, event: MessageAdded) -> list[Text]:
-        """Return the lines of the outermost run's message, if it has text and calls tools.
+        """Return the lines of a model's message, or none unless it is the outermost run's, has text and calls tools.
 
         A message that calls no tool is the answer, which is printed separately.
         """

@@ -20,7 +20,7 @@ _MAX_REFERENCES = 100
 
 
 def resolve(schema: JsonSchema, root: JsonSchema) -> JsonSchema:
-    """Return a schema with its own reference and its `allOf` of one part resolved.
+    """Return a schema with its `$ref`, or an `allOf` that has one item, resolved.
 
     Keywords beside a reference take precedence over those it refers to. Nested schemas are not resolved. A cycle of
     references gives an empty schema.
@@ -82,7 +82,7 @@ def labels(values: list[Any]) -> list[str]:
 
 
 def choose(values: list[Any], typed: str) -> Any:
-    """Return the option with this label or text. Case is ignored if only one option matches then.
+    """Return the option with this label or text. A text in a different case is accepted if it fits only one option.
 
     Raises `ValueError` if there is no such option.
     """

@@ -332,7 +332,7 @@ def _scopes(payload: dict[str, Any]) -> list[str]:
 
 
 def asker(question: Question) -> str:
-    """Return the path of calls that led to a question, outermost first, as text. Without one, returns the question's name."""
+    """Return the path of calls that led to a question, outermost first, or else the question's name."""
     return " › ".join(escape_line(name, 60) for name in question.asked_by) or escape_line(question.name)
 
 

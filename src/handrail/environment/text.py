@@ -22,7 +22,7 @@ NAME_CELLS = 20
 Style = Literal["bold", "dim", "red", "green", "yellow", "cyan"]
 
 _FIRST_WIDE = "\u1100"
-"""The first character from which on every character counts as two cells wide."""
+"""This character and all that follow it in Unicode count as two cells wide."""
 
 _CODES: dict[Style, str] = {
     "bold": "1",
@@ -35,9 +35,9 @@ _CODES: dict[Style, str] = {
 
 
 def wrap(text: str, width: int) -> Iterator[str]:
-    """Yield the lines of a text, wrapped to at most `width` terminal cells. A line has at least one character if it is wrapped.
+    """Yield the lines of a text, wrapped to at most `width` terminal cells.
 
-    If terminals disagree about the width of a character, the greater width counts, so that no terminal has to wrap
+    A character that is wider than `width` gets a line of its own. If terminals disagree about the width of a character, the greater width counts, so that no terminal has to wrap
     a line itself.
     """
     for line in text.split("\n"):
@@ -121,9 +121,9 @@ def format_arguments(arguments: Any, limit: int) -> str:
 
 
 def format_value(value: Any, indent: str = "") -> Iterator[str]:
-    """Yield a JSON value as indented lines, such as `name: value` for a field and `- value` for a list's item.
+    """Yield the lines of a JSON value: `name: value` for each field, and `- value` for each list item.
 
-    A nested value, or text of several lines, is below its name.
+    A nested value, or text of several lines, is indented below its label.
     """
     if isinstance(value, dict) and value:
         named: dict[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]

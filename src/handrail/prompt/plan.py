@@ -127,7 +127,7 @@ def all_of(plans: Sequence[Planned]) -> Iterator[Planned]:
 
 
 def examples_of(tools: Sequence[AnyTool]) -> str:
-    """Format for a model the examples of those tools that have a handler."""
+    """Format the examples of the tools that have a handler, as text for a model."""
     words = [
         (tool.name, example_words(tool, example))
         for tool in tools

@@ -276,7 +276,7 @@ class _Check:
             object.__setattr__(prompt, field, value)
 
     def having(self, field: str, members: Sequence[str], hint: str) -> tuple[Any, ...]:
-        """Return one of the prompt's lists as a tuple. Raises an error if an item lacks a required member or is otherwise invalid."""
+        """Return one of the prompt's lists as a tuple. Raises an error if an item lacks a member or has an invalid cap."""
         found = tuple(getattr(self.prompt, field))
         for index, one in enumerate(found):
             missing = [member for member in members if not hasattr(one, member)]

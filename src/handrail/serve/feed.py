@@ -100,7 +100,7 @@ class Feed:
         return f"{self._boot}-{number}"
 
     def number_of(self, id: str) -> int | None:
-        """Return the position of the event with this id, or None if it is from another feed or a later event is no longer kept."""
+        """Return an event's position, or None if its id is from another feed or a later event is no longer kept."""
         boot, _, number = id.rpartition("-")
         if boot != self._boot or not (number.isascii() and number.isdecimal()) or len(number) > 18:
             return None
@@ -234,9 +234,9 @@ async def follow(
     nested: bool = True,
     ping: float = PING_SECONDS,
 ) -> AsyncGenerator[bytes]:
-    """Yield the events in `before`, then those after a position in a feed, until `leg` ends, up to position `until`, or forever.
+    """Yield encoded events: those in `before`, then those in the feed after a position.
 
-    The events are encoded. A reader whose next event is no longer kept is disconnected, and gets a snapshot when it
+    The events end when `leg` ends or at position `until`. Without either, they never end. A reader whose next event is no longer kept is disconnected, and gets a snapshot when it
     returns. If the reader follows one leg, it is first sent an error event, because an AG-UI client does not reconnect on
     its own and would take the disconnection for the end of the leg.
     """

@@ -260,7 +260,10 @@ class GuardMiddleware:
             ) from None
 
     async def _refuse(self, refused: RequestRefused, scope: Scope, receive: Receive, answer: _Sender) -> None:
-        """Send the refusal. Then read the body for up to a second, since a client that is still sending might not get the refusal."""
+        """Send the refusal, and then read the body, if any, for up to a second.
+
+        Otherwise, a client that is still sending might not get the refusal.
+        """
         if answer.started:
             return
         made = error_response(refused)

@@ -42,7 +42,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def meet_threads(self) -> bool:
         """Schedule the callbacks that threads have handed over, and return whether there were any.
 
-        They run before time jumps. Subclasses override this method. Here, threads hand over nothing.
+        Time does not jump before they have run. Here there are none. `SimulatedLoop` overrides this method.
         """
         return False
 

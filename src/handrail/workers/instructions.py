@@ -194,7 +194,7 @@ def _metered(tree: Any) -> Any:
 
 
 class _Check:
-    """Finds what a template contains but may not."""
+    """Finds the parts of a template that are not allowed."""
 
     def __init__(self, tree: Any) -> None:
         self._tree = tree

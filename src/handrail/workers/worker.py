@@ -358,8 +358,8 @@ def _over(defaults: CreationDefaults, own: CreationDefaults | None) -> CreationD
 def policies_of(worker: str, given: list[Any] | None, refuse: Refuse) -> tuple[ToolPolicy, ...]:
     """Create a worker's policies.
 
-    A policy's state is stored under the policy's name, so each name, except that of `read_before_write`, includes that of
-    the worker.
+    A policy's state is stored under the policy's name. The name includes the worker's, so that workers share no state,
+    except that of `read_before_write`.
     """
     if given is None:
         return (CapabilityPolicy(name=f"{worker}.capability"),)

@@ -33,7 +33,7 @@ class ShellError(StateError, RuntimeError):
 
 
 class CommandRefused(ShellError, PermissionError):
-    """Raised if a command is malformed, or if no rule allows it. The message tells the model what to do instead."""
+    """Raised if a command is malformed or if no rule allows it. In the second case, the message lists the allowed commands."""
 
     def __init__(self, command: str, problem: str, allowed: Sequence[str] = ()) -> None:
         super().__init__(command, problem)
