@@ -37,8 +37,8 @@ _CODES: dict[Style, str] = {
 def wrap(text: str, width: int) -> Iterator[str]:
     """Yield the lines of a text, wrapped to at most `width` terminal cells.
 
-    A character that is wider than `width` gets a line of its own. If terminals disagree about the width of a character, the greater width counts, so that no terminal has to wrap
-    a line itself.
+    A character that is wider than `width` gets a line of its own. If terminals disagree about the width of a
+    character, the greater width counts, so that no terminal has to wrap a line itself.
     """
     for line in text.split("\n"):
         begin = cells = 0

@@ -236,9 +236,10 @@ async def follow(
 ) -> AsyncGenerator[bytes]:
     """Yield encoded events: those in `before`, then those in the feed after a position.
 
-    The events end when `leg` ends or at position `until`. Without either, they never end. A reader whose next event is no longer kept is disconnected, and gets a snapshot when it
-    returns. If the reader follows one leg, it is first sent an error event, because an AG-UI client does not reconnect on
-    its own and would take the disconnection for the end of the leg.
+    The events end when `leg` ends or at position `until`. Without either, they never end. A reader whose next event
+    is no longer kept is disconnected, and gets a snapshot when it returns. If the reader follows one leg, it is
+    first sent an error event, because an AG-UI client does not reconnect on its own and would take the
+    disconnection for the end of the leg.
     """
     first = _encode_all(before, nested)
     if first:
