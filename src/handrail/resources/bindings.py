@@ -131,16 +131,16 @@ class RunResources:
             raise ExceptionGroup("closing resources", errors)
 
     async def close_logged(self, ended: BaseException | None = None) -> tuple[Exception, ...]:
-        """Close the run's resources after the run, whose outcome stands. Returns the errors that closing them raised.
+        """Close the run's resources once it has ended, without changing its outcome. Returns the errors that closing raised.
 
-        They are logged, and added as notes to `ended`, the error that ended the run.
+        They are logged and, if the error `ended` ended the run, added to it as notes.
         """
         self._closed = True
         errors = await self.scope.close()
         for error in errors:
             log_error(log, logging.ERROR, "closing a resource of the run raised", error=error)
             if ended is not None:
-                with contextlib.suppress(Exception):  # an error may refuse notes
+                with contextlib.suppress(Exception):  # an exception may reject notes
                     what = "; ".join(getattr(error, "__notes__", ()))
                     ended.add_note(f"After the run, this was raised {what}: {in_short(error)}")
         return tuple(errors)

@@ -175,7 +175,7 @@ class View:
                 raise OSError(errno.EPERM, "a mount was left writable", place)
         if not kind or (request.view == "overlay" and kind != "overlay"):
             raise OSError(
-                errno.EPERM, f"expected an {request.view} mount, found {kind or 'nothing'}", request.root
+                errno.EPERM, f"expected a mount ({request.view}), found {kind or 'nothing'}", request.root
             )
         return kind
 
