@@ -189,7 +189,7 @@ class Chat:
                 return
             self._view.note(f"Undone: {', '.join(escape_line(path) for path in paths)}.")
             return
-        self._view.note("There is nothing to undo.")
+        self._view.note("Nothing to undo.")
 
 
 def _relative(path: Path) -> str:
