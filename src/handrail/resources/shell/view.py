@@ -202,7 +202,7 @@ def _show(descriptor: int, target: str) -> None:
     elif not os.path.lexists(target):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         _touch(target)
-    # The mounts below are included, because a process in a user namespace may not uncover what they hide.
+    # The mounts below are included, because a process in a user namespace is not allowed to uncover what they hide.
     kernel.mount(f"/proc/self/fd/{descriptor}", target, "", kernel.MS_BIND | kernel.MS_REC)
 
 
