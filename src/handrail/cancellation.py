@@ -102,7 +102,7 @@ class CancelScope(msgspec.Struct, eq=False):
         )
 
     def explain(self, error: BaseException, doing: str) -> BaseException:
-        """Return `DeadlineExceededError` if the deadline cancelled the work; otherwise return `error` itself.
+        """Return `DeadlineExceededError` if `error` is the deadline's cancellation; otherwise return `error` itself.
 
         `doing` describes what did not happen in time. This also stops watching the deadline.
         """
@@ -114,7 +114,7 @@ class CancelScope(msgspec.Struct, eq=False):
         return error
 
     def start_timeout(self, seconds: float) -> None:
-        """Cancel the work after this many seconds, less what `continue_timeout` has noted."""
+        """Cancel the work after this many seconds, or after what was left of a timeout that `continue_timeout` noted."""
         timers = timers_of(self.task.get_loop())
         self._timeout = timers.start(seconds, self.task.cancel, None, self._timeout_left)
 

@@ -329,7 +329,7 @@ class DeadlineExceededError(LimitError, TimeoutError):
 
 
 class BudgetExceededError(LimitError):
-    """Spending this amount would exceed the budget, so nothing was spent."""
+    """Spending this amount would exceed the budget, or the amount is unknown, so nothing was spent."""
 
     def __init__(self, unit: str, wanted: object, left: object, *, of_root: bool) -> None:
         whose = "the run's budget" if of_root else "this run's share of the budget"
@@ -470,7 +470,7 @@ class EffectRefused(StateError, PermissionError):
         )
         self.tool = tool
         self.effect = effect
-        """The declared effect; None if it is `pure` or `read` and nobody knows which."""
+        """The declared effect; None if it is `pure` or `read`, and which of the two is unknown."""
 
 
 class ResourceError(StateError, LookupError):

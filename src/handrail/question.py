@@ -40,7 +40,7 @@ class DecisionKeys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quorum(msgspec.Struct, frozen=True):
-    """A number of people with a role who must approve. The person whose run it is does not count."""
+    """How many people must approve, and which role they must have. The person whose run it is does not count."""
 
     role: str | None = None
     """The role that they must have; None for anybody who may approve for others."""
@@ -105,7 +105,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """The JSON Schema that an answer must match."""
     digest: str
     principal: str
-    """The principal who may answer."""
+    """The run's principal, who may answer unless quorums decide."""
     asked_by: tuple[str, ...]
     """The path of calls that leads to the asker, outermost first."""
     call_id: str

@@ -135,7 +135,10 @@ class Conversation:
     def begin_with(
         self, history: Iterable[Message], run_id: str, shown: Callable[[Message], Message] | None = None
     ) -> None:
-        """Begin the conversation with messages from elsewhere. Raises `DefinitionError` unless it is empty."""
+        """Begin the conversation with messages from elsewhere.
+
+        Raises `DefinitionError` if it has already begun, or if the messages are not well-formed.
+        """
         said = list(history)
         if said and len(self.messages):
             raise DefinitionError(

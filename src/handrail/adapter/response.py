@@ -90,7 +90,7 @@ class Output:
         return self.value_of(self.schema.parse(fenced[1] if fenced else text))
 
     def value_of(self, answer: Any) -> Any:
-        """Return the value inside the object that the model wrote."""
+        """Return the value of a parsed answer, without the object that it was wrapped in, if any."""
         return answer.value if self._unwraps else answer
 
     def tool(self) -> Tool[Any, Any]:
@@ -118,7 +118,7 @@ def what_to_correct(error: ToolValidationError, by_call: bool = False) -> str:
 
 
 def _can_be_params(annotation: Any) -> bool:
-    """Return whether a type can be the params type of a tool. A mapping can't."""
+    """Return whether a type can be the params type of a tool. A `TypedDict` or another mapping can't."""
     kind = get_origin(annotation) or annotation
     return not (is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, Mapping)))
 

@@ -312,7 +312,10 @@ async def carry_out(
 
 
 async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Return the outcome of `work`. Raises `RunParked` if the run was parked, however the work ended."""
+    """Return the outcome of `work`. Raises `RunParked` if the run was parked, however the work ended.
+
+    Only `RunBusy` takes precedence.
+    """
     scope = open_scope(frame.cancellation)
     try:
         ended = await work
@@ -339,7 +342,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
     session: Session
     log: RunLog
     own: tuple[CommitUnit, ...]
-    """The run's own commits, which are not in the session yet."""
+    """The run's own commits, except those undone since. They are not in the session yet."""
 
     def catch_up(self) -> None:
         """Apply the run's own commits to the session, once its prompt has been rendered without them."""
@@ -371,7 +374,10 @@ class ResumedRun(msgspec.Struct, frozen=True):
 
 
 async def load_resumed(journal: Journal, row: RunRow, session: Session | None, clock: Clock) -> ResumedRun:
-    """Load a run whose lease was acquired, with the session as it was when the run began."""
+    """Load a recorded run, with the session as it was when the run began.
+
+    Raises `RunError` if an earlier run of the session is not over.
+    """
     record = row.record
     units = await journal.calls.load_session(record.session_id)
     runs = await journal.runs.list(session_id=record.session_id)

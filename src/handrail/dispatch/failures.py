@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 _GROUP: Any = BaseExceptionGroup
 _members_of: Any = BaseExceptionGroup.exceptions.__get__  # pyright: ignore[reportUnknownMemberType, reportFunctionMemberAccess, reportAttributeAccessIssue]  # a descriptor
 _SHORT = 300
-"""Maximum length of an error's words, in characters."""
+"""Maximum length of an error's message in a description, in characters."""
 _LEAVES = 5
-"""Maximum number of errors of a group that are described."""
+"""Maximum number of errors in a group that are described."""
 _MOST_NODES = 20_000
-"""Maximum number of errors of a group that are looked at."""
+"""Maximum number of errors in a group that are looked at, including nested groups."""
 _NOBODY = (
     "If it called context.wait_for or context.prompt_model: these are None if there is no person or no model to ask. "
     "Check first, with `if context.wait_for`, or annotate the context as UserContext or AgentContext."
@@ -101,7 +101,7 @@ class Failure:
         """What the model should do next if no effect of the call remains."""
 
     def told(self, left: Sequence[str]) -> ToolResult[Any]:
-        """Return the result for the model, including a list of the effects that could not be undone."""
+        """Return the result for the model, with the effects that could not be undone, or with the advice if there are none."""
         message = self.result.message
         if left:
             what = f"Could not be undone: {sendable(', '.join(left))}. Find out what it changed before you do it again."
@@ -206,7 +206,7 @@ def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> 
 
 
 def retry_delay(error: TransientError) -> float | None:
-    """Return the wait in seconds that a handler asked for; None if it did not ask, or not for a number of seconds."""
+    """Return the wait in seconds that a handler asked for; None if it asked for none, or the value is invalid."""
     asked: object = error.retry_after
     if isinstance(asked, bool) or not isinstance(asked, int | float):
         return None
@@ -267,7 +267,10 @@ def log_error(log: logging.Logger, level: int, message: str, *words: object, err
 
 
 def leaves_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors in an exception group that are not groups themselves, in order, at any depth."""
+    """Yield the errors in an exception group that are not groups themselves, at any depth, in order and each once.
+
+    At most `_MOST_NODES` errors are looked at.
+    """
     pending, seen = [error], set[int]()
     while pending and len(seen) < _MOST_NODES:
         each = pending.pop()
@@ -288,7 +291,10 @@ def transient_in(error: BaseException) -> TransientError | None:
 
 
 def _deciding(error: BaseException) -> BaseException:
-    """Return the error that decides the outcome: the one in a group that ends the run, or the group's only error."""
+    """Return the error that decides the outcome: from a group, the one that ends the run, or the only one.
+
+    If a group has neither, it decides itself.
+    """
     if not isinstance(error, _GROUP):
         return error
     leaves = list(leaves_of(error))
@@ -302,7 +308,7 @@ def _deciding(error: BaseException) -> BaseException:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Make an error of a call that is over hold nothing of the call.
+    """Remove everything from an error that would keep its finished call in memory.
 
     The traceback keeps its lines, but the variables of the frames are cleared, and frames that are still running
     are left out. This applies to every error that this one was caused by or contains, too.
@@ -323,7 +329,7 @@ def forget_frames(error: BaseException) -> None:
 
 
 def _without_locals(traceback: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the variables of its frames."""
+    """Clear the variables in a traceback's frames, and return it without the frames that are still running."""
     first = last = None
     while traceback is not None:
         following = traceback.tb_next
@@ -344,7 +350,10 @@ def _without_locals(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def without_frames(error: BaseException) -> BaseException:
-    """Return a copy of an error that is raised on, so that nothing that is kept refers to the frames that it passes."""
+    """Return a copy of an error to keep, because the error itself is raised further and collects frames.
+
+    If it can't be copied, a `RuntimeError` that describes it is returned.
+    """
     try:
         made = type(error).__new__(type(error), *error.args)
         made.__dict__.update(error.__dict__)

@@ -71,7 +71,7 @@ class RunArguments(ResumeArguments, total=False):
 
 
 class GuardArguments(SharedArguments, total=False):
-    """Arguments that limit how long approvals may take and how deep calls may nest."""
+    """Arguments that set how long approvals may take, how deep calls may nest, and the clock."""
 
     approval_seconds: float | None
     """How long an approval may take, in seconds; None for no limit."""

@@ -200,7 +200,7 @@ def _with_thinking(blocks: list[Any], calls: list[Any]) -> list[Any]:
     """Return the blocks of an answer, with Handrail's form of its calls.
 
     Signed thinking is sent back unchanged, and in the same order relative to the calls. Thinking without a
-    signature was cut off, and the API refuses it. Returns [] if the blocks are not those of the answer.
+    signature was cut off, and the API refuses it. Returns [] if the blocks do not have as many calls as the answer.
     """
     back: list[Any] = []
     asked = iter(calls)

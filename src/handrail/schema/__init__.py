@@ -49,7 +49,7 @@ class Schema(Generic[T]):
     - Parsing is strict JSON: text is never read as a number, nor a number as true or false.
     - Unknown keys are refused at every depth, and the JSON Schema says so.
     - NaN and the infinities are refused, however they are written.
-    - Every problem in an input is reported at once.
+    - All problems in an input, up to `MAX_PROBLEMS` that pydantic finds, are reported at once.
     """
 
     __slots__ = (
