@@ -414,9 +414,30 @@ MUTANTS = [
     Mutant(
         "a model in a person's place is under no policy",
         "adapter/call_adapter.py",
-        "            policies=attempt.frame.policies,\n",
+        "            policies=own_policies(attempt.frame.policies),\n",
         "",
         "tests/environment/test_environments.py::test_a_model_in_a_persons_place_is_under_the_policies_of_the_run",
+    ),
+    Mutant(
+        "a nested run is free of its caller's denials",
+        "dispatch/options.py",
+        "            outer_policies=outer_policies(policies),\n",
+        "",
+        "tests/guard/test_outer_policies.py",
+    ),
+    Mutant(
+        "policies share their params",
+        "dispatch/policies.py",
+        "        seen = tool.copy_params(params, arguments)\n",
+        "        seen = params\n",
+        "tests/guard/test_own_params.py",
+    ),
+    Mutant(
+        "a check that fails lets the run end",
+        "adapter/advice.py",
+        "            elif said.problem:\n",
+        "            elif said.problem and not said.problem:\n",
+        "tests/guard/test_completion.py",
     ),
     # --- time ------------------------------------------------------------------------------------------
     Mutant(

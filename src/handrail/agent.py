@@ -209,8 +209,15 @@ def result_of(name: str, response: PromptResponse[Any], has_output: bool) -> Too
     """Return an agent's response as a tool result: its output or its text, or an error if the model refused."""
     if response.stop_reason == "refused":
         return ToolResult.error(f"{name} refused: {response.text}")
-    cut = "Its answer was cut off because it was too long." if response.stop_reason == "length" else ""
-    return ToolResult.ok(response.output if has_output else response.text, cut)
+    return ToolResult.ok(
+        response.output if has_output else response.text, _UNFINISHED.get(response.stop_reason, "")
+    )
+
+
+_UNFINISHED = {
+    "length": "Its answer was cut off because it was too long.",
+    "incomplete": "It stopped before its work was complete: a completion check still objects.",
+}
 
 
 def _literal(instructions: Any) -> Any:

@@ -12,7 +12,7 @@ models in `models`, of serving in `serve.refusals`, and of simulations in `testi
     │   ├── ExtraKeyError                          .key
     │   └── WorkerError                            .problems: everything wrong with a worker's file
     ├── ToolError                                raised by a handler, or before it runs
-    │   ├── ToolValidationError (ValueError)       .problems: everything wrong with the arguments
+    │   ├── ToolValidationError (ValueError)       .problems: what is wrong with the arguments
     │   ├── TransientError                         .retry_after: the same call may succeed later
     │   ├── CallFailed (RuntimeError)              .result: an inner call failed
     │   ├── ActFailed (RuntimeError)               .raised, .where: an act of a handoff raised; its message is withheld
@@ -149,7 +149,7 @@ class ToolError(HandrailError):
 
 
 class ToolValidationError(ToolError, ValueError):
-    """The arguments of a call are invalid. `problems` lists everything that is wrong.
+    """The arguments of a call are invalid. `problems` lists what is wrong.
 
     A handler may raise it, too: `raise ToolValidationError("'from' is after 'to'")`.
     """

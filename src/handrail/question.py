@@ -40,7 +40,7 @@ class DecisionKeys(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quorum(msgspec.Struct, frozen=True):
-    """How many people must approve, and which role they must have. The person whose run it is does not count."""
+    """How many people must approve, and the role they must have. The run's own principal does not count."""
 
     role: str | None = None
     """The role that they must have; None for anybody who may approve for others."""

@@ -388,8 +388,9 @@ async def test_handoffs_run_where_any_tool_does() -> None:
     assert (await rig.call("twice")).value == "card 0 and card 0"
 
 
-def test_a_model_in_a_persons_place_is_under_the_policies_of_the_run() -> None:
-    """The run's policies also deny a tool that a handler gives to a model in place of a person."""
+@pytest.mark.parametrize("verdict", ["deny", "ask"])
+def test_a_model_in_a_persons_place_is_under_the_policies_of_the_run(verdict: Any) -> None:
+    """The run's policies also deny, or ask about, a tool that a handler gives to a model in place of a person."""
     paid: list[int] = []
 
     @tool(effect="staged", capabilities=["money.spend"])
@@ -410,7 +411,7 @@ def test_a_model_in_a_persons_place_is_under_the_policies_of_the_run() -> None:
         return '"settled"' if "pay" in names else "Done."
 
     session = Session()
-    policies = [CapabilityPolicy({"money.spend": "deny"})]
+    policies = [CapabilityPolicy({"money.spend": verdict})]
     prompt = Prompt("p", "Settle.", tools=[settle], policies=policies)
     Adapter(ScriptedModel(reply)).evaluate(prompt, session=session).wait()
     assert paid == []

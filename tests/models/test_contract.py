@@ -537,7 +537,7 @@ async def test_prompt_too_long(stage: Stage) -> None:
 
 
 def test_every_http_model_passes_every_case() -> None:
-    """Each wire passes each case against at least one third-party server."""
+    """Every case runs on every wire, and on the bridge, against at least one third-party server."""
     for case_, subjects in TABLE.items():
         for wire in (*WIRES, "bridge"):
             assert any(subject.startswith(f"{wire}@") for subject in subjects), (

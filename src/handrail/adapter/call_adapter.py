@@ -14,6 +14,7 @@ from handrail.context import PromptModel
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.options import RunOptions, check_value
 from handrail.errors import DefinitionError
+from handrail.guard.outer_policy import own_policies
 from handrail.messages import Model
 from handrail.operation import Operation
 from handrail.prompt import Prompt
@@ -125,7 +126,7 @@ def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> P
             "prompt_model",
             (system or _NO_SYSTEM).replace("$", "$$"),
             tools=tools,
-            policies=attempt.frame.policies,
+            policies=own_policies(attempt.frame.policies),
         )
         chosen = settings
         if model is not None or temperature is not None or on_text is not None:
@@ -177,7 +178,7 @@ async def _nest(
 ) -> tuple[Frame, Conversation]:
     """Create a frame and a conversation inside the call, with ids derived from the call's id."""
     outer = attempt.frame
-    options = outer.options.nested(given, outer.costs.tracker, attempt.depth + 1, levels)
+    options = outer.options.nested(given, outer.costs.tracker, attempt.depth + 1, levels, outer.policies)
     frame = Frame.nested(attempt, number, options, prompt)
     await frame.log.note_verb(attempt.place.child(number), verb)
     return frame, Conversation(frame.session, frame.run_context.run_id)

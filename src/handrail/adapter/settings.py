@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,7 @@ class Retry:
         if not error.transient or attempt >= self.attempts:
             return None
         wanted = error.retry_after
-        if wanted is not None:
+        if wanted is not None and 0 <= wanted < math.inf:
             return wanted * (1 + self.chance() / 10) if wanted <= self.longest_wait else None
         highest = min(self.longest_wait, self.first_wait * 2.0 ** min(attempt - 1, 64))
         return highest * (1 + self.chance()) / 2

@@ -327,7 +327,7 @@ class TextFlow:
 
 
 def _prefix(text: str, width: int) -> str:
-    """Return the longest prefix of the text that fits into `width` cells."""
+    """Return the longest prefix of the text that fits in `width` cells, but at least one character."""
     used = 0
     for at, character in enumerate(text):
         used += cell_len(character)

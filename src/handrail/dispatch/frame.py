@@ -17,6 +17,7 @@ from handrail.context.facts import WorkerFacts
 from handrail.dispatch.options import RunOptions, check_kinds
 from handrail.errors import DefinitionError
 from handrail.guard.approval import ApprovalMode, Broker, PreviewBroker
+from handrail.guard.outer_policy import with_outer
 from handrail.guard.policy import check_verdicts
 from handrail.journal.digest import new_key
 from handrail.journal.local import LocalQuestions, LocalSteps
@@ -291,12 +292,15 @@ class Frame:
         return self.options.clock
 
     def show(self, tools: Iterable[Tool[Any, Any]], policies: Iterable[ToolPolicy]) -> None:
-        """Set the tools that can be called from now on, and their policies."""
+        """Set the tools that can be called from now on, and their policies.
+
+        The policies of outer runs apply as well.
+        """
         self.tools = _by_name(tools)
         self.open_tools = {
             name: tool for name, tool in self.tools.items() if tool.handler is not None and not tool.needs
         }
-        self.policies = tuple(policies)
+        self.policies = with_outer(tuple(policies), self.options.outer_policies)
         self.secretive = self.secretive or any(tool.secret for tool in self.tools.values())
 
     # Who takes part.

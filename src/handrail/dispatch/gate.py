@@ -31,10 +31,7 @@ from handrail.dispatch.failures import (
     SignatureMismatch,
     Unsuccessful,
     failure_of,
-    forget_frames,
-    log_error,
     not_approved,
-    without_frames,
 )
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.handlers import (
@@ -61,8 +58,10 @@ from handrail.dispatch.tickets import take_up_tickets
 from handrail.dispatch.transaction import Transaction, commit_lock_of, key_of, new_transaction
 from handrail.errors import Conflict, RunBusy, TransientError
 from handrail.events import CallStatus, ToolInvoked, ToolStarted
+from handrail.guard.outer_policy import under
 from handrail.limits import Reservation
 from handrail.operation import Operation
+from handrail.raised_errors import forget_frames, log_error, without_frames
 from handrail.replay.commits import commit_recorded, record_end
 from handrail.replay.finished_calls import replay_call
 from handrail.replay.interrupted_calls import AlreadyDone, decide_interrupted, resume_attempt
@@ -114,7 +113,8 @@ class Gate:
     ) -> Operation[ToolResult[Any]]:
         """Call a tool by name, with its arguments as JSON text or a mapping, as a model would."""
         check_name(name)
-        return Operation(lambda: self.pass_through(new_call(self, name, arguments, call_id)), "invoke")
+        go = self.pass_through
+        return Operation(lambda: under(self.frame, go(new_call(self, name, arguments, call_id))), "invoke")
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Stop all calls of this run and of the runs nested in it, innermost first. Call this on the loop's thread."""

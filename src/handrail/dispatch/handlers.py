@@ -15,14 +15,13 @@ from handrail.dispatch.failures import (
     SignatureMismatch,
     Unsuccessful,
     WrongResult,
-    in_short,
     retry_delay,
     transient_in,
-    words_of,
 )
 from handrail.errors import CapabilityMissing, DepthExceededError, ToolValidationError, TransientError
 from handrail.limits import Heartbeat
 from handrail.operation import Operation
+from handrail.raised_errors import in_short, words_of
 from handrail.schema import to_json
 from handrail.schema.kinds import describe_kind
 from handrail.spelling import nearest

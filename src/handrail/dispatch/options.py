@@ -11,10 +11,11 @@ import msgspec
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.deadline import Deadline, is_span
 from handrail.errors import DefinitionError
+from handrail.guard.outer_policy import OuterPolicy, outer_policies
 from handrail.ids import NewId, random_id
 from handrail.journals import Journal
 from handrail.limits import Budget, BudgetTracker, Lease
-from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, WorkerSource
+from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, ToolPolicy, WorkerSource
 from handrail.schema.kinds import describe_kind
 from handrail.session import Session
 
@@ -107,6 +108,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     filesystem: Filesystem | None = None
     resources: tuple[Binding[Any], ...] = ()
     workers: WorkerSource | None = None
+    outer_policies: tuple[OuterPolicy, ...] = ()
+    """The policies of the runs around this one. What they deny stays denied."""
 
     deadline: Deadline | None = None
     budget: Budget | BudgetTracker | None = None
@@ -167,13 +170,19 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         )
 
     def nested(
-        self, given: RunOptions, tracker: BudgetTracker, depth: int, levels: int | None = None
+        self,
+        given: RunOptions,
+        tracker: BudgetTracker,
+        depth: int,
+        levels: int | None = None,
+        policies: Iterable[ToolPolicy] = (),
     ) -> RunOptions:
         """Return the options of a run that is nested in one of this run's calls.
 
         It inherits the session, people, files, resources, journal, lease and clock. Its limits can only be
         tighter: the earlier deadline, a share of what this run may spend (`tracker`), and at most
-        `levels` below `depth`, the depth of its calls. `given` holds the nested run's own options, such as its workers.
+        `levels` below `depth`, the depth of its calls. What this run's `policies` deny stays denied. `given` holds the
+        nested run's own options, such as its workers.
         """
         budget = given.budget
         if isinstance(budget, BudgetTracker):
@@ -186,6 +195,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             approval_seconds=self.approval_seconds,
             filesystem=self.filesystem,
             resources=self.resources,
+            outer_policies=outer_policies(policies),
             deadline=_earlier(self.deadline, given.deadline),
             budget=tracker.share(budget) if limited else None,
             depth_limit=_shallower(self.depth_limit, depth, levels),

@@ -18,6 +18,7 @@ from handrail.dispatch.options import RunOptions
 from handrail.environment import AgentEnvironment
 from handrail.errors import DefinitionError
 from handrail.events import Emitted
+from handrail.guard.outer_policy import policies_around
 from handrail.handoff.acts import fill
 from handrail.handoff.handoff import Handoff
 from handrail.ids import NewId
@@ -59,7 +60,8 @@ def run_as_agent(
 
     Neither `before` nor `after` runs. To run all acts, use `gate.invoke` or `context.call`. The act may
     `call` the given `tools`, and what it emits is passed to `on_emit` at once. Nobody can approve anything, so a call
-    that needs approval is denied. An act that fails raises `CallFailed`.
+    that needs approval is denied. If a handler calls this, whatever the policies of its run deny is denied too. An act
+    that fails raises `CallFailed`.
     """
     if not isinstance(handoff, Handoff):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
         raise DefinitionError(
@@ -69,7 +71,7 @@ def run_as_agent(
     acts = handoff.acts
     act = copy.copy(acts.asking(acts.public.parse_value(public)))
     fill(act, "run_mode", "agent")
-    options = RunOptions().updated("run_as_agent", ActArguments, arguments)
+    options = RunOptions(outer_policies=policies_around()).updated("run_as_agent", ActArguments, arguments)
     sent = b"{}"
     if params is not None:
         sent = handoff.clear(params)
@@ -98,7 +100,8 @@ def run_as_agent(
             return (await _run_alone(gate, act, sent)).unwrap()
         finally:
             stop()
-            await gate.close()
+            frame.cancellation.close()
+            await frame.world.resources.close_logged()
 
     return Operation(run, f"run_as_agent({handoff.name!r})")
 

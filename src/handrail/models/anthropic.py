@@ -29,7 +29,7 @@ from handrail.messages import (
     UsagePart,
 )
 from handrail.models import ModelRateLimited, ModelRequestRefused, ModelUnavailable
-from handrail.models.grammar import ANTHROPIC_ID, arguments_text, id_for_wire, name_for_wire, raw_object
+from handrail.models.grammar import ANTHROPIC_ID, id_for_wire, name_for_wire, raw_object
 from handrail.models.http import Provider, body_of, count, decode, encode, refuse_key, text_json
 
 WIRE = "anthropic"
@@ -238,7 +238,7 @@ def _whole(answer: Any) -> Iterator[ModelPart]:
             case "thinking":
                 yield ThinkingPart(block.get("thinking") or "")
             case "tool_use":
-                given = arguments_text(block.get("input"))
+                given = _input_text(block.get("input"))
                 yield CallPart(index, block.get("id") or "", block.get("name") or "", given)
                 index += 1
             case _:
@@ -246,6 +246,11 @@ def _whole(answer: Any) -> Iterator[ModelPart]:
     if answer.get("usage"):
         yield UsagePart(_usage(answer["usage"]))
     yield StopPart(_STOPS.get(answer.get("stop_reason") or "end_turn", "done"), _kept(blocks))
+
+
+def _input_text(given: Any) -> str:
+    """Return a call's input as JSON text, which is how it is streamed. The gate checks whether it is an object."""
+    return "" if given is None else encode(given).decode()
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
@@ -318,7 +323,7 @@ class _Pieces:
 
     def _end(self, index: int) -> Iterator[ModelPart]:
         if index in self._given:
-            yield CallPart(self._calls[index], arguments=arguments_text(self._given.pop(index)))
+            yield CallPart(self._calls[index], arguments=_input_text(self._given.pop(index)))
 
     def _more(self, index: int, delta: Any) -> Iterator[ModelPart]:
         block = self._blocks[index]

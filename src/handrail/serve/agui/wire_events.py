@@ -65,8 +65,8 @@ def custom(name: str, value: Any, subagent: str | None = None) -> Event:
 def plain_json(value: object) -> Any:
     """Return any value as plain JSON data that every client can read.
 
-    Secrets are masked, infinities and NaN become null, and lone surrogates are replaced. A value that can't be
-    encoded becomes its `repr`.
+    Secrets are masked, infinities and NaN become null, and an object of an unknown type becomes its `str`. If any
+    part can't be encoded, such as a lone surrogate, the whole value becomes its `repr`.
     """
     try:
         written = pydantic_core.to_json(value, inf_nan_mode="null", fallback=_unknown)

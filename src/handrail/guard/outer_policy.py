@@ -1,0 +1,100 @@
+"""`OuterPolicy`: what a run denies stays denied in the runs nested in it, however they are started."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Coroutine, Iterable
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import Any, Protocol, TypeVar
+
+from handrail.context import ToolContext
+from handrail.errors import DefinitionError
+from handrail.guard.rate_limit import RateLimitPolicy
+from handrail.protocols import PolicyDecision, ToolPolicy
+from handrail.tools import Tool, ToolResult
+
+T = TypeVar("T")
+
+
+class OuterPolicy:
+    """A policy of an outer run, as it applies in a run nested in it: what it denies stays denied.
+
+    Calls about which it would ask are left to the nested run's own policies.
+    """
+
+    __slots__ = ("name", "policy")
+
+    def __init__(self, policy: ToolPolicy) -> None:
+        self.name = policy.name
+        self.policy = policy
+
+    def check(
+        self, tool: Tool[Any, Any], params: Any, *, context: ToolContext
+    ) -> PolicyDecision | Awaitable[PolicyDecision]:
+        decision = self.policy.check(tool, params, context=context)
+        return _unless_asks(decision) if isinstance(decision, PolicyDecision) else self._check_later(decision)
+
+    async def _check_later(self, waiting: Awaitable[PolicyDecision]) -> PolicyDecision:
+        return _unless_asks(await waiting)
+
+    def on_result(
+        self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
+    ) -> Awaitable[None] | None:
+        return self.policy.on_result(tool, params, result, context=context)
+
+
+def _unless_asks(decision: PolicyDecision) -> PolicyDecision:
+    return PolicyDecision.allow() if decision.kind == "ask" else decision
+
+
+def outer_policies(policies: Iterable[ToolPolicy]) -> tuple[OuterPolicy, ...]:
+    """Return the policies of a run as they apply in the runs nested in it."""
+    return tuple(policy if isinstance(policy, OuterPolicy) else OuterPolicy(policy) for policy in policies)
+
+
+def with_outer(own: tuple[ToolPolicy, ...], outer: Iterable[OuterPolicy]) -> tuple[ToolPolicy, ...]:
+    """Return a nested run's own policies and those of the runs around it. A policy that is among both counts as its own.
+
+    Raises `DefinitionError` if two different policies have the same name and the nested run's is a rate limit.
+    """
+    for each in outer:
+        alike = next((one for one in own if one.name == each.name), None)
+        if isinstance(alike, RateLimitPolicy) and alike is not each.policy:
+            raise DefinitionError(
+                f"a nested run and a run around it each have a rate limit named {each.name!r}, and would share its "
+                f"counts. Rename one of them: RateLimitPolicy(..., name='nested_rate')."
+            )
+    return (*own, *(each for each in outer if not any(each.policy is one for one in own)))
+
+
+def own_policies(policies: Iterable[ToolPolicy]) -> tuple[ToolPolicy, ...]:
+    """Return the policies that a run has itself, without those of the runs around it."""
+    return tuple(policy for policy in policies if not isinstance(policy, OuterPolicy))
+
+
+class HasPolicies(Protocol):
+    """A run, as far as its policies are concerned."""
+
+    policies: tuple[ToolPolicy, ...]
+
+
+_around: ContextVar[tuple[ToolPolicy, ...]] = ContextVar("policies of the run around this code", default=())
+
+
+def under(run: HasPolicies, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+    """Return a coroutine that does a run's work. Meanwhile, the run's policies apply to the runs that its handlers start."""
+    return _under(run.policies, work) if run.policies or _around.get() else work
+
+
+async def _under(policies: tuple[ToolPolicy, ...], work: Coroutine[Any, Any, T]) -> T:
+    token = _around.set(policies)
+    try:
+        return await work
+    finally:
+        with suppress(ValueError):  # closed from a different context, which has its own value
+            _around.reset(token)
+
+
+def policies_around() -> tuple[OuterPolicy, ...]:
+    """Return the policies of the run whose handler calls this, as they apply in nested runs."""
+    return outer_policies(_around.get())
