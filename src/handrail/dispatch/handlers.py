@@ -106,7 +106,7 @@ def start_timers(attempt: Attempt, scope: CancelScope) -> None:
         attempt.heartbeat.keep(attempt.call.loop)
     timeout = attempt.tool.timeout
     if timeout is not None:
-        scope.start_timeout(timeout)
+        scope.start_timeout(timeout, None if attempt.tool.is_async else attempt.excused)
 
 
 def stop_timers(attempt: Attempt, scope: CancelScope) -> None:
