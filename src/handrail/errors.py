@@ -426,9 +426,11 @@ class JournalAltered(JournalError):
     """A record was changed, removed, moved or copied by something other than Handrail."""
 
     def __init__(self, journal: str, chain: str, id: str, record: int, what: str, problem: str) -> None:
-        of = {"run": "run", "outside": "answers and cancellations of run", "decisions": "decisions of"}
+        of = {"outside": "answers and cancellations of run", "decisions": "decisions of"}
         named = f" ({what})" if what else ""
         whose = f"{of.get(chain, chain)} {id if chain == 'decisions' else repr(id)}"
+        if chain == "sessions":
+            whose = "list of sessions"
         self.place_and_problem = f"{whose}, record {record}{named}: {problem}"
         super().__init__(
             journal,
@@ -436,9 +438,10 @@ class JournalAltered(JournalError):
             "The journal was not used. `handrail runs verify` lists every alteration.",
         )
         self.chain = chain
-        """What kind of chain the record belongs to: `run`, `outside`, `decisions` or `step`; `blob` for a blob."""
+        """What kind of chain the record belongs to: `run`, `outside`, `session`, `sessions`, `decisions` or `step`;
+        `blob` for a blob."""
         self.id = id
-        """The id of the run, the session and principal, the key of the step, or the digest of the blob."""
+        """The id of the run or session, the session and principal, the key of the step, or the digest of the blob."""
         self.record = record
         """1-based position of the record in its chain."""
         self.what = what

@@ -182,10 +182,12 @@ async def _go(
                 tools=options.tools,
             )
             outcome = await (work if journal is None else carry_out(journal, frame, conversation, work))
-    finally:
+    except BaseException as error:
         forward()
-        await frame.world.resources.close()
-    return respond(outcome, frame)
+        await frame.world.resources.close_logged(error)
+        raise
+    forward()
+    return respond(outcome, frame, await frame.world.resources.close_logged())
 
 
 def _frame(

@@ -161,7 +161,8 @@ class _Redemption:
                 return await asyncio.ensure_future(self._carry_out(gate, around, arguments))
         finally:
             around.open_transaction.drop()
-            await shielded(gate.close())
+            frame.cancellation.close()
+            await shielded(frame.world.resources.close_logged())
 
     async def _carry_out(self, gate: Gate, around: Attempt, arguments: Arguments) -> ToolResult[Any]:
         passage = gate.open(new_call(gate, self._tool.name, arguments, parent=around))

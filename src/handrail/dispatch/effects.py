@@ -16,11 +16,11 @@ from pydantic import BaseModel
 from handrail.cancellation import shielded
 from handrail.context import ToolContext
 from handrail.dispatch.call import Call, new_auxiliary
-from handrail.dispatch.failures import in_short, log_error
 from handrail.dispatch.questions import put, question_of, waiting_for_a_person
 from handrail.dispatch.transaction import Settled
 from handrail.errors import EffectRefused, OutcomeUnknown
 from handrail.operation import Operation
+from handrail.raised_errors import in_short, log_error
 from handrail.schema import Schema
 from handrail.threads import call_either
 from handrail.tools import EFFECTS, Tool, ToolResult

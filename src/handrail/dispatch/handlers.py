@@ -15,14 +15,13 @@ from handrail.dispatch.failures import (
     SignatureMismatch,
     Unsuccessful,
     WrongResult,
-    in_short,
     retry_delay,
     transient_in,
-    words_of,
 )
 from handrail.errors import CapabilityMissing, DepthExceededError, ToolValidationError, TransientError
 from handrail.limits import Heartbeat
 from handrail.operation import Operation
+from handrail.raised_errors import in_short, words_of
 from handrail.schema import to_json
 from handrail.schema.kinds import describe_kind
 from handrail.spelling import nearest
@@ -107,7 +106,7 @@ def start_timers(attempt: Attempt, scope: CancelScope) -> None:
         attempt.heartbeat.keep(attempt.call.loop)
     timeout = attempt.tool.timeout
     if timeout is not None:
-        scope.start_timeout(timeout)
+        scope.start_timeout(timeout, None if attempt.tool.is_async else attempt.excused)
 
 
 def stop_timers(attempt: Attempt, scope: CancelScope) -> None:

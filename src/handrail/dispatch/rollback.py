@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from handrail.cancellation import shielded
 from handrail.dispatch.effects import compensate
-from handrail.dispatch.failures import log_error
 from handrail.dispatch.policies import close_policy_context, close_resources
 from handrail.dispatch.tickets import answer_for_tickets
 from handrail.events import ToolRolledBack
+from handrail.raised_errors import log_error
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt

@@ -299,7 +299,7 @@ async def ask(name: str, asked: Callable[[], Any]) -> Reply:
             raise
         return Reply(problem="it awaited something that was cancelled")
     except Exception as error:
-        from handrail.dispatch.failures import in_short
+        from handrail.raised_errors import in_short
 
         log.exception("%r could not be asked", name)
         return Reply(problem=in_short(error))

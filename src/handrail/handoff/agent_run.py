@@ -99,7 +99,8 @@ def run_as_agent(
             return (await _run_alone(gate, act, sent)).unwrap()
         finally:
             stop()
-            await gate.close()
+            frame.cancellation.close()
+            await frame.world.resources.close_logged()
 
     return Operation(run, f"run_as_agent({handoff.name!r})")
 

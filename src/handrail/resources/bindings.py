@@ -6,7 +6,9 @@ A resource is created on first use. Resources are closed in reverse order of cre
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +17,10 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from handrail.errors import ContextExpired, ResourceError
 from handrail.operation import Home, Operation
 from handrail.protocols import Forkable
+from handrail.raised_errors import in_short, log_error
 from handrail.resources.scopes import Closer, Kept, Scoped, circle, close_logged, name_of, waiting
+
+log = logging.getLogger("handrail.resources")
 
 T = TypeVar("T")
 
@@ -124,6 +129,21 @@ class RunResources:
         errors = await self.scope.close()
         if errors:
             raise ExceptionGroup("closing resources", errors)
+
+    async def close_logged(self, ended: BaseException | None = None) -> tuple[Exception, ...]:
+        """Close the run's resources after the run, whose outcome stands. Returns the errors that closing them raised.
+
+        They are logged, and added as notes to `ended`, the error that ended the run.
+        """
+        self._closed = True
+        errors = await self.scope.close()
+        for error in errors:
+            log_error(log, logging.ERROR, "closing a resource of the run raised", error=error)
+            if ended is not None:
+                with contextlib.suppress(Exception):  # an error may refuse notes
+                    what = "; ".join(getattr(error, "__notes__", ()))
+                    ended.add_note(f"After the run, this was raised {what}: {in_short(error)}")
+        return tuple(errors)
 
 
 class Owner(Protocol):
@@ -253,6 +273,8 @@ class CallResources:
         return _NOTHING if kept is None else self._shown(binding, kept, within)
 
     def _shown(self, binding: Binding[Any], kept: Kept, within: Scope) -> Any:
+        if kept.thread is not None:
+            kept.check_thread(name_of(binding.protocol))
         if not kept.forkable or binding.scope != "run":
             return kept.thing
         if within == "run":

@@ -136,7 +136,7 @@ async def replay(
     try:
         return await walk.go([answers[RUN.answer(number)] for number in range(1, len(answers) + 1)])
     finally:
-        await frame.world.resources.close()
+        await frame.world.resources.close_logged()
 
 
 def _compare_prompt(
