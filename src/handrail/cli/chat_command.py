@@ -1,4 +1,4 @@
-"""`handrail chat`: each line is a message, except that a line that starts with a slash is a command."""
+"""`handrail chat`: messages from a person, and commands that start with a slash."""
 
 from __future__ import annotations
 

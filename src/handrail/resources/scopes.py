@@ -21,7 +21,7 @@ from handrail.protocols import Forkable
 log = logging.getLogger("handrail.resources")
 
 _CLOSE_SECONDS = 30.0
-"""Maximum seconds for closing one resource. A cancelled call also waits for it."""
+"""Maximum seconds that an async close may take. A cancelled call also waits for it."""
 
 
 class Kept:
@@ -104,7 +104,7 @@ class Scoped:
         self._closers.append(closer)
 
     def forget(self, closer: Closer) -> bool:
-        """Remove a closer. Returns False if it has already run."""
+        """Remove a closer. Returns False if it is running or has already run."""
         try:
             self._closers.remove(closer)
         except ValueError:

@@ -40,7 +40,7 @@ class Limits(NamedTuple):
 
     @property
     def most_memory(self) -> int:
-        """The kernel's limit on memory, set a little higher because the kernel would kill only one process."""
+        """The kernel's limit on memory, set a little higher because the kernel may kill only one process."""
         return self.memory * 5 // 4
 
     @property

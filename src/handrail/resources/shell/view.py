@@ -159,7 +159,7 @@ class View:
             os.close(descriptor)
 
     def _check(self, writable: set[str]) -> str:
-        """Check the list of mounts. Raises `OSError` if anything else is visible or writable.
+        """Check the list of mounts. Raises `OSError` if it contains a mount that a command must not see or write.
 
         Returns the type of the filesystem that is mounted at the command's folder.
         """
@@ -211,7 +211,7 @@ def _touch(path: str) -> None:
 
 
 def _hide(request: Request) -> None:
-    """Mount an empty file or folder over each hidden path that the command would otherwise see."""
+    """Mount an empty file or folder over each hidden path, except those that contain the command's folder."""
     for path in request.hidden:
         if request.root == path or is_below(request.root, path) or not os.path.exists(path):
             continue
