@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 import pydantic_core
 
-from handrail.adapter.conversation import ROOT, Conversation
+from handrail.adapter.conversation import ROOT, Conversation, sendable
 from handrail.adapter.response import Outcome, PromptResponse
 from handrail.adapter.run_lease import STOPPED, deadline_after, leased, note_deadline
 from handrail.adapter.undone_calls import UndoneCalls, forget_undone, undone_in
@@ -34,6 +34,7 @@ from handrail.guard.approval_memory import bring_in, decisions_in, keep_decision
 from handrail.journals import Journal
 from handrail.limits import Budget
 from handrail.messages import Message, Usage
+from handrail.models.grammar import clean_text
 from handrail.neighbours import import_app
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.records import OVER, CommitUnit, RunRecord, RunRow, RunStatus
@@ -128,9 +129,9 @@ async def begin_run(
     await keep_decisions(session, journal)
     deadline, budget = frame.deadline, frame.budget
     begin = RunBegin(
-        message=options.message,
+        message=None if options.message is None else clean_text(options.message),
         params=None if options.params is None else encode_item(options.params, session.id),
-        history=list(options.history),
+        history=[sendable(each) for each in options.history],
         system=rendered.text,
         tools=[tool.name for tool in rendered.tools],
         opened=list(options.opened),

@@ -27,6 +27,7 @@ from handrail.messages import (
     Traits,
     Usage,
     UsagePart,
+    UserMessage,
 )
 from handrail.models import ModelRateLimited, ModelRequestRefused, ModelUnavailable
 from handrail.models.grammar import ANTHROPIC_ID, id_for_wire, name_for_wire, raw_object
@@ -111,7 +112,10 @@ class AnthropicModel:
             more |= (
                 _CACHE  # a mark on the request caches up to the newest message, whose own bytes do not change
             )
-        written = {"messages": b"[%s]" % request.messages.encoded(_message)}
+        said = request.messages.encoded(_message)
+        if len(request.messages) and not isinstance(request.messages[0], UserMessage):
+            said = b"%s,%s" % (_message(UserMessage("")), said)  # the API wants a user's message first
+        written = {"messages": b"[%s]" % said}
         if request.system.strip():
             marked = b"," + encode(_CACHE)[1:-1] if self._cache else b""
             written["system"] = b'[{"type":"text","text":%s%s}]' % (text_json(request.system), marked)
