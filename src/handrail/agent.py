@@ -139,7 +139,7 @@ class Agent(Generic[OutputT]):
     def as_tool(self) -> Tool[Any, Any]:
         """Return this agent as a tool for another agent. Each call to the tool runs the agent inside that call.
 
-        The tool takes a `message`, or the prompt's params if the prompt has templates. It uses the caller's budget,
+        The tool takes the prompt's params if the prompt has any, or else a `message`. It uses the caller's budget,
         deadline, session, files and environment, but its own model and workers.
         """
         if not self.description.strip():

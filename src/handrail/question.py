@@ -105,7 +105,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """The JSON Schema that an answer must match."""
     digest: str
     principal: str
-    """The principal who may answer."""
+    """The run's principal, who may answer unless quorums decide."""
     asked_by: tuple[str, ...]
     """The path of calls that leads to the asker, outermost first."""
     call_id: str

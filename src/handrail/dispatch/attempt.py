@@ -374,7 +374,7 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def open_transaction(self) -> Transaction:
-        """The call's transaction. Raises `NotSupported` before step 7, because there is none yet."""
+        """The call's transaction. Raises `NotSupported` if there is none."""
         transaction = self.transaction
         if transaction is None:
             raise NotSupported("session", "The call's transaction opens when its handler starts.")

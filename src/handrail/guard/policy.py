@@ -87,8 +87,8 @@ class SequentialDependencyPolicy:
 class ReadBeforeWritePolicy:
     """Requires that an existing file be read, with its current content, before it is overwritten.
 
-    New files and files this session wrote may be overwritten. A tool that writes files but declares no path,
-    or runs without a filesystem, is denied.
+    A file that this session wrote counts as read. New files may be written. A tool that writes files but declares no
+    path, or runs without a filesystem, is denied.
     """
 
     name = "read_before_write"
@@ -171,7 +171,7 @@ class CapabilityPolicy(CheckOnly):
     A worker called as a tool is allowed unless its capability, `worker`, says otherwise: its own policies
     decide about its calls.
 
-    Writes are allowed within `scope` only. A path outside it asks, even if the tool is allowed.
+    A tool that may write is allowed within `scope` only: a path outside it asks, even if the tool only reads it.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ def misfits(schema: Mapping[str, Any], value: object, *, secret: bool = False) -
     """Return the definite mistakes in a value: wrong types, missing and unknown fields, invalid choices.
 
     Everything else is checked by the process that has the Python type. With `secret`, no part of the value is
-    repeated. A value that can't be checked within `MAX_STEPS` has one mistake, which says so.
+    repeated. If checking takes too many steps or levels, the only mistake says so.
     """
     comparison = Comparison(schema)
     try:
