@@ -1089,6 +1089,73 @@ def test_an_adapter_that_can_not_open_in_place_says_so() -> None:
     assert [each.tool.name for each in model.requests[1].tools] == ["weather"]
 
 
+@pytest.mark.parametrize("kind", ["evaluate", "group", "call"])
+def test_a_childs_sections_do_not_end_the_outer_run(kind: str) -> None:
+    """If a nested run needs a section opened and its caller does not answer, the call fails and the outer run goes on."""
+    model = scripted(
+        ToolCall("ask", {"input": "hi"} if kind != "evaluate" else {}),
+        ToolCall("open_sections", {"sections": ["weather"]}),
+        "It went on.",
+    )
+    adapter = Adapter(model, opens_in_place=False)
+    child = _closed_prompt()
+
+    @tool(name="ask")
+    async def ask(context: ToolContext) -> str:
+        """Ask a child."""
+        return (await context.adapter.evaluate(child, "hi")).text
+
+    @tool(name="ask")
+    async def ask_group(input: str, context: ToolContext) -> str:
+        """Ask a child in a task group."""
+        async with asyncio.TaskGroup() as group:
+            answer = group.create_task(waited(context))
+        return answer.result()
+
+    async def waited(context: ToolContext) -> str:
+        return (await context.adapter.evaluate(child, "hi")).text
+
+    @tool(name="inner")
+    async def inner(context: ToolContext) -> str:
+        """Ask a child."""
+        return (await context.adapter.evaluate(child, "hi")).text
+
+    @tool(name="ask")
+    async def ask_inner(input: str, context: ToolContext) -> str:
+        """Ask a tool that asks a child."""
+        return (await context.call("inner")).unwrap()
+
+    tools = {"evaluate": [ask], "group": [ask_group], "call": [ask_inner, inner]}[kind]
+    session = Session()
+    response = adapter.evaluate(Prompt("outer", "Go.", tools=tools), "go", session=session).wait()
+    assert response.text == "It went on."
+    ended = session[ToolInvoked].all()[-1]
+    assert ended.tool == "ask"
+    assert ended.status == "error"
+    assert "a run inside it needs weather to be opened" in ended.result.message
+
+
+def test_a_caller_answers_what_its_child_needs() -> None:
+    """The caller of a nested run may evaluate it again with the sections that it needs."""
+    model = scripted(
+        ToolCall("ask", {}), ToolCall("open_sections", {"sections": ["weather"]}), "It rains.", "Bye."
+    )
+    child = _closed_prompt()
+
+    @tool
+    async def ask(context: ToolContext) -> str:
+        """Ask a child."""
+        try:
+            return (await context.adapter.evaluate(child, "hi")).text
+        except VisibilityExpansionRequired as needed:
+            return (await context.adapter.evaluate(child, "hi", opened=needed.sections)).text
+
+    session = Session()
+    adapter = Adapter(model, opens_in_place=False)
+    assert adapter.evaluate(Prompt("outer", "Go.", tools=[ask]), "go", session=session).wait().text == "Bye."
+    assert session[ToolInvoked].all()[-1].result.value == "It rains."
+
+
 def test_a_closed_section_can_not_be_opened_by_a_wrong_path() -> None:
     """Opening an unknown section is refused with the list of sections, and nothing is opened."""
     model = scripted(ToolCall("open_sections", {"sections": ["wether"]}), "Sorry.")

@@ -18,10 +18,13 @@ from pydantic_ai.exceptions import (
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ThinkingPart, ToolCallPart
 from pydantic_ai.models import KnownModelName
 from pydantic_ai.models.function import AgentInfo, DeltaThinkingPart, DeltaToolCall, FunctionModel
+from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.models.test import TestModel
+from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.usage import RequestUsage
 
 from handrail import Adapter, Prompt, Session, tool
+from handrail.adapter import Retry
 from handrail.errors import DefinitionError, ModelError
 from handrail.events import ThinkingDelta, ToolInvoked
 from handrail.messages import (
@@ -48,8 +51,9 @@ from handrail.models import (
     ModelUnavailable,
     model_named,
 )
-from handrail.models.bridge import BridgedModel
+from handrail.models.bridge import BridgedModel, kept_of, messages_of
 from handrail.schema import Schema
+from support.raw_server import raw_server, whole
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,58 @@ def asking(*messages: Any, **more: Any) -> ModelRequest:
 
 async def parts_of(model: BridgedModel, request: ModelRequest) -> list[ModelPart]:
     return [part async for part in model.stream(request)]
+
+
+@pytest.mark.parametrize("arguments", ["[" * 1200, "[]", "{", '{"a": "\\ud800"}'])
+@pytest.mark.parametrize("name", ["multi_tool_use.parallel", "weather", "w" * 65])
+async def test_what_goes_back_through_the_bridge_is_accepted(name: str, arguments: str) -> None:
+    """Calls that an API would refuse are normalised before pydantic-ai converts them; the server checks its requests."""
+    call = {"id": "i" * 41, "type": "function", "function": {"name": name, "arguments": arguments}}
+    answers = [
+        {**said_by, "object": "chat.completion", "id": "x", "created": 1, "model": "m"}
+        for said_by in (
+            {
+                "choices": [
+                    {
+                        "index": 0,
+                        "message": {"role": "assistant", "tool_calls": [call]},
+                        "finish_reason": "tool_calls",
+                    }
+                ]
+            },
+            {
+                "choices": [
+                    {"index": 0, "message": {"role": "assistant", "content": "ok"}, "finish_reason": "stop"}
+                ]
+            },
+        )
+    ]
+    async with raw_server(*map(whole, answers)) as server:
+        provider = OpenAIProvider(base_url=server.url, api_key="none")
+        adapter = Adapter(BridgedModel(OpenAIChatModel("m", provider=provider)), retry=Retry(attempts=1))
+        response = await adapter.evaluate(Prompt("p", "Go.", tools=[weather]), "hi")
+    assert response.text == "ok"
+    assert len(server.bodies) == 2
+
+
+@pytest.mark.parametrize("calls", [(), (CallAsked("a", "a.b", "["), CallAsked("b", "weather", "{}"))])
+def test_an_answer_that_was_kept_with_different_calls_is_sent_without_what_was_kept(calls: Any) -> None:
+    """What was kept of an answer is used only if its calls are those of the message, and they get Handrail's form."""
+    kept = kept_of(
+        "test:m", ModelResponse([ThinkingPart("hm", signature="s"), ToolCallPart("a.b", "[", "x")])
+    )
+    said = [UserMessage("hi"), AssistantMessage("t", calls, kept)]
+    [_, _, sent] = messages_of("test:m", asking(*said))
+    assert [part.part_kind for part in sent.parts] == ["text", *["tool-call"] * len(calls)]
+    [_, _, sent] = messages_of(
+        "test:m", asking(said[0], AssistantMessage("t", (CallAsked("a", "a.b", "["),), kept))
+    )
+    assert [part.part_kind for part in sent.parts] == ["thinking", "tool-call"]
+    assert (sent.parts[1].tool_name, sent.parts[1].args) == ("a_b", '{"unreadable":"["}')
+    [_, _, strict] = messages_of(
+        "bedrock:m", asking(said[0], AssistantMessage("", (CallAsked("f.a:0", "a", ""),)))
+    )
+    assert strict.parts[0].tool_call_id.startswith("hr-")
 
 
 def test_every_provider_of_the_bridge_is_known_by_name():

@@ -141,9 +141,9 @@ class Adapter:
         """Continue a recorded run that was parked or whose process ended.
 
         Recorded steps are not repeated: the model's answers, finished calls, settled effects and people's answers.
-        Resuming a finished run returns its response again. `prompt` may be left out if the run began with
-        `app="module:name"`. Tools that were added to the run must be passed again. If the session was created with
-        its own slice rules, pass `session`: an empty session with the recorded id and the same rules.
+        Resuming a finished run returns its response, or raises its error, again. `prompt` may be left out if the run
+        began with `app="module:name"`. Tools that were added to the run must be passed again. If the session was created
+        with its own slice rules, pass `session`: an empty session with the recorded id and the same rules.
         """
         options = self._options.updated("resume", ResumeArguments, arguments)
         return Operation(lambda: self._resume(run_id, prompt, options), f"resume({run_id!r})")

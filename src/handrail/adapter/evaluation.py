@@ -103,7 +103,10 @@ async def resume(
 async def _recorded_answer(
     journal: Journal, row: RunRow, prompt: Prompt[Any], session: Session | None
 ) -> PromptResponse[Any]:
-    """Return the recorded answer of a run that is over. Raises `JournalAltered` if the record was altered."""
+    """Return the recorded response of a run that is over, or raise its error.
+
+    Raises `JournalAltered` if the record was altered.
+    """
     found = await journal.runs.verify(row.record.id)
     if found.altered:
         raise found.altered[0]
@@ -182,10 +185,12 @@ async def _go(
                 tools=options.tools,
             )
             outcome = await (work if journal is None else carry_out(journal, frame, conversation, work))
-    finally:
+    except BaseException as error:
         forward()
-        await frame.world.resources.close()
-    return respond(outcome, frame)
+        await frame.world.resources.close_logged(error)
+        raise
+    forward()
+    return respond(outcome, frame, await frame.world.resources.close_logged())
 
 
 def _frame(

@@ -161,7 +161,8 @@ class _Redemption:
                 return await asyncio.ensure_future(self._carry_out(gate, around, arguments))
         finally:
             around.open_transaction.drop()
-            await shielded(gate.close())
+            frame.cancellation.close()
+            await shielded(frame.world.resources.close_logged())
 
     async def _carry_out(self, gate: Gate, around: Attempt, arguments: Arguments) -> ToolResult[Any]:
         passage = gate.open(new_call(gate, self._tool.name, arguments, parent=around))
@@ -185,7 +186,7 @@ class _Redemption:
     async def _deposit(
         self, attempt: Attempt, result: ToolResult[Any], status: CallStatus, done: Transaction
     ) -> None:
-        """Deposit the work for the waiting call. If that call no longer waits, undo the work here."""
+        """Deposit the work for the issuing call. If that fails, for example because the call is over, undo the work here."""
         frame = attempt.frame
         try:
             inner = record_of(attempt, result, done, status)

@@ -15,7 +15,7 @@ from typing_extensions import is_typeddict
 from handrail.context import ToolContext
 from handrail.errors import ToolValidationError
 from handrail.messages import Usage
-from handrail.schema import Schema
+from handrail.schema import Schema, list_problems
 from handrail.session import Session
 from handrail.tools import Tool, ToolResult
 
@@ -41,6 +41,8 @@ class PromptResponse(msgspec.Struct, Generic[OutputT], frozen=True):
     checker has reached its cap and something is still missing.
     """
     session: Session
+    unclosed: tuple[Exception, ...] = ()
+    """The errors raised while the run's resources were closed. They are also logged."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -51,7 +53,7 @@ class Outcome(msgspec.Struct, frozen=True):
     stop_reason: str
 
 
-def respond(outcome: Outcome, frame: Frame) -> PromptResponse[Any]:
+def respond(outcome: Outcome, frame: Frame, unclosed: tuple[Exception, ...] = ()) -> PromptResponse[Any]:
     """Create the response of a run, root or nested."""
     spending = frame.costs.models
     return PromptResponse(
@@ -62,6 +64,7 @@ def respond(outcome: Outcome, frame: Frame) -> PromptResponse[Any]:
         frame.run_context.run_id,
         outcome.stop_reason,
         frame.session,
+        unclosed,
     )
 
 
@@ -85,12 +88,12 @@ class Output:
         self.schema: Schema[Any] = _wrapped(schema) if self._unwraps else schema
 
     def parse(self, text: str) -> Any:
-        """Parse an answer and return its value. Raises a `ToolValidationError` that lists every problem."""
+        """Parse an answer and return its value. Raises a `ToolValidationError` that lists the problems."""
         fenced = _FENCED.match(text)
         return self.value_of(self.schema.parse(fenced[1] if fenced else text))
 
     def value_of(self, answer: Any) -> Any:
-        """Return the value inside the object that the model wrote."""
+        """Return the value of a parsed answer, without the object that it was wrapped in, if any."""
         return answer.value if self._unwraps else answer
 
     def tool(self) -> Tool[Any, Any]:
@@ -112,13 +115,12 @@ class Output:
 
 def what_to_correct(error: ToolValidationError, by_call: bool = False) -> str:
     """Return the message that tells the model why its answer was not accepted."""
-    problems = "\n".join(f"- {problem}" for problem in error.problems) or f"- {error}"
     how = f"Call {ANSWER_TOOL} with it." if by_call else "Answer again, with nothing but the corrected JSON."
-    return f"Your answer is invalid:\n{problems}\n{how}"
+    return f"Your answer is invalid:\n{list_problems(error)}\n{how}"
 
 
 def _can_be_params(annotation: Any) -> bool:
-    """Return whether a type can be the params type of a tool. A mapping can't."""
+    """Return whether a type can be the params type of a tool. A `TypedDict` or another mapping can't."""
     kind = get_origin(annotation) or annotation
     return not (is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, Mapping)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -55,16 +56,17 @@ class Retry:
         if not error.transient or attempt >= self.attempts:
             return None
         wanted = error.retry_after
-        if wanted is not None:
+        if wanted is not None and 0 <= wanted < math.inf:
             return wanted * (1 + self.chance() / 10) if wanted <= self.longest_wait else None
         highest = min(self.longest_wait, self.first_wait * 2.0 ** min(attempt - 1, 64))
         return highest * (1 + self.chance()) / 2
 
 
 class Throttle:
-    """Limits how many requests run at once and how many start per minute, and pauses all of them after a rate-limit error.
+    """Limits how many requests of an event loop run at once and how many start per minute.
 
-    All runs of an adapter share one throttle. Several adapters can share one as well.
+    If a provider asks for a pause, it also holds back new requests that long. All runs of an adapter share its throttle,
+    and several adapters can share one.
     """
 
     def __init__(

@@ -16,11 +16,11 @@ from pydantic import BaseModel
 from handrail.cancellation import shielded
 from handrail.context import ToolContext
 from handrail.dispatch.call import Call, new_auxiliary
-from handrail.dispatch.failures import in_short, log_error
 from handrail.dispatch.questions import put, question_of, waiting_for_a_person
 from handrail.dispatch.transaction import Settled
 from handrail.errors import EffectRefused, OutcomeUnknown
 from handrail.operation import Operation
+from handrail.raised_errors import in_short, log_error
 from handrail.schema import Schema
 from handrail.threads import call_either
 from handrail.tools import EFFECTS, Tool, ToolResult
@@ -92,7 +92,10 @@ class _Step(msgspec.Struct, frozen=True, eq=False):
         return value
 
     async def _settle_unknown(self) -> Any:
-        """Settle a `once` that began and never finished, by its probe or a question. If it happened, the value is None."""
+        """Settle a `once` that began and never finished, by its probe or a question.
+
+        If it happened, the value is None; if not, the function is called now. Raises `OutcomeUnknown` if neither knows.
+        """
         happened: Any = None if self.probe is None else await call_either(self.probe)
         if happened is None and self.on_unknown == "ask":
             happened = await self._ask_whether()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Iterator, Sequence
-from types import TracebackType
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from handrail.cancellation import TimedOut
@@ -30,20 +28,14 @@ from handrail.errors import (
     VisibilityExpansionRequired,
 )
 from handrail.events import CallStatus, DecidedBy
+from handrail.raised_errors import in_short, leaves_of, words_of
+from handrail.schema import list_problems
 from handrail.tools import ToolResult
 from handrail.tools.result import keep_rendering, sendable
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
 
-_GROUP: Any = BaseExceptionGroup
-_members_of: Any = BaseExceptionGroup.exceptions.__get__  # pyright: ignore[reportUnknownMemberType, reportFunctionMemberAccess, reportAttributeAccessIssue]  # a descriptor
-_SHORT = 300
-"""Maximum length of an error's words, in characters."""
-_LEAVES = 5
-"""Maximum number of errors of a group that are described."""
-_MOST_NODES = 20_000
-"""Maximum number of errors of a group that are looked at."""
 _NOBODY = (
     "If it called context.wait_for or context.prompt_model: these are None if there is no person or no model to ask. "
     "Check first, with `if context.wait_for`, or annotate the context as UserContext or AgentContext."
@@ -101,7 +93,7 @@ class Failure:
         """What the model should do next if no effect of the call remains."""
 
     def told(self, left: Sequence[str]) -> ToolResult[Any]:
-        """Return the result for the model, including a list of the effects that could not be undone."""
+        """Return the result for the model, with the effects that could not be undone, or with the advice if there are none."""
         message = self.result.message
         if left:
             what = f"Could not be undone: {sendable(', '.join(left))}. Find out what it changed before you do it again."
@@ -206,7 +198,7 @@ def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> 
 
 
 def retry_delay(error: TransientError) -> float | None:
-    """Return the wait in seconds that a handler asked for; None if it did not ask, or not for a number of seconds."""
+    """Return the wait in seconds that a handler asked for; None if it asked for none, or the value is invalid."""
     asked: object = error.retry_after
     if isinstance(asked, bool) or not isinstance(asked, int | float):
         return None
@@ -214,8 +206,7 @@ def retry_delay(error: TransientError) -> float | None:
 
 
 def _what_to_correct(name: str, error: ToolValidationError) -> str:
-    problems = "\n".join(f"- {problem}" for problem in error.problems) or f"- {error}"
-    return f"The arguments of {name} are invalid:\n{problems}\nCorrect them and call again."
+    return f"The arguments of {name} are invalid:\n{list_problems(error)}\nCorrect them and call again."
 
 
 def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase: str) -> Failure:
@@ -224,61 +215,7 @@ def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase:
     return Failure(status, f"{attempt.name} was not run: {error}", ending)
 
 
-# --- errors as text -----------------------------------------------------------------------------------
-
-
-def words_of(error: BaseException) -> str:
-    """Return what an error says; "" if it says nothing, or if its `__str__` raises."""
-    try:
-        return str(error)
-    except BaseException:  # whatever it raises, there is already an error to report
-        return ""
-
-
-def in_short(error: BaseException) -> str:
-    """Describe an error in one line. A group is described by the errors in it, since its own message says little."""
-    if isinstance(error, _GROUP):
-        leaves = list(leaves_of(error))
-        told = [_one_line(each) for each in leaves[:_LEAVES]]
-        more = f"; and {len(leaves) - _LEAVES} more" if len(leaves) > _LEAVES else ""
-        if told:
-            return f"{'; '.join(dict.fromkeys(told))}{more}"
-    return _one_line(error)
-
-
-def _one_line(error: BaseException) -> str:
-    text = words_of(error).strip().split("\n", 1)[0]
-    if len(text) > _SHORT:
-        text = text[: _SHORT - 1] + "…"
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def log_error(log: logging.Logger, level: int, message: str, *words: object, error: BaseException) -> None:
-    """Log an error with its traceback, or without it if it can't be formatted, for example because it is too deep."""
-    if not log.isEnabledFor(level):
-        return
-    try:
-        log.log(level, message, *words, exc_info=(type(error), error, error.__traceback__))
-    except Exception as problem:
-        log.log(level, f"{message} (%s)", *words, f"its traceback can't be shown: {type(problem).__name__}")
-
-
 # --- groups of errors ---------------------------------------------------------------------------------
-
-
-def leaves_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors in an exception group that are not groups themselves, in order, at any depth."""
-    pending, seen = [error], set[int]()
-    while pending and len(seen) < _MOST_NODES:
-        each = pending.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        if isinstance(each, _GROUP):
-            members: tuple[BaseException, ...] = _members_of(each)
-            pending += reversed(members)
-        else:
-            yield each
 
 
 def transient_in(error: BaseException) -> TransientError | None:
@@ -288,66 +225,12 @@ def transient_in(error: BaseException) -> TransientError | None:
 
 
 def _deciding(error: BaseException) -> BaseException:
-    """Return the error that decides the outcome: the one in a group that ends the run, or the group's only error."""
-    if not isinstance(error, _GROUP):
-        return error
+    """Return the error that decides the outcome: from a group, the one that ends the run, or the only one.
+
+    If a group has neither, it decides itself.
+    """
     leaves = list(leaves_of(error))
     for each in leaves:
         if isinstance(each, VisibilityExpansionRequired | PromptEvaluationError):
             return each
     return leaves[0] if len(leaves) == 1 else error
-
-
-# --- errors that are kept -----------------------------------------------------------------------------
-
-
-def forget_frames(error: BaseException) -> None:
-    """Make an error of a call that is over hold nothing of the call.
-
-    The traceback keeps its lines, but the variables of the frames are cleared, and frames that are still running
-    are left out. This applies to every error that this one was caused by or contains, too.
-    """
-    seen: set[int] = set()
-    pending: list[BaseException | None] = [error]
-    while pending:
-        each = pending.pop()
-        if each is None or id(each) in seen:
-            continue
-        seen.add(id(each))
-        each.__traceback__ = _without_locals(each.__traceback__)
-        pending += [each.__cause__, each.__context__]
-        if isinstance(each, _GROUP):
-            pending += _members_of(each)
-        elif isinstance(each, AttributeError):
-            each.obj = None  # the object that has no such attribute, for example the call's context
-
-
-def _without_locals(traceback: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the variables of its frames."""
-    first = last = None
-    while traceback is not None:
-        following = traceback.tb_next
-        try:
-            traceback.tb_frame.clear()
-        except RuntimeError:
-            pass  # it is still running
-        else:
-            if last is None:
-                first = traceback
-            else:
-                last.tb_next = traceback
-            last = traceback
-        traceback = following
-    if last is not None:
-        last.tb_next = None
-    return first
-
-
-def without_frames(error: BaseException) -> BaseException:
-    """Return a copy of an error that is raised on, so that nothing that is kept refers to the frames that it passes."""
-    try:
-        made = type(error).__new__(type(error), *error.args)
-        made.__dict__.update(error.__dict__)
-    except Exception:  # its `__new__` takes other arguments
-        return RuntimeError(in_short(error))
-    return made

@@ -11,12 +11,13 @@ import msgspec
 from handrail.cancellation import shielded
 from handrail.context import ToolContext
 from handrail.dispatch.attempt import Attempt
-from handrail.dispatch.failures import Refused, log_error, words_of
+from handrail.dispatch.failures import Refused
 from handrail.dispatch.views import CallSession, reserved
 from handrail.errors import ContextExpired, EventRefused
 from handrail.events import Fact
 from handrail.operation import Home
 from handrail.protocols import Filesystem, Forkable, PolicyDecision, Slice, ToolPolicy
+from handrail.raised_errors import log_error, words_of
 from handrail.resources.bindings import CallResources
 from handrail.resources.file_fork import FileFork
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from handrail.cancellation import shielded
 from handrail.dispatch.effects import compensate
-from handrail.dispatch.failures import log_error
 from handrail.dispatch.policies import close_policy_context, close_resources
 from handrail.dispatch.tickets import answer_for_tickets
 from handrail.events import ToolRolledBack
+from handrail.raised_errors import log_error
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
@@ -19,9 +19,9 @@ log = logging.getLogger("handrail.gate")
 
 
 async def undo(attempt: Attempt, reason: str) -> tuple[str, ...]:
-    """Drop the attempt's forks and compensate its effects, last first.
+    """Drop the attempt's forks and, unless the run continues elsewhere, compensate its effects, last first.
 
-    Returns the effects that could not be undone. Every effect is compensated, whatever fails on the way.
+    Returns the effects that could not be undone. A compensation that fails does not stop the others.
     """
     attempt.close()
     transaction, frame = attempt.transaction, attempt.frame

@@ -93,7 +93,7 @@ class CapabilityPolicy(CheckOnly):
     A worker called as a tool is allowed unless its capability, `worker`, says otherwise: its own policies
     decide about its calls.
 
-    Writes are allowed within `scope` only. A path outside it asks, even if the tool is allowed.
+    A tool that may write is allowed within `scope` only: a path outside it asks, even if the tool only reads it.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class CapabilityPolicy(CheckOnly):
                     "Write 'fs.write', 'fs.*' or '*'."
                 )
         for what, verdict in [*(verdicts or {}).items(), *(effects or {}).items()]:
-            if verdict not in ("allow", "ask", "deny") and not isinstance(verdict, Quorum):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+            if verdict not in ("allow", "ask", "deny") and not isinstance(verdict, Quorum):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
                 raise DefinitionError(
                     f"policy {name!r}: the verdict on {what!r} is {verdict!r}. Use 'allow', 'ask', 'deny' or "
                     "ask(role=..., approvals=...)."

@@ -21,9 +21,9 @@ Edit = tuple[str, bytes | None, bytes | None]
 class ReadBeforeWritePolicy:
     """Requires that an existing file be read, with its current content, before it is overwritten.
 
-    New files and files this session wrote may be overwritten. A tool that writes files but declares no path,
-    or runs without a filesystem, is denied. A call that changed other files in its fork than it declared is rejected
-    before it is committed, unless they were read.
+    A file that this session wrote counts as read. New files may be written. A tool that writes files but declares no
+    path, or runs without a filesystem, is denied. A call that changed files in its fork which it did not declare is
+    rejected before it is committed, unless they were read.
     """
 
     name = "read_before_write"

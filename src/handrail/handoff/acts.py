@@ -17,7 +17,7 @@ import pydantic_core
 from handrail.context import ToolContext
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import new_part
-from handrail.dispatch.failures import WrongResult
+from handrail.dispatch.failures import WrongResult, transient_in
 from handrail.dispatch.questions import ask_value, note_verb
 from handrail.errors import (
     ActFailed,
@@ -37,6 +37,7 @@ from handrail.errors import (
     TransientError,
     VisibilityExpansionRequired,
 )
+from handrail.raised_errors import leaves_of
 from handrail.replay.marks import has_secret
 from handrail.schema import Schema
 from handrail.schema.kinds import describe_kind
@@ -435,8 +436,8 @@ def without_words(error: Exception) -> Exception:
     """
     if isinstance(error, _TOLD) or _concerns_the_run(error):
         return error
-    if isinstance(error, TransientError):
-        return TransientError("it may work later", retry_after=error.retry_after)
+    if (failure := transient_in(error)) is not None:
+        return TransientError("it may work later", retry_after=failure.retry_after)
     lines = traceback.extract_tb(error.__traceback__)[1:]
     return ActFailed(
         type(error).__name__, [f"{each.filename}:{each.lineno} in {each.name}" for each in lines]
@@ -444,10 +445,9 @@ def without_words(error: Exception) -> Exception:
 
 
 def _concerns_the_run(error: BaseException) -> bool:
-    if isinstance(error, BaseExceptionGroup):
-        group = cast("BaseExceptionGroup[BaseException]", error)
-        return any(_concerns_the_run(each) for each in group.exceptions)
-    return isinstance(error, PromptEvaluationError | VisibilityExpansionRequired)
+    return any(
+        isinstance(each, PromptEvaluationError | VisibilityExpansionRequired) for each in leaves_of(error)
+    )
 
 
 def _recorded(what: str, schema: Schema[Any], value: Any) -> Any:

@@ -13,7 +13,7 @@ from functools import cache
 
 from handrail.errors import JournalError
 
-VERSION = 6
+VERSION = 7
 """Version of the schema. A journal with another version is refused."""
 
 _TABLES: Sequence[str] = (

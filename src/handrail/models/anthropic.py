@@ -27,9 +27,10 @@ from handrail.messages import (
     Traits,
     Usage,
     UsagePart,
+    UserMessage,
 )
 from handrail.models import ModelRateLimited, ModelRequestRefused, ModelUnavailable
-from handrail.models.grammar import ANTHROPIC_ID, arguments_text, id_for_wire, name_for_wire, raw_object
+from handrail.models.grammar import ANTHROPIC_ID, id_for_wire, name_for_wire, raw_object
 from handrail.models.http import Provider, body_of, count, decode, encode, refuse_key, text_json
 
 WIRE = "anthropic"
@@ -111,7 +112,10 @@ class AnthropicModel:
             more |= (
                 _CACHE  # a mark on the request caches up to the newest message, whose own bytes do not change
             )
-        written = {"messages": b"[%s]" % request.messages.encoded(_message)}
+        said = request.messages.encoded(_message)
+        if len(request.messages) and not isinstance(request.messages[0], UserMessage):
+            said = b"%s,%s" % (_message(UserMessage("")), said)  # the API wants a user's message first
+        written = {"messages": b"[%s]" % said}
         if request.system.strip():
             marked = b"," + encode(_CACHE)[1:-1] if self._cache else b""
             written["system"] = b'[{"type":"text","text":%s%s}]' % (text_json(request.system), marked)
@@ -200,7 +204,7 @@ def _with_thinking(blocks: list[Any], calls: list[Any]) -> list[Any]:
     """Return the blocks of an answer, with Handrail's form of its calls.
 
     Signed thinking is sent back unchanged, and in the same order relative to the calls. Thinking without a
-    signature was cut off, and the API refuses it. Returns [] if the blocks are not those of the answer.
+    signature was cut off, and the API refuses it. Returns [] if the blocks do not have as many calls as the answer.
     """
     back: list[Any] = []
     asked = iter(calls)
@@ -238,7 +242,7 @@ def _whole(answer: Any) -> Iterator[ModelPart]:
             case "thinking":
                 yield ThinkingPart(block.get("thinking") or "")
             case "tool_use":
-                given = arguments_text(block.get("input"))
+                given = _input_text(block.get("input"))
                 yield CallPart(index, block.get("id") or "", block.get("name") or "", given)
                 index += 1
             case _:
@@ -246,6 +250,11 @@ def _whole(answer: Any) -> Iterator[ModelPart]:
     if answer.get("usage"):
         yield UsagePart(_usage(answer["usage"]))
     yield StopPart(_STOPS.get(answer.get("stop_reason") or "end_turn", "done"), _kept(blocks))
+
+
+def _input_text(given: Any) -> str:
+    """Return a call's input as JSON text, which is how it is streamed. The gate checks whether it is an object."""
+    return "" if given is None else encode(given).decode()
 
 
 def _usage(usage: Mapping[str, Any]) -> Usage:
@@ -318,7 +327,7 @@ class _Pieces:
 
     def _end(self, index: int) -> Iterator[ModelPart]:
         if index in self._given:
-            yield CallPart(self._calls[index], arguments=arguments_text(self._given.pop(index)))
+            yield CallPart(self._calls[index], arguments=_input_text(self._given.pop(index)))
 
     def _more(self, index: int, delta: Any) -> Iterator[ModelPart]:
         block = self._blocks[index]

@@ -44,7 +44,8 @@ from handrail.models import (
     ModelRequestRefused,
     ModelUnavailable,
 )
-from handrail.models.http import encode
+from handrail.models.grammar import ANTHROPIC_ID, CHAT_ID, id_for_wire, name_for_wire, object_text
+from handrail.models.http import count, encode
 from handrail.schema import Schema
 from handrail.tools import Tool
 
@@ -54,6 +55,8 @@ _STOPS: dict[str | None, StopReason] = {
     "length": "length",
     "content_filter": "refused",
 }
+_STRICT_IDS = ("anthropic:", "bedrock:", "bedrock-mantle:", "google-vertex:anthropic")
+"""Providers whose APIs accept only letters, digits, `_` and `-` in ids."""
 _NEEDED = "models of other providers need pydantic-ai, which is not installed. Run `pip install 'handrail[bridge]'`."
 
 
@@ -154,7 +157,13 @@ class BridgedModel:
     def _end(self, response: Any) -> Iterator[ModelPart]:
         used = response.usage
         yield UsagePart(
-            Usage(used.input_tokens, used.output_tokens, used.cache_read_tokens, used.cache_write_tokens, 1)
+            Usage(
+                count(used.input_tokens),
+                count(used.output_tokens),
+                count(used.cache_read_tokens),
+                count(used.cache_write_tokens),
+                1,
+            )
         )
         if response.finish_reason == "error":
             raise ModelAnswerBroken(self.name, "the provider reported a failure in the middle of its answer")
@@ -355,33 +364,52 @@ def messages_of(model: str, request: ModelRequest) -> list[Any]:
 
 
 def _message(said: Any, model: str, message: Message) -> Any:
+    ids = ANTHROPIC_ID if model.startswith(_STRICT_IDS) else CHAT_ID
     if isinstance(message, ToolMessage):
         return said.ModelRequest(
             [
                 said.ToolReturnPart(
-                    each.name, each.text, each.id, outcome="failed" if each.failed else "success"
+                    name_for_wire(each.name),
+                    each.text,
+                    id_for_wire(each.id, ids),
+                    outcome="failed" if each.failed else "success",
                 )
                 for each in message.results
             ]
         )
     if isinstance(message, AssistantMessage):
+        calls = [
+            said.ToolCallPart(
+                name_for_wire(call.name), object_text(call.arguments), id_for_wire(call.id, ids)
+            )
+            for call in message.calls
+        ]
         kept = message.kept
         if kept is not None and kept.wire == _wire(model):
-            return _as_it_was(said, message, kept)
-        parts = [said.TextPart(message.text)] if message.text else []
-        parts += [said.ToolCallPart(call.name, call.arguments, call.id) for call in message.calls]
-        return said.ModelResponse(parts)
+            response = _as_it_was(said, calls, kept)
+            if response is not None:
+                return response
+        return said.ModelResponse([said.TextPart(message.text), *calls] if message.text else calls)
     return said.ModelRequest([said.UserPromptPart(message.text)])
 
 
-def _as_it_was(said: Any, message: AssistantMessage, kept: Kept) -> Any:
-    """Convert an answer with its thinking and signatures. Its calls get the ids that Handrail gave them."""
+def _as_it_was(said: Any, calls: list[Any], kept: Kept) -> Any:
+    """Convert an answer with its thinking and signatures, and with Handrail's form of its calls.
+
+    Returns None if it does not have as many calls.
+    """
     [response] = said.ModelMessagesTypeAdapter.validate_json(kept.data)
-    calls = iter(message.calls)
-    parts = [
-        dataclasses.replace(part, tool_call_id=next(calls).id) if part.part_kind == "tool-call" else part
-        for part in response.parts
-    ]
+    if sum(part.part_kind == "tool-call" for part in response.parts) != len(calls):
+        return None
+    rest = iter(calls)
+    parts: list[Any] = []
+    for part in response.parts:
+        if part.part_kind == "tool-call":
+            call = next(rest)
+            part = dataclasses.replace(
+                part, tool_name=call.tool_name, args=call.args, tool_call_id=call.tool_call_id
+            )
+        parts.append(part)
     return dataclasses.replace(response, parts=parts)
 
 

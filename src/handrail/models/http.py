@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import math
 import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
@@ -27,13 +28,14 @@ import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, ModelError
-from handrail.messages import ModelPart, SentPart, StopPart
+from handrail.messages import CallPart, ModelPart, SentPart, StopPart, TextPart, ThinkingPart
 from handrail.models import (
     ModelAnswerBroken,
     ModelRateLimited,
     ModelRequestRefused,
     ModelUnavailable,
 )
+from handrail.models.grammar import clean_text
 from handrail.threads import forget_closed
 
 if TYPE_CHECKING:
@@ -60,7 +62,8 @@ decode = msgspec.json.decode
 
 Read = Callable[[Any], Iterable[ModelPart]]
 """A function that converts a complete answer, or one event of a stream, to parts."""
-_UNEXPECTED = (KeyError, IndexError, TypeError, AttributeError)
+_UNEXPECTED = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
+_UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 
 class Provider:
@@ -128,7 +131,9 @@ class Provider:
             yield sent
             try:
                 for part in whole(answer):
-                    yield part
+                    yield _checked(part)
+            except ModelError:
+                raise
             except _UNEXPECTED:
                 raise self.broken("the answer has an unexpected shape", answer) from None
         if take is None:
@@ -144,7 +149,9 @@ class Provider:
                     if isinstance(part, StopPart):
                         stop = part
                     else:
-                        yield part
+                        yield _checked(part)
+            except ModelError:
+                raise
             except _UNEXPECTED:
                 raise self.broken("a part of the answer has an unexpected shape", repr(event)) from None
         if stop is not None:
@@ -171,7 +178,7 @@ class Provider:
 
     def quoted(self, said: object, most: int = 300) -> str:
         """Return a provider's message, shortened and without the key."""
-        return self._without_key(str(said))[:most]
+        return self._without_key(_shown(said))[:most]
 
     def broken(self, what: str, said: object) -> ModelAnswerBroken:
         """Create the error for an answer that has an unexpected form."""
@@ -181,7 +188,7 @@ class Provider:
         """Decode JSON from the provider. Raises `ModelAnswerBroken` if it is invalid."""
         try:
             return decode(data)
-        except msgspec.DecodeError as error:
+        except _UNREADABLE as error:
             raise ModelAnswerBroken(self.model, f"the answer can't be decoded: {error}") from None
 
     @asynccontextmanager
@@ -244,7 +251,7 @@ class Provider:
         return SentPart(
             body,
             {name: value if name in _SHOWN else "[redacted]" for name, value in self._headers.items()},
-            headers.get("x-request-id") or headers.get("request-id") or "",
+            clean_text(headers.get("x-request-id") or headers.get("request-id") or ""),
             _number(
                 headers.get("x-ratelimit-remaining-requests")
                 or headers.get("anthropic-ratelimit-requests-remaining")
@@ -272,16 +279,18 @@ class Provider:
         said = headers.get("retry-after")
         try:
             if milliseconds is not None:
-                return max(float(milliseconds) / 1000, 0.0)
-            if said is None:
+                wait = float(milliseconds) / 1000
+            elif said is None:
                 return None
-            if said.strip().replace(".", "", 1).isdigit():
-                return float(said)
-            when = parsedate_to_datetime(said)
-            when = when if when.tzinfo else when.replace(tzinfo=UTC)
-            return max((when - self._clock.now()).total_seconds(), 0.0)
-        except ValueError:
+            elif said.strip().replace(".", "", 1).isdigit():
+                wait = float(said)
+            else:
+                when = parsedate_to_datetime(said)
+                when = when if when.tzinfo else when.replace(tzinfo=UTC)
+                wait = max((when - self._clock.now()).total_seconds(), 0.0)
+        except (ValueError, OverflowError):
             return None
+        return wait if 0 <= wait < math.inf else None
 
     def _resets_at(self, headers: Mapping[str, str]) -> datetime | None:
         """Return the latest of the times at which the provider's rate limits reset, or None if it sent none."""
@@ -315,25 +324,48 @@ def _moment(text: str, clock: Clock) -> datetime | None:
                 timedelta(),
             )
         at = datetime.fromisoformat(text)
+        return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
     except (ValueError, OverflowError):
         return None
-    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+_MOST_DIGITS = 15
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+    return int(text) if text is not None and text.isdecimal() and len(text) <= _MOST_DIGITS else None
+
+
+def _shown(value: object) -> str:
+    """Return any value from a provider as text. If it is too deep or too long to be shown, only its type is named."""
+    try:
+        return str(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__} that can't be shown"
+
+
+def _checked(part: ModelPart) -> ModelPart:
+    """Return a part unchanged. Raises `TypeError` if a text in it is not a string, since a server can send anything."""
+    if isinstance(part, TextPart | ThinkingPart):
+        texts: tuple[object, ...] = (part.text,)
+    elif isinstance(part, CallPart):
+        texts = (part.id, part.name, part.arguments)
+    else:
+        return part
+    for text in texts:
+        if type(text) is not str:
+            raise TypeError
+    return part
 
 
 def _message_in(raw: bytes) -> str:
     """Return the message in a provider's error response. Several common forms are recognised."""
     try:
         data: Any = decode(raw)
-    except msgspec.DecodeError:
+    except _UNREADABLE:
         return raw.decode(errors="replace").strip() or "it said nothing"
     error = data.get("error", data) if isinstance(data, dict) else data
-    if isinstance(error, dict):
-        return str(error.get("message") or error)
-    return str(error)
+    return _shown(error.get("message") or error if isinstance(error, dict) else error)
 
 
 async def _event_data(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
@@ -416,9 +448,13 @@ def text_json(text: str) -> bytes:
 _kept_json = lru_cache(maxsize=64)(encode)
 
 
+_MOST_TOKENS = 1 << 53
+"""Maximum token count. A larger one is the server's mistake, and no journal can hold it."""
+
+
 def count(value: Any) -> int:
-    """Return a token count from a server as a non-negative integer, or 0 if it is not a number."""
-    return max(int(value), 0) if type(value) in (int, float) else 0
+    """Return a token count from a server as an integer from 0 to `_MOST_TOKENS`; 0 if it is not a number."""
+    return int(min(max(value, 0), _MOST_TOKENS)) if type(value) in (int, float) else 0
 
 
 def body_of(fields: Mapping[str, Any], **written: bytes) -> bytes:

@@ -6,7 +6,9 @@ A resource is created on first use. Resources are closed in reverse order of cre
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -15,7 +17,10 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from handrail.errors import ContextExpired, ResourceError
 from handrail.operation import Home, Operation
 from handrail.protocols import Forkable
+from handrail.raised_errors import in_short, log_error
 from handrail.resources.scopes import Closer, Kept, Scoped, circle, close_logged, name_of, waiting
+
+log = logging.getLogger("handrail.resources")
 
 T = TypeVar("T")
 
@@ -40,7 +45,7 @@ class Binding(Generic[T]):
 
     def __post_init__(self) -> None:
         name = name_of(self.protocol)
-        if not isinstance(self.protocol, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+        if not isinstance(self.protocol, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
             raise ResourceError(name, "it is not a class", "Bind a protocol or a class.")
         if self.scope not in ("run", "call", "fresh"):
             raise ResourceError(name, f"the scope is {self.scope!r}", "Use 'run', 'call' or 'fresh'.")
@@ -81,7 +86,7 @@ class RunResources:
     def __init__(self, bindings: Iterable[Binding[Any]] = ()) -> None:
         self._bindings: dict[type, Binding[Any]] = {}
         for binding in bindings:
-            if not isinstance(binding, Binding):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+            if not isinstance(binding, Binding):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
                 raise ResourceError(
                     type(binding).__name__,
                     f"{binding!r} is not a binding",
@@ -111,7 +116,7 @@ class RunResources:
         return None if kept is None else kept.thing
 
     def binding(self, protocol: type) -> Binding[Any]:
-        found = self._bindings.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+        found = self._bindings.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
         if found is None:
             known = ", ".join(sorted(name_of(each) for each in self._bindings)) or "none"
             raise ResourceError(
@@ -129,6 +134,21 @@ class RunResources:
         errors = await self.scope.close()
         if errors:
             raise ExceptionGroup("closing resources", errors)
+
+    async def close_logged(self, ended: BaseException | None = None) -> tuple[Exception, ...]:
+        """Close the run's resources once it has ended, without changing its outcome. Returns the errors that closing raised.
+
+        They are logged and, if the error `ended` ended the run, added to it as notes.
+        """
+        self._closed = True
+        errors = await self.scope.close()
+        for error in errors:
+            log_error(log, logging.ERROR, "closing a resource of the run raised", error=error)
+            if ended is not None:
+                with contextlib.suppress(Exception):  # an exception may reject notes
+                    what = "; ".join(getattr(error, "__notes__", ()))
+                    ended.add_note(f"After the run, this was raised {what}: {in_short(error)}")
+        return tuple(errors)
 
 
 class Owner(Protocol):
@@ -241,7 +261,7 @@ class CallResources:
 
     def _there(self, protocol: type, within: Scope) -> Any:
         """Return the resource if it already exists, or `_NOTHING`."""
-        ready = self._given.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+        ready = self._given.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
         if ready is not None:
             return ready()
         binding = self._run.binding(protocol)
@@ -258,6 +278,8 @@ class CallResources:
         return _NOTHING if kept is None else self._shown(binding, kept, within)
 
     def _shown(self, binding: Binding[Any], kept: Kept, within: Scope) -> Any:
+        if kept.thread is not None:
+            kept.check_thread(name_of(binding.protocol))
         if not kept.forkable or binding.scope != "run":
             return kept.thing
         if within == "run":

@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import sys
+import threading
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
@@ -19,17 +21,44 @@ from handrail.protocols import Forkable
 log = logging.getLogger("handrail.resources")
 
 _CLOSE_SECONDS = 30.0
-"""Maximum seconds for closing one resource. A cancelled call also waits for it."""
+"""Maximum seconds that an async close may take. A cancelled call also waits for it."""
 
 
 class Kept:
     """A resource created in a scope."""
 
-    __slots__ = ("forkable", "thing")
+    __slots__ = ("forkable", "thing", "thread")
 
     def __init__(self, thing: Any) -> None:
         self.thing = thing
         self.forkable = isinstance(thing, Forkable)
+        self.thread = threading.get_ident() if _is_sqlite_connection(thing) else None
+        """The thread that created a connection to SQLite; None for any other resource."""
+
+    def check_thread(self, name: str) -> None:
+        """Raise `ResourceError` if this is a connection to SQLite that can't be used on the current thread."""
+        if self.thread == threading.get_ident():
+            return
+        try:
+            self.thing.cursor().close()
+        except Exception as error:
+            if not _is_about_threads(error):
+                return  # for example because it is closed, which is reported when it is used
+            raise ResourceError(
+                name, "it was created on a different thread, and SQLite allows its use only there", _SHARE_IT
+            ) from error
+
+
+_SHARE_IT = "Create it with `sqlite3.connect(..., check_same_thread=False)`."
+
+
+def _is_sqlite_connection(thing: Any) -> bool:
+    sqlite3 = sys.modules.get("sqlite3")  # if it has not been imported, there are no connections
+    return sqlite3 is not None and isinstance(thing, sqlite3.Connection)
+
+
+def _is_about_threads(error: Exception) -> bool:
+    return type(error).__name__ == "ProgrammingError" and "created in a thread" in str(error)
 
 
 class Closer:
@@ -75,7 +104,7 @@ class Scoped:
         self._closers.append(closer)
 
     def forget(self, closer: Closer) -> bool:
-        """Remove a closer. Returns False if it has already run."""
+        """Remove a closer. Returns False if it is running or has already run."""
         try:
             self._closers.remove(closer)
         except ValueError:
@@ -102,8 +131,19 @@ class Scoped:
                     errors.append(
                         ResourceError(closer.name, "closing it was cancelled", "Don't cancel it from inside.")
                     )
+            except SystemExit as error:
+                problem = ResourceError(
+                    closer.name, "closing it raised SystemExit", "Don't exit from inside."
+                )
+                problem.__cause__ = error
+                errors.append(problem)
             except Exception as error:
-                error.add_note(f"while closing the resource {closer.name}")
+                if _is_sqlite_connection(getattr(closer.close, "__self__", None)) and _is_about_threads(
+                    error
+                ):
+                    error.add_note(f"It was created on a different thread. {_SHARE_IT}")
+                with contextlib.suppress(Exception):  # an exception may reject notes
+                    error.add_note(f"while closing the resource {closer.name}")
                 errors.append(error)
         self.made.clear()
         if cancelled is not None:

@@ -136,7 +136,7 @@ async def replay(
     try:
         return await walk.go([answers[RUN.answer(number)] for number in range(1, len(answers) + 1)])
     finally:
-        await frame.world.resources.close()
+        await frame.world.resources.close_logged()
 
 
 def _compare_prompt(
@@ -328,7 +328,7 @@ class _Walk:
     ) -> tuple[Divergence | None, Any]:
         """Parse the arguments of a call with the current code.
 
-        Returns a difference if there is one, and the params if they are valid.
+        Returns the difference if there is one, otherwise the params as JSON if they are valid.
         """
         try:
             now = tool.dump(tool.parse(asked.arguments)).decode()

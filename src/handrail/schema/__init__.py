@@ -1,7 +1,7 @@
 """`Schema`: a Python type, its JSON Schema for a model, and a parser for what the model sends.
 
 Validation and JSON Schema are pydantic's. This module also refuses input that pydantic accepts (unknown keys,
-infinities), and describes every problem in an input so that a model can act on it.
+infinities), and describes the problems in an input so that a model can act on them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue, JsonSchema
 from pydantic_core import core_schema
 
 from handrail.errors import DefinitionError, ToolValidationError
-from handrail.schema.problems import NOT_FINITE, describe, location_of, problems_of, schemas_at
+from handrail.raised_errors import in_short, words_of
+from handrail.schema.problems import (
+    MAX_PROBLEMS,
+    NOT_FINITE,
+    bounded,
+    describe,
+    location_of,
+    problems_of,
+    schemas_at,
+)
 from handrail.schema.secrets import MASK, WITHHELD, holds_secrets, in_clear, masked, masks_in
 
 T = TypeVar("T")
@@ -30,6 +39,8 @@ T = TypeVar("T")
 JsonSchema = dict[str, Any]
 Validate = Callable[..., Any]
 
+_MANY_ERRORS = 1_000
+"""If there are more errors than this, pydantic is not asked to describe them all, because each takes microseconds."""
 _MASKED = "is masked: secrets are not stored, so the value is unknown. Send it again"
 
 
@@ -49,7 +60,7 @@ class Schema(Generic[T]):
     - Parsing is strict JSON: text is never read as a number, nor a number as true or false.
     - Unknown keys are refused at every depth, and the JSON Schema says so.
     - NaN and the infinities are refused, however they are written.
-    - Every problem in an input is reported at once.
+    - The problems in an input are reported together. If there are many, the first ones are described and the rest counted.
     """
 
     __slots__ = (
@@ -76,25 +87,43 @@ class Schema(Generic[T]):
         """Whether values of the type can contain a secret."""
 
     def parse(self, data: str | bytes) -> T:
-        """Parse JSON text into the type. Raises a `ToolValidationError` that lists every problem."""
+        """Parse JSON text into the type. Raises a `ToolValidationError` that lists the problems."""
         suspect = self._may_hold_floats and _SUSPECT[type(data)].search(data)
-        problems: list[Problem] = []
+        found: list[tuple[str, str]] = []
+        others = 0
         value: Any = None
         try:
             value = self._validate(data, strict=True, extra="forbid")
         except pydantic_core.ValidationError as error:
-            found = problems_of(error.errors(include_url=False), data, self.json_schema, self.secret)
-            problems = [Problem(where, what) for where, what in found]
+            errors, others = self._first_errors(error, data)
+            found = list(problems_of(errors, data, self.json_schema, self.secret))
         except Exception as error:
             # The user's validator or `__post_init__` raised an error that pydantic does not catch.
-            why = "" if self.secret else f": {error}"
-            problems.append(Problem("", f"refused by the type itself: {type(error).__name__}{why}"))
+            why = "" if self.secret else in_short(error).removeprefix(type(error).__name__)
+            found.append(("", f"refused by the type itself: {type(error).__name__}{why}"))
         if suspect:
-            said = {problem.where for problem in problems}
-            problems += [one for one in _infinities_in(data, self.json_schema) if one.where not in said]
-        if not problems:
+            said = {where for where, _ in found}
+            found += [one for one in _infinities_in(data, self.json_schema) if one[0] not in said]
+        if not found:
             return cast(T, value)
+        problems = [Problem(where, what) for where, what in bounded(found, others)]
         raise ToolValidationError("; ".join(map(str, problems)), problems)
+
+    def _first_errors(self, error: pydantic_core.ValidationError, data: str | bytes) -> tuple[list[Any], int]:
+        """Return the errors to describe, and how many others there are.
+
+        Pydantic describes all errors or none. So if there are very many, the input is validated again up to the first
+        error in each list.
+        """
+        count = error.error_count()
+        if count > _MANY_ERRORS:
+            schema: Any = _failing_fast(self._adapter.core_schema)
+            try:
+                pydantic_core.SchemaValidator(schema).validate_json(data, strict=True, extra="forbid")
+            except pydantic_core.ValidationError as first:
+                error = first
+        found: list[Any] = [*error.errors(include_url=False)[:MAX_PROBLEMS]]
+        return found, count - len(found)
 
     def parse_value(self, value: object) -> T:
         """Convert a Python value to JSON and parse it, as if a model had sent it."""
@@ -180,9 +209,22 @@ def refuse_masks(data: str | bytes) -> None:
     """Raise `ToolValidationError` if JSON text contains a mask, because a mask must never be used as a secret."""
     if (MASK if isinstance(data, str) else MASK.encode()) not in data or not _is_json(data):  # pyright: ignore[reportOperatorIssue]  # both are text, or both are bytes
         return
-    problems = [Problem(where, _MASKED) for where in dict.fromkeys(masks_in(pydantic_core.from_json(data)))]
+    masks = dict.fromkeys(masks_in(pydantic_core.from_json(data)))
+    problems = [Problem(where, what) for where, what in bounded([(where, _MASKED) for where in masks], 0)]
     if problems:
         raise ToolValidationError("; ".join(map(str, problems)), problems)
+
+
+def list_problems(error: ToolValidationError) -> str:
+    """Return the problems of an input as lines for a model. Their size is limited, even if a handler raised the error."""
+    problems = error.problems or (Problem("", words_of(error)),)
+    if (
+        len(problems) > MAX_PROBLEMS + 1
+        or sum(len(str(each).encode(errors="replace")) for each in problems) > 3_800
+    ):
+        found = [(each.where, each.what) for each in problems]
+        problems = [Problem(where, what) for where, what in bounded(found, 0)]
+    return "\n".join(f"- {problem}" for problem in problems)
 
 
 def clear_json(value: object) -> bytes:
@@ -247,6 +289,21 @@ def _serializer_of(adapter: TypeAdapter[Any]) -> pydantic_core.SchemaSerializer:
     if not any(_is_unsendable(part) for part in _parts(adapter.core_schema)):
         return adapter.serializer
     return pydantic_core.SchemaSerializer(_without_unsendable(adapter.core_schema))
+
+
+def _failing_fast(part: Any) -> Any:
+    """Return a core schema whose lists, tuples and sets are validated up to the first item that does not fit."""
+    if type(part) is list:
+        return [_failing_fast(inner) for inner in cast("list[Any]", part)]
+    if type(part) is tuple:
+        return tuple(_failing_fast(inner) for inner in cast("tuple[Any, ...]", part))
+    if type(part) is not dict:
+        return part
+    made = {key: _failing_fast(inner) for key, inner in cast("dict[str, Any]", part).items()}
+    return {**made, "fail_fast": True} if made.get("type") in _FAIL_FAST else made
+
+
+_FAIL_FAST = frozenset(["list", "tuple", "set", "frozenset"])
 
 
 def _is_unsendable(part: Mapping[str, Any]) -> bool:
@@ -387,7 +444,7 @@ _SUSPECT: dict[type, re.Pattern[Any]] = {
 }
 
 
-def _infinities_in(data: str | bytes, schema: JsonSchema) -> Iterator[Problem]:
+def _infinities_in(data: str | bytes, schema: JsonSchema) -> Iterator[tuple[str, str]]:
     """Yield a problem for each number that is not finite or is too large for a float."""
     try:
         value = pydantic_core.from_json(data)
@@ -395,9 +452,9 @@ def _infinities_in(data: str | bytes, schema: JsonSchema) -> Iterator[Problem]:
         return  # text that is not JSON is reported by the validation
     for location, number in _numbers(value, ()):
         if isinstance(number, float) and not math.isfinite(number):
-            yield Problem(location_of(location), NOT_FINITE)
+            yield location_of(location), NOT_FINITE
         elif abs(number) > sys.float_info.max and _takes_floats_only(schemas_at(schema, location)):
-            yield Problem(location_of(location), "is too large for a float")
+            yield location_of(location), "is too large for a float"
 
 
 def _takes_floats_only(forms: list[Mapping[str, Any]]) -> bool:

@@ -19,8 +19,12 @@ from handrail.spelling import nearest
 
 Location = tuple[str | int, ...]
 
-MAX_PROBLEMS = 100
-"""Maximum number of problems described for one input."""
+MAX_PROBLEMS = 20
+"""Maximum number of problems described for one input. The others are counted."""
+_MAX_BYTES = 3_500
+"""Maximum size of the descriptions of one input's problems, as UTF-8, so that a refusal stays below 4 kB."""
+_MAX_WHERE, _MAX_WHAT = 200, 600
+"""Maximum length of the location and of the description of one problem, in characters."""
 NOT_FINITE = "must be a finite number; NaN and infinities are not allowed"
 
 _MODULES = re.compile(r"\b\w+(\.\w+|\.<locals>)*\.(?=\w)")
@@ -69,6 +73,29 @@ def problems_of(
         if problem not in seen:
             seen.add(problem)
             yield problem
+
+
+def bounded(problems: Sequence[tuple[str, str]], others: int) -> list[tuple[str, str]]:
+    """Return the first problems, up to `MAX_PROBLEMS` and `_MAX_BYTES`, followed by how many are left out, if any.
+
+    Long locations and descriptions are cut. `others` is the number of problems besides those given.
+    """
+    found: list[tuple[str, str]] = []
+    room = _MAX_BYTES
+    for where, what in problems[:MAX_PROBLEMS]:
+        problem = (_cut(where, _MAX_WHERE), _cut(what, _MAX_WHAT))
+        room -= len(": ".join(problem).encode(errors="replace")) + 3
+        if room < 0:
+            break
+        found.append(problem)
+    left = len(problems) - len(found) + others
+    if left:
+        found.append(("", f"and {left:,} more problem{'s' if left > 1 else ''}"))
+    return found
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def _real_location(error: Mapping[str, Any], sent: Any) -> tuple[Location, str]:

@@ -166,8 +166,8 @@ _TEMPLATE_WRITING = (
 class FileTools(MarkdownSection[Any]):
     """A section with tools that read, list, find and search the run's files.
 
-    With `writes`, it also has tools that write, edit, delete and move files, under `ReadBeforeWritePolicy`. The
-    tools work on the run's filesystem: `evaluate(..., filesystem=DirectoryFilesystem(folder))`.
+    With `writes`, it also has tools that write, edit, delete and move files, under `ReadBeforeWritePolicy` unless
+    `policies` is given. The tools work on the run's filesystem: `evaluate(..., filesystem=DirectoryFilesystem(folder))`.
     """
 
     needs_files: ClassVar[bool] = True

@@ -156,7 +156,7 @@ asgi = ServedApp
 
 @contextmanager
 def on_stop_signal(stop: Callable[[], object]) -> Generator[None]:
-    """Call `stop` in the event loop on SIGINT or SIGTERM, and then the handler that was installed before.
+    """Schedule `stop` in the event loop on SIGINT or SIGTERM, and then call the handler that was installed before.
 
     A server shuts its app down only when all connections are closed, and a stream closes only when
     the app ends it, so each would wait for the other. If no handler was installed, the signal still ends the

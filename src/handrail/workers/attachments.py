@@ -144,7 +144,8 @@ def _check_size(rule: AttachmentRule, name: str, size: int) -> None:
 def message_with(input: str, attachments: Sequence[Attachment]) -> str:
     """Build the message to the worker's model: the input, then the attachments.
 
-    Short texts are included in full.
+    Texts are included in full while they fit into `_SHOWN` bytes altogether. Of other attachments, only the name and
+    the size are included.
     """
     if not attachments:
         return input

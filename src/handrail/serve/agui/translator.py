@@ -229,7 +229,7 @@ class Translator:
     # --- reports from outside the run --------------------------------------------------------------
 
     def changed(self, state: Any) -> list[Event]:
-        """Return the event with the changes since the last state that was sent, or no event if nothing has changed."""
+        """Return the event with the changes since the last state, or no event if nothing changed or no leg is open."""
         before, self._state = self._state, state
         operations = state_patch(before, state)
         if not operations or self._leg is None:

@@ -1,0 +1,138 @@
+"""Raised errors: describe them, log them, and keep them without what they refer to.
+
+Nothing here raises, whatever the errors' own methods do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+_GROUP: Any = BaseExceptionGroup
+_members_of: Any = BaseExceptionGroup.exceptions.__get__  # pyright: ignore[reportUnknownMemberType, reportFunctionMemberAccess, reportAttributeAccessIssue]  # a descriptor
+_SHORT = 300
+"""Maximum length of an error's message in a description, in characters."""
+_LEAVES = 5
+"""Maximum number of errors in a group that are described."""
+_MOST_NODES = 20_000
+"""Maximum number of errors in a group that are looked at, including nested groups."""
+
+
+# --- errors as text -----------------------------------------------------------------------------------
+
+
+def words_of(error: BaseException) -> str:
+    """Return what an error says; "" if it says nothing, or if its `__str__` raises."""
+    try:
+        return str(error)
+    except BaseException:  # whatever it raises, there is already an error to report
+        return ""
+
+
+def in_short(error: BaseException) -> str:
+    """Describe an error in one line. A group is described by the errors in it, since its own message says little."""
+    if isinstance(error, _GROUP):
+        leaves = list(leaves_of(error))
+        told = [_one_line(each) for each in leaves[:_LEAVES]]
+        more = f"; and {len(leaves) - _LEAVES} more" if len(leaves) > _LEAVES else ""
+        if told:
+            return f"{'; '.join(dict.fromkeys(told))}{more}"
+    return _one_line(error)
+
+
+def _one_line(error: BaseException) -> str:
+    text = words_of(error).strip().split("\n", 1)[0]
+    if len(text) > _SHORT:
+        text = text[: _SHORT - 1] + "…"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def log_error(log: logging.Logger, level: int, message: str, *words: object, error: BaseException) -> None:
+    """Log an error with its traceback, or without it if it can't be formatted, for example because it is too deep."""
+    if not log.isEnabledFor(level):
+        return
+    try:
+        log.log(level, message, *words, exc_info=(type(error), error, error.__traceback__))
+    except Exception as problem:
+        log.log(level, f"{message} (%s)", *words, f"its traceback can't be shown: {type(problem).__name__}")
+
+
+# --- groups of errors ---------------------------------------------------------------------------------
+
+
+def leaves_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield the errors in an exception group that are not groups themselves, at any depth, in order and each once.
+
+    At most `_MOST_NODES` errors are looked at.
+    """
+    pending, seen = [error], set[int]()
+    while pending and len(seen) < _MOST_NODES:
+        each = pending.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, _GROUP):
+            members: tuple[BaseException, ...] = _members_of(each)
+            pending += reversed(members)
+        else:
+            yield each
+
+
+# --- errors that are kept -----------------------------------------------------------------------------
+
+
+def forget_frames(error: BaseException) -> None:
+    """Remove everything from an error that would keep its finished call in memory.
+
+    The traceback keeps its lines, but the variables of the frames are cleared, and frames that are still running
+    are left out. This applies to every error that this one was caused by or contains, too.
+    """
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        each = pending.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = _without_locals(each.__traceback__)
+        pending += [each.__cause__, each.__context__]
+        if isinstance(each, _GROUP):
+            pending += _members_of(each)
+        elif isinstance(each, AttributeError):
+            each.obj = None  # the object that has no such attribute, for example the call's context
+
+
+def _without_locals(traceback: TracebackType | None) -> TracebackType | None:
+    """Clear the variables in a traceback's frames, and return it without the frames that are still running."""
+    first = last = None
+    while traceback is not None:
+        following = traceback.tb_next
+        try:
+            traceback.tb_frame.clear()
+        except RuntimeError:
+            pass  # it is still running
+        else:
+            if last is None:
+                first = traceback
+            else:
+                last.tb_next = traceback
+            last = traceback
+        traceback = following
+    if last is not None:
+        last.tb_next = None
+    return first
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """Return a copy of an error to keep, because the error itself is raised further and collects frames.
+
+    If it can't be copied, a `RuntimeError` that describes it is returned.
+    """
+    try:
+        made = type(error).__new__(type(error), *error.args)
+        made.__dict__.update(error.__dict__)
+    except Exception:  # its `__new__` takes other arguments
+        return RuntimeError(in_short(error))
+    return made
