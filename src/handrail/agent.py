@@ -86,7 +86,7 @@ class Agent(Generic[OutputT]):
             check_name(model)
         elif not isinstance(model, Adapter):
             checked_model(model)
-        if not isinstance(description, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+        if not isinstance(description, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
             raise DefinitionError(f"description is {description!r}. Pass a string, or leave it out.")
         prompt: Any = instructions
         if not isinstance(instructions, Prompt):

@@ -66,7 +66,7 @@ def ask(role: str | None = None, approvals: int = 1) -> Quorum:
         raise DefinitionError(
             f"ask(approvals={approvals!r}) is not a number of people. Pass a whole number of at least 1."
         )
-    if role is not None and (not isinstance(role, str) or not role):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+    if role is not None and (not isinstance(role, str) or not role):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
         raise DefinitionError(
             f"ask(role={role!r}) is not the name of a role. Pass one, such as 'finance', or leave it out."
         )

@@ -205,7 +205,7 @@ def check_well_formed(messages: Iterable[Message]) -> None:
     """Raise `DefinitionError` unless each call has exactly one result and each result has a call."""
     open_calls: list[str] | None = None
     for number, message in enumerate(messages, 1):
-        if not isinstance(message, UserMessage | AssistantMessage | ToolMessage):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+        if not isinstance(message, UserMessage | AssistantMessage | ToolMessage):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
             raise DefinitionError(
                 f"message {number} is {describe_kind(message)}. "
                 "A history consists of UserMessage, AssistantMessage and ToolMessage."

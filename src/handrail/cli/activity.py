@@ -94,7 +94,7 @@ class Activity:
     denied: list[str] = field(default_factory=list[str])
     """Names of the tools whose calls were not approved."""
     done: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """Pairs of run id and call id for the calls that succeeded, oldest first."""
+    """For each call that succeeded, the id of its outermost run and its own id, oldest first."""
     _group: str = ""
     """The id of the call whose inner calls were printed last."""
     _calls: dict[str, int] = field(default_factory=dict[str, int])

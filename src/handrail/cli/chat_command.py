@@ -183,13 +183,13 @@ class Chat:
                     self._done.append((run_id, call_id))
                     self._view.note(escape(str(refused)), "yellow")
                     return
-                continue  # this call changed no files
+                continue  # this call changed no files, or its changes are no longer kept
             except HandrailError as error:
                 self._view.note(escape(str(error)), "red")
                 return
             self._view.note(f"Undone: {', '.join(escape_line(path) for path in paths)}.")
             return
-        self._view.note("Nothing to undo: no call has changed files.")
+        self._view.note("Nothing to undo.")
 
 
 def _relative(path: Path) -> str:

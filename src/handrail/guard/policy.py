@@ -189,7 +189,7 @@ class CapabilityPolicy(CheckOnly):
                     "Write 'fs.write', 'fs.*' or '*'."
                 )
         for what, verdict in [*(verdicts or {}).items(), *(effects or {}).items()]:
-            if verdict not in ("allow", "ask", "deny") and not isinstance(verdict, Quorum):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+            if verdict not in ("allow", "ask", "deny") and not isinstance(verdict, Quorum):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
                 raise DefinitionError(
                     f"policy {name!r}: the verdict on {what!r} is {verdict!r}. Use 'allow', 'ask', 'deny' or "
                     "ask(role=..., approvals=...)."

@@ -63,7 +63,7 @@ def run_as_agent(
     that needs approval is denied. If a handler calls this, whatever the policies of its run deny is denied too. An act
     that fails raises `CallFailed`.
     """
-    if not isinstance(handoff, Handoff):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+    if not isinstance(handoff, Handoff):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
         raise DefinitionError(
             f"run_as_agent takes a Handoff, not {describe_kind(handoff)}. "
             "Call any other tool through a gate: open_gate([...]).invoke(...)."

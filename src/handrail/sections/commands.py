@@ -71,7 +71,7 @@ class ShellTools(MarkdownSection[Any]):
         title: str = "Commands",
         key: str = "commands",
     ) -> None:
-        if not isinstance(shell, Shell):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+        if not isinstance(shell, Shell):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
             raise DefinitionError(
                 f"ShellTools takes a Shell, not {describe_kind(shell)}. Write ShellTools(Shell([Allow('make', ...)]))."
             )

@@ -148,7 +148,7 @@ class Upper:
                 raise FileError(folder, problem) from None
             for each in found:
                 if is_reserved(each.name):
-                    continue  # reserved names are hidden from commands, so a command created this one
+                    continue  # what commands write to reserved names is discarded
                 path = join(folder, each.name)
                 entry = _safe(_entry(path, Path(each.path)), Path(each.path))
                 gone.discard(path)

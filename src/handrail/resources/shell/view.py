@@ -175,7 +175,7 @@ class View:
                 raise OSError(errno.EPERM, "a mount was left writable", place)
         if not kind or (request.view == "overlay" and kind != "overlay"):
             raise OSError(
-                errno.EPERM, f"expected an {request.view} mount, found {kind or 'nothing'}", request.root
+                errno.EPERM, f"expected a mount ({request.view}), found {kind or 'nothing'}", request.root
             )
         return kind
 
@@ -202,7 +202,7 @@ def _show(descriptor: int, target: str) -> None:
     elif not os.path.lexists(target):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         _touch(target)
-    # The mounts below are included, because a process in a user namespace may not uncover what they hide.
+    # The mounts below are included, because a process in a user namespace is not allowed to uncover what they hide.
     kernel.mount(f"/proc/self/fd/{descriptor}", target, "", kernel.MS_BIND | kernel.MS_REC)
 
 
