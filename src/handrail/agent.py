@@ -116,7 +116,7 @@ class Agent(Generic[OutputT]):
 
         `message` is the user's message; without one, the instructions must say everything. `params` fills the
         templates. A second run on the same `session` continues the conversation. A failing tool never ends a
-        run; an error that does is raised as `PromptEvaluationError`.
+        run; an error that does, such as a failed request or a limit, is raised as `PromptEvaluationError`.
         """
         check_names("run", RunArguments, arguments)
         return self.adapter.evaluate(self.prompt, params, message=message, **arguments)

@@ -176,7 +176,7 @@ def _do_nothing() -> None: ...
 
 
 def _increase(total: Callable[[], float], last: list[float]) -> float:
-    """Return by how much the total has grown since the last time."""
+    """Return by how much the total has grown since it was last read."""
     before, last[0] = last[0], total()
     return last[0] - before
 

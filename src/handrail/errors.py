@@ -5,7 +5,7 @@ that concern a single package are defined there: those of commands in `resources
 models in `models`, of serving in `serve.refusals`, and of simulations in `testing.simulation`.
 
     HandrailError
-    ├── DefinitionError (ValueError)             a definition is wrong; raised where it is defined
+    ├── DefinitionError (ValueError)             a definition or an argument is wrong
     │   ├── ToolDefinitionError                    .tool, .problem, .hint
     │   ├── PromptDefinitionError                  .place, .problem, .hint
     │   │   └── PromptValidationError                .tool, .places: two tools with the same name
@@ -22,7 +22,7 @@ models in `models`, of serving in `serve.refusals`, and of simulations in `testi
     │   ├── CapabilityMissing (LookupError)        .capability: this environment does not have it
     │   ├── NotRendered (LookupError)              the prompt has not been rendered yet
     │   ├── NotSupported (NotImplementedError)     .member: a member of the context is not available
-    │   └── TicketError (ValueError)               .problem: not a ticket, forged, or too old
+    │   └── TicketError (ValueError)               .problem: not a ticket, forged, expired or in use
     ├── OperationError (RuntimeError)            .operation
     │   ├── OperationUsedTwice                     awaited or waited for twice
     │   ├── OperationHasNoTruth (TypeError)        used as a condition: the await is missing
@@ -86,7 +86,7 @@ class HandrailError(Exception):
 
 
 class DefinitionError(HandrailError, ValueError):
-    """A definition is wrong. Raised where something is defined, never when it is first used."""
+    """A definition or an argument is wrong. Raised as soon as that can be noticed, usually before anything runs."""
 
     @property
     def parts(self) -> tuple[str, str]:
@@ -249,7 +249,7 @@ class NotSupported(ContextError, NotImplementedError):
 
 
 class TicketError(ContextError, ValueError):
-    """A ticket was refused: it is not a ticket, its signature is wrong, or it is too old."""
+    """A ticket was refused, for example because its signature is wrong, it has expired, or its call is over."""
 
     def __init__(self, problem: str, hint: str) -> None:
         super().__init__(f"ticket refused: {problem}. {hint}")
@@ -587,7 +587,7 @@ class RunUnknown(RunError, LookupError):
 
 
 class RunBusy(RunError):
-    """Another process holds the run's lease."""
+    """Another process holds the run's lease, or this process is already executing the run."""
 
     def __init__(self, run_id: str, owner: str) -> None:
         super().__init__(

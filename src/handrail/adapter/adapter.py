@@ -108,7 +108,8 @@ class Adapter:
 
         `params` fills the prompt's templates; a plain string is the user's message. Evaluating again on the
         same session continues its conversation. `arguments` take precedence over the adapter's own.
-        A failing tool never ends a run. An error that does end it is raised as `PromptEvaluationError`.
+        A failing tool never ends a run. An error that does, such as a failed request or a limit, is raised as
+        `PromptEvaluationError`.
         """
         options = self._given("evaluate", prompt, params, message, arguments)
         return Operation(lambda: self._evaluate(prompt, options), f"evaluate({prompt.name!r})")

@@ -171,7 +171,7 @@ class Conversation:
 
 
 def _sendable(message: Message) -> Message:
-    """Return the message with invalid text replaced, such as file names that are not UTF-8."""
+    """Return a user or tool message with the lone surrogates in its text replaced. File names that are not UTF-8 have them."""
     if isinstance(message, AssistantMessage):
         return message  # an answer is already valid text
     if not isinstance(message, ToolMessage):
@@ -185,7 +185,7 @@ def _sendable(message: Message) -> Message:
 
 
 def sendable(message: Message) -> Message:
-    """Return a message from elsewhere with invalid text replaced, which can neither be sent nor recorded."""
+    """Return a message from elsewhere with its lone surrogates replaced, since they can neither be sent nor recorded."""
     if isinstance(message, AssistantMessage):
         calls = [
             CallAsked(clean_text(call.id), clean_text(call.name), clean_text(call.arguments))
