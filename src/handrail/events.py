@@ -1,8 +1,8 @@
-"""The facts that Handrail publishes. Each call has exactly one `ToolStarted` and one `ToolInvoked`.
+"""The facts that Handrail publishes. Each call has one `ToolStarted` and one `ToolInvoked`, unless its run stops first.
 
-Facts go to the subscribers of the event bus. Outcomes (`ToolInvoked`, `ToolRolledBack`, approvals, questions)
-are also kept in the session's logs. Only Handrail publishes facts: a tool publishes its own events with
-`context.emit`, which wraps them in `Emitted`.
+Facts go to the subscribers of the event bus. All except `ToolStarted`, `Progress`, `Emitted`, `PromptRendered`,
+`ModelRequested` and the deltas are also kept in the session's logs. Only Handrail publishes facts: a tool publishes its
+own events with `context.emit`, which wraps them in `Emitted`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Misfits: the definite mistakes in a value, found with its JSON Schema alone.
 
 A process that accepts an answer for another process does not have the Python type, and a client's tool has none. The
-schema may come from outside, so the work is bounded: each part of the schema is compared with each part of the value
-at most once, the number of comparisons and of mistakes is limited, and each takes the same time however large the value
-is. Otherwise, unions that refer to themselves would double the work at each level. So messages are only written for
-the mistakes that are reported, and quote only the beginning of a value.
+schema may come from outside, so the work is bounded. Each part of the schema is compared with each part of the value at
+most once; otherwise, unions that refer to themselves would double the work at each level. The number of comparisons and
+the number of mistakes are limited. Messages are written only for the mistakes that are reported, and quote only the
+beginning of a value.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def misfits(schema: Mapping[str, Any], value: object, *, secret: bool = False) -
     """Return the definite mistakes in a value: wrong types, missing and unknown fields, invalid choices.
 
     Everything else is checked by the process that has the Python type. With `secret`, no part of the value is
-    repeated. A value that can't be checked within `MAX_STEPS` has one mistake, which says so.
+    repeated. If checking takes too many steps or levels, the only mistake says so.
     """
     comparison = Comparison(schema)
     try:

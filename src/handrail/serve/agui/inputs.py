@@ -77,7 +77,7 @@ class RunInput(NamedTuple):
 
 
 def parse_input(value: Any) -> RunInput:
-    """Validate a client's input and return it. Raises `RequestRefused`, which lists the invalid fields."""
+    """Validate a client's input and return it. Raises `RequestRefused`, which lists invalid fields."""
     _check_size(value)
     try:
         given = RunAgentInput.model_validate(value)
