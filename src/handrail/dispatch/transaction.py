@@ -97,6 +97,10 @@ class Transaction(msgspec.Struct, eq=False):
                 return fork
         return self._fork_resource(resource)
 
+    def made_fork_of(self, resource: object) -> Any:
+        """Return this call's fork of a resource if the call has used it; otherwise None."""
+        return None if self._forks is None else self._forks.get(id(resource))
+
     def _fork_resource(self, resource: Forkable) -> Any:
         with self._root.lock:
             self._check_open()

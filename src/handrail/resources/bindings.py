@@ -110,6 +110,11 @@ class RunResources:
         found = self._bindings.get(protocol)
         return found is not None and found.scope == "run"
 
+    def made(self, protocol: type) -> Any:
+        """Return the resource that the run's calls share, if it has been created; otherwise None."""
+        kept = self.scope.made.get(protocol)
+        return None if kept is None else kept.thing
+
     def binding(self, protocol: type) -> Binding[Any]:
         found = self._bindings.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
         if found is None:

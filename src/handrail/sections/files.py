@@ -13,7 +13,7 @@ from pydantic import Field
 
 from handrail.context import ToolContext
 from handrail.errors import FileError
-from handrail.guard.policy import ReadBeforeWritePolicy
+from handrail.guard.read_before_write import ReadBeforeWritePolicy
 from handrail.prompt import MarkdownSection
 from handrail.protocols import ToolPolicy
 from handrail.tools import PathArg, Tool, ToolResult, tool

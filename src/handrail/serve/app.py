@@ -42,8 +42,9 @@ class ServedApp:
     additional origins whose pages may use it. If `access_log` is given, every request is written to it as a line of
     JSON.
 
-    Every request is authenticated: by `authenticate`, by the users in `people`, or by `token`. Without any of these,
-    the page is opened with a link that works once. The app logs that link when an ASGI server starts it.
+    Requests are authenticated by `authenticate`, by the users in `people`, or by `token`. Without any of these, the
+    page is opened with a link that works once. The app logs that link when an ASGI server starts it. Only the
+    page's files, sign-in and `/health` need no authentication.
     """
 
     def __init__(

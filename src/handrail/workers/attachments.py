@@ -21,7 +21,7 @@ from handrail.workers.front_matter import AttachmentRule
 
 NO_ATTACHMENTS = AttachmentRule(count=0)
 _SHOWN = 16 * 1024
-"""Maximum bytes of attachments that are included in the message. The model reads the others with a tool."""
+"""Maximum bytes of attachments that are included in the message. The model reads other texts with a tool."""
 _PAGE = 400
 
 

@@ -31,7 +31,7 @@ _NOT_MADE = "This call was not made, because the model's answer that contained i
 class Known:
     """The calls and results that have been sent to clients, so that none is sent twice.
 
-    A thread's runs share one `Known`. After a restart it is rebuilt from the messages that were sent.
+    Each run has its own. When a run is resumed, it is rebuilt from the messages that were sent.
     """
 
     calls: set[str] = field(default_factory=set[str])
