@@ -103,7 +103,7 @@ class CancelScope(msgspec.Struct, eq=False):
         )
 
     def explain(self, error: BaseException, doing: str) -> BaseException:
-        """Return `DeadlineExceededError` if the deadline cancelled the work; otherwise return `error` itself.
+        """Return `DeadlineExceededError` if `error` is the deadline's cancellation; otherwise return `error` itself.
 
         `doing` describes what did not happen in time. This also stops watching the deadline.
         """
@@ -115,7 +115,7 @@ class CancelScope(msgspec.Struct, eq=False):
         return error
 
     def start_timeout(self, seconds: float, excused: Callable[[], float] | None = None) -> None:
-        """Cancel the work after this many seconds, less what `continue_timeout` has noted.
+        """Cancel the work after this many seconds, or after what was left of a timeout that `continue_timeout` noted.
 
         Time that listeners take from the loop does not count. `excused` returns the total of such time so far, if
         listeners also run on threads of the work.
@@ -176,7 +176,7 @@ def _do_nothing() -> None: ...
 
 
 def _increase(total: Callable[[], float], last: list[float]) -> float:
-    """Return by how much the total has grown since the last time."""
+    """Return by how much the total has grown since it was last read."""
     before, last[0] = last[0], total()
     return last[0] - before
 

@@ -12,7 +12,7 @@ import msgspec
 from handrail.threads import forget_closed
 
 _FEW = 64
-"""Number of stopped or paused timers that may stay in the heap before it is cleaned up."""
+"""The heap is cleaned up once it has more than this many invalid entries and they are more than half of it."""
 
 
 class LostTime(msgspec.Struct, eq=False):
@@ -122,10 +122,10 @@ class Timers:
         extend: Callable[[], float] | None = None,
         left: float | None = None,
     ) -> Timer:
-        """Start a timer that calls `call` after this many seconds, or after `left` if some have passed already.
+        """Start a timer that calls `call` after this many seconds, or after `left` seconds if that is given.
 
-        When they have passed, `extend` is called. If it returns a positive number, the timer waits that many more
-        seconds; otherwise it fires. Without `extend`, the timer waits for as long as the loop was blocked meanwhile.
+        Before it fires, `extend`, if given, is called. If that returns a positive number, the timer waits that many more
+        seconds instead. Without `extend`, it waits for as long as the loop was blocked meanwhile.
         """
         when = self.loop.time() + (seconds if left is None else left)
         timer = Timer(self, call, seconds, when, extend, self.lost.seconds)

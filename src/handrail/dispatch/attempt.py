@@ -76,7 +76,7 @@ class Attempt(msgspec.Struct, eq=False):
     started: float = 0.0
     """Seconds from the start of the run until the call reached the gate."""
     lost: float = 0.0
-    """The seconds that the loop had lost to listeners when the call began, less what listeners took from its threads."""
+    """The seconds that the loop had lost to listeners when the call began, less those taken from the call's threads since."""
     _telling: float | None = None
     """When a listener was called on a thread of the handler, if it is still running."""
     params: Any = None
@@ -226,7 +226,7 @@ class Attempt(msgspec.Struct, eq=False):
     # Numbers and ids. They follow from the order in which a handler uses its verbs, and are never random.
 
     def next_number(self) -> int:
-        """Return the number of the next verb."""
+        """Count the next verb, and return its number."""
         self.inner += 1
         return self.inner
 
@@ -374,7 +374,7 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def open_transaction(self) -> Transaction:
-        """The call's transaction. Raises `NotSupported` before step 7, because there is none yet."""
+        """The call's transaction. Raises `NotSupported` if there is none."""
         transaction = self.transaction
         if transaction is None:
             raise NotSupported("session", "The call's transaction opens when its handler starts.")
@@ -421,7 +421,7 @@ class Attempt(msgspec.Struct, eq=False):
                 each._telling = None
 
     def _with_outer(self) -> Iterator[Attempt]:
-        """Iterate over this attempt and those that it was made in, innermost first."""
+        """Iterate over this attempt and the attempts around it, innermost first."""
         each: Attempt | None = self
         while each is not None:
             yield each

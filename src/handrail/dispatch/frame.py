@@ -290,13 +290,13 @@ class Frame:
         """The attempts that are running, each with the scope around it."""
         self.monotonic, self.began = clock.monotonic, clock.monotonic()
         self.lost = _UNKNOWN_LOST
-        """The time that the run's loop has lost to listeners. It is known once `note_lost` was called."""
+        """The time that the run's loop has lost to listeners. It is known once `note_lost` has been called."""
         self.call_prefix = f"{self.run_context.run_id}."
         self.counter = itertools.count(1)
         """Numbers the calls, so that they get the same ids in a resumed run."""
 
     def note_lost(self, loop: asyncio.AbstractEventLoop) -> float:
-        """Return the seconds that the loop has lost to listeners so far, by the run's clock."""
+        """Return the seconds that the loop has lost to listeners so far; 0 if the run's clock is not the loop's."""
         if self.lost is _UNKNOWN_LOST:
             same_clock = abs(self.monotonic() - loop.time()) < 1.0
             self.lost = timers_of(loop).lost if same_clock else LostTime()

@@ -76,7 +76,7 @@ log = logging.getLogger("handrail.gate")
 Arguments = str | bytes | Mapping[str, Any]
 
 _RERUNS = 2
-"""How many times a call runs again because something that it read was changed meanwhile."""
+"""How many times a call may be run again because something has changed meanwhile."""
 _TOKEN = object()
 """Token without which no handler starts. Only step 7 issues it."""
 
@@ -420,7 +420,10 @@ class Gate:
         return another
 
     def _count_rerun(self, passage: Passage, error: Conflict) -> None:
-        """Count another run of a call whose approved changes no longer apply. Raises the error if no run is left."""
+        """Count another run of a call whose previewed changes no longer apply.
+
+        Raises the error if the call had no preview, or if no run is left.
+        """
         if passage.attempt.preview is None or passage.reruns >= _RERUNS:
             raise error
         passage.reruns += 1

@@ -155,7 +155,7 @@ def _check_subscription(kind: object, listener: object) -> None:
 
 
 def check_unchangeable(event: object) -> None:
-    """Raise `EventRefused` for a mutable event, since a session shares its events with all its forks."""
+    """Raise `EventRefused` for a dataclass, Struct or model that is not frozen, since all forks share a session's events."""
     kind = type(event)
     frozen: bool | None = None
     if dataclasses.is_dataclass(kind):

@@ -218,7 +218,7 @@ class Session:
 
     def rules_for(self, slice_: type) -> SliceRules:
         """Return the rules of the slice of this type."""
-        if not isinstance(slice_, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+        if not isinstance(slice_, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
             raise SessionError(
                 self._id, f"{slice_!r} is not a type", "Select a slice by its class: session[Plan]."
             )
