@@ -64,7 +64,7 @@ def test_a_journal_whose_schema_is_not_text_is_refused(tmp_path: Path) -> None:
     raw = path.read_bytes()
     assert b"CREATE TABLE" in raw
     path.write_bytes(raw.replace(b"CREATE TABLE", b"CREATE\x80TABLE"))
-    with pytest.raises(JournalError, match="damaged|altered|opened"):
+    with pytest.raises(JournalError, match=r"damaged|altered|opened"):
         SqliteJournal(path)
 
 

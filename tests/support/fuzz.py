@@ -207,7 +207,7 @@ def journal_file(data: bytes) -> None:
     for start in range(0, len(data) - 3, 4):
         raw[int.from_bytes(data[start : start + 3]) % len(raw)] = data[start + 3]
     file.write_bytes(raw)
-    same = raw == (source / "runs.db").read_bytes()
+    same = bytes(raw) == (source / "runs.db").read_bytes()
 
     async def read() -> None:
         journal = SqliteJournal(file)
