@@ -99,7 +99,7 @@ def endings() -> list[Ending]:
     """Return the endings, each with a tool that ends so."""
 
     def made(function: Any, **options: Any) -> Tool[Any, Any]:
-        return tool(**{"name": "work", "description": "Work.", "effect": "staged", **options})(function)
+        return tool(name="work", description="Work.", effect="staged", **options)(function)
 
     async def succeeds(context: ToolContext) -> str:
         return str(len(Body(context).text))

@@ -16,6 +16,7 @@ from handrail.journal.database import Database, encode
 from handrail.journal.lease import check_not_taken, check_owner, is_dead, is_free, is_owner
 from handrail.journal.local import LocalSteps
 from handrail.journal.runs import get_run, put_unit
+from handrail.journal.sessions import check_session
 from handrail.journal.verification import (
     CLEARED,
     SETTLED,
@@ -122,6 +123,7 @@ class SqliteCalls:
             for (chain,) in connection.execute(query, (session_id,)).fetchall():
                 records = verified(connection, chains, chain.removeprefix("run "))
                 found += [each for each in records.units if each.session_id == session_id]
+            check_session(connection, chains, session_id)
             return sorted(found)
 
         return tuple(map(committed_unit, await self._database.transact(load)))

@@ -1,15 +1,19 @@
 """Chains of records: each record carries a keyed MAC that also covers the record before it.
 
 A journal's records form chains: one for each run, one for what other processes add to a run (answers, votes,
-cancellations, deposits), one for each session and principal with their decisions, and one for each step that belongs to
-no run. Records are only ever added. To take an earlier record back, as when a commit is void or a question is
-withdrawn, another record is added.
+cancellations, deposits), one for each session and principal with their decisions, one for each session, one for the
+list of sessions, and one for each step that belongs to no run. Records are only ever added. To take an earlier record
+back, as when a commit is void or a question is withdrawn, another record is added.
 
-The MAC of a record is one half of a keyed BLAKE2b digest of the journal, the chain, the record and the chain's seal.
-The other half is the chain's new seal, which is stored once, at the head of the chain, and is replaced by the next
-record in the same transaction. So a changed, moved or copied record does not match its MAC, and a removed one leaves a
-gap, even at the end, because nobody can restore the seal of an earlier record. Replacing the whole file, or a whole
-chain with its head, by an older copy is not detected.
+The MAC of a record is one half of a keyed BLAKE2b digest of the journal, the chain, the record, its position in the
+journal and the chain's seal. The other half is the chain's new seal, which is stored once, at the head of the chain,
+and is replaced by the next record in the same transaction. So a changed, moved or copied record does not match its
+MAC, and a removed one leaves a gap, even at the end, because nobody can restore the seal of an earlier record.
+
+A whole chain that is removed with its head leaves a gap too, in the chain that recorded its beginning: a run's chain
+records that others began to add to the run, a session's chain records its runs and its principals' decisions, and the
+list of sessions records the sessions. Replacing the whole file, or a chain and its head, by an older copy is not
+detected.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ INSERT = """INSERT INTO records (chain, link, kind, key, at, session_id, body, m
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _INSERT_HEAD = "INSERT INTO chains (chain, links, seal) VALUES (?, ?, ?)"
 _REPLACE_HEAD = "UPDATE chains SET links = ?, seal = ? WHERE number = ? AND seal = ?"
+_CORRECT_HEAD = "UPDATE chains SET seal = ? WHERE number = ?"
+_CORRECT_RECORD = "UPDATE records SET mac = ? WHERE number = ?"
 _MOST_HEADS = 10_000
 """Maximum number of heads that a process remembers."""
 _READ = """SELECT number, link, kind, key, at, session_id, body, mac, state FROM records
@@ -49,6 +55,24 @@ def outside_chain(run_id: str) -> str:
 def decision_chain(session_id: str, principal: str) -> str:
     """Return the name of the chain that holds a principal's decisions in a session."""
     return f"decisions {msgspec.json.encode((session_id, principal)).decode()}"
+
+
+def decisions_of(chain: str) -> tuple[str, str] | None:
+    """Return the session and principal whose decisions a chain holds; None for any other chain."""
+    try:
+        found = msgspec.json.decode(str(chain).removeprefix("decisions "), type=tuple[str, str])
+    except (UnicodeError, msgspec.MsgspecError):  # an altered column can hold anything
+        return None
+    return found if decision_chain(*found) == chain else None
+
+
+def session_chain(session_id: str) -> str:
+    """Return the name of the chain that records which runs began in a session, and whose decisions it has."""
+    return f"session {session_id}"
+
+
+SESSIONS = "sessions"
+"""The name of the chain that records which sessions began."""
 
 
 def step_chain(key: str) -> str:
@@ -77,7 +101,7 @@ class Record(NamedTuple):
     """One record of a chain."""
 
     number: int
-    """The record's position in the whole journal. The MAC does not cover it, but it increases along a chain."""
+    """The record's position in the whole journal, which increases in the order in which records are added."""
     link: int
     """The record's 1-based position in its chain."""
     kind: str
@@ -101,11 +125,14 @@ class Chains:
 
         The seal is compared with the stored one before a head is replaced.
         """
+        self._last = 0
+        """The position in the journal of the last record that this process added."""
         self._keyed = hashlib.blake2b(key=key, digest_size=2 * MAC_BYTES, person=_PERSON)
 
     def _digest(
         self,
         chain: str,
+        number: int,
         link: int,
         kind: str,
         key: str,
@@ -115,7 +142,7 @@ class Chains:
         body: bytes,
     ) -> bytes:
         hashed = self._keyed.copy()
-        hashed.update(_encode((self._journal, chain, link, kind, key, at, session_id, seal, body)))
+        hashed.update(_encode((self._journal, chain, number, link, kind, key, at, session_id, seal, body)))
         return hashed.digest()
 
     def append(
@@ -132,29 +159,40 @@ class Chains:
     ) -> int:
         """Add a record to a chain, in the open transaction. Returns its position in the chain."""
         known = self._heads.get(chain)
-        number, links, seal = known or self._head(connection, chain)
-        link = links + 1
-        digest = self._digest(chain, link, kind, key, at, session_id, seal, body)
+        row, links, seal = known or self._head(connection, chain)
+        link, number = links + 1, self._last + 1
+        digest = self._digest(chain, number, link, kind, key, at, session_id, seal, body)
         mac, new = digest[:MAC_BYTES], digest[MAC_BYTES:]
         if not links:
-            number = connection.execute(_INSERT_HEAD, (chain, link, new)).lastrowid or 0
-        elif not connection.execute(_REPLACE_HEAD, (link, new, number, seal)).rowcount:
+            row = connection.execute(_INSERT_HEAD, (chain, link, new)).lastrowid or 0
+        elif not connection.execute(_REPLACE_HEAD, (link, new, row, seal)).rowcount:
             # Another process has added to the chain, or a transaction was rolled back.
             self._heads.pop(chain, None)
             assert known is not None, "the head was read in this transaction"
             return self.append(connection, chain, kind, key, body, at=at, session_id=session_id, state=state)
-        connection.execute(INSERT, (chain, link, kind, key, at, session_id, body, mac, state))
+        added = connection.execute(
+            INSERT, (chain, link, kind, key, at, session_id, body, mac, state)
+        ).lastrowid
+        if added != number:  # another process has added to the journal, or a transaction was rolled back
+            number = added or 0
+            digest = self._digest(chain, number, link, kind, key, at, session_id, seal, body)
+            mac, new = digest[:MAC_BYTES], digest[MAC_BYTES:]
+            connection.execute(_CORRECT_HEAD, (new, row))
+            connection.execute(_CORRECT_RECORD, (mac, number))
+        self._last = number
         if len(self._heads) >= _MOST_HEADS:
             self._heads.clear()
-        self._heads[chain] = number, link, new
+        self._heads[chain] = row, link, new
         return link
 
     def _head(self, connection: sqlite3.Connection, chain: str) -> tuple[int, int, bytes]:
         query = "SELECT number, links, seal FROM chains WHERE chain = ?"
         return connection.execute(query, (chain,)).fetchone() or (0, 0, b"")
 
-    def forget(self, chain: str) -> None:
-        """Forget the head of a chain that was removed."""
+    def remove(self, connection: sqlite3.Connection, chain: str) -> None:
+        """Remove the records of a chain, and its head."""
+        connection.execute("DELETE FROM records WHERE chain = ?", (chain,))
+        connection.execute("DELETE FROM chains WHERE chain = ?", (chain,))
         self._heads.pop(chain, None)
 
     def head(self, connection: sqlite3.Connection, chain: str) -> bytes:
@@ -172,8 +210,6 @@ class Chains:
             expected = len(found) + 1
             if record.link != expected:
                 raise self.altered(chain, expected, "it is missing")
-            if found and record.number <= found[-1].number:
-                raise self.altered(chain, record.link, "it was moved", record)
             digest = self._of(chain, record, seal)
             mac, seal = digest[:MAC_BYTES], digest[MAC_BYTES:]
             if record.mac != mac:
@@ -191,7 +227,7 @@ class Chains:
 
     def _of(self, chain: str, record: Record, seal: bytes) -> bytes:
         try:
-            return self._digest(chain, *record[1:6], seal, record.body)
+            return self._digest(chain, *record[:6], seal, record.body)
         except (TypeError, ValueError, OverflowError):  # Handrail never writes such a value
             raise self.altered(chain, record.link, "it is not what was recorded there", record) from None
 

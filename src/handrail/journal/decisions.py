@@ -11,6 +11,7 @@ from handrail.events import ApprovalRemembered, ApprovalRevoked
 from handrail.journal.chains import Chains, decision_chain
 from handrail.journal.database import Database
 from handrail.journal.lease import check_not_taken
+from handrail.journal.sessions import DECISIONS, add_to_session, read_decisions
 from handrail.question import Answer, Question
 from handrail.records import Decision
 from handrail.session.serialization import encode_item
@@ -102,8 +103,10 @@ class SqliteDecisions:
         database.transact_now(write)
 
     async def read(self, session_id: str, principal: str, /) -> Sequence[Decision]:
-        chains, chain = self._database.chains, decision_chain(session_id, principal)
-        records = await self._database.transact(lambda connection: chains.read(connection, chain))
+        chains = self._database.chains
+        records = await self._database.transact(
+            lambda connection: read_decisions(connection, chains, session_id, principal)
+        )
         return tuple(
             Decision(
                 session_id=session_id,
@@ -122,4 +125,8 @@ def put_decision(connection: sqlite3.Connection, chains: Chains, decision: Decis
     chain = decision_chain(decision.session_id, decision.principal)
     known = {(each.kind, each.key) for each in chains.read(connection, chain)}
     if (decision.kind, decision.id) not in known:
-        chains.append(connection, chain, decision.kind, decision.id, decision.body, at=decision.at)
+        link = chains.append(connection, chain, decision.kind, decision.id, decision.body, at=decision.at)
+        if link == 1:
+            add_to_session(
+                connection, chains, decision.session_id, DECISIONS, decision.principal, chain, at=decision.at
+            )

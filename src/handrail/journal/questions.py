@@ -14,13 +14,13 @@ import msgspec
 from handrail.clock import Clock
 from handrail.errors import AnswerRefused, JournalAltered, JournalError
 from handrail.journal.answers import answered_already, check_answer, check_repeat, still_fits
-from handrail.journal.chains import Chains, fetch, outside_chain, run_chain
+from handrail.journal.chains import Chains, fetch, run_chain
 from handrail.journal.database import Database, Work, encode
 from handrail.journal.decisions import decision_in, put_decision
 from handrail.journal.lease import check_not_taken
 from handrail.journal.local import LocalQuestions
 from handrail.journal.runs import withdraw
-from handrail.journal.verification import ANSWER, ANSWER_CLEARED, QUESTION, verified
+from handrail.journal.verification import ANSWER, ANSWER_CLEARED, QUESTION, add_outside, verified
 from handrail.question import Answer, Question
 from handrail.records import QuestionRecord
 
@@ -113,8 +113,9 @@ class SqliteQuestions:
     def _drop_answer(self, connection: sqlite3.Connection, question: Question, now: float) -> None:
         query = "UPDATE questions SET answer = NULL WHERE id = ? AND answer NOT NULL"
         if connection.execute(query, (question.id,)).rowcount:
-            chain = outside_chain(question.run_id)
-            self._database.chains.append(connection, chain, ANSWER_CLEARED, question.id, b"", at=now)
+            add_outside(
+                connection, self._database.chains, question.run_id, ANSWER_CLEARED, question.id, b"", at=now
+            )
 
     def _withdraw(self, where: str, *values: str) -> Work[None]:
         chains, now = self._database.chains, self._clock.now().timestamp()
@@ -161,8 +162,8 @@ class SqliteQuestions:
     ) -> bool:
         """Return whether a row is what its run recorded, so that nobody is shown anything else.
 
-        A row that was verified before is only compared, so listing the questions of a run that waits long is cheap. In a list
-        of all runs, an altered run is left out and logged once; otherwise this raises `JournalAltered`.
+        A row that was verified before is only compared, so listing the same questions again is cheap. In a list of all
+        runs, an altered run is left out and logged once; otherwise this raises `JournalAltered`.
         """
         id, run_id = row[0], row[2]
         if self._verified.get(id) == row:
@@ -222,8 +223,8 @@ class SqliteQuestions:
                 "UPDATE questions SET answer = ?, answered_at = ? WHERE id = ?",
                 (encoded, now.timestamp(), answer.question_id),
             )
-            chain = outside_chain(found.question.run_id)
-            chains.append(connection, chain, ANSWER, answer.question_id, encoded, at=now.timestamp())
+            run_id, at = found.question.run_id, now.timestamp()
+            add_outside(connection, chains, run_id, ANSWER, answer.question_id, encoded, at=at)
             decision = decision_in(found.question, plain, now)
             if decision is not None:
                 put_decision(connection, chains, decision)

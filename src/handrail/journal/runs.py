@@ -11,19 +11,20 @@ import msgspec
 
 from handrail.errors import RunBusy, RunError, RunUnknown
 from handrail.journal.blobs import put_blob, remove_unused_blobs
-from handrail.journal.chains import Chains, decision_chain, fetch, outside_chain, run_chain
+from handrail.journal.chains import Chains, fetch, outside_chain, run_chain
 from handrail.journal.database import Database, encode
 from handrail.journal.lease import LEASE_SECONDS, check_owner, is_free
+from handrail.journal.sessions import RUN, add_to_session, forget_in_session
 from handrail.journal.verification import (
     CANCEL,
     FORK,
     IMPORT,
     OUTCOME,
-    RUN,
     SETTLED,
     STEP,
     UNIT,
     WITHDRAWN,
+    add_outside,
     end_of,
     verified,
     verify_journal,
@@ -127,7 +128,7 @@ class SqliteRuns:
         def stop(connection: sqlite3.Connection) -> None:
             get_run(connection, database.chains, run_id)  # raises `RunUnknown` if there is no such run
             connection.execute("UPDATE runs SET stopping = 1 WHERE id = ?", (run_id,))
-            database.chains.append(connection, outside_chain(run_id), CANCEL, "", b"", at=now)
+            add_outside(connection, database.chains, run_id, CANCEL, "", b"", at=now)
 
         await database.transact(stop)
 
@@ -240,9 +241,11 @@ class SqliteRuns:
         return await database.transact(verify)
 
     async def forget(self, run_ids: Sequence[str], /) -> None:
+        now = self._database.now()
+
         def forget(connection: sqlite3.Connection) -> None:
             for start in range(0, len(run_ids), _CHUNK):
-                _remove(connection, self._database.chains, tuple(run_ids[start : start + _CHUNK]))
+                _remove(connection, self._database.chains, tuple(run_ids[start : start + _CHUNK]), now)
             remove_unused_blobs(connection)
 
         await self._database.transact(forget)
@@ -251,7 +254,7 @@ class SqliteRuns:
 
 
 def get_run(connection: sqlite3.Connection, chains: Chains, run_id: str) -> RunRow:
-    """Return the current row of a run. Raises `RunUnknown` if there is no such run."""
+    """Return the current row of a run. Raises `RunUnknown` if there is none, or `JournalAltered` if it is not the run's."""
     rows = fetch(connection, f"SELECT {_ROW} FROM runs WHERE id = ?", run_id)
     if not rows:
         raise RunUnknown(run_id)
@@ -335,6 +338,7 @@ def _insert(
     connection.execute(_INSERT, (*ids, status, *lease, run.began_at, changed_at, record, outcome))
     chain = run_chain(run.id)
     chains.append(connection, chain, RUN, run.id, record, at=run.began_at)
+    add_to_session(connection, chains, run.session_id, RUN, run.id, chain, at=run.began_at)
     end, body = end_of(status, outcome)
     if end or body:
         chains.append(connection, chain, OUTCOME, end, body, at=changed_at)
@@ -347,17 +351,17 @@ def _after(run: RunRecord, last: float | None) -> RunRecord:
     return msgspec.structs.replace(run, began_at=math.nextafter(last, math.inf))
 
 
-def _remove(connection: sqlite3.Connection, chains: Chains, run_ids: tuple[str, ...]) -> None:
+def _remove(connection: sqlite3.Connection, chains: Chains, run_ids: tuple[str, ...], now: float) -> None:
     marks = ", ".join("?" * len(run_ids))
     for table in ("questions", "tickets", "blob_runs"):
         connection.execute(f"DELETE FROM {table} WHERE run_id IN ({marks})", run_ids)
-    query = f"""SELECT DISTINCT session_id, principal FROM runs AS gone WHERE id IN ({marks})
-        AND NOT EXISTS (SELECT 1 FROM runs WHERE session_id = gone.session_id AND id NOT IN ({marks}))"""
-    over = connection.execute(query, run_ids * 2).fetchall()
-    gone = [decision_chain(*each) for each in over]
-    gone += [chain(run_id) for run_id in run_ids for chain in (run_chain, outside_chain)]
-    for chain in gone:
-        connection.execute("DELETE FROM records WHERE chain = ?", (chain,))
-        connection.execute("DELETE FROM chains WHERE chain = ?", (chain,))
-        chains.forget(chain)
+    query = f"SELECT session_id, id FROM runs WHERE id IN ({marks})"
+    sessions: dict[str, list[str]] = {}
+    for session_id, run_id in connection.execute(query, run_ids):
+        sessions.setdefault(session_id, []).append(run_id)
+    for run_id in run_ids:
+        chains.remove(connection, run_chain(run_id))
+        chains.remove(connection, outside_chain(run_id))
     connection.execute(f"DELETE FROM runs WHERE id IN ({marks})", run_ids)
+    for session_id, gone in sessions.items():
+        forget_in_session(connection, chains, session_id, gone, at=now)

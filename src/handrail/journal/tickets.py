@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from handrail.errors import OutcomeUnknown, TicketError
-from handrail.journal.chains import outside_chain, run_chain
+from handrail.journal.chains import run_chain
 from handrail.journal.database import Database
 from handrail.journal.lease import LEASE_SECONDS, check_owner, is_free
-from handrail.journal.verification import DEPOSIT, TICKET, verified
+from handrail.journal.verification import DEPOSIT, TICKET, add_outside, verified
 from handrail.records import OVER
 
 _COLUMNS = "text, open, holder, held_until, deposit"
@@ -92,7 +92,7 @@ class SqliteTickets:
                     "Make sure that the process is not suspended while it works.",
                 )
             _put(connection, run_id, place, msgspec.structs.replace(ticket, deposit=body))
-            database.chains.append(connection, outside_chain(run_id), DEPOSIT, place, body, at=now)
+            add_outside(connection, database.chains, run_id, DEPOSIT, place, body, at=now)
 
         await database.transact(deposit)
 

@@ -14,22 +14,32 @@ from typing import Any
 import msgspec
 
 from handrail.errors import JournalAltered
-from handrail.journal.chains import Chains, Record, decision_chain, fetch, outside_chain, run_chain
+from handrail.journal.chains import (
+    SESSIONS,
+    Chains,
+    Record,
+    decisions_of,
+    fetch,
+    outside_chain,
+    run_chain,
+)
+from handrail.journal.sessions import RUN, check_session, read_decisions, session_alterations
 from handrail.question import Question
 from handrail.records import OVER, CommitUnit, Entry, RunRecord, Verification
 
-RUN, OUTCOME, FORK, IMPORT = "run", "outcome", "fork", "import"
+OUTCOME, FORK, IMPORT = "outcome", "fork", "import"
 UNIT, VOID = "unit", "void"
 STEP, SETTLED, CLEARED = "step", "step settled", "step cleared"
 QUESTION, WITHDRAWN, TICKET = "question", "withdrawn", "ticket"
+OUTSIDE = "outside"
 ANSWER, ANSWER_CLEARED, VOTE, DEPOSIT, CANCEL = "answer", "answer cleared", "vote", "deposit", "cancel"
 
 _INTERNAL = frozenset(
-    (RUN, OUTCOME, FORK, IMPORT, UNIT, VOID, STEP, SETTLED, CLEARED, QUESTION, WITHDRAWN, TICKET)
+    (RUN, OUTCOME, FORK, IMPORT, UNIT, VOID, STEP, SETTLED, CLEARED, QUESTION, WITHDRAWN, TICKET, OUTSIDE)
 )
 """The kinds of records in a run's chain that are not entries."""
 
-_BOOKKEEPING = frozenset(("deadline", "call begun", "call tried", "verb", STEP, FORK, IMPORT))
+_BOOKKEEPING = frozenset(("deadline", "call begun", "call tried", "verb", STEP, FORK, IMPORT, OUTSIDE))
 """The kinds of records that do not count as progress of a run."""
 
 _ATTEMPT = re.compile(r"~\d+")
@@ -126,6 +136,22 @@ class RunRecords:
         return len(done) + len(self.outside)
 
 
+def add_outside(
+    connection: sqlite3.Connection,
+    chains: Chains,
+    run_id: str,
+    kind: str,
+    key: str,
+    body: bytes,
+    *,
+    at: float,
+) -> None:
+    """Record what somebody other than a run's owner adds to the run. The first such record is noted in the run's own chain."""
+    chain = outside_chain(run_id)
+    if chains.append(connection, chain, kind, key, body, at=at) == 1:
+        chains.append(connection, run_chain(run_id), OUTSIDE, "", chains.head(connection, chain), at=at)
+
+
 def steps_in(records: list[Record]) -> dict[str, bytes | None]:
     """Return the values of the steps in a chain; None for a step that was reserved but never settled."""
     found: dict[str, bytes | None] = {}
@@ -147,7 +173,7 @@ def end_of(status: str, outcome: bytes) -> tuple[str, bytes]:
 def verified(connection: sqlite3.Connection, chains: Chains, run_id: str) -> RunRecords:
     """Return the records of a run. Raises `JournalAltered` if they, or the tables that repeat them, were altered."""
     chain = run_chain(run_id)
-    records = RunRecords(chains.read(connection, chain), chains.read(connection, outside_chain(run_id)))
+    records = _read(connection, chains, run_id)
     void = records.voided
     for each in records.own:
         if each.kind == UNIT and (each.state == "void") != (each.link in void):
@@ -156,6 +182,32 @@ def verified(connection: sqlite3.Connection, chains: Chains, run_id: str) -> Run
     _check_questions(connection, chains, run_id, records)
     _check_tickets(connection, chains, run_id, records)
     return records
+
+
+def read_outside(connection: sqlite3.Connection, chains: Chains, run_id: str) -> list[Record]:
+    """Return what others added to a run. Raises `JournalAltered` if it was altered."""
+    return _read(connection, chains, run_id).outside
+
+
+def _read(connection: sqlite3.Connection, chains: Chains, run_id: str) -> RunRecords:
+    records = RunRecords(
+        chains.read(connection, run_chain(run_id)), chains.read(connection, outside_chain(run_id))
+    )
+    _check_outside(chains, run_id, records)
+    return records
+
+
+def _check_outside(chains: Chains, run_id: str, records: RunRecords) -> None:
+    """Raise `JournalAltered` unless the records of others begin with the one that the run's chain notes."""
+    noted = [each for each in records.own if each.kind == OUTSIDE]
+    if [each.body for each in noted] != [each.mac for each in records.outside[:1]]:
+        chain = run_chain(run_id)
+        if not noted:
+            raise chains.altered(
+                chain, len(records.own), "answers, votes or cancellations began without a note", what=OUTSIDE
+            )
+        problem = "what others added to the run (answers, votes, cancellations) was removed"
+        raise chains.altered(chain, noted[0].link, problem, noted[0])
 
 
 def _check_row(connection: sqlite3.Connection, chains: Chains, run_id: str, records: RunRecords) -> None:
@@ -248,7 +300,8 @@ def verify_session(connection: sqlite3.Connection, chains: Chains, run_id: str) 
         ).fetchall()
         for (other,) in others:
             verified(connection, chains, other)
-        chains.read(connection, decision_chain(session_id, principal))
+        check_session(connection, chains, session_id)
+        read_decisions(connection, chains, session_id, principal)
     return records
 
 
@@ -281,7 +334,10 @@ class _Counting(Chains):
 def _alterations(
     connection: sqlite3.Connection, chains: Chains, run_id: str | None
 ) -> Iterator[JournalAltered]:
-    """Yield the first alteration in each run, in each other chain and in each blob; for one run, the first in its session."""
+    """Yield the first alteration in each run, session and other chain, and each altered blob.
+
+    If `run_id` is given, yield only the first alteration in that run's session.
+    """
     if run_id is not None:
         try:
             verify_session(connection, chains, run_id)
@@ -289,12 +345,15 @@ def _alterations(
             yield altered
         return
     runs: dict[str, None] = {}
+    sessions: dict[str, None] = {}
     others: dict[str, None] = {}
     for (chain,) in fetch(connection, "SELECT chain FROM records UNION SELECT chain FROM chains"):
         kind, _, id = str(chain).partition(" ")
         if kind in ("run", "outside"):
             runs[id] = None
-        else:
+        elif kind == "session":
+            sessions[id] = None
+        elif chain != SESSIONS:
             others[chain] = None
     query = "SELECT id FROM runs UNION SELECT run_id FROM questions UNION SELECT run_id FROM tickets"
     runs.update((id, None) for (id,) in fetch(connection, query))
@@ -305,9 +364,14 @@ def _alterations(
             yield altered
     for chain in others:
         try:
-            chains.read(connection, chain)
+            owner = decisions_of(chain)
+            if owner is None:
+                chains.read(connection, chain)
+            else:
+                read_decisions(connection, chains, *owner)
         except JournalAltered as altered:
             yield altered
+    yield from session_alterations(connection, chains, sessions)
     for digest, data in fetch(connection, "SELECT digest, data FROM blobs"):
         if not is_intact(digest, data):
             yield JournalAltered(chains.path, "blob", digest, 1, "", "its bytes were changed")

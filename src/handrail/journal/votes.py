@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from handrail.errors import AnswerRefused
-from handrail.journal.chains import outside_chain
 from handrail.journal.database import Database, encode
-from handrail.journal.verification import VOTE, verified
+from handrail.journal.verification import VOTE, add_outside, read_outside, verified
 from handrail.question import Question, Vote
 
 
@@ -31,7 +30,7 @@ class SqliteVotes:
             before = self._read(connection, run_id, vote.question_id, vote.digest)
             mine = next((each for each in before if each.by == vote.by), None)
             if mine is None:
-                chains.append(connection, outside_chain(run_id), VOTE, vote.question_id, encoded, at=vote.at)
+                add_outside(connection, chains, run_id, VOTE, vote.question_id, encoded, at=vote.at)
                 return (*before, vote)
             if mine.approved != vote.approved:
                 raise AnswerRefused(
@@ -61,7 +60,7 @@ class SqliteVotes:
     def _read(
         self, connection: sqlite3.Connection, run_id: str, question_id: str, digest: str
     ) -> Sequence[Vote]:
-        records = self._database.chains.read(connection, outside_chain(run_id))
+        records = read_outside(connection, self._database.chains, run_id)
         found = (
             msgspec.msgpack.decode(each.body, type=Vote)
             for each in records

@@ -31,7 +31,7 @@ class Layers:
     work: Path
     """A private folder for temporary files, on the same disk as `upper`."""
     mounted_at: int = 0
-    """The disk's time when the layers were created, in nanoseconds. A command may not see later changes."""
+    """The disk's time when the layers were created, in nanoseconds. A command might not see later changes."""
 
     @property
     def root(self) -> Path:
@@ -83,9 +83,9 @@ _MASKED = 1000
 
 
 def mask_reserved(mask: Path, root: Path) -> None:
-    """Fill a layer that hides the reserved names in a root and in its immediate subfolders.
+    """Fill a layer that hides the reserved names in a root, and `.handrail` in its immediate subfolders.
 
-    `.handrail` in the root is hidden even if it is created later. Deeper reserved names are not searched for, so
+    `.handrail` in the root is hidden even if it is created later. Other reserved names are not searched for, so
     that the cost does not grow with the root. A command can read those, but its changes to them are discarded.
     """
     _white_out(mask / RESERVED)
