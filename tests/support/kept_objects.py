@@ -237,6 +237,8 @@ async def measure(ending: Ending, count: int) -> Kept:
         gate = None
         del session
         _, end = _ours()
+        gc.unfreeze()
+        gc.collect()
         end_used = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
