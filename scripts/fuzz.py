@@ -7,10 +7,12 @@ tests run it. HANDRAIL_FUZZ multiplies the executions.
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 EXECUTIONS = {
@@ -59,14 +61,13 @@ def run(name: str) -> bool:
 
 def fuzz(name: str, options: list[str]) -> None:
     """Fuzz one target in this process. This never returns."""
-    import atheris
-
+    atheris: Any = importlib.import_module("atheris")
     sys.path.insert(0, str(ROOT / "tests"))
     with atheris.instrument_imports(include=["handrail", "yaml"]):
-        from support.fuzz import TARGETS, corpus
-    target, seeds = TARGETS[name]
+        support: Any = importlib.import_module("support.fuzz")
+    target, seeds = support.TARGETS[name]
     folder = Path(options[-1])
-    for number, data in enumerate((*seeds, *corpus(name))):
+    for number, data in enumerate((*seeds, *support.corpus(name))):
         (folder / f"seed-{number}").write_bytes(data)
     atheris.Setup([sys.argv[0], *options], target)
     atheris.Fuzz()
