@@ -69,7 +69,7 @@ class ToolRolledBack(Fact, frozen=True):
     reason: str
     compensated: tuple[str, ...]
     not_undone: tuple[str, ...]
-    """Effects that could not be undone: irreversible inner calls, and effects settled by `once`."""
+    """Effects that were not undone: irreversible calls, effects settled by `once`, and effects whose compensation failed."""
     run_context: RunContext
 
 

@@ -66,7 +66,7 @@ class Conversation:
     def add(
         self, message: Message, run_id: str, *, again: bool = False, shown: Message | None = None
     ) -> None:
-        """Add a message. Lone surrogates, which no provider accepts, are replaced.
+        """Add a message. In user and tool messages, lone surrogates are replaced, since no provider accepts them.
 
         `again` means that the run is being replayed: the message is added but not published. `shown` is the form
         that others may see and that is recorded, if it differs from the message itself.

@@ -71,7 +71,7 @@ def respond(outcome: Outcome, frame: Frame, unclosed: tuple[Exception, ...] = ()
 # --- structured output ---
 
 ANSWER_TOOL = "final_answer"
-"""The tool with which a model answers if its provider can't enforce a schema."""
+"""The tool with which a model gives a structured answer, unless its provider enforces the schema."""
 REPAIRS = 2
 """How many times the model may correct an answer that does not match the schema."""
 

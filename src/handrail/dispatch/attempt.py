@@ -227,7 +227,7 @@ class Attempt(msgspec.Struct, eq=False):
     # Numbers and ids. They follow from the order in which a handler uses its verbs, and are never random.
 
     def next_number(self) -> int:
-        """Return the number of the next verb."""
+        """Count the next verb, and return its number."""
         self.inner += 1
         return self.inner
 

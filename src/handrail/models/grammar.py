@@ -89,7 +89,7 @@ def raw_object(arguments: str) -> msgspec.Raw:
 
 
 def arguments_text(given: Any) -> str:
-    """Return the arguments that a server sent as JSON text, even if it sent a value instead of text."""
+    """Return a call's arguments as JSON text, whether the server sent text or a value; "" if it sent none."""
     return given if isinstance(given, str) else "" if given is None else msgspec.json.encode(given).decode()
 
 

@@ -98,7 +98,7 @@ class Provider:
         for name, value in (headers or {}).items():
             if not _fits_header(name + value):
                 raise DefinitionError(
-                    f"model {model!r}: the header {name!r} contains a line break. Remove it."
+                    f"model {model!r}: the header {name!r} contains a control character, such as a line break. Remove it."
                 )
         self.model = model
         self._base_url = base_url.rstrip("/")
@@ -235,7 +235,8 @@ class Provider:
             )
         if not _fits_header(key):
             raise ModelRequestRefused(
-                self.model, f"its key is invalid: {self._key_variable} contains a line break"
+                self.model,
+                f"its key is invalid: {self._key_variable} contains a control character, such as a line break",
             )
         return {**self._headers, self._key_header: self._key_prefix + key} if key else self._headers
 

@@ -27,7 +27,7 @@ def not_keyed() -> DefinitionError:
 
 
 class Readable(Generic[T]):
-    """The reading methods that all slices have. Items are in order."""
+    """The methods for reading that all slices share."""
 
     __slots__ = ()
 
