@@ -86,7 +86,7 @@ class Agent(Generic[OutputT]):
             check_name(model)
         elif not isinstance(model, Adapter):
             checked_model(model)
-        if not isinstance(description, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+        if not isinstance(description, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
             raise DefinitionError(f"description is {description!r}. Pass a string, or leave it out.")
         prompt: Any = instructions
         if not isinstance(instructions, Prompt):
@@ -116,7 +116,7 @@ class Agent(Generic[OutputT]):
 
         `message` is the user's message; without one, the instructions must say everything. `params` fills the
         templates. A second run on the same `session` continues the conversation. A failing tool never ends a
-        run; an error that does is raised as `PromptEvaluationError`.
+        run; an error that does, such as a failed request or a limit, is raised as `PromptEvaluationError`.
         """
         check_names("run", RunArguments, arguments)
         return self.adapter.evaluate(self.prompt, params, message=message, **arguments)
@@ -139,7 +139,7 @@ class Agent(Generic[OutputT]):
     def as_tool(self) -> Tool[Any, Any]:
         """Return this agent as a tool for another agent. Each call to the tool runs the agent inside that call.
 
-        The tool takes a `message`, or the prompt's params if the prompt has templates. It uses the caller's budget,
+        The tool takes the prompt's params if the prompt has any, or else a `message`. It uses the caller's budget,
         deadline, session, files and environment, but its own model and workers.
         """
         if not self.description.strip():

@@ -16,6 +16,7 @@ import math
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from contextvars import Context, copy_context
+from functools import partial
 from types import coroutine
 from typing import Any, TypeVar, cast
 
@@ -102,7 +103,7 @@ class CancelScope(msgspec.Struct, eq=False):
         )
 
     def explain(self, error: BaseException, doing: str) -> BaseException:
-        """Return `DeadlineExceededError` if the deadline cancelled the work; otherwise return `error` itself.
+        """Return `DeadlineExceededError` if `error` is the deadline's cancellation; otherwise return `error` itself.
 
         `doing` describes what did not happen in time. This also stops watching the deadline.
         """
@@ -113,10 +114,16 @@ class CancelScope(msgspec.Struct, eq=False):
             return DeadlineExceededError(deadline.at, doing)
         return error
 
-    def start_timeout(self, seconds: float) -> None:
-        """Cancel the work after this many seconds, less what `continue_timeout` has noted."""
-        timers = timers_of(self.task.get_loop())
-        self._timeout = timers.start(seconds, self.task.cancel, None, self._timeout_left)
+    def start_timeout(self, seconds: float, excused: Callable[[], float] | None = None) -> None:
+        """Cancel the work after this many seconds, or after what was left of a timeout that `continue_timeout` noted.
+
+        Time that listeners take from the loop does not count. `excused` returns the total of such time so far, if
+        listeners also run on threads of the work.
+        """
+        timers, extend = timers_of(self.task.get_loop()), None
+        if excused is not None:
+            extend = partial(_increase, excused, [excused()])
+        self._timeout = timers.start(seconds, self.task.cancel, extend, self._timeout_left)
 
     def stop_timeout(self) -> None:
         """Stop the timeout, because the work is over. Raises `TimedOut` if only the timeout cancelled it."""
@@ -166,6 +173,12 @@ def open_scope(run: Cancellation | None = None, loop: asyncio.AbstractEventLoop 
 
 
 def _do_nothing() -> None: ...
+
+
+def _increase(total: Callable[[], float], last: list[float]) -> float:
+    """Return by how much the total has grown since it was last read."""
+    before, last[0] = last[0], total()
+    return last[0] - before
 
 
 async def shielded(work: Coroutine[Any, Any, T]) -> T:

@@ -27,7 +27,7 @@ class Deadline:
     __slots__ = ("_clock", "_ends", "_paused_at", "_pauses", "at", "pauses_for_people")
 
     def __init__(self, at: datetime, *, clock: Clock = SYSTEM_CLOCK, pauses_for_people: bool = False) -> None:
-        if not isinstance(at, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+        if not isinstance(at, datetime):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
             raise DefinitionError(
                 f"the deadline {at!r} is not a datetime. Pass one, or use `Deadline.after(300)`."
             )

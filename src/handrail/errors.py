@@ -5,14 +5,14 @@ that concern a single package are defined there: those of commands in `resources
 models in `models`, of serving in `serve.refusals`, and of simulations in `testing.simulation`.
 
     HandrailError
-    ├── DefinitionError (ValueError)             a definition is wrong; raised where it is defined
+    ├── DefinitionError (ValueError)             a definition or an argument is wrong
     │   ├── ToolDefinitionError                    .tool, .problem, .hint
     │   ├── PromptDefinitionError                  .place, .problem, .hint
     │   │   └── PromptValidationError                .tool, .places: two tools with the same name
     │   ├── ExtraKeyError                          .key
     │   └── WorkerError                            .problems: everything wrong with a worker's file
     ├── ToolError                                raised by a handler, or before it runs
-    │   ├── ToolValidationError (ValueError)       .problems: everything wrong with the arguments
+    │   ├── ToolValidationError (ValueError)       .problems: what is wrong with the arguments
     │   ├── TransientError                         .retry_after: the same call may succeed later
     │   ├── CallFailed (RuntimeError)              .result: an inner call failed
     │   ├── ActFailed (RuntimeError)               .raised, .where: an act of a handoff raised; its message is withheld
@@ -22,7 +22,7 @@ models in `models`, of serving in `serve.refusals`, and of simulations in `testi
     │   ├── CapabilityMissing (LookupError)        .capability: this environment does not have it
     │   ├── NotRendered (LookupError)              the prompt has not been rendered yet
     │   ├── NotSupported (NotImplementedError)     .member: a member of the context is not available
-    │   └── TicketError (ValueError)               .problem: not a ticket, forged, or too old
+    │   └── TicketError (ValueError)               .problem: not a ticket, forged, expired or in use
     ├── OperationError (RuntimeError)            .operation
     │   ├── OperationUsedTwice                     awaited or waited for twice
     │   ├── OperationHasNoTruth (TypeError)        used as a condition: the await is missing
@@ -86,7 +86,7 @@ class HandrailError(Exception):
 
 
 class DefinitionError(HandrailError, ValueError):
-    """A definition is wrong. Raised where something is defined, never when it is first used."""
+    """A definition or an argument is wrong. Raised as soon as that can be noticed, usually before anything runs."""
 
     @property
     def parts(self) -> tuple[str, str]:
@@ -149,7 +149,7 @@ class ToolError(HandrailError):
 
 
 class ToolValidationError(ToolError, ValueError):
-    """The arguments of a call are invalid. `problems` lists everything that is wrong.
+    """The arguments of a call are invalid. `problems` lists what is wrong.
 
     A handler may raise it, too: `raise ToolValidationError("'from' is after 'to'")`.
     """
@@ -249,7 +249,7 @@ class NotSupported(ContextError, NotImplementedError):
 
 
 class TicketError(ContextError, ValueError):
-    """A ticket was refused: it is not a ticket, its signature is wrong, or it is too old."""
+    """A ticket was refused, for example because its signature is wrong, it has expired, or its call is over."""
 
     def __init__(self, problem: str, hint: str) -> None:
         super().__init__(f"ticket refused: {problem}. {hint}")
@@ -329,7 +329,7 @@ class DeadlineExceededError(LimitError, TimeoutError):
 
 
 class BudgetExceededError(LimitError):
-    """Spending this amount would exceed the budget, so nothing was spent."""
+    """Spending this amount would exceed the budget, or the amount is unknown, so nothing was spent."""
 
     def __init__(self, unit: str, wanted: object, left: object, *, of_root: bool) -> None:
         whose = "the run's budget" if of_root else "this run's share of the budget"
@@ -473,7 +473,7 @@ class EffectRefused(StateError, PermissionError):
         )
         self.tool = tool
         self.effect = effect
-        """The declared effect; None if it is `pure` or `read` and nobody knows which."""
+        """The declared effect; None if it is `pure` or `read`, and which of the two is unknown."""
 
 
 class ResourceError(StateError, LookupError):
@@ -587,7 +587,7 @@ class RunUnknown(RunError, LookupError):
 
 
 class RunBusy(RunError):
-    """Another process holds the run's lease."""
+    """Another process holds the run's lease, or this process is already executing the run."""
 
     def __init__(self, run_id: str, owner: str) -> None:
         super().__init__(

@@ -1,8 +1,8 @@
-"""The facts that Handrail publishes. Each call has exactly one `ToolStarted` and one `ToolInvoked`.
+"""The facts that Handrail publishes. Each call has one `ToolStarted` and one `ToolInvoked`, unless its run stops first.
 
-Facts go to the subscribers of the event bus. Outcomes (`ToolInvoked`, `ToolRolledBack`, approvals, questions)
-are also kept in the session's logs. Only Handrail publishes facts: a tool publishes its own events with
-`context.emit`, which wraps them in `Emitted`.
+Facts go to the subscribers of the event bus. All except `ToolStarted`, `Progress`, `Emitted`, `PromptRendered`,
+`ModelRequested` and the deltas are also kept in the session's logs. Only Handrail publishes facts: a tool publishes its
+own events with `context.emit`, which wraps them in `Emitted`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ToolRolledBack(Fact, frozen=True):
     reason: str
     compensated: tuple[str, ...]
     not_undone: tuple[str, ...]
-    """Effects that could not be undone: irreversible inner calls, and effects settled by `once`."""
+    """Effects that were not undone: irreversible calls, effects settled by `once`, and effects whose compensation failed."""
     run_context: RunContext
 
 

@@ -82,9 +82,9 @@ class Runs(Protocol):
         limit: int = 100,
         before: Mark | None = None,
     ) -> Sequence[RunRow]:
-        """Return a page of runs, newest first. With `session_id`, return all runs of that session, oldest first.
+        """Return a page of runs, newest first. To get the next page, pass the mark of this page's last record as `before`.
 
-        To get the next page, pass the mark of this page's last record as `before`.
+        With `session_id`, return all runs of that session, oldest first, or only the oldest if `limit` is 1.
         """
         ...
 
@@ -271,7 +271,7 @@ class Tickets(Protocol):
     """Tickets issued by calls, and the results deposited for them.
 
     Only the owner of a run issues and closes tickets. A process that redeems a ticket claims it, does the work,
-    and deposits the result for the owner to take. If the call no longer waits for it, the methods raise `TicketError`.
+    and deposits the result for the owner to take. `claim` and `deposit` raise `TicketError` if the call no longer waits.
     """
 
     def issue(self, run_id: str, place: str, text: str, /) -> str:
@@ -291,7 +291,7 @@ class Tickets(Protocol):
         ...
 
     async def deposit(self, run_id: str, place: str, by: str, body: bytes, /) -> None:
-        """Record the result for a claimed ticket. Raises `TicketError` if the ticket's call no longer waits for it."""
+        """Record the result for a claimed ticket. Raises `TicketError` if another process has claimed it since."""
         ...
 
     async def close(self, run_id: str, places: Sequence[str], /) -> Mapping[str, bytes]:

@@ -119,7 +119,7 @@ def import_app(name: str) -> ModuleType:
 
 
 def find_app(name: str) -> ModuleSpec | None:
-    """Return the spec of a user's module by name, without importing it; None if there is no such module."""
+    """Return the spec of a user's module by name; None if there is no such module. Only its parent packages are imported."""
     with _wanting(name):
         return importlib.util.find_spec(name)
 
@@ -127,7 +127,7 @@ def find_app(name: str) -> ModuleSpec | None:
 def load_file(path: Path, name: str) -> ModuleType:
     """Import a file as a module with this name, and return it. The module can import others from the file's folder.
 
-    If the import fails, `sys.modules` is restored.
+    If the import fails, the module that had this name before, if any, has it again.
     """
     loader = _SourceLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)

@@ -376,7 +376,7 @@ async def _gather(
 
 
 async def cancel_and_await(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel these tasks and wait until they end. If the caller is cancelled meanwhile, that is raised afterwards."""
+    """Cancel these tasks and wait until they end. A cancellation of the caller meanwhile is raised afterwards."""
     cancelled: asyncio.CancelledError | None = None
     unfinished: list[asyncio.Task[Any]] = [task for task in tasks if not task.done()]
     for task in unfinished:

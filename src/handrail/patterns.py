@@ -6,7 +6,7 @@ time is proportional to the length of the text times the size of the pattern. Th
 pattern such as `(a?){20000}` can be large.
 
 Patterns use Python's syntax and are translated to Rust's. Features that need a backtracking engine (lookaround,
-backreferences, atomic groups, possessive repeats) are refused by name.
+backreferences, conditionals, atomic groups, possessive repeats) are refused by name.
 """
 
 from __future__ import annotations

@@ -242,7 +242,7 @@ def is_in_run(id: str, run_id: str) -> bool:
 
 
 def split_run_id(id: str) -> tuple[str, Place]:
-    """Split the id of a nested run into the outermost run's id and the nested run's place in that run."""
+    """Split a run's id into the outermost run's id and the run's place in that run."""
     found = _NESTED_RUN.search(id)
     at = len(id) if found is None else found.start()
     return id[:at], Place.parse(id[at:])

@@ -1,7 +1,7 @@
 """The seams: protocols through which one layer uses another without knowing its implementation.
 
-Everything that reaches the outside world (a model, a person, a disk, a record) goes through one of these, and
-each has a public fake: `ScriptedModel`, `MemoryFilesystem`, `MemoryJournal`, and those in `handrail.testing`.
+Everything that reaches the outside world goes through a protocol: one of these, `messages.Model` or `journals.Journal`.
+Each has a public fake: `ScriptedModel`, `MemoryFilesystem`, `MemoryJournal`, and those in `handrail.testing`.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def ask(role: str | None = None, approvals: int = 1) -> Quorum:
         raise DefinitionError(
             f"ask(approvals={approvals!r}) is not a number of people. Pass a whole number of at least 1."
         )
-    if role is not None and (not isinstance(role, str) or not role):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+    if role is not None and (not isinstance(role, str) or not role):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
         raise DefinitionError(
             f"ask(role={role!r}) is not the name of a role. Pass one, such as 'finance', or leave it out."
         )
@@ -105,7 +105,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """The JSON Schema that an answer must match."""
     digest: str
     principal: str
-    """The principal who may answer."""
+    """The run's principal, who may answer unless quorums decide."""
     asked_by: tuple[str, ...]
     """The path of calls that leads to the asker, outermost first."""
     call_id: str

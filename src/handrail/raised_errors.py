@@ -13,11 +13,11 @@ from typing import Any
 _GROUP: Any = BaseExceptionGroup
 _members_of: Any = BaseExceptionGroup.exceptions.__get__  # pyright: ignore[reportUnknownMemberType, reportFunctionMemberAccess, reportAttributeAccessIssue]  # a descriptor
 _SHORT = 300
-"""Maximum length of an error's words, in characters."""
+"""Maximum length of an error's message in a description, in characters."""
 _LEAVES = 5
-"""Maximum number of errors of a group that are described."""
+"""Maximum number of errors in a group that are described."""
 _MOST_NODES = 20_000
-"""Maximum number of errors of a group that are looked at."""
+"""Maximum number of errors in a group that are looked at, including nested groups."""
 
 
 # --- errors as text -----------------------------------------------------------------------------------
@@ -63,7 +63,10 @@ def log_error(log: logging.Logger, level: int, message: str, *words: object, err
 
 
 def leaves_of(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors in an exception group that are not groups themselves, in order, at any depth."""
+    """Yield the errors in an exception group that are not groups themselves, at any depth, in order and each once.
+
+    At most `_MOST_NODES` errors are looked at.
+    """
     pending, seen = [error], set[int]()
     while pending and len(seen) < _MOST_NODES:
         each = pending.pop()
@@ -81,7 +84,7 @@ def leaves_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def forget_frames(error: BaseException) -> None:
-    """Make an error of a call that is over hold nothing of the call.
+    """Remove everything from an error that would keep its finished call in memory.
 
     The traceback keeps its lines, but the variables of the frames are cleared, and frames that are still running
     are left out. This applies to every error that this one was caused by or contains, too.
@@ -102,7 +105,7 @@ def forget_frames(error: BaseException) -> None:
 
 
 def _without_locals(traceback: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the variables of its frames."""
+    """Clear the variables in a traceback's frames, and return it without the frames that are still running."""
     first = last = None
     while traceback is not None:
         following = traceback.tb_next
@@ -123,7 +126,10 @@ def _without_locals(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def without_frames(error: BaseException) -> BaseException:
-    """Return a copy of an error that is raised on, so that nothing that is kept refers to the frames that it passes."""
+    """Return a copy of an error to keep, because the error itself is raised further and collects frames.
+
+    If it can't be copied, a `RuntimeError` that describes it is returned.
+    """
     try:
         made = type(error).__new__(type(error), *error.args)
         made.__dict__.update(error.__dict__)

@@ -170,7 +170,7 @@ class QuestionRecord(msgspec.Struct, frozen=True):
 
 
 class RunCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a journal holds about a run, to be added to a journal as a new run."""
+    """A run's row, entries, units, steps and blobs, to be added to a journal as a new run."""
 
     row: RunRow
     entries: Sequence[Entry] = ()

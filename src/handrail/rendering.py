@@ -19,7 +19,7 @@ import msgspec
 
 FOLD_CHARACTERS = 600
 FOLD_LINES = 12
-"""Maximum number of characters, and of lines, that are shown of a value. The rest is folded."""
+"""Maximum number of characters, and of lines, that are shown of a value. The rest is folded, unless it is short."""
 
 _MAX_MARKS = 3
 """Maximum number of combining marks on one character. More of them would cover the text around it."""
@@ -63,12 +63,12 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def escape(text: str) -> str:
-    """Return running text with its invisible characters escaped, except line breaks and tabs."""
+    """Return text with its invisible characters escaped. Newlines and tabs are kept, and CRLF becomes a newline."""
     return _HIDDEN.sub(_escape_match, text.replace("\r\n", "\n"))
 
 
 def escape_line(text: str, limit: int | None = None) -> str:
-    """Return text escaped into a single line, and cut to at most `limit` characters."""
+    """Return text escaped into a single line. If it is longer than `limit`, it is cut and ends with `…`."""
     line = _BREAK.sub(_escape_match, escape(text))
     return line if limit is None or len(line) <= limit else f"{line[: max(limit - 1, 0)]}…"
 

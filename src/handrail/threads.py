@@ -236,7 +236,7 @@ def _run_background(loop: asyncio.AbstractEventLoop) -> None:
 
 
 _EXIT_SECONDS = 2.0
-"""Maximum seconds for the remaining work on the background loop to clean up at exit."""
+"""Maximum seconds at exit for the background loop's tasks to clean up, and again for its async generators."""
 
 
 def _end_background(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:

@@ -12,7 +12,23 @@ import msgspec
 from handrail.threads import forget_closed
 
 _FEW = 64
-"""Number of stopped or paused timers that may stay in the heap before it is cleaned up."""
+"""The heap is cleaned up once it has more than this many invalid entries and they are more than half of it."""
+
+
+class LostTime(msgspec.Struct, eq=False):
+    """The time in which a loop could not run because a listener blocked it. It is not charged to calls."""
+
+    seconds: float = 0.0
+    _spans: list[tuple[float, float]] = msgspec.field(default_factory=list[tuple[float, float]])
+    """The latest spans that were added. They do not overlap."""
+
+    def add(self, before: float, after: float) -> None:
+        """Add the time between two readings of the loop's clock, except what listeners in between have added."""
+        self.seconds += after - before
+        while self._spans and self._spans[-1][0] >= before:
+            nested = self._spans.pop()
+            self.seconds -= nested[1] - nested[0]
+        self._spans = [*self._spans[-_FEW:], (before, after)]
 
 
 class Timer(msgspec.Struct, eq=False):
@@ -23,6 +39,8 @@ class Timer(msgspec.Struct, eq=False):
     seconds: float
     _when: float
     _extend: Callable[[], float] | None = None
+    _lost: float = 0.0
+    """The loop's lost time that the timer has already allowed for."""
     _left: float | None = None
     _pauses: int = 0
     _has_fired: bool = False
@@ -40,7 +58,7 @@ class Timer(msgspec.Struct, eq=False):
         """Pause the timer until there has been a `resume` for every `pause`."""
         self._pauses += 1
         if self._call is not None and self._left is None:
-            self._left = self._when - self._timers.loop.time()
+            self._left = self.left()
             self._timers.count_stopped()
 
     def resume(self) -> None:
@@ -49,18 +67,24 @@ class Timer(msgspec.Struct, eq=False):
         if self._pauses == 0 and self._call is not None and self._left is not None:
             self._when = self._timers.loop.time() + self._left
             self._left = None
+            self._lost = self._timers.lost.seconds
             self._timers.put(self, self._when)
 
     def left(self) -> float:
         """Return the seconds until the timer is due, or would be due if it had not been stopped."""
-        return self._when - self._timers.loop.time() if self._left is None else self._left
+        if self._left is not None:
+            return self._left
+        lost = 0.0 if self._extend is not None else self._timers.lost.seconds - self._lost
+        return self._when - self._timers.loop.time() + lost
 
     def is_due(self, when: float) -> bool:
         """Return whether the heap's entry for this time is still valid."""
         return self._call is not None and self._left is None and self._when == when
 
     def fire(self) -> None:
-        more = 0.0 if self._extend is None else self._extend()
+        lost = self._timers.lost.seconds
+        more = lost - self._lost if self._extend is None else self._extend()
+        self._lost = lost
         if more > 0:
             self._when = self._timers.loop.time() + more
             self._timers.put(self, self._when)
@@ -72,9 +96,9 @@ class Timer(msgspec.Struct, eq=False):
 
 
 class Timers:
-    """The timers of one event loop."""
+    """The timers of one event loop. Time that the loop has lost to listeners postpones them."""
 
-    __slots__ = ("_handle", "_heap", "_loop", "_next", "_number", "_stopped")
+    __slots__ = ("_handle", "_heap", "_loop", "_next", "_number", "_stopped", "lost")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = ref(loop)  # weak, because otherwise the entry in `_timers` would keep the loop alive
@@ -83,6 +107,7 @@ class Timers:
         self._stopped = 0
         self._handle: asyncio.TimerHandle | None = None
         self._next = 0.0
+        self.lost = LostTime()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -97,13 +122,13 @@ class Timers:
         extend: Callable[[], float] | None = None,
         left: float | None = None,
     ) -> Timer:
-        """Start a timer that calls `call` after this many seconds, or after `left` if some have passed already.
+        """Start a timer that calls `call` after this many seconds, or after `left` seconds if that is given.
 
-        When they have passed, `extend` is called. If it returns a positive number, the timer waits that many more
-        seconds; otherwise it fires.
+        Before it fires, `extend`, if given, is called. If that returns a positive number, the timer waits that many more
+        seconds instead. Without `extend`, it waits for as long as the loop was blocked meanwhile.
         """
         when = self.loop.time() + (seconds if left is None else left)
-        timer = Timer(self, call, seconds, when, extend)
+        timer = Timer(self, call, seconds, when, extend, self.lost.seconds)
         self.put(timer, when)
         return timer
 

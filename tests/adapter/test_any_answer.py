@@ -14,13 +14,25 @@ from hypothesis import event, example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from handrail import Adapter, LaterEnvironment, Prompt, Session, ToolCall, ToolContext, tool
+from handrail import (
+    Adapter,
+    Budget,
+    LaterEnvironment,
+    MemoryJournal,
+    Prompt,
+    Session,
+    ToolCall,
+    ToolContext,
+    tool,
+)
 from handrail.adapter.conversation import check_well_formed, root_conversation
 from handrail.errors import RunParked
 from handrail.events import MessageAdded, ToolInvoked
 from handrail.journal.sqlite import SqliteJournal
 from handrail.messages import (
     AssistantMessage,
+    CallAnswered,
+    CallAsked,
     CallPart,
     Kept,
     ModelPart,
@@ -33,6 +45,7 @@ from handrail.messages import (
     Traits,
     Usage,
     UsagePart,
+    UserMessage,
 )
 from handrail.models.bridge import messages_of
 from handrail.models.scripted import Reply, ScriptedModel
@@ -316,3 +329,28 @@ def test_scripted_models_can_be_cut_off() -> None:
     script = [Reply(calls=[ToolCall("look", {"where": "x"})], stop="length"), "done"]
     assert Adapter(ScriptedModel(script)).evaluate(PROMPT, "go").wait().text == "done"
     assert ran == []
+
+
+# --- conversations that begin elsewhere --------------------------------------------------------
+
+
+async def test_a_history_may_begin_with_the_model() -> None:
+    """A history that begins with the model's message is accepted by every wire, also by those that want a user first."""
+    history = [AssistantMessage("Hello."), UserMessage("Hi."), AssistantMessage("")]
+    model = Drawn([])
+    await Adapter(model).evaluate(PROMPT, "go", history=history)
+    assert model.requests == 1
+
+
+async def test_text_from_elsewhere_may_have_lone_surrogates() -> None:
+    """Text that is not valid Unicode, such as a file's name, is sent with replacements wherever it comes from."""
+    history = [
+        UserMessage("a\ud800"),
+        AssistantMessage("b\ud800", (CallAsked("c\ud800", "d\ud800", '{"where": "e\ud800"}'),)),
+        ToolMessage((CallAnswered("c\ud800", "d\ud800", "f\ud800"),)),
+    ]
+    model = Drawn([])
+    await Adapter(model, journal=MemoryJournal()).evaluate(
+        PROMPT, "g\ud800", history=history, budget=Budget(tokens=10_000)
+    )
+    assert "b\ufffd".encode() in model.sent[0]["chat"]

@@ -8,7 +8,8 @@ wire. `python tests/models/test_contract.py` prints the table.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,7 @@ from handrail.models import (
 )
 from support.servers import CAN
 from support.stages import EXAMPLES, MESSAGE, SHOWN, WIRES, Call, Fail, Fault, Line, Say, Stage
+from support.wire_grammar import check
 
 QUICK = Retry(attempts=3, first_wait=0.01, chance=lambda: 0.0)
 
@@ -139,14 +141,21 @@ TABLE = {
 
 
 @pytest.fixture
-def stage(request: pytest.FixtureRequest) -> Stage:
-    """Provide the server or script behind this test's model."""
+def stage(request: pytest.FixtureRequest) -> Iterator[Stage]:
+    """Provide the server or script behind the model of this test.
+
+    Requests through the bridge are checked as the server recorded them; all others are checked as they are sent.
+    """
     subject: str = request.param
-    wire, _, server = subject.partition("@")
-    if not server:
-        return Stage(subject, None)
-    wire = "chat" if wire == "bridge" else wire
-    return Stage(subject, wire, request.getfixturevalue(f"{server}_server"))  # pyright: ignore[reportArgumentType]  # `wire` is one of the literals
+    wire, _, name = subject.partition("@")
+    if not name:
+        yield Stage(subject, None)
+        return
+    server = request.getfixturevalue(f"{name}_server")
+    yield Stage(subject, "chat" if wire == "bridge" else wire, server)  # pyright: ignore[reportArgumentType]  # `wire` is one of the literals
+    if wire == "bridge":
+        for seen in server.requests():
+            check(seen.path, json.dumps(seen.body).encode())
 
 
 def case(name: str) -> Callable[[Any], Any]:

@@ -541,7 +541,7 @@ async def test_keys_as_they_are_found_in_environments(monkeypatch: pytest.Monkey
         monkeypatch.setenv("PLANTED_KEY", f"{KEY}\n")
         assert (await adapter.evaluate(PLAIN, "hi")).text == "ok"
         monkeypatch.setenv("PLANTED_KEY", f"{KEY}\nmore")
-        with pytest.raises(PromptEvaluationError, match="PLANTED_KEY contains a line break"):
+        with pytest.raises(PromptEvaluationError, match="PLANTED_KEY contains a control character"):
             await adapter.evaluate(PLAIN, "hi")
 
 
@@ -551,7 +551,7 @@ async def test_keys_as_they_are_found_in_environments(monkeypatch: pytest.Monkey
         ({"base_url": "https://me:hunter2@host/v1"}, "user name or password"),
         (
             {"base_url": "http://host/v1", "headers": {"x-team": "a\r\nb: c"}},
-            "'x-team' contains a line break",
+            "'x-team' contains a control character",
         ),
     ],
 )

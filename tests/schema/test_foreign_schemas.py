@@ -1,5 +1,6 @@
 """Schemas from outside, with recursive unions, long reference chains or huge enums, are checked in bounded steps."""
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -222,3 +223,62 @@ def test_arguments_for_a_client_s_tool_are_refused_past_the_steps() -> None:
     )
     with pytest.raises(ToolValidationError, match=f"more than {MAX_STEPS} steps"):
         tool.parse({"x": [{}] * 1000})
+
+
+class Counted(int):
+    """A number that counts how often it is quoted."""
+
+    quoted = 0
+
+    def __repr__(self) -> str:
+        Counted.quoted += 1
+        return "1"
+
+
+def test_a_mistake_costs_the_same_for_a_value_of_any_size() -> None:
+    """Only the beginning of a value is quoted, and only for the mistakes that are reported."""
+    Counted.quoted = 0
+    value = [Counted()] * 1000
+    (wrong,) = misfits({"anyOf": [{"type": "string"}] * 4900}, value)
+    assert wrong.what.startswith("must be text, got [1, 1, 1, ")
+    assert Counted.quoted <= 30
+
+
+def test_mistakes_count_as_steps() -> None:
+    """A union each of whose members finds many mistakes is refused at the limit of steps."""
+    form = {"type": "object", "additionalProperties": False}
+    (wrong,) = misfits({"anyOf": [dict(form) for _ in range(2000)]}, {f"k{at}": 1 for at in range(200)})
+    assert wrong.what.startswith("can't be checked")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1 << 20_000, {"a": [[[[1]]]]}, {"x" * 5000: "y" * 5000}, ["z" * 5000] * 99],
+    ids=["a number", "nesting", "long texts", "a long list"],
+)
+def test_any_value_is_quoted_in_a_few_words(value: Any) -> None:
+    (wrong,) = misfits({"type": "string"}, value)
+    assert len(wrong.what) < 100
+
+
+def test_long_names_are_not_copied_to_every_part() -> None:
+    """A schema and a value with one long name and many parts take memory for the name once."""
+    name = "k" * 200_000
+    schema = {"type": "object", "properties": {name: {"items": {"type": "string"}}}}
+    many = {"type": "object", "properties": {name: {"properties": {f"a{at}": {} for at in range(2000)}}}}
+    tracemalloc.start()
+    try:
+        check_foreign(many, "t")
+        wrong = misfits(schema, {name: [0] * 2000})
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000_000
+    assert len(wrong) == 100
+    assert all(len(each.where) < 100 for each in wrong)
+
+
+def test_arguments_of_a_client_s_tool_have_a_maximum_size() -> None:
+    """The arguments for a client's tool are limited like those of any other tool."""
+    with pytest.raises(ToolValidationError, match="20,000"):
+        frontend_tool("t", "Do it.", {"type": "object"}).parse('{"x": [' + "0," * 30_000 + "0]}")

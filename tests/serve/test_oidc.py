@@ -23,7 +23,7 @@ from handrail.errors import DefinitionError
 from handrail.serve.oidc import OidcProvider
 from handrail.serve.people import People
 from support import PATIENCE
-from support.serving import Client, Said, serving, signed_in
+from support.serving import Client, Said, serving
 
 pytestmark = pytest.mark.once
 CLAIMS = [
@@ -124,10 +124,29 @@ async def test_somebody_whom_the_provider_names_gets_in_with_the_roles_they_have
         said = await came_back(client, where, cookie, "1")
         assert said.status == 303, said.body
         link = said.headers["location"].removeprefix("/#link=")
-        page = await signed_in(client, link=link)
+        browser = {"Cookie": said.headers["set-cookie"].partition(";")[0]}
+        entered = await client.ask("POST", "/login", {"link": link}, headers=browser)
+        assert entered.status == 200, entered.body
+        page = {
+            "Authorization": "-",
+            "Cookie": entered.headers["set-cookie"].partition(";")[0],
+            "Handrail-Key": entered.json["key"],
+        }
         about = (await client.ask("GET", "/about", headers=page)).json
         assert (about["principal"], about["roles"]) == ("ann@example.org", ["approver"])
+        assert (await client.ask("POST", "/login", {"link": link}, headers=browser)).kind == "LinkUsed"
+
+
+async def test_a_sign_in_is_finished_in_the_browser_that_began_it(tmp_path: Path, issuer: str):
+    """The link that ends a sign-in works only in the browser that the provider sent back, and only once."""
+    users_in(tmp_path)
+    async with serving(tmp_path, oidc=OidcProvider(issuer, "handrail", "secret")) as client:
+        said = await came_back(client, *await begun(client), "1")
+        link = said.headers["location"].removeprefix("/#link=")
+        browser = {"Cookie": said.headers["set-cookie"].partition(";")[0]}
+        assert "-link=" in browser["Cookie"]
         assert (await client.ask("POST", "/login", {"link": link})).kind == "LinkUsed"
+        assert (await client.ask("POST", "/login", {"link": link}, headers=browser)).kind == "LinkUsed"
 
 
 @pytest.mark.parametrize(

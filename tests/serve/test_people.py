@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import sqlite3
@@ -221,6 +222,21 @@ async def refusal(principals: Principals, address: str, name: str, password: str
     except RequestRefused as refused:
         return refused.kind
     return ""
+
+
+async def test_guesses_sent_at_once_are_counted_like_any_others():
+    """Secrets from one address, or for one name, are checked one after the other, so the limit holds for a burst."""
+    clock = Clock()
+    people = People(clock=clock)
+    people.add("ann", secret=SECRET)
+    principals = Principals(people, limits=Limits(wrong_tokens=2), clock=clock)
+    guesses = [*["x"] * 6, SECRET]
+    said = await asyncio.gather(*(refusal(principals, "1.1.1.1", "ann", guess) for guess in guesses))
+    assert said == [*["SignInWrong"] * 2, *["TooManyWrongTokens"] * 5]
+    clock.seconds += 3600
+    spread = [refusal(principals, f"2.2.{number}.2", "ann", "x") for number in range(24)]
+    assert sorted(await asyncio.gather(*spread))[:20] == ["SignInWrong"] * 20
+    assert await refusal(principals, "3.3.3.3", "ann", SECRET) == "TooManyWrongTokens"
 
 
 async def test_wrong_passwords_are_slowed_by_address_and_by_name_and_logged():

@@ -108,7 +108,8 @@ class Adapter:
 
         `params` fills the prompt's templates; a plain string is the user's message. Evaluating again on the
         same session continues its conversation. `arguments` take precedence over the adapter's own.
-        A failing tool never ends a run. An error that does end it is raised as `PromptEvaluationError`.
+        A failing tool never ends a run. An error that does, such as a failed request or a limit, is raised as
+        `PromptEvaluationError`.
         """
         options = self._given("evaluate", prompt, params, message, arguments)
         return Operation(lambda: self._evaluate(prompt, options), f"evaluate({prompt.name!r})")
@@ -141,9 +142,9 @@ class Adapter:
         """Continue a recorded run that was parked or whose process ended.
 
         Recorded steps are not repeated: the model's answers, finished calls, settled effects and people's answers.
-        Resuming a finished run returns its response again. `prompt` may be left out if the run began with
-        `app="module:name"`. Tools that were added to the run must be passed again. If the session was created with
-        its own slice rules, pass `session`: an empty session with the recorded id and the same rules.
+        Resuming a finished run returns its response, or raises its error, again. `prompt` may be left out if the run
+        began with `app="module:name"`. Tools that were added to the run must be passed again. If the session was created
+        with its own slice rules, pass `session`: an empty session with the recorded id and the same rules.
         """
         options = self._options.updated("resume", ResumeArguments, arguments)
         return Operation(lambda: self._resume(run_id, prompt, options), f"resume({run_id!r})")

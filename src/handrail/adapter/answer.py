@@ -129,7 +129,7 @@ class Answer:
 
     @property
     def begun(self) -> bool:
-        """Whether any part has arrived. If so, the provider may charge for the request."""
+        """Whether the request has been sent, as far as is known. If so, the provider may charge for it."""
         return bool(self.sent or self._texts or self._pieces)
 
     @property

@@ -66,7 +66,7 @@ class Conversation:
     def add(
         self, message: Message, run_id: str, *, again: bool = False, shown: Message | None = None
     ) -> None:
-        """Add a message. Lone surrogates, which no provider accepts, are replaced.
+        """Add a message. In user and tool messages, lone surrogates are replaced, since no provider accepts them.
 
         `again` means that the run is being replayed: the message is added but not published. `shown` is the form
         that others may see and that is recorded, if it differs from the message itself.
@@ -135,7 +135,10 @@ class Conversation:
     def begin_with(
         self, history: Iterable[Message], run_id: str, shown: Callable[[Message], Message] | None = None
     ) -> None:
-        """Begin the conversation with messages from elsewhere. Raises `DefinitionError` unless it is empty."""
+        """Begin the conversation with messages from elsewhere.
+
+        Raises `DefinitionError` if it has already begun, or if the messages are not well-formed.
+        """
         said = list(history)
         if said and len(self.messages):
             raise DefinitionError(
@@ -144,10 +147,10 @@ class Conversation:
             )
         check_well_formed(said)
         calls: tuple[CallAsked, ...] = ()
-        for message in said:
-            if isinstance(message, AssistantMessage) and message.calls:
+        for message in map(sendable, said):
+            if isinstance(message, AssistantMessage):
                 calls = self.fresh_ids(message.calls)
-                message = msgspec.structs.replace(message, calls=calls)
+                message = AssistantMessage(message.text, calls, message.kept)
             elif isinstance(message, ToolMessage):
                 results = zip(message.results, calls, strict=True)
                 message = ToolMessage(
@@ -168,7 +171,7 @@ class Conversation:
 
 
 def _sendable(message: Message) -> Message:
-    """Return the message with invalid text replaced, such as file names that are not UTF-8."""
+    """Return a user or tool message with the lone surrogates in its text replaced. File names that are not UTF-8 have them."""
     if isinstance(message, AssistantMessage):
         return message  # an answer is already valid text
     if not isinstance(message, ToolMessage):
@@ -181,11 +184,28 @@ def _sendable(message: Message) -> Message:
     return message
 
 
+def sendable(message: Message) -> Message:
+    """Return a message from elsewhere with its lone surrogates replaced, since they can neither be sent nor recorded."""
+    if isinstance(message, AssistantMessage):
+        calls = [
+            CallAsked(clean_text(call.id), clean_text(call.name), clean_text(call.arguments))
+            for call in message.calls
+        ]
+        return AssistantMessage(clean_text(message.text), tuple(calls), message.kept)
+    if isinstance(message, ToolMessage):
+        named = [
+            msgspec.structs.replace(result, id=clean_text(result.id), name=clean_text(result.name))
+            for result in message.results
+        ]
+        message = ToolMessage(tuple(named))
+    return _sendable(message)
+
+
 def check_well_formed(messages: Iterable[Message]) -> None:
     """Raise `DefinitionError` unless each call has exactly one result and each result has a call."""
     open_calls: list[str] | None = None
     for number, message in enumerate(messages, 1):
-        if not isinstance(message, UserMessage | AssistantMessage | ToolMessage):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+        if not isinstance(message, UserMessage | AssistantMessage | ToolMessage):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
             raise DefinitionError(
                 f"message {number} is {describe_kind(message)}. "
                 "A history consists of UserMessage, AssistantMessage and ToolMessage."

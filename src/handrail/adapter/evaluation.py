@@ -103,7 +103,10 @@ async def resume(
 async def _recorded_answer(
     journal: Journal, row: RunRow, prompt: Prompt[Any], session: Session | None
 ) -> PromptResponse[Any]:
-    """Return the recorded answer of a run that is over. Raises `JournalAltered` if the record was altered."""
+    """Return the recorded response of a run that is over, or raise its error.
+
+    Raises `JournalAltered` if the record was altered.
+    """
     found = await journal.runs.verify(row.record.id)
     if found.altered:
         raise found.altered[0]

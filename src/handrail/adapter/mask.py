@@ -1,8 +1,8 @@
 """`SecretMask`: masks the arguments that a tool declares as secret, wherever a model wrote them.
 
 The conversation in memory keeps the secrets, since the provider has them already. Everything else gets the
-masked form: events, session, journal, and the request that tools can see. A run without tools that take
-secrets does not use this module.
+masked form: events, session, journal, and the request that tools can see. Nothing is masked in a run in which neither
+a tool nor the answer can contain a secret.
 """
 
 from __future__ import annotations

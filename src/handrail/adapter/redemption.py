@@ -186,7 +186,7 @@ class _Redemption:
     async def _deposit(
         self, attempt: Attempt, result: ToolResult[Any], status: CallStatus, done: Transaction
     ) -> None:
-        """Deposit the work for the waiting call. If that call no longer waits, undo the work here."""
+        """Deposit the work for the issuing call. If that fails, for example because the call is over, undo the work here."""
         frame = attempt.frame
         try:
             inner = record_of(attempt, result, done, status)

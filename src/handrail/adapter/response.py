@@ -42,7 +42,7 @@ class PromptResponse(msgspec.Struct, Generic[OutputT], frozen=True):
     """
     session: Session
     unclosed: tuple[Exception, ...] = ()
-    """The errors of resources that could not be closed after the run. They are also in the log."""
+    """The errors raised while the run's resources were closed. They are also logged."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -71,7 +71,7 @@ def respond(outcome: Outcome, frame: Frame, unclosed: tuple[Exception, ...] = ()
 # --- structured output ---
 
 ANSWER_TOOL = "final_answer"
-"""The tool with which a model answers if its provider can't enforce a schema."""
+"""The tool with which a model gives a structured answer, unless its provider enforces the schema."""
 REPAIRS = 2
 """How many times the model may correct an answer that does not match the schema."""
 
@@ -88,12 +88,12 @@ class Output:
         self.schema: Schema[Any] = _wrapped(schema) if self._unwraps else schema
 
     def parse(self, text: str) -> Any:
-        """Parse an answer and return its value. Raises a `ToolValidationError` that lists every problem."""
+        """Parse an answer and return its value. Raises a `ToolValidationError` that lists the problems."""
         fenced = _FENCED.match(text)
         return self.value_of(self.schema.parse(fenced[1] if fenced else text))
 
     def value_of(self, answer: Any) -> Any:
-        """Return the value inside the object that the model wrote."""
+        """Return the value of a parsed answer, without the object that it was wrapped in, if any."""
         return answer.value if self._unwraps else answer
 
     def tool(self) -> Tool[Any, Any]:
@@ -120,7 +120,7 @@ def what_to_correct(error: ToolValidationError, by_call: bool = False) -> str:
 
 
 def _can_be_params(annotation: Any) -> bool:
-    """Return whether a type can be the params type of a tool. A mapping can't."""
+    """Return whether a type can be the params type of a tool. A `TypedDict` or another mapping can't."""
     kind = get_origin(annotation) or annotation
     return not (is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, Mapping)))
 

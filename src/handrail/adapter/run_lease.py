@@ -32,7 +32,10 @@ _lock = threading.Lock()
 
 @contextlib.contextmanager
 def acquire_in_process(journal: Journal, run_id: str) -> Generator[None]:
-    """Hold a run in this process. A lease excludes other processes; this excludes other tasks and threads."""
+    """Hold a run in this process. Raises `RunBusy` if it is already held here.
+
+    A lease excludes other processes; this excludes other tasks and threads.
+    """
     mine = (id(journal), run_id)
     with _lock:
         if mine in _held:
@@ -61,9 +64,10 @@ async def acquire_run(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
 
 @contextlib.asynccontextmanager
 async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
-    """Renew the lease during the block.
+    """Renew the run's lease during the block, and record when its deadline is paused or moved.
 
-    If another process takes the run over, this one stops without recording an end.
+    The run is cancelled if somebody asks for that. If another process takes it over, it stops here without
+    recording an end.
     """
     run_id = frame.run_context.run_id
     deadline = frame.deadline

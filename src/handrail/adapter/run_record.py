@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 import pydantic_core
 
-from handrail.adapter.conversation import ROOT, Conversation
+from handrail.adapter.conversation import ROOT, Conversation, sendable
 from handrail.adapter.response import Outcome, PromptResponse
 from handrail.adapter.run_lease import STOPPED, deadline_after, leased, note_deadline
 from handrail.adapter.undone_calls import UndoneCalls, forget_undone, undone_in
@@ -34,6 +34,7 @@ from handrail.guard.approval_memory import bring_in, decisions_in, keep_decision
 from handrail.journals import Journal
 from handrail.limits import Budget
 from handrail.messages import Message, Usage
+from handrail.models.grammar import clean_text
 from handrail.neighbours import import_app
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.records import OVER, CommitUnit, RunRecord, RunRow, RunStatus
@@ -131,9 +132,9 @@ async def begin_run(
     await keep_decisions(session, journal)
     deadline, budget = frame.deadline, frame.budget
     begin = RunBegin(
-        message=options.message,
+        message=None if options.message is None else clean_text(options.message),
         params=None if options.params is None else encode_item(options.params, session.id),
-        history=list(options.history),
+        history=[sendable(each) for each in options.history],
         system=rendered.text,
         tools=[tool.name for tool in rendered.tools],
         opened=list(options.opened),
@@ -195,17 +196,16 @@ def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequen
     This is checked before the run is acquired.
     """
     record, begin = row.record, decode_begin(row.record)
-    folder = begin.folder
     if prompt.name != record.prompt:
         raise RunError(
             record.id,
             f"it began with the prompt {record.prompt!r}, and this is {prompt.name!r}",
             "Pass the prompt that it began with.",
         )
-    if folder and files is None:
+    if begin.folder and files is None:
         raise RunError(
             record.id,
-            f"it works on the files in {folder!r}, and no files were passed",
+            f"it works on the files in {begin.folder!r}, and no files were passed",
             "Pass filesystem=DirectoryFilesystem(...), or --files FOLDER on the command line.",
         )
     given = {tool.name for tool in tools}
@@ -316,7 +316,10 @@ async def carry_out(
 
 
 async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Return the outcome of `work`. Raises `RunParked` if the run was parked, however the work ended."""
+    """Return the outcome of `work`. Raises `RunParked` if the run was parked, however the work ended.
+
+    Only `RunBusy` takes precedence.
+    """
     scope = open_scope(frame.cancellation)
     try:
         ended = await work
@@ -343,7 +346,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
     session: Session
     log: RunLog
     own: tuple[CommitUnit, ...]
-    """The run's own commits, which are not in the session yet."""
+    """The run's own commits, except those undone since. They are not in the session yet."""
 
     def catch_up(self) -> None:
         """Apply the run's own commits to the session, once its prompt has been rendered without them."""
@@ -375,7 +378,10 @@ class ResumedRun(msgspec.Struct, frozen=True):
 
 
 async def load_resumed(journal: Journal, row: RunRow, session: Session | None, clock: Clock) -> ResumedRun:
-    """Load a run whose lease was acquired, with the session as it was when the run began."""
+    """Load a recorded run, with the session as it was when the run began.
+
+    Raises `RunError` if an earlier run of the session is not over.
+    """
     record = row.record
     units = await journal.calls.load_session(record.session_id)
     runs = await journal.runs.list(session_id=record.session_id)

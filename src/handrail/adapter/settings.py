@@ -63,9 +63,10 @@ class Retry:
 
 
 class Throttle:
-    """Limits how many requests run at once and how many start per minute, and pauses all of them after a rate-limit error.
+    """Limits how many requests of an event loop run at once and how many start per minute.
 
-    All runs of an adapter share one throttle. Several adapters can share one as well.
+    If a provider asks for a pause, it also holds back new requests that long. All runs of an adapter share its throttle,
+    and several adapters can share one.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ async def undone_in(journal: Journal, session_id: str) -> UndoneCalls:
 
 
 async def tell_undone(run: Run, place: Place) -> None:
-    """Tell the model, before a request, which calls were undone since its last request.
+    """Tell the model of the outermost run, before a request, which calls were undone since its last request.
 
     A replay repeats the message.
     """

@@ -53,8 +53,8 @@ def _run() -> None:
 def _prepare_streams() -> None:
     """Open missing streams on the null device, and make standard output escape what it can't encode.
 
-    Otherwise the next file that is opened would get the file descriptor of a closed stream, and output would
-    end up in that file. Environment variables that claim a terminal of size zero are removed.
+    The next file that is opened would otherwise get the descriptor of a missing stream, and output would end up in
+    that file. Environment variables that claim a terminal of size zero are removed.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

@@ -94,7 +94,7 @@ class Activity:
     denied: list[str] = field(default_factory=list[str])
     """Names of the tools whose calls were not approved."""
     done: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    """Pairs of run id and call id for the calls that succeeded, oldest first."""
+    """For each call that succeeded, the id of its outermost run and its own id, oldest first."""
     _group: str = ""
     """The id of the call whose inner calls were printed last."""
     _calls: dict[str, int] = field(default_factory=dict[str, int])
@@ -141,7 +141,10 @@ class Activity:
         return []
 
     def _headings(self, path: tuple[str, ...]) -> list[Text]:
-        """Return the headings of the enclosing calls, or an empty list if they were printed just before."""
+        """Return the enclosing calls' headings to print above a call's line.
+
+        Each heading is printed once, except that the nearest one is repeated after the inner calls of a different call.
+        """
         found: list[tuple[str, Row]] = []
         for depth in range(1, len(path)):
             parent = self._parent(path[:depth])
@@ -240,7 +243,10 @@ class Activity:
     # --- work in progress ---
 
     def live_lines(self, limit: int) -> list[Text]:
-        """Return one line for each of up to `limit` calls in progress, and a last line that counts the others."""
+        """Return one line for each of up to `limit` calls in progress, and a last line that counts the others.
+
+        If no call is in progress, returns the line of the model that is thinking, if any.
+        """
         now = self.clock.monotonic()
         rows = sorted(self.rows.values(), key=lambda row: row.since)
         if not rows and self.thinking is not None:
@@ -326,7 +332,7 @@ def row_line(row: Row, now: float) -> Text:
 
 
 def format_progress(row: Row, *, bar: bool = True) -> str:
-    """Format the progress that a call reported: the amount done, as a bar if the total is known, and its message."""
+    """Format the progress that a call reported: the amount done, as a percentage if the total is known, and its message."""
     message = escape_line(row.message, 80)
     done, total = _finite(row.done), _finite(row.total)
     if done is None:
@@ -354,7 +360,7 @@ def format_seconds(spent: float) -> str:
 
 
 def format_money(cost: Decimal | None) -> str:
-    """Format an amount in US dollars. Amounts below one cent keep two significant digits."""
+    """Format a cost in US dollars, or as unknown if it is None. Amounts below one cent keep two significant digits."""
     if cost is None:
         return "cost unknown"
     if not cost:
@@ -365,13 +371,13 @@ def format_money(cost: Decimal | None) -> str:
 
 
 def format_spending(usage: Usage, cost: Decimal | None) -> str:
-    """Format the requests, tokens and cost of a run."""
+    """Format requests, tokens and cost."""
     requests = f"{usage.requests} request{'' if usage.requests == 1 else 's'}"
     return f"{requests} · {usage.input:,} tokens in, {usage.output:,} out · {format_money(cost)}"
 
 
 def format_summary(usage: Usage, cost: Decimal | None, spent: float) -> str:
-    """Format the requests, tokens, cost and time of a run."""
+    """Format requests, tokens, cost and elapsed time."""
     return f"{format_spending(usage, cost)} · {format_seconds(spent)}"
 
 

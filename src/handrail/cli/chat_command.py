@@ -1,4 +1,4 @@
-"""`handrail chat`: each line is a message, except that a line that starts with a slash is a command."""
+"""`handrail chat`: messages from a person, and commands that start with a slash."""
 
 from __future__ import annotations
 
@@ -183,13 +183,13 @@ class Chat:
                     self._done.append((run_id, call_id))
                     self._view.note(escape(str(refused)), "yellow")
                     return
-                continue  # this call changed no files
+                continue  # this call changed no files, or its changes are no longer kept
             except HandrailError as error:
                 self._view.note(escape(str(error)), "red")
                 return
             self._view.note(f"Undone: {', '.join(escape_line(path) for path in paths)}.")
             return
-        self._view.note("Nothing to undo: no call has changed files.")
+        self._view.note("Nothing to undo.")
 
 
 def _relative(path: Path) -> str:

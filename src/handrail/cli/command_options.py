@@ -141,7 +141,8 @@ class WorkerOptions:
     def open_journal(self, files: object) -> SqliteJournal | None:
         """Open the journal. Returns None with `--no-journal`, so that the run is not recorded.
 
-        Also returns None, with a warning, if the default journal can't be used.
+        Also returns None, with a warning, if the default journal can't be opened. Raises `UsageError` if a named journal
+        can't be opened, or if tools could change the journal.
         """
         from handrail.errors import JournalExposed
 
@@ -423,7 +424,7 @@ def find_worker(named: str) -> Worker:
 
 
 def is_module(named: str) -> bool:
-    """Return whether `named`, up to a colon, is a Python file or a module, installed or in the current folder."""
+    """Return whether `named`, up to a colon, ends in `.py` or is a module, installed or in the current folder."""
     module = named.partition(":")[0]
     if module.endswith(".py"):
         return True

@@ -126,7 +126,7 @@ def fail(failure: Exception | Failure, *, as_json: bool = False, verbose: bool =
 
 
 def print_error(message: str, colour: Style = "red") -> None:
-    """Print a message to standard error, with its first line in colour."""
+    """Print a message to standard error, with its first line in colour if the stream takes colour."""
     style = Styler(wants_colour(sys.stderr))
     head, _, rest = escape(message).partition("\n")
     sys.stderr.write(f"{style(f'handrail: {head}', colour)}\n{rest}{chr(10) if rest else ''}")

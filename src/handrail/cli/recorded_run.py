@@ -35,7 +35,7 @@ class Program(NamedTuple):
         return ["The code has changed since the run began."] if self.changed else []
 
     def adapter(self, model: str) -> Adapter:
-        """Return an adapter for this model that keeps all other settings of the agent's adapter."""
+        """Return an adapter for this model. If there is an agent, the other settings are those of its adapter."""
         if self.agent is None:
             return Adapter(find_model(model))
         own: Adapter = self.agent.adapter
@@ -109,7 +109,7 @@ class RecordedRun:
     async def open_folder(
         self, files: Path | None, startup_files: Sequence[str] | None = None
     ) -> AsyncGenerator[Any]:
-        """Open the given folder, or the folder with which the run was recorded. Yields None if it does not exist.
+        """Open the given folder, or the one recorded with the run. Yields None if the recorded folder does not exist.
 
         Unless `startup_files` is given, the startup files that the run was allowed to change stay allowed.
         """

@@ -324,7 +324,7 @@ class _EscapingFormatter(logging.Formatter):
 
 
 def configure_logging(verbose: bool) -> None:
-    """Print log records to standard error with `--verbose` or $HANDRAIL_DEBUG. Otherwise discard them."""
+    """Print log records to standard error with `--verbose` or $HANDRAIL_DEBUG. Otherwise discard Handrail's own."""
     if verbose or is_debugging():
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_EscapingFormatter("%(name)s: %(message)s"))

@@ -224,7 +224,10 @@ async def answer(
 
 
 def _check_seen(recorded: RecordedRun, asked: Question, digest: str) -> None:
-    """Raise `UsageError` unless an answer gives the question's digest, which covers everything the user was shown."""
+    """Raise `UsageError` unless `digest` is the question's digest, or at least its first 16 digits.
+
+    The digest covers everything the user was shown.
+    """
     show = recorded.next_command("show")
     if not digest:
         raise UsageError(f"--digest is missing. Pass the digest that `{show}` prints with the question.")

@@ -66,7 +66,7 @@ def _seconds(spent: float | None) -> str:
 
 
 def run_table(lines: Sequence[RunLine], now: float) -> Any:
-    """Build a table of runs, one per row."""
+    """Build a table of runs, one per row. If standard output is not a terminal, it is tab-separated text."""
     if not lines:
         return "There are no runs."
     heads = ("RUN", "STANDING", "PROMPT", "MODEL", "STARTED", "WAITS FOR", "FORKED FROM")
@@ -203,7 +203,7 @@ def _answered(asked: QuestionRecord) -> Text:
 
 
 def question_text(question: Question, full: bool = False) -> Text:
-    """Format an open question as every environment shows it, with its id and the digest to answer it with."""
+    """Format an open question with its id and the first 16 digits of its digest, which are needed to answer it."""
     text = Text(f"? {_line(exact(question.message))}", "yellow")
     text.append(f"  {escape(question.id)}", "dim")
     width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 240

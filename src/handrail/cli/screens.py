@@ -30,7 +30,7 @@ _INLINE = re.compile(r"(?P<code>`[^`]+`)|(?P<bold>\*\*[^*]+\*\*)")
 
 
 def make_console(stream: TextIO, *, live: bool = False, width: int | None = None) -> Console:
-    """Create a console that interprets no markup. It uses colour if colour suits the stream."""
+    """Create a console that interprets no markup. It uses colour if `wants_colour` is true for the stream."""
     colour = wants_colour(stream)
     automatic = live or (colour and is_terminal(stream))
     return Console(
@@ -130,7 +130,7 @@ class PlainView(View):
         return [Text(f"{indent(row.path)}· {escape_line(row.name, 60)}: {progress}", "dim")]
 
     def _message(self, event: MessageAdded) -> list[Text]:
-        """Return the lines of a model's message, or none if the message calls no tool.
+        """Return the lines of a model's message, or none unless it is the outermost run's, has text and calls tools.
 
         A message that calls no tool is the answer, which is printed separately.
         """

@@ -144,7 +144,7 @@ def _tls(options: ServeOptions) -> Tls | None:
 
 
 def _load(options: ServeOptions) -> Loaded:
-    """Load the app to serve. A worker gets the `files` folder beside it, as with `run` and `chat`."""
+    """Load the app to serve. By default, a worker gets the `files` folder beside it, as with `run` and `chat`."""
     from handrail.serve.sources import load
 
     path = Path(options.app)

@@ -1,6 +1,7 @@
 """The server's token, and the link that opens the page without it.
 
-Neither appears where a tool's commands could read it: in arguments, in the environment or in a readable file.
+Neither appears in the arguments or environment of a process, where tools' commands could read it, or in a file
+that other users may read.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ def read_token(file: Path | None) -> str | None:
 
 
 def take_variable(variable: str) -> str | None:
-    """Return the value of an environment variable, or None, and remove every trace of it from the environment."""
+    """Remove an environment variable and return its value, or None if it is unset or empty."""
     value = os.environ.pop(variable, None) or None
     _erase(variable)
     return value
 
 
 def _erase(variable: str) -> None:
-    """Overwrite a variable in the memory that the kernel shows as this process's environment.
+    """Overwrite a variable's value in the memory that Linux shows as this process's environment.
 
     `os.environ.pop` hides the variable from child processes. But /proc/PID/environ still shows the environment
     with which the process was started, to every process of the same user.

@@ -104,7 +104,7 @@ def _show(named: str) -> int:
 
 
 def _format_settings(given: Any) -> str:
-    """Format the settings that one part of the front matter contains."""
+    """Format the settings of one part of the front matter, except those that are None."""
     fields: dict[str, Any] = given.model_dump()
     return ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None)
 

@@ -271,7 +271,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def event_bus(self) -> EventBus:
-        """The bus on which events are published. It is the same object as `session.dispatcher`."""
+        """The bus on which events are published, which is also `session.dispatcher`."""
         return self._source.event_bus
 
     @property

@@ -47,7 +47,7 @@ class ExtraKey(Generic[T]):
 
     def __post_init__(self) -> None:
         _check_name(self.name)
-        if not isinstance(self.type, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+        if not isinstance(self.type, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
             raise ExtraKeyError(self.name, f"its type is {self.type!r}", "Pass a class, or `object` for any.")
         if self.opaque and not self.about:
             raise ExtraKeyError(

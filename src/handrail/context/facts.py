@@ -20,7 +20,7 @@ class Invocation(msgspec.Struct, frozen=True):
     id: str
     started_at: datetime
     attempt: int
-    """The 1-based number of this attempt."""
+    """1 for the first attempt, and one more for each retry after a transient failure."""
     idempotency_key: str
     """A key that is the same for every attempt at this call, even after a crash. Pass it to systems that accept one."""
     parent_message: str | None

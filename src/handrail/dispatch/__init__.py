@@ -44,8 +44,9 @@ def open_gate(
 ) -> Gate:
     """Open a gate for these tools: `await open_gate([weather]).invoke("weather", {"city": "Oslo"})`.
 
-    A call needs approval only if a policy asks for it. Nothing is written to disk unless a filesystem is given, and nobody
-    can be asked unless an environment is given.
+    A call needs approval only if a policy asks for it, or if it changes files that will later be run automatically.
+    Handrail writes nothing to disk unless a filesystem or a journal is given, and nobody can be asked unless an
+    environment is given.
     """
     from handrail.dispatch.frame import open_frame
     from handrail.dispatch.gate import Gate

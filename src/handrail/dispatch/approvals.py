@@ -198,7 +198,7 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
 
     An earlier answer to the same question, or a remembered decision that was used for it, takes precedence
     over anything decided since: an approved call stays approved, even if something was denied or revoked while
-    its process was down. Only the mode *strict* asks again for every call.
+    its process was down. The mode *strict* is the exception: it denies the call.
     """
     frame, log = attempt.frame, attempt.frame.log
     mode = frame.people.mode
@@ -259,8 +259,8 @@ def runs_first(attempt: Attempt) -> bool:
     """Return whether a call runs before it is approved: it can be undone completely, and a preview can be shown.
 
     If no preview can be shown, because nobody is there or the mode is *strict*, a call that needs approval does
-    not run before it is approved. Neither does a call that asks questions itself, nor one that runs commands, unless
-    they are known to reach nothing but the folder.
+    not run before it is approved. Neither does a call whose quorums can't be met, one that asks questions itself, or
+    one that runs commands, unless they are known to reach nothing but the folder.
     """
     if "proc.exec" in attempt.tool.capabilities and attempt.tool.reach != "":
         return False
@@ -312,10 +312,11 @@ def _shown(event: object) -> str:
 
 
 def paths_of(attempt: Attempt, params: Any, ran: bool) -> tuple[str, ...] | None:
-    """Return the paths that a call names and the targets of their links.
+    """Return the paths that a call names.
 
-    If the call has run in its fork, the paths that it changed there are included. Returns None if the paths can't
-    be known, because one is invalid or something other than files was changed.
+    Before the call runs, the targets of their links are included; after it has run in its fork, the paths that it
+    changed there. Returns None if the paths can't be known, because one is invalid or something other than files may
+    have changed.
     """
     found: list[str] = []
     try:
@@ -354,7 +355,10 @@ def _followed(attempt: Attempt, paths: list[str]) -> list[str]:
 
 
 def _changed(attempt: Attempt) -> list[str] | None:
-    """Return the paths changed in the attempt's forks. A folder is left out if something inside it is listed."""
+    """Return the paths changed in the attempt's forks; None if something other than files may have changed.
+
+    A folder is left out if something inside it is listed.
+    """
     changed: list[str] = []
     for fork in attempt.open_transaction.touched:
         paths = fork.changed_paths()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,9 @@ if TYPE_CHECKING:
     from handrail.dispatch.gate import Gate
     from handrail.question import Quorum
 
+_LONGEST_EXCUSE = 60.0
+"""Longest time in seconds by which a listener that has not returned yet postpones the timeout of a call."""
+
 
 UNFINISHED: Any = object()
 """The return value of a handler that has not returned."""
@@ -72,6 +75,10 @@ class Attempt(msgspec.Struct, eq=False):
     """Whether the call was given a secret. Secrets are not recorded, so such a call can't run again from its record."""
     started: float = 0.0
     """Seconds from the start of the run until the call reached the gate."""
+    lost: float = 0.0
+    """The seconds that the loop had lost to listeners when the call began, less those taken from the call's threads since."""
+    _telling: float | None = None
+    """When a listener was called on a thread of the handler, if it is still running."""
     params: Any = None
     checked: list[tuple[ToolPolicy, Any]] = []
     """The policies that have checked the call, each with its own copy of the params."""
@@ -210,14 +217,16 @@ class Attempt(msgspec.Struct, eq=False):
     def next(self) -> Attempt:
         """Return the next attempt at the same call. It replaces this attempt, whose context has expired."""
         has_secret = self.call.kind.is_part and self.has_secret
-        again = Attempt(self.call, self.frame, self.number + 1, self.retries, has_secret, self.started)
+        again = Attempt(
+            self.call, self.frame, self.number + 1, self.retries, has_secret, self.started, self.lost
+        )
         again.quorums, again.has_asked = self.quorums, self.has_asked
         return again
 
     # Numbers and ids. They follow from the order in which a handler uses its verbs, and are never random.
 
     def next_number(self) -> int:
-        """Return the number of the next verb."""
+        """Count the next verb, and return its number."""
         self.inner += 1
         return self.inner
 
@@ -365,7 +374,7 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def open_transaction(self) -> Transaction:
-        """The call's transaction. Raises `NotSupported` before step 7, because there is none yet."""
+        """The call's transaction. Raises `NotSupported` if there is none."""
         transaction = self.transaction
         if transaction is None:
             raise NotSupported("session", "The call's transaction opens when its handler starts.")
@@ -395,7 +404,37 @@ class Attempt(msgspec.Struct, eq=False):
         return DONE
 
     def _publish(self, fact: Progress | Emitted) -> None:
-        self.frame.session.dispatcher.publish(fact)
+        publish = self.frame.session.dispatcher.publish
+        if asyncio._get_running_loop() is not None:  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
+            publish(fact)
+            return
+        before = self.frame.monotonic()
+        around = list(self._with_outer())
+        for each in around:
+            each._telling = before
+        try:
+            publish(fact)
+        finally:
+            took = self.frame.monotonic() - before
+            for each in around:
+                each.lost -= took
+                each._telling = None
+
+    def _with_outer(self) -> Iterator[Attempt]:
+        """Iterate over this attempt and the attempts around it, innermost first."""
+        each: Attempt | None = self
+        while each is not None:
+            yield each
+            each = each.parent
+
+    def excused(self) -> float:
+        """Return the seconds since the call began that are not charged to it, because listeners took them.
+
+        If a listener still runs on a thread of the handler, that counts for up to a minute.
+        """
+        frame, telling = self.frame, self._telling
+        running = 0.0 if telling is None else min(frame.monotonic() - telling, _LONGEST_EXCUSE)
+        return frame.lost.seconds - self.lost + running
 
     def request_approval(self, message: str) -> Operation[Approval]:
         return approval_verb(self, "message", f"request_approval({message!r})", message, message)

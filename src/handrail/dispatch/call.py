@@ -54,7 +54,7 @@ INSIDE_AUXILIARY = CallKind(undoes=True)
 class Call(msgspec.Struct, frozen=True, eq=False):
     """One call as it was requested.
 
-    The gate looks up the tool in step 1 and sets the arguments in step 2. Nothing else ever changes.
+    The gate sets the tool in step 1 and may replace the arguments with a copy before step 2. Nothing else ever changes.
     """
 
     gate: Gate
@@ -151,7 +151,7 @@ def new_call(
     parent: Attempt | None = None,
     message_id: str | None = None,
 ) -> Call:
-    """Create a call to the tool named `name`, inside `parent` or inside the call that this run is nested in."""
+    """Create a call to the tool named `name`, inside `parent` or else inside the call that the run is nested in, if any."""
     frame = gate.frame
     outer = frame.outer
     if parent is None and outer is None:

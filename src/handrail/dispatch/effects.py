@@ -92,7 +92,10 @@ class _Step(msgspec.Struct, frozen=True, eq=False):
         return value
 
     async def _settle_unknown(self) -> Any:
-        """Settle a `once` that began and never finished, by its probe or a question. If it happened, the value is None."""
+        """Settle a `once` that began and never finished, by its probe or a question.
+
+        If it happened, the value is None; if not, the function is called now. Raises `OutcomeUnknown` if neither knows.
+        """
         happened: Any = None if self.probe is None else await call_either(self.probe)
         if happened is None and self.on_unknown == "ask":
             happened = await self._ask_whether()

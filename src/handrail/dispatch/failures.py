@@ -93,7 +93,7 @@ class Failure:
         """What the model should do next if no effect of the call remains."""
 
     def told(self, left: Sequence[str]) -> ToolResult[Any]:
-        """Return the result for the model, including a list of the effects that could not be undone."""
+        """Return the result for the model, with the effects that could not be undone, or with the advice if there are none."""
         message = self.result.message
         if left:
             what = f"Could not be undone: {sendable(', '.join(left))}. Find out what it changed before you do it again."
@@ -198,7 +198,7 @@ def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> 
 
 
 def retry_delay(error: TransientError) -> float | None:
-    """Return the wait in seconds that a handler asked for; None if it did not ask, or not for a number of seconds."""
+    """Return the wait in seconds that a handler asked for; None if it asked for none, or the value is invalid."""
     asked: object = error.retry_after
     if isinstance(asked, bool) or not isinstance(asked, int | float):
         return None
@@ -225,7 +225,10 @@ def transient_in(error: BaseException) -> TransientError | None:
 
 
 def _deciding(error: BaseException) -> BaseException:
-    """Return the error that decides the outcome: the one in a group that ends the run, or the group's only error."""
+    """Return the error that decides the outcome: from a group, the one that ends the run, or the only one.
+
+    If a group has neither, it decides itself.
+    """
     leaves = list(leaves_of(error))
     for each in leaves:
         if isinstance(each, VisibilityExpansionRequired | PromptEvaluationError):

@@ -39,6 +39,7 @@ from handrail.protocols import BudgetTracker as BudgetTrackerProtocol
 from handrail.replay.log import NO_LOG, RunLog
 from handrail.resources.bindings import RunResources, given
 from handrail.session import Dispatcher, Session, check_serialisable
+from handrail.timers import LostTime, timers_of
 from handrail.tools import RunMode, Tool
 from handrail.tools.named_tools import check_named_tools
 
@@ -132,6 +133,10 @@ class Costs:
         return self._given
 
 
+_UNKNOWN_LOST = LostTime(-1.0)
+"""Stands for the lost time of a run whose loop is not known yet."""
+
+
 class Frame:
     """The state that all calls of one run share, including which of them are running."""
 
@@ -151,6 +156,7 @@ class Frame:
         "limited",
         "live",
         "log",
+        "lost",
         "model",
         "monotonic",
         "open_tools",
@@ -283,9 +289,18 @@ class Frame:
         self.live: dict[Attempt, CancelScope] = {}
         """The attempts that are running, each with the scope around it."""
         self.monotonic, self.began = clock.monotonic, clock.monotonic()
+        self.lost = _UNKNOWN_LOST
+        """The time that the run's loop has lost to listeners. It is known once `note_lost` has been called."""
         self.call_prefix = f"{self.run_context.run_id}."
         self.counter = itertools.count(1)
         """Numbers the calls, so that they get the same ids in a resumed run."""
+
+    def note_lost(self, loop: asyncio.AbstractEventLoop) -> float:
+        """Return the seconds that the loop has lost to listeners so far; 0 if the run's clock is not the loop's."""
+        if self.lost is _UNKNOWN_LOST:
+            same_clock = abs(self.monotonic() - loop.time()) < 1.0
+            self.lost = timers_of(loop).lost if same_clock else LostTime()
+        return self.lost.seconds
 
     @property
     def clock(self) -> Clock:

@@ -76,7 +76,7 @@ log = logging.getLogger("handrail.gate")
 Arguments = str | bytes | Mapping[str, Any]
 
 _RERUNS = 2
-"""How many times a call runs again because something that it read was changed meanwhile."""
+"""How many times a call may be run again because something has changed meanwhile."""
 _TOKEN = object()
 """Token without which no handler starts. Only step 7 issues it."""
 
@@ -147,6 +147,8 @@ class Gate:
         if record.resumed and await self._replay(passage):
             return
         attempt.started = started = frame.monotonic() - frame.began
+        if frame.lost.seconds:  # a listener has blocked the loop before, or the run begins
+            attempt.lost = frame.note_lost(call.loop)
         scope = open_scope(None if kind.undoes else frame.cancellation, call.loop)
         if frame.told.get(ToolStarted, True):  # there are, or may be, listeners
             frame.publish(ToolStarted(call.id, call.name, call.path, started, frame.run_context))
@@ -418,7 +420,10 @@ class Gate:
         return another
 
     def _count_rerun(self, passage: Passage, error: Conflict) -> None:
-        """Count another run of a call whose approved changes no longer apply. Raises the error if no run is left."""
+        """Count another run of a call whose previewed changes no longer apply.
+
+        Raises the error if the call had no preview, or if no run is left.
+        """
         if passage.attempt.preview is None or passage.reruns >= _RERUNS:
             raise error
         passage.reruns += 1
@@ -452,6 +457,10 @@ class Gate:
         if error is not None and error is ending:
             error = without_frames(error)  # it collects frames as it is raised on
         if parking is None or not parking.parked or passage.recorded:  # not parked before the call's end
+            now = frame.monotonic()
+            seconds = now - frame.began - attempt.started
+            if frame.lost.seconds != attempt.lost:
+                seconds = max(0.0, seconds - attempt.excused())
             frame.record(
                 ToolInvoked(
                     call.id,
@@ -460,12 +469,14 @@ class Gate:
                     passage.status,
                     result if shown is None else shown(result),
                     attempt.params,
-                    frame.monotonic() - frame.began - attempt.started,
+                    seconds,
                     attempt.retries + 1,
                     attempt.stale,
                     error,
                     frame.run_context,
-                )
+                ),
+                now,
+                frame.monotonic,
             )
         if error is not None:
             forget_frames(error)  # listeners have seen its traceback

@@ -106,7 +106,7 @@ def start_timers(attempt: Attempt, scope: CancelScope) -> None:
         attempt.heartbeat.keep(attempt.call.loop)
     timeout = attempt.tool.timeout
     if timeout is not None:
-        scope.start_timeout(timeout)
+        scope.start_timeout(timeout, None if attempt.tool.is_async else attempt.excused)
 
 
 def stop_timers(attempt: Attempt, scope: CancelScope) -> None:
@@ -119,9 +119,11 @@ def stop_timers(attempt: Attempt, scope: CancelScope) -> None:
 async def wait_to_retry(
     attempt: Attempt, error: TransientError | BaseExceptionGroup[Any], scope: CancelScope
 ) -> None:
-    """Wait before the next retry. Raises the error if no retry is left, or if there is no time to wait.
+    """Wait before the next retry.
 
-    A group is retried if it contains a transient failure. The timeout and the deadline go on while the gate waits, and the job's lease is kept.
+    Raises the error if it is not transient, if the tool's effect does not allow retries, if none is left, or if the
+    pause would be too long. A group is retried if it contains a transient failure. The timeout and the deadline keep
+    running during the pause, and the job's lease is renewed.
     """
     failure = transient_in(error)
     if failure is None or not EFFECTS[attempt.tool.effect].retried or attempt.retries >= _RETRIES:
@@ -159,7 +161,7 @@ _is_ascii = str.isascii
 
 
 def check_result(tool: Tool[Any, Any], result: Any, attempt: Attempt) -> None:
-    """Check that a handler's result has the declared type and can be shown, and render it.
+    """Check that a handler's result can be shown and, if it is a success, has the declared type.
 
     This happens before the call is committed, so that a call whose result can't be shown fails and is undone.
     """
@@ -185,7 +187,7 @@ def check_result(tool: Tool[Any, Any], result: Any, attempt: Attempt) -> None:
 
 
 def _check_rendering(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Attempt) -> None:
-    """Render a result, and keep the rendering unless it is quickly made again."""
+    """Check that a result can be rendered. The rendering is kept if it was corrected, or is slow to make and will be shown."""
     message: Any = result.message
     if not isinstance(message, str):
         said = f": {words_of(message)}" if isinstance(message, BaseException) else ""
@@ -206,7 +208,10 @@ def _check_rendering(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Att
 
 
 def _render(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Attempt) -> tuple[str, str | None]:
-    """Return the text of a result, and its value as JSON if it was written. Raises `WrongResult` if it can't be shown."""
+    """Return the text of a result, and its value as JSON if that was needed. Raises `WrongResult` if it can't be shown.
+
+    The text of a part's result is "".
+    """
     value: Any = result.value
     json: str | None = None
     if isinstance(value, Operation):

@@ -72,7 +72,7 @@ class RunArguments(ResumeArguments, total=False):
 
 
 class GuardArguments(SharedArguments, total=False):
-    """Arguments that limit how long approvals may take and how deep calls may nest."""
+    """Arguments that set how long approvals may take, how deep calls may nest, and the clock."""
 
     approval_seconds: float | None
     """How long an approval may take, in seconds; None for no limit."""
@@ -181,7 +181,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
         It inherits the session, people, files, resources, journal, lease and clock. Its limits can only be
         tighter: the earlier deadline, a share of what this run may spend (`tracker`), and at most
-        `levels` below `depth`, the depth of its calls. What this run's `policies` deny stays denied. `given` holds the nested run's own options, such as its workers.
+        `levels` below `depth`, the depth of its calls. What this run's `policies` deny stays denied. `given` holds the
+        nested run's own options, such as its workers.
         """
         budget = given.budget
         if isinstance(budget, BudgetTracker):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Coroutine, Iterator
+from collections.abc import Awaitable, Coroutine, Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,6 +19,7 @@ from handrail.operation import Home
 from handrail.protocols import Filesystem, Forkable, PolicyDecision, Slice, ToolPolicy
 from handrail.raised_errors import log_error, words_of
 from handrail.resources.bindings import CallResources
+from handrail.resources.file_fork import FileFork
 
 T = TypeVar("T")
 
@@ -111,6 +112,13 @@ class PolicyCall(msgspec.Struct, eq=False):
     def filesystem(self) -> Filesystem:
         files = self._attempt.frame.world.filesystem
         return self.resources.get(Filesystem) if files is None else self._attempt.fork(Filesystem, files)
+
+    def changed_files(self) -> Iterable[tuple[str, bytes | None, bytes | None]]:
+        """Return the files that the call has changed so far, each with its old and its new bytes."""
+        world = self._attempt.frame.world
+        files = world.resources.made(Filesystem) if world.filesystem is None else world.filesystem
+        fork = self._attempt.open_transaction.made_fork_of(files)
+        return fork.changes() if isinstance(fork, FileFork) else ()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._attempt, name)

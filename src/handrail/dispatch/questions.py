@@ -115,7 +115,7 @@ async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answ
 
 @contextmanager
 def waiting_for_a_person(asks: Attempt) -> Generator[None]:
-    """Pause the call's timeout, and every deadline that can pause, while a person decides."""
+    """Pause the timeouts of the call and its outer calls, and every deadline that can pause, while a person decides."""
     parking = asks.frame.parking
     if parking is not None:
         parking.asks()
@@ -158,7 +158,8 @@ class CallAsker:
     async def ask(self, question: Question, /) -> Answer:
         """Return the environment's answer.
 
-        If it leaves the question open, wait until the question is answered or the run ends.
+        If it leaves the question open, wait until the question is answered or the run ends. Raises `QuestionCancelled`
+        if the call can't wait: there is no journal, or the call or an outer one was given a secret.
         """
         answer = await self._environment.ask(question)
         if answer is not None:

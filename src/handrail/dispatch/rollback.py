@@ -19,9 +19,9 @@ log = logging.getLogger("handrail.gate")
 
 
 async def undo(attempt: Attempt, reason: str) -> tuple[str, ...]:
-    """Drop the attempt's forks and compensate its effects, last first.
+    """Drop the attempt's forks and, unless the run continues elsewhere, compensate its effects, last first.
 
-    Returns the effects that could not be undone. Every effect is compensated, whatever fails on the way.
+    Returns the effects that could not be undone. A compensation that fails does not stop the others.
     """
     attempt.close()
     transaction, frame = attempt.transaction, attempt.frame

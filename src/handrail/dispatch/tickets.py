@@ -140,7 +140,10 @@ async def answer_for_tickets(attempt: Attempt, transaction: Transaction) -> None
 
 
 async def _close(attempt: Attempt) -> list[tuple[GivenTicket, Deposit | None]]:
-    """Close the call's tickets and settle their shares. Returns the tickets whose redemption has begun or finished."""
+    """Close the call's tickets and settle their shares.
+
+    Returns the tickets whose redemption has begun or finished, each with its deposit; None if it has not finished.
+    """
     run_log, tickets = attempt.frame.log, attempt.tickets or []
     attempt.tickets = None
     deposits: Mapping[str, bytes] = {}

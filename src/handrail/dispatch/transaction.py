@@ -97,6 +97,10 @@ class Transaction(msgspec.Struct, eq=False):
                 return fork
         return self._fork_resource(resource)
 
+    def made_fork_of(self, resource: object) -> Any:
+        """Return this call's fork of a resource if the call has used it; otherwise None."""
+        return None if self._forks is None else self._forks.get(id(resource))
+
     def _fork_resource(self, resource: Forkable) -> Any:
         with self._root.lock:
             self._check_open()
@@ -134,7 +138,7 @@ class Transaction(msgspec.Struct, eq=False):
         return [file for fork in forks if isinstance(fork, HasStartupFiles) for file in fork.startup_files()]
 
     def file_diff(self) -> str:
-        """Return the call's changes to files as text."""
+        """Return the changes in the call's durable forks as text."""
         return "".join(fork.diff() or "" for fork in self.durable or ())
 
     def stale(self) -> tuple[str, ...]:
@@ -223,7 +227,7 @@ class Transaction(msgspec.Struct, eq=False):
             raise ContextExpired(self.owner)
 
     def settle(self, done: Settled) -> None:
-        """Note an external effect of an inner call, for a rollback of this transaction."""
+        """Note an external effect, for a rollback of this transaction."""
         if self.settled is None:
             self.settled = []
         self.settled.append(done)

@@ -75,7 +75,7 @@ class OpenTurn:
 async def run_turn(gate: Gate, calls: Sequence[ToolCall], message_id: str | None = None) -> Turn:
     """Run the calls of one turn. Each gets exactly one result, whatever happens.
 
-    A call that ends the run cancels the other calls of the turn, which still get their results.
+    A call that ends the run stops the other calls of the turn, which still get their results.
     """
     turn = OpenTurn(gate, calls, message_id)
     ending = await turn.run()

@@ -139,6 +139,4 @@ class CallSignal:
 
 
 def reserved(event: object) -> EventRefused:
-    return EventRefused(
-        event, "its name is one of Handrail's own facts", "Publish an event class of your own."
-    )
+    return EventRefused(event, "it is one of Handrail's own facts", "Publish an event class of your own.")

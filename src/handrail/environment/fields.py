@@ -1,4 +1,4 @@
-"""Form fields: reads a field's JSON Schema, and parses what is typed into it."""
+"""Form fields: reading a field's JSON Schema, and parsing what is typed into the field."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ _MAX_REFERENCES = 100
 
 
 def resolve(schema: JsonSchema, root: JsonSchema) -> JsonSchema:
-    """Return a schema with its references resolved. Keywords beside a reference take precedence over those it refers to."""
+    """Return a schema with its `$ref`, or an `allOf` that has one item, resolved.
+
+    Keywords beside a reference take precedence over those it refers to. Nested schemas are not resolved. A cycle of
+    references gives an empty schema.
+    """
     for _ in range(_MAX_REFERENCES):
         parts = schema.get("allOf")
         if "$ref" in schema:
@@ -78,7 +82,10 @@ def labels(values: list[Any]) -> list[str]:
 
 
 def choose(values: list[Any], typed: str) -> Any:
-    """Return the option with this label or text. Raises `ValueError` if there is none."""
+    """Return the option with this label or text. A text in a different case is accepted if it fits only one option.
+
+    Raises `ValueError` if there is no such option.
+    """
     marks = labels(values)
     words = typed.strip()
     if words in marks:

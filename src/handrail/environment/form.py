@@ -52,13 +52,13 @@ class Dialog(Protocol):
 
 
 class _Nothing:
-    """The type of `NOTHING`, which means that there is no value. None can't, because null is a value."""
+    """The type of `NOTHING`, which means that there is no value. None can't mean that, because null is a value."""
 
 
 NOTHING = _Nothing()
 
 _MAX_DEPTH = 20
-"""Maximum nesting of objects. For deeper values, the form asks for JSON instead."""
+"""Maximum nesting of objects and lists. Deeper values are typed as JSON."""
 
 
 class Form:
@@ -159,7 +159,7 @@ class Form:
         return filled
 
     async def _wants_object(self, schema: JsonSchema, name: str, before: Any, depth: int) -> bool:
-        """Ask whether to fill in an object that has a default."""
+        """Return whether to fill in an object. Asks only if the object has a default and no earlier value."""
         if "default" not in schema or isinstance(before, dict):
             return True
         return await self._yes(f"fill in {escape_line(name) or 'it'}?", depth)
@@ -284,7 +284,7 @@ async def fill_in(schema: JsonSchema, dialog: Dialog, before: Any = NOTHING) -> 
 
 
 DIFF_LINES = 30
-"""Maximum number of diff lines shown at first. The key `v` shows the rest."""
+"""Maximum number of diff lines shown at first. The key `v` shows all of them."""
 ARGUMENT_LINES = 30
 MESSAGE_LINES = 20
 
@@ -332,7 +332,7 @@ def _scopes(payload: dict[str, Any]) -> list[str]:
 
 
 def asker(question: Question) -> str:
-    """Return the path of calls that led to a question, outermost first, as text."""
+    """Return the path of calls that led to a question, outermost first, or else the question's name."""
     return " › ".join(escape_line(name, 60) for name in question.asked_by) or escape_line(question.name)
 
 
@@ -386,7 +386,7 @@ def _shorten(lines: Sequence[str], limit: int | None, width: int) -> list[str]:
 async def fill_in_approval(
     question: Question, dialog: Dialog, style: Styler, size: os.terminal_size
 ) -> dict[str, Any]:
-    """Show what needs approval and return the chosen answer. Raises `Declined` on Ctrl-D.
+    """Show what needs approval and return the chosen answer. Raises `Declined` if Ctrl-D is typed instead of a choice.
 
     Text from models, tools and files is wrapped behind a bar. The prompt repeats the tool's name.
     """

@@ -157,7 +157,10 @@ class TerminalEnvironment(Environment):
         return _answer(question, value=value)
 
     def _size(self) -> os.terminal_size:
-        """Return the actual size of the terminal. `COLUMNS` may be wrong, and then the terminal would wrap long lines."""
+        """Return the terminal's size, or 80 by 24 if it is unknown, but at least the minimum.
+
+        `COLUMNS` is ignored. If it were wrong, the terminal would wrap long lines itself.
+        """
         try:
             size = os.get_terminal_size(cast(TextIO, self._out).fileno())
         except OSError:

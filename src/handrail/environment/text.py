@@ -1,4 +1,4 @@
-"""Text for a terminal: escapes characters that a reader would not see, and styles Handrail's own text.
+"""Text for a terminal: wrapping, formatting, escaping and colour.
 
 All text from a model, a tool or a file is escaped before it is shown, so it can neither move the
 cursor nor change colours. Control characters, escape sequences, invisible characters and marks that change
@@ -22,7 +22,7 @@ NAME_CELLS = 20
 Style = Literal["bold", "dim", "red", "green", "yellow", "cyan"]
 
 _FIRST_WIDE = "\u1100"
-"""The lowest character that any terminal draws in two cells."""
+"""This character and all that follow it in Unicode count as two cells wide."""
 
 _CODES: dict[Style, str] = {
     "bold": "1",
@@ -37,8 +37,8 @@ _CODES: dict[Style, str] = {
 def wrap(text: str, width: int) -> Iterator[str]:
     """Yield the lines of a text, wrapped to at most `width` terminal cells.
 
-    If terminals disagree about the width of a character, the greater width counts, so that no terminal has to wrap
-    a line itself.
+    A character that is wider than `width` gets a line of its own. If terminals disagree about the width of a
+    character, the greater width counts, so that no terminal has to wrap a line itself.
     """
     for line in text.split("\n"):
         begin = cells = 0
@@ -53,7 +53,7 @@ def wrap(text: str, width: int) -> Iterator[str]:
 
 
 def clip(text: str, width: int) -> str:
-    """Cut a line to at most `width` terminal cells."""
+    """Cut a text to one line of at most `width` terminal cells, which ends in an ellipsis if anything was cut."""
     first, *more = wrap(text, width)
     return f"{next(wrap(text, width - 1))}…" if more else first
 
@@ -111,7 +111,7 @@ def compact(value: Any) -> str:
 
 
 def format_arguments(arguments: Any, limit: int) -> str:
-    """Format a call's arguments on one line, such as `path=notes.md text="a b"`."""
+    """Format a call's arguments on one line of at most `limit` characters, such as `path=notes.md text="a b"`."""
     if arguments is None or arguments == {}:
         return ""
     if not isinstance(arguments, dict):
@@ -121,7 +121,10 @@ def format_arguments(arguments: Any, limit: int) -> str:
 
 
 def format_value(value: Any, indent: str = "") -> Iterator[str]:
-    """Yield the lines of a JSON value, indented, each as `name: value`. Longer text is below its name."""
+    """Yield the lines of a JSON value: `name: value` for each field, and `- value` for each list item.
+
+    A nested value, or text of several lines, is indented below its label.
+    """
     if isinstance(value, dict) and value:
         named: dict[Any, Any] = value  # pyright: ignore[reportUnknownVariableType]
         for name, each in named.items():

@@ -15,12 +15,9 @@ from handrail.guard.feedback import (
     all_of,
     any_of,
 )
-from handrail.guard.policy import (
-    CapabilityPolicy,
-    ReadBeforeWritePolicy,
-    SequentialDependencyPolicy,
-)
+from handrail.guard.policy import CapabilityPolicy, SequentialDependencyPolicy
 from handrail.guard.rate_limit import RateLimitPolicy
+from handrail.guard.read_before_write import ReadBeforeWritePolicy
 from handrail.question import ask
 
 __all__ = [

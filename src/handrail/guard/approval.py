@@ -54,12 +54,12 @@ class PreviewBroker(Protocol):
 
 
 class Broker:
-    """Decides the approval requests that policies make.
+    """Decides the approval requests that policies and tools make.
 
     - *interactive*: the person in the environment is asked. A model in a person's place never approves on
       their behalf.
-    - *approve_all*: everything is approved except what a remembered denial covers, and changes to files that
-      later run automatically. Never a default.
+    - *approve_all*: everything is approved except what a remembered denial covers, what a quorum decides, and
+      changes to files that later run automatically. Never a default.
     - *strict*: everything is denied, even what was approved before.
 
     Without a mode, a person is asked if one is there; otherwise the request is denied. A decision remembered

@@ -59,7 +59,7 @@ class Coverage(msgspec.Struct, frozen=True):
     exact: str
     """The key for exactly these arguments and, if a diff was shown, this diff."""
     any_diff: str
-    """The key for the same call with normalised paths and any diff. Denials are recorded under it."""
+    """The key for the same call with normalised paths and any diff. A denial without a scope is recorded under it."""
     scopes: tuple[Scope, ...]
 
     @property
@@ -364,7 +364,7 @@ class RecordedDecisions:
 
 
 async def keep_decisions(session: Session, journal: Journal) -> None:
-    """Load the session's recorded decisions from a journal, and record all further ones there."""
+    """Load the session's recorded decisions from a journal, and record all its others there, past and future."""
     book = RecordedDecisions(session, journal)
     await book.read()
     await book.add()

@@ -141,7 +141,7 @@ def _fraction(state: RunState, unit: str) -> float:
 class CompletionChecker(Protocol):
     """A check of whether a run may end.
 
-    A check that fails keeps the run from ending, and the model is told why: nobody knows whether anything is missing.
+    A checker that raises also keeps the run from ending, because something may be missing. The model is told the error.
     """
 
     @property
@@ -285,9 +285,9 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 async def ask(name: str, asked: Callable[[], Any]) -> Reply:
-    """Ask a provider or checker. One that raises, awaits something cancelled, or returns something else has failed.
+    """Ask a provider or checker. It has failed if it raises, awaits something cancelled, or returns neither text nor None.
 
-    Only a cancellation of the current task, and what ends the process, is raised.
+    Only a cancellation of the current task and exceptions such as `SystemExit` are raised here.
     """
     scope = open_scope()
     try:

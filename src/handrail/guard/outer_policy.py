@@ -53,7 +53,10 @@ def outer_policies(policies: Iterable[ToolPolicy]) -> tuple[OuterPolicy, ...]:
 
 
 def with_outer(own: tuple[ToolPolicy, ...], outer: Iterable[OuterPolicy]) -> tuple[ToolPolicy, ...]:
-    """Return a nested run's own policies and those of the runs around it. A policy that is among both counts as its own."""
+    """Return a nested run's own policies and those of the runs around it. A policy that is among both counts as its own.
+
+    Raises `DefinitionError` if two different policies have the same name and the nested run's is a rate limit.
+    """
     for each in outer:
         alike = next((one for one in own if one.name == each.name), None)
         if isinstance(alike, RateLimitPolicy) and alike is not each.policy:
@@ -79,7 +82,7 @@ _around: ContextVar[tuple[ToolPolicy, ...]] = ContextVar("policies of the run ar
 
 
 def under(run: HasPolicies, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-    """Return the work of a run. The policies of the run apply to the runs that its handlers start meanwhile."""
+    """Return a coroutine that does a run's work. Meanwhile, the run's policies apply to the runs that its handlers start."""
     return _under(run.policies, work) if run.policies or _around.get() else work
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
-from collections.abc import Awaitable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from handrail.context import ToolContext
-from handrail.errors import DefinitionError, FileError, FileMissing, HandrailError, ResourceError
-from handrail.protocols import Filesystem, PolicyDecision, ToolPolicy
+from handrail.errors import DefinitionError, FileError
+from handrail.protocols import PolicyDecision, ToolPolicy
 from handrail.question import Quorum
 from handrail.resources.paths import parse_path
 from handrail.session import kept
@@ -84,83 +83,6 @@ class SequentialDependencyPolicy:
             context.session.dispatch(PolicyNote(self.name, tool.name, "succeeded"))
 
 
-class ReadBeforeWritePolicy:
-    """Requires that an existing file be read, with its current content, before it is overwritten.
-
-    New files and files this session wrote may be overwritten. A tool that writes files but declares no path,
-    or runs without a filesystem, is denied.
-    """
-
-    name = "read_before_write"
-
-    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
-        if "fs.write" not in tool.capabilities and not any(p.access == "write" for p in tool.paths(params)):
-            return PolicyDecision.allow()
-        paths = [named.path for named in tool.paths(params) if named.access == "write"]
-        if not paths:
-            return PolicyDecision.deny(
-                f"{tool.name} writes files but does not say which: none of its arguments is declared as a path."
-            )
-        try:
-            files = context.filesystem
-        except HandrailError:
-            return PolicyDecision.deny(f"{tool.name} writes files, and this run has no filesystem.")
-        for path in paths:
-            if not self._may_write(path, files, context):
-                return PolicyDecision.deny(
-                    f"{path} exists and was not read at its current content. Read it first, then write it."
-                )
-        return PolicyDecision.allow()
-
-    def on_result(
-        self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
-    ) -> None:
-        named = tool.paths(params)
-        if not named:
-            return
-        try:
-            files = context.filesystem
-        except ResourceError:
-            return  # without files nothing was read, and `check` denies writes
-        for each in named:
-            try:
-                path = parse_path(each.path).path
-            except FileError:
-                continue
-            content = _content_digest(files, path)
-            if content is not None:
-                context.session.dispatch(PolicyNote(self.name, path, content))
-
-    def _may_write(self, path: str, files: Filesystem, context: ToolContext) -> bool:
-        try:
-            at = parse_path(path).path
-        except FileError:
-            return True  # not a path: the filesystem's own error is better
-        current = _content_digest(files, at)
-        if current is None:
-            return True
-        seen = context.session[PolicyNote].get((self.name, at))
-        return seen is not None and seen.value == current and current != _UNREADABLE
-
-
-_UNREADABLE = "unreadable"
-
-
-def _content_digest(files: Filesystem, path: str) -> str | None:
-    """Return a digest of a file's content, or `_UNREADABLE` if it can't be read; None if there is no file."""
-    if not path:
-        return None  # the root, which is a folder
-    try:
-        return hashlib.blake2b(files.read_bytes(path), digest_size=16).hexdigest()
-    except FileMissing:
-        return None
-    except FileError:
-        try:
-            return _UNREADABLE if files.exists(path) and not files.stat(path).is_directory else None
-        except FileError:
-            return None  # a link that leads out: the filesystem's own error is better
-
-
 class CapabilityPolicy(CheckOnly):
     """Allows, asks about or denies calls by capability, effect and path.
 
@@ -171,7 +93,7 @@ class CapabilityPolicy(CheckOnly):
     A worker called as a tool is allowed unless its capability, `worker`, says otherwise: its own policies
     decide about its calls.
 
-    Writes are allowed within `scope` only. A path outside it asks, even if the tool is allowed.
+    A tool that may write is allowed within `scope` only: a path outside it asks, even if the tool only reads it.
     """
 
     def __init__(
@@ -189,7 +111,7 @@ class CapabilityPolicy(CheckOnly):
                     "Write 'fs.write', 'fs.*' or '*'."
                 )
         for what, verdict in [*(verdicts or {}).items(), *(effects or {}).items()]:
-            if verdict not in ("allow", "ask", "deny") and not isinstance(verdict, Quorum):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+            if verdict not in ("allow", "ask", "deny") and not isinstance(verdict, Quorum):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
                 raise DefinitionError(
                     f"policy {name!r}: the verdict on {what!r} is {verdict!r}. Use 'allow', 'ask', 'deny' or "
                     "ask(role=..., approvals=...)."
@@ -289,14 +211,19 @@ class CapabilityPolicy(CheckOnly):
 
 
 class Scoped:
-    """A section's policy. It decides on the section's tools, and is notified of the results of all tools."""
+    """A section's policy. It decides on the section's tools, and is notified of the results of all tools.
 
-    __slots__ = ("_policy", "_tools", "name")
+    If its `on_result` judges results, it has a method `note_result` for the results of other tools, which only takes
+    note of them.
+    """
+
+    __slots__ = ("_note", "_policy", "_tools", "name")
 
     def __init__(self, policy: ToolPolicy, tools: frozenset[str]) -> None:
         self.name = policy.name
         self._policy = policy
         self._tools = tools
+        self._note: Callable[..., None] | None = getattr(policy, "note_result", None)
 
     def check(
         self, tool: Tool[Any, Any], params: Any, *, context: ToolContext
@@ -308,6 +235,8 @@ class Scoped:
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> Awaitable[None] | None:
+        if self._note is not None and tool.name not in self._tools:
+            return self._note(tool, params, context=context)
         return self._policy.on_result(tool, params, result, context=context)
 
 

@@ -91,7 +91,7 @@ class RateWindow:
         return oldest is not None and _within(seconds, oldest, now)
 
     def has(self, call: str, seconds: float, now: float) -> bool:
-        """Return whether this call was admitted before."""
+        """Return whether this call was admitted within this many seconds."""
         found = (self._call(index) for index in self._bucket(call).numbers)
         return any(each.call == call and _within(seconds, each.at, now) for each in found)
 

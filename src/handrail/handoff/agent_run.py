@@ -60,9 +60,10 @@ def run_as_agent(
 
     Neither `before` nor `after` runs. To run all acts, use `gate.invoke` or `context.call`. The act may
     `call` the given `tools`, and what it emits is passed to `on_emit` at once. Nobody can approve anything, so a call
-    that needs approval is denied. In a handler, what the policies of the handler's run deny is denied here too. An act that fails raises `CallFailed`.
+    that needs approval is denied. If a handler calls this, whatever the policies of its run deny is denied too. An act
+    that fails raises `CallFailed`.
     """
-    if not isinstance(handoff, Handoff):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+    if not isinstance(handoff, Handoff):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
         raise DefinitionError(
             f"run_as_agent takes a Handoff, not {describe_kind(handoff)}. "
             "Call any other tool through a gate: open_gate([...]).invoke(...)."

@@ -56,7 +56,7 @@ _FORMS = {
 class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     """A tool in three acts: `before`, `client` and `after`.
 
-    `client` involves the environment's person or model; `before` and `after` do not.
+    `client` decides, usually through the environment's person or model; `before` and `after` involve neither.
 
         pick_card = Handoff("pick_card", "Let the other side pick a card.", params=Deal)
 
@@ -144,13 +144,13 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
 
     @property
     def acts(self) -> Acts:
-        """The three acts of the handoff. Raises `ToolDefinitionError` if one is missing."""
+        """The three acts of the handoff. Raises `ToolDefinitionError` if `before` or `after` is missing."""
         if self._acts is None:
             fill(self, "_acts", self._complete())
         return cast(Acts, self._acts)
 
     def check_complete(self) -> None:
-        """Raise `ToolDefinitionError` if an act is missing or the acts do not fit together."""
+        """Raise `ToolDefinitionError` if `before` or `after` is missing, or if the acts do not fit together."""
         _ = self.acts
 
     # Definition.

@@ -67,12 +67,12 @@ def decisions_of(chain: str) -> tuple[str, str] | None:
 
 
 def session_chain(session_id: str) -> str:
-    """Return the name of the chain that holds which runs began in a session, and whose decisions it has."""
+    """Return the name of the chain that records which runs began in a session, and whose decisions it has."""
     return f"session {session_id}"
 
 
 SESSIONS = "sessions"
-"""The name of the chain that holds which sessions began."""
+"""The name of the chain that records which sessions began."""
 
 
 def step_chain(key: str) -> str:

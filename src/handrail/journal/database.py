@@ -14,7 +14,7 @@ import msgspec
 import pydantic_core
 
 from handrail.clock import Clock
-from handrail.errors import DefinitionError, JournalError
+from handrail.errors import DefinitionError, HandrailError, JournalError
 from handrail.journal.chains import Chains
 from handrail.journal.digest import key_check, new_key
 from handrail.journal.lease import new_owner
@@ -185,6 +185,10 @@ class Database:
             raise JournalError(
                 self.path, f"it can't be opened: {error}", "Pass the path of a journal or of a new file."
             ) from error
+        except _UNREADABLE as error:
+            if isinstance(error, HandrailError):
+                raise
+            raise _damaged(self.path, error) from error
         return connection
 
     def _run(self, connection: sqlite3.Connection, job: _Job[Any]) -> None:
@@ -206,11 +210,29 @@ class Database:
             job.error = find_alteration(connection, self.path) or JournalError(
                 self.path, f"it can't be written: {error}", "Check the disk and try again."
             )
+        except _UNREADABLE as error:
+            job.error = error
+            if not isinstance(error, HandrailError):
+                job.error = find_alteration(connection, self.path) or _damaged(self.path, error)
+                job.error.__cause__ = error
         except BaseException as error:
             job.error = error
         if moments is not None:
             moments("after", connection)
         job.finish()
+
+
+_UNREADABLE = (ArithmeticError, LookupError, TypeError, ValueError)
+"""What the code that reads the database raises if a value in it is of the wrong kind, such as text that is not UTF-8."""
+
+
+def _damaged(path: str, error: Exception) -> JournalError:
+    """Return the error for a database whose values can't be read."""
+    return JournalError(
+        path,
+        f"it is damaged: {type(error).__name__}: {error}",
+        "Restore it from a backup, or use a new file.",
+    )
 
 
 class _Job(Generic[T]):

@@ -28,7 +28,7 @@ def new_key() -> bytes:
 def key_beside(journal: str, is_new: bool) -> bytes:
     """Return a journal's key, derived from `HANDRAIL_KEY` if that is set, or else read from a file beside the journal.
 
-    The file is created with a new journal, and only its owner can read it. Raises `JournalError` if it is missing.
+    The file is created with a new journal. Raises `JournalError` if it is missing or damaged, or if others can access it.
     """
     given = os.environ.get(KEY_VARIABLE)
     if given:

@@ -129,8 +129,8 @@ class LocalQuestions:
     """Questions asked in this process, and the rules by which an answer counts.
 
     - The first answer wins. Repeating it is harmless; a different one is refused.
-    - An answer must carry the question's digest, come from the principal who was asked, be in time, and pass
-      the asker's check.
+    - An answer must carry the question's digest, come from somebody who was asked, be in time, and pass the
+      asker's check.
     - A question without an answer ends as declined, timed out or cancelled. It never ends with a made-up
       answer, and it always ends, even if the environment can't be reached.
     - If a call runs again and asks the same question, it gets the same answer. A question that timed out,

@@ -61,7 +61,10 @@ def state_folder() -> Path:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create the folder of a default journal, for its owner only. Raises `JournalExposed` if other users can access it."""
+    """Create the folder of a default journal, for its owner only.
+
+    Raises `JournalExposed` if other users can access it or the folder above it.
+    """
     create_folders(folder)
     for each in (folder.parent, folder):
         check_private(str(folder), each)
@@ -114,8 +117,8 @@ def check_private(journal: str, path: Path) -> None:
 def find_exposure(path: str) -> Exposure | None:
     """Return how other users could read, change or replace a database's files, or None if they can't.
 
-    The files must belong to this user, with mode 0600. The folder must belong to this user or to root. Neither it nor
-    a folder above it may let others write, unless it is sticky, as `/tmp` is.
+    The files must belong to this user, and nobody else may access them. The folder must belong to this user or to root.
+    Neither it nor a folder above it may let others write, unless it is sticky, as `/tmp` is.
     """
     return _surroundings_exposure(path) or _files_exposure(path, _PARTS)
 

@@ -162,8 +162,8 @@ class SqliteQuestions:
     ) -> bool:
         """Return whether a row is what its run recorded, so that nobody is shown anything else.
 
-        A row that was verified before is only compared, so listing the questions of a run that waits long is cheap. In a list
-        of all runs, an altered run is left out and logged once; otherwise this raises `JournalAltered`.
+        A row that was verified before is only compared, so listing the same questions again is cheap. In a list of all
+        runs, an altered run is left out and logged once; otherwise this raises `JournalAltered`.
         """
         id, run_id = row[0], row[2]
         if self._verified.get(id) == row:

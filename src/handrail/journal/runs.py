@@ -254,7 +254,7 @@ class SqliteRuns:
 
 
 def get_run(connection: sqlite3.Connection, chains: Chains, run_id: str) -> RunRow:
-    """Return the current row of a run. Raises `RunUnknown` if there is no such run."""
+    """Return the current row of a run. Raises `RunUnknown` if there is none, or `JournalAltered` if it is not the run's."""
     rows = fetch(connection, f"SELECT {_ROW} FROM runs WHERE id = ?", run_id)
     if not rows:
         raise RunUnknown(run_id)

@@ -124,7 +124,7 @@ def find_alteration(connection: sqlite3.Connection, path: str) -> JournalError |
     """Return the error for a schema that was altered since the journal was opened, or None if it was not."""
     try:
         return _alteration(path, read_schema(connection))
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeError):  # it can't be read at all, which the caller reports
         return None
 
 

@@ -1,8 +1,9 @@
 """Sessions in a journal: chains that record which runs began, so that a whole run can't be removed unnoticed.
 
 A session's chain has a record for each run that began in the session, and for each principal whose decisions are
-remembered there. A separate chain lists the sessions. Each of these records contains the MAC of the first record of what
-began, so nothing else can take its place. What Handrail itself deletes is recorded as forgotten.
+remembered there. A separate chain lists the sessions. Each of these records contains the MAC of the record with which
+the run, the decisions or the session began, so nothing else can take its place. What Handrail itself deletes is recorded
+as forgotten.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ RUN, DECISIONS, SESSION, FORGOTTEN = "run", "decisions", "session", "forgotten"
 
 _RUNS = """SELECT runs.id, records.mac FROM runs LEFT JOIN records
     ON records.chain = 'run ' || runs.id AND records.link <= 2 AND records.kind = 'run' WHERE runs.session_id = ?"""
-"""The MAC of the record with which each run began. It is the second of its chain if the run was forked or imported."""
+"""Finds the MAC of the record with which each run began. It is the second of its chain if the run was forked or imported."""
 _FIRST = "SELECT mac FROM records WHERE chain = ? AND link = 1"
 
 
@@ -31,7 +32,7 @@ def add_to_session(
     *,
     at: float,
 ) -> None:
-    """Record that `chain`, a run or a principal's decisions, began in a session. Its only record so far identifies it."""
+    """Record that `chain`, a run's or that of a principal's decisions, began in a session. Its newest record identifies it."""
     own = session_chain(session_id)
     if chains.append(connection, own, kind, key, chains.head(connection, chain), at=at) == 1:
         chains.append(connection, SESSIONS, SESSION, session_id, chains.head(connection, own), at=at)
@@ -54,7 +55,7 @@ def forget_in_session(
 
 
 def check_session(connection: sqlite3.Connection, chains: Chains, session_id: str) -> None:
-    """Raise `JournalAltered` unless the session has exactly the runs and decisions that began in it.
+    """Raise `JournalAltered` unless the session has exactly the runs and decisions that began in it and were not forgotten.
 
     The runs themselves are not verified.
     """
@@ -96,7 +97,10 @@ def session_alterations(
 def read_decisions(
     connection: sqlite3.Connection, chains: Chains, session_id: str, principal: str
 ) -> list[Record]:
-    """Return a principal's decisions in a session. Raises `JournalAltered` if they were altered, or began elsewhere."""
+    """Return a principal's decisions in a session.
+
+    Raises `JournalAltered` if they were altered, or if the session's chain does not record how they began.
+    """
     records = chains.read(connection, decision_chain(session_id, principal))
     if records:
         chain = session_chain(session_id)

@@ -334,7 +334,10 @@ class _Counting(Chains):
 def _alterations(
     connection: sqlite3.Connection, chains: Chains, run_id: str | None
 ) -> Iterator[JournalAltered]:
-    """Yield the first alteration in each run, session and other chain, and each altered blob; for one run, the first in its session."""
+    """Yield the first alteration in each run, session and other chain, and each altered blob.
+
+    If `run_id` is given, yield only the first alteration in that run's session.
+    """
     if run_id is not None:
         try:
             verify_session(connection, chains, run_id)

@@ -27,6 +27,7 @@ from handrail.messages import (
     Traits,
     Usage,
     UsagePart,
+    UserMessage,
 )
 from handrail.models import ModelRateLimited, ModelRequestRefused, ModelUnavailable
 from handrail.models.grammar import ANTHROPIC_ID, id_for_wire, name_for_wire, raw_object
@@ -111,7 +112,10 @@ class AnthropicModel:
             more |= (
                 _CACHE  # a mark on the request caches up to the newest message, whose own bytes do not change
             )
-        written = {"messages": b"[%s]" % request.messages.encoded(_message)}
+        said = request.messages.encoded(_message)
+        if len(request.messages) and not isinstance(request.messages[0], UserMessage):
+            said = b"%s,%s" % (_message(UserMessage("")), said)  # the API wants a user's message first
+        written = {"messages": b"[%s]" % said}
         if request.system.strip():
             marked = b"," + encode(_CACHE)[1:-1] if self._cache else b""
             written["system"] = b'[{"type":"text","text":%s%s}]' % (text_json(request.system), marked)
@@ -200,7 +204,7 @@ def _with_thinking(blocks: list[Any], calls: list[Any]) -> list[Any]:
     """Return the blocks of an answer, with Handrail's form of its calls.
 
     Signed thinking is sent back unchanged, and in the same order relative to the calls. Thinking without a
-    signature was cut off, and the API refuses it. Returns [] if the blocks are not those of the answer.
+    signature was cut off, and the API refuses it. Returns [] if the blocks do not have as many calls as the answer.
     """
     back: list[Any] = []
     asked = iter(calls)
@@ -249,7 +253,7 @@ def _whole(answer: Any) -> Iterator[ModelPart]:
 
 
 def _input_text(given: Any) -> str:
-    """Return an input as JSON text, as it is streamed in pieces. Whether it is an object is for the gate to check."""
+    """Return a call's input as JSON text, which is how it is streamed. The gate checks whether it is an object."""
     return "" if given is None else encode(given).decode()
 
 

@@ -26,7 +26,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]+")
 _LONGEST_NAME = 64
 _UNNAMED = "unnamed"
-"""Stands for a name without any letter or digit."""
+"""Replaces a name of which nothing is left."""
 
 CHAT_ID = re.compile(r"[^\ud800-\udfff]{1,40}")
 RESPONSES_ID = re.compile(r"[^\ud800-\udfff]{1,64}")
@@ -43,7 +43,7 @@ _MOST_UNREADABLE = 20_000
 
 
 def name_for_wire(name: str) -> str:
-    """Return the name of a call as every API accepts it. Refused characters are replaced by `_`."""
+    """Return the name of a call as every API accepts it: without refused characters, and cut if it is too long."""
     if _NAME.fullmatch(name):
         return name
     return _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME].strip("_") or _UNNAMED
@@ -89,12 +89,12 @@ def raw_object(arguments: str) -> msgspec.Raw:
 
 
 def arguments_text(given: Any) -> str:
-    """Return the arguments that a server sent as JSON text, even if it sent a value instead of text."""
+    """Return a call's arguments as JSON text, whether the server sent text or a value; "" if it sent none."""
     return given if isinstance(given, str) else "" if given is None else msgspec.json.encode(given).decode()
 
 
 def clean_text(text: str) -> str:
-    """Return a text with lone surrogates replaced, which no API accepts and no journal can hold."""
+    """Return text with its lone surrogates replaced, since no API accepts them and no journal can hold them."""
     if text.isascii():
         return text
     try:

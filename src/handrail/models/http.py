@@ -98,7 +98,7 @@ class Provider:
         for name, value in (headers or {}).items():
             if not _fits_header(name + value):
                 raise DefinitionError(
-                    f"model {model!r}: the header {name!r} contains a line break. Remove it."
+                    f"model {model!r}: the header {name!r} contains a control character, such as a line break. Remove it."
                 )
         self.model = model
         self._base_url = base_url.rstrip("/")
@@ -235,7 +235,8 @@ class Provider:
             )
         if not _fits_header(key):
             raise ModelRequestRefused(
-                self.model, f"its key is invalid: {self._key_variable} contains a line break"
+                self.model,
+                f"its key is invalid: {self._key_variable} contains a control character, such as a line break",
             )
         return {**self._headers, self._key_header: self._key_prefix + key} if key else self._headers
 
@@ -337,7 +338,7 @@ def _number(text: str | None) -> int | None:
 
 
 def _shown(value: object) -> str:
-    """Return any value of a provider as text. One that is too deep or too long to be shown is only named."""
+    """Return any value from a provider as text. If it is too deep or too long to be shown, only its type is named."""
     try:
         return str(value)
     except (ValueError, RecursionError):
@@ -345,7 +346,7 @@ def _shown(value: object) -> str:
 
 
 def _checked(part: ModelPart) -> ModelPart:
-    """Return a part. Raises `TypeError` if it has something other than text, since a server can send anything."""
+    """Return a part unchanged. Raises `TypeError` if a text in it is not a string, since a server can send anything."""
     if isinstance(part, TextPart | ThinkingPart):
         texts: tuple[object, ...] = (part.text,)
     elif isinstance(part, CallPart):
@@ -449,11 +450,11 @@ _kept_json = lru_cache(maxsize=64)(encode)
 
 
 _MOST_TOKENS = 1 << 53
-"""A larger count is a mistake of the server, and no journal can hold it."""
+"""Maximum token count. A larger one is the server's mistake, and no journal can hold it."""
 
 
 def count(value: Any) -> int:
-    """Return a token count from a server as a non-negative integer, or 0 if it is not a number."""
+    """Return a token count from a server as an integer from 0 to `_MOST_TOKENS`; 0 if it is not a number."""
     return int(min(max(value, 0), _MOST_TOKENS)) if type(value) in (int, float) else 0
 
 

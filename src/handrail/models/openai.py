@@ -43,7 +43,7 @@ from handrail.models.http import (
 
 _OPENAI = "https://api.openai.com/v1"
 _MOST_CALLS = 128
-"""Calls that the API accepts in one message."""
+"""Maximum number of calls that the API accepts in one message."""
 
 
 class OpenAIModel:
@@ -168,7 +168,7 @@ def _message(message: Message) -> bytes:
 
 
 def _results(message: ToolMessage) -> list[dict[str, Any]]:
-    """Convert the results of a turn. Those of calls beyond the API's limit follow as text of the user."""
+    """Convert the results of a turn. Those of calls beyond the API's limit follow in a user message."""
     said: list[dict[str, Any]] = [
         {"role": "tool", "tool_call_id": id_for_wire(each.id, CHAT_ID), "content": each.text}
         for each in message.results[:_MOST_CALLS]

@@ -119,8 +119,8 @@ def _said(message: AssistantMessage) -> list[Any]:
 def _with_reasoning(items: list[Any], calls: list[Any]) -> list[Any]:
     """Return the items of an answer with its reasoning in place, and with Handrail's form of its calls.
 
-    Returns [] if nothing needs its place: the API refuses reasoning without the item that it led to, and the items
-    of a server may not be those of the answer.
+    Reasoning at the end is dropped, because the API refuses reasoning without the item that it led to. Returns [] if the
+    items do not have as many calls as the answer.
     """
     back: list[Any] = []
     asked = iter(calls)
@@ -205,7 +205,7 @@ def _reason(answer: Any, items: list[Any]) -> StopReason:
 
 
 def _kept(items: list[Any]) -> Kept | None:
-    """Return the items of a response to be sent back, or None if it has no reasoning items."""
+    """Return the items of a response to be sent back, or None if it has no encrypted reasoning."""
     back = [
         {
             name: value

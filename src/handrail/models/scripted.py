@@ -122,7 +122,7 @@ def _reply(scripted: Scripted) -> Reply:
         return Reply(error=scripted)
     if isinstance(scripted, ToolCall):
         return Reply(calls=(scripted,))
-    if isinstance(scripted, Sequence) and all(isinstance(call, ToolCall) for call in scripted):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+    if isinstance(scripted, Sequence) and all(isinstance(call, ToolCall) for call in scripted):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
         return Reply(calls=scripted)
     raise DefinitionError(
         f"a script can't contain {scripted!r}. An answer is text, a ToolCall, a list of ToolCalls, "

@@ -127,7 +127,7 @@ def all_of(plans: Sequence[Planned]) -> Iterator[Planned]:
 
 
 def examples_of(tools: Sequence[AnyTool]) -> str:
-    """Format the examples of these tools for a model."""
+    """Format the examples of the tools that have a handler, as text for a model."""
     words = [
         (tool.name, example_words(tool, example))
         for tool in tools

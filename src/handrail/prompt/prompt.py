@@ -48,7 +48,7 @@ _MOST_CACHED = 64
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """What is derived from a prompt's definition while it is checked."""
+    """The values that are derived from a prompt's definition when it is checked."""
 
     params_type: Any
     reader: ParamsReader
@@ -167,8 +167,8 @@ class Prompt(Generic[OutputT]):
 
         `params` is an instance of the sections' params type, or a mapping with its fields. `opened` lists the paths
         of summaries to show in full, together with the sections that contain them; paths that are disabled, or not
-        currently summaries, are ignored. A prompt that depends on neither params nor session is rendered only once
-        for each set of opened sections.
+        currently summaries, are ignored. If a prompt has no params and all its conditions are plain values, its renderings are
+        cached, one for each set of opened sections.
         """
         checked = self._checked
         opened = (opened,) if isinstance(opened, str) else opened
@@ -276,7 +276,7 @@ class _Check:
             object.__setattr__(prompt, field, value)
 
     def having(self, field: str, members: Sequence[str], hint: str) -> tuple[Any, ...]:
-        """Return one of the prompt's lists as a tuple. Raises an error if an item lacks a required member."""
+        """Return one of the prompt's lists as a tuple. Raises an error if an item lacks a member or has an invalid cap."""
         found = tuple(getattr(self.prompt, field))
         for index, one in enumerate(found):
             missing = [member for member in members if not hasattr(one, member)]
@@ -306,7 +306,7 @@ class _Check:
         return found
 
     def texts(self, params_type: Any) -> tuple[Planned, ...]:
-        """Plan the sections. Raises an error unless every placeholder has a field and every field is used."""
+        """Plan the sections. Raises an error if a placeholder has no field, or if a field is certainly unused."""
         plans = plan(self.prompt.sections, Words())
         fields = fields_of(params_type)
         for one in all_of(plans):

@@ -117,7 +117,7 @@ class Tree:
             raise ToolValidationError(said, [*problems, Problem("", hint)])
 
     def outermost(self, paths: frozenset[str]) -> list[Node]:
-        """Return the sections that are not inside another of these sections, in order."""
+        """Return the sections with these paths, except those that are inside another of them, in order."""
         return [
             node
             for path, node in self._by_path.items()
@@ -159,7 +159,7 @@ class RenderedPrompt(Generic[OutputT]):
     closed: tuple[ClosedSection, ...]
     """The sections shown as summaries."""
     opened: frozenset[str]
-    """The paths of the opened summaries. `render(opened=...)` with these paths returns the same prompt again."""
+    """The paths of the opened summaries. `render` with these paths, params and session returns the same prompt again."""
     _tree: Tree = dataclasses.field(repr=False, compare=False)
 
     @property
@@ -194,7 +194,7 @@ class Opening(msgspec.Struct, Generic[OutputT], frozen=True):
     """The result of opening sections. The model receives `text` as the result of its call."""
 
     text: str
-    """The text of the newly opened sections, in full."""
+    """The text of the newly opened sections."""
     tools: tuple[AnyTool, ...]
     """The tools that are shown for the first time, in order."""
     rendered: RenderedPrompt[OutputT]

@@ -211,7 +211,9 @@ def _is_open(params: Any) -> bool:
 
 
 class MarkdownSection(Section[ParamsT], Generic[ParamsT]):
-    """A section that is rendered as Markdown, under a heading `## Title` with one more `#` for each level below.
+    """A section that is rendered as Markdown under a heading.
+
+    The heading is `## Title` at the top, with one more `#` at each level below, up to six.
 
     The template is Markdown in which `$name` or `${name}` stands for a field of the params and `$$` for a
     dollar sign. Values are inserted unchanged.

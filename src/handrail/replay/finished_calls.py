@@ -195,7 +195,7 @@ def bill_nested(attempt: Attempt, before: int | None = None) -> None:
 
 
 async def bill_tickets(attempt: Attempt, log: RunLog) -> dict[str, bytes]:
-    """Charge what was spent under the tickets of a finished call. Returns the deposits by place."""
+    """Close the tickets of a call from the record, and charge what was spent under them. Returns the deposits by place."""
     places = log.tickets_under(attempt.call.place)
     found = dict(await log.journal.tickets.close(log.run_id, places)) if places else {}
     for body in found.values():

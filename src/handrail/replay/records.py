@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 NO_USAGE = Usage()
 
 _LONGEST_DIFF = 64 * 1024
-"""Maximum length of a recorded diff, in characters. The files themselves are recorded in full."""
+"""Maximum length of a recorded diff, in characters. A longer diff is cut; the files themselves are not."""
 
 
 # --- results ------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ class Binding(Generic[T]):
 
     def __post_init__(self) -> None:
         name = name_of(self.protocol)
-        if not isinstance(self.protocol, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+        if not isinstance(self.protocol, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
             raise ResourceError(name, "it is not a class", "Bind a protocol or a class.")
         if self.scope not in ("run", "call", "fresh"):
             raise ResourceError(name, f"the scope is {self.scope!r}", "Use 'run', 'call' or 'fresh'.")
@@ -86,7 +86,7 @@ class RunResources:
     def __init__(self, bindings: Iterable[Binding[Any]] = ()) -> None:
         self._bindings: dict[type, Binding[Any]] = {}
         for binding in bindings:
-            if not isinstance(binding, Binding):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+            if not isinstance(binding, Binding):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
                 raise ResourceError(
                     type(binding).__name__,
                     f"{binding!r} is not a binding",
@@ -110,8 +110,13 @@ class RunResources:
         found = self._bindings.get(protocol)
         return found is not None and found.scope == "run"
 
+    def made(self, protocol: type) -> Any:
+        """Return the resource that the run's calls share, if it has been created; otherwise None."""
+        kept = self.scope.made.get(protocol)
+        return None if kept is None else kept.thing
+
     def binding(self, protocol: type) -> Binding[Any]:
-        found = self._bindings.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+        found = self._bindings.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
         if found is None:
             known = ", ".join(sorted(name_of(each) for each in self._bindings)) or "none"
             raise ResourceError(
@@ -131,16 +136,16 @@ class RunResources:
             raise ExceptionGroup("closing resources", errors)
 
     async def close_logged(self, ended: BaseException | None = None) -> tuple[Exception, ...]:
-        """Close the run's resources after the run, whose outcome stands. Returns the errors that closing them raised.
+        """Close the run's resources once it has ended, without changing its outcome. Returns the errors that closing raised.
 
-        They are logged, and added as notes to `ended`, the error that ended the run.
+        They are logged and, if the error `ended` ended the run, added to it as notes.
         """
         self._closed = True
         errors = await self.scope.close()
         for error in errors:
             log_error(log, logging.ERROR, "closing a resource of the run raised", error=error)
             if ended is not None:
-                with contextlib.suppress(Exception):  # an error may refuse notes
+                with contextlib.suppress(Exception):  # an exception may reject notes
                     what = "; ".join(getattr(error, "__notes__", ()))
                     ended.add_note(f"After the run, this was raised {what}: {in_short(error)}")
         return tuple(errors)
@@ -256,7 +261,7 @@ class CallResources:
 
     def _there(self, protocol: type, within: Scope) -> Any:
         """Return the resource if it already exists, or `_NOTHING`."""
-        ready = self._given.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+        ready = self._given.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
         if ready is not None:
             return ready()
         binding = self._run.binding(protocol)

@@ -34,7 +34,7 @@ class FileLimits:
 
 
 class Content(Protocol):
-    """The content of a file whose bytes are not held in memory."""
+    """The content of a file, whose bytes are loaded when they are needed."""
 
     def __len__(self) -> int: ...
     def load(self) -> bytes:

@@ -32,7 +32,7 @@ class Layers:
     work: Path
     """A private folder for temporary files, on the same disk as `upper`."""
     mounted_at: int = 0
-    """The disk's time when the layers were created, in nanoseconds. A command may not see later changes."""
+    """The disk's time when the layers were created, in nanoseconds. A command might not see later changes."""
 
     @property
     def root(self) -> Path:

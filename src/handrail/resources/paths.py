@@ -23,7 +23,7 @@ MAX_PATH = 4096
 """Maximum bytes in a whole path."""
 
 RESERVED = ".handrail"
-"""Name of the folder where Handrail keeps its records. Tools and commands can't access folders with this name."""
+"""Name of the folder where Handrail keeps its records. Tools can't access such a folder, and commands can't change one."""
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")

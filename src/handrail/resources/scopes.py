@@ -21,7 +21,7 @@ from handrail.protocols import Forkable
 log = logging.getLogger("handrail.resources")
 
 _CLOSE_SECONDS = 30.0
-"""Maximum seconds for closing one resource. A cancelled call also waits for it."""
+"""Maximum seconds that an async close may take. A cancelled call also waits for it."""
 
 
 class Kept:
@@ -43,9 +43,9 @@ class Kept:
             self.thing.cursor().close()
         except Exception as error:
             if not _is_about_threads(error):
-                return  # for example because it is closed, which its user is told
+                return  # for example because it is closed, which is reported when it is used
             raise ResourceError(
-                name, "it was created on a different thread, where alone SQLite allows its use", _SHARE_IT
+                name, "it was created on a different thread, and SQLite allows its use only there", _SHARE_IT
             ) from error
 
 
@@ -53,7 +53,7 @@ _SHARE_IT = "Create it with `sqlite3.connect(..., check_same_thread=False)`."
 
 
 def _is_sqlite_connection(thing: Any) -> bool:
-    sqlite3 = sys.modules.get("sqlite3")  # if nobody has imported it, there are no connections
+    sqlite3 = sys.modules.get("sqlite3")  # if it has not been imported, there are no connections
     return sqlite3 is not None and isinstance(thing, sqlite3.Connection)
 
 
@@ -104,7 +104,7 @@ class Scoped:
         self._closers.append(closer)
 
     def forget(self, closer: Closer) -> bool:
-        """Remove a closer. Returns False if it has already run."""
+        """Remove a closer. Returns False if it is running or has already run."""
         try:
             self._closers.remove(closer)
         except ValueError:
@@ -142,7 +142,7 @@ class Scoped:
                     error
                 ):
                     error.add_note(f"It was created on a different thread. {_SHARE_IT}")
-                with contextlib.suppress(Exception):  # an error may refuse notes
+                with contextlib.suppress(Exception):  # an exception may reject notes
                     error.add_note(f"while closing the resource {closer.name}")
                 errors.append(error)
         self.made.clear()

@@ -158,7 +158,7 @@ UNFINISHED = Unfinished(
 async def cancel(journal: Journal, run_id: str) -> RunRow:
     """Cancel a run.
 
-    If the run has no owner, it has ended when this returns, and each of its calls has a result, so that later
+    If the run has no live owner, it has ended when this returns, and each of its calls has a result, so that later
     runs of its session can continue. If another process owns it, that process stops it within seconds, and the
     returned row has `stopping` set until then. A finished run is left unchanged.
     """

@@ -328,7 +328,7 @@ class _Walk:
     ) -> tuple[Divergence | None, Any]:
         """Parse the arguments of a call with the current code.
 
-        Returns a difference if there is one, and the params if they are valid.
+        Returns the difference if there is one, otherwise the params as JSON if they are valid.
         """
         try:
             now = tool.dump(tool.parse(asked.arguments)).decode()

@@ -134,7 +134,7 @@ class _Retold:
 
 
 def _settled(found: Mapping[tuple[str, Place], bytes], place: Place) -> list[str]:
-    """Return the effects outside Handrail that the inner calls of an unfinished call have had."""
+    """Return the external effects of an unfinished call's inner calls."""
     return [
         done.what
         for (kind, each), body in found.items()

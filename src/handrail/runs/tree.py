@@ -42,7 +42,7 @@ class CallNode(msgspec.Struct, kw_only=True):
     status: str = "open"
     """The status with which the call ended; `open` if it has not ended."""
     at: float | None = None
-    """The time at which the call began, or ended if only that is recorded, in seconds since 1970."""
+    """When the call, or the first thing recorded inside it, began, in seconds since 1970; None if unknown."""
     seconds: float | None = None
     message: str = ""
     """The text that the model was given as the call's result."""
@@ -84,7 +84,7 @@ class Nested(msgspec.Struct, kw_only=True):
 
 
 class RunTree(msgspec.Struct, kw_only=True):
-    """A run with everything that its journal has recorded about it."""
+    """A run with the model answers, calls and questions that its journal has recorded."""
 
     row: RunRow
     standing: Standing

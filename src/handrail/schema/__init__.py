@@ -1,7 +1,7 @@
 """`Schema`: a Python type, its JSON Schema for a model, and a parser for what the model sends.
 
 Validation and JSON Schema are pydantic's. This module also refuses input that pydantic accepts (unknown keys,
-infinities), and describes every problem in an input so that a model can act on it.
+infinities), and describes the problems in an input so that a model can act on them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ JsonSchema = dict[str, Any]
 Validate = Callable[..., Any]
 
 _MANY_ERRORS = 1_000
-"""More errors than this are not all described, because describing one takes microseconds."""
+"""If there are more errors than this, pydantic is not asked to describe them all, because each takes microseconds."""
 _MASKED = "is masked: secrets are not stored, so the value is unknown. Send it again"
 
 
@@ -60,7 +60,7 @@ class Schema(Generic[T]):
     - Parsing is strict JSON: text is never read as a number, nor a number as true or false.
     - Unknown keys are refused at every depth, and the JSON Schema says so.
     - NaN and the infinities are refused, however they are written.
-    - Every problem in an input is reported at once.
+    - The problems in an input are reported together. If there are many, the first ones are described and the rest counted.
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class Schema(Generic[T]):
         """Whether values of the type can contain a secret."""
 
     def parse(self, data: str | bytes) -> T:
-        """Parse JSON text into the type. Raises a `ToolValidationError` that lists every problem."""
+        """Parse JSON text into the type. Raises a `ToolValidationError` that lists the problems."""
         suspect = self._may_hold_floats and _SUSPECT[type(data)].search(data)
         found: list[tuple[str, str]] = []
         others = 0
@@ -216,7 +216,7 @@ def refuse_masks(data: str | bytes) -> None:
 
 
 def list_problems(error: ToolValidationError) -> str:
-    """Return the problems of an input as lines for a model. There are few and short lines, even if a handler raised it."""
+    """Return the problems of an input as lines for a model. Their size is limited, even if a handler raised the error."""
     problems = error.problems or (Problem("", words_of(error)),)
     if (
         len(problems) > MAX_PROBLEMS + 1

@@ -7,7 +7,7 @@ large nor deeply nested. It may still refer to itself, so code that follows refe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from handrail.errors import DefinitionError
 
@@ -15,6 +15,9 @@ MAX_PARTS = 10_000
 """Maximum number of values in a schema: objects, lists, strings and numbers."""
 MAX_DEPTH = 64
 """Maximum depth of a schema."""
+
+_MAX_NAME = 80
+"""Maximum number of characters of a name in a message."""
 
 _SCHEMAS = frozenset(
     [
@@ -38,29 +41,45 @@ _LISTS = frozenset(["enum", "required", "examples"])
 def check_foreign(schema: object, owner: str) -> None:
     """Raise `DefinitionError` unless the value is a JSON Schema within the limits. `owner` says what it belongs to."""
     _check_size(schema, owner)
-    left: list[tuple[Any, str]] = [(schema, "")]
+    left: list[tuple[Any, _Place | None]] = [(schema, None)]
     while left:
         part, at = left.pop()
-        if isinstance(part, bool) and at:
+        if isinstance(part, bool) and at is not None:
             continue  # `true` matches anything, `false` matches nothing
         if not isinstance(part, dict):
             raise _misshapen(owner, at, "is not a JSON Schema")
         left.extend(_inner(cast("dict[str, Any]", part), at, owner))
 
 
-def _inner(schema: Mapping[str, Any], at: str, owner: str) -> Iterator[tuple[Any, str]]:
+class _Place(NamedTuple):
+    """The place of a part in its schema. Its text is only written for an error, since names may be long."""
+
+    outer: _Place | None
+    name: str | int
+
+    def __str__(self) -> str:
+        names: list[str] = []
+        at: _Place | None = self
+        while at is not None:
+            name = str(at.name)
+            names.append(name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 1]}…")
+            at = at.outer
+        return "".join(f"/{name}" for name in reversed(names))
+
+
+def _inner(schema: Mapping[str, Any], at: _Place | None, owner: str) -> Iterator[tuple[Any, _Place]]:
     for word, given in schema.items():
-        place = f"{at}/{word}"
+        place = _Place(at, word)
         if word in _SCHEMAS:
             yield given, place
         elif word in _LISTS_OF_SCHEMAS:
             if not isinstance(given, list):
                 raise _misshapen(owner, place, "is not a list of schemas")
-            yield from ((each, f"{place}/{number}") for number, each in enumerate(cast("list[Any]", given)))
+            yield from ((each, _Place(place, number)) for number, each in enumerate(cast("list[Any]", given)))
         elif word in _SCHEMAS_BY_NAME:
             if not isinstance(given, dict):
                 raise _misshapen(owner, place, "is not an object of schemas")
-            yield from ((each, f"{place}/{name}") for name, each in cast("dict[str, Any]", given).items())
+            yield from ((each, _Place(place, name)) for name, each in cast("dict[str, Any]", given).items())
         elif word in _LISTS and not isinstance(given, list):
             raise _misshapen(owner, place, "is not a list")
         elif word == "required" and not all(isinstance(name, str) for name in cast("list[Any]", given)):
@@ -91,5 +110,5 @@ def _values(part: Any) -> list[Any]:
     return cast("list[Any]", part) if isinstance(part, list) else []
 
 
-def _misshapen(owner: str, at: str, problem: str) -> DefinitionError:
+def _misshapen(owner: str, at: _Place | None, problem: str) -> DefinitionError:
     return DefinitionError(f"the schema of {owner} can't be used: {at or 'it'} {problem}. Correct it.")

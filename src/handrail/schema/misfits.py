@@ -1,14 +1,16 @@
 """Misfits: the definite mistakes in a value, found with its JSON Schema alone.
 
 A process that accepts an answer for another process does not have the Python type, and a client's tool has none. The
-schema may come from outside, so the work is bounded: each part of the schema is compared with each part of the value
-at most once, and the number of comparisons is limited. Otherwise, unions that refer to themselves would double the work
-at each level.
+schema may come from outside, so the work is bounded. Each part of the schema is compared with each part of the value at
+most once; otherwise, unions that refer to themselves would double the work at each level. The number of comparisons and
+the number of mistakes are limited. Messages are written only for the mistakes that are reported, and quote only the
+beginning of a value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
@@ -22,6 +24,10 @@ _MAX_SHOWN = 50
 """Maximum number of choices or field names in one message."""
 _MAX_FOUND = 100
 """Maximum number of mistakes reported at once."""
+_MAX_QUOTED = 60
+"""Maximum number of characters of a value, or of a name, in a message."""
+_MAX_NESTED = 3
+"""Maximum depth to which a value is quoted."""
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "object": (dict,),
@@ -65,7 +71,7 @@ def misfits(schema: Mapping[str, Any], value: object, *, secret: bool = False) -
     """Return the definite mistakes in a value: wrong types, missing and unknown fields, invalid choices.
 
     Everything else is checked by the process that has the Python type. With `secret`, no part of the value is
-    repeated. A value that can't be checked within `MAX_STEPS` has one mistake, which says so.
+    repeated. If checking takes too many steps or levels, the only mistake says so.
     """
     comparison = Comparison(schema)
     try:
@@ -79,13 +85,53 @@ class _TooCostlyError(Exception):
     """Raised when a comparison takes more than `MAX_STEPS` steps or `_MAX_DEPTH` levels."""
 
 
+class _Spot:
+    """A part of the value, by its path. There is one object for each part, however often the part is reached."""
+
+    __slots__ = ("_inner", "_outer", "_step")
+
+    def __init__(self, outer: _Spot | None = None, step: str | int = "") -> None:
+        self._outer = outer
+        self._step = step
+        self._inner: dict[str | int, _Spot] = {}
+
+    def inside(self, step: str | int) -> _Spot:
+        """Return the part with this name or index."""
+        spot = self._inner.get(step)
+        if spot is None:
+            spot = self._inner[step] = _Spot(self, step)
+        return spot
+
+    def __str__(self) -> str:
+        steps: list[str | int] = []
+        spot = self
+        while spot._outer is not None:
+            steps.append(spot._step if isinstance(spot._step, int) else _shortened(spot._step))
+            spot = spot._outer
+        return location_of(tuple(reversed(steps)))
+
+
+class _Mistake(NamedTuple):
+    """A mistake whose message is not written yet."""
+
+    spot: _Spot
+    wanted: Callable[[], str]
+    given: tuple[object, ...] = ()
+    """The value, if the message quotes it."""
+
+    def told(self) -> Misfit:
+        wanted = self.wanted()
+        what = f"{wanted}, got {_quoted(self.given[0])}" if self.given else wanted
+        return Misfit(str(self.spot), what, wanted)
+
+
 class Comparison:
     """Compares one value with a schema. `steps` counts the comparisons of their parts."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = schema
         self._defs: Mapping[str, Any] = schema.get("$defs", {})
-        self._known: dict[tuple[int, str], list[Misfit]] = {}
+        self._known: dict[tuple[int, _Spot], list[_Mistake]] = {}
         """The mistakes found for each part of the schema at each place; empty while they are being compared."""
         self._targets: dict[int, Any] = {}
         """The target of each reference, by the id of the schema that contains the reference."""
@@ -93,12 +139,12 @@ class Comparison:
         self.steps = 0
 
     def run(self, value: object) -> list[Misfit]:
-        return self._compare(self._schema, value, "")[:_MAX_FOUND]
+        return [each.told() for each in self._compare(self._schema, value, _Spot())[:_MAX_FOUND]]
 
-    def _compare(self, schema: Any, value: Any, at: str) -> list[Misfit]:
+    def _compare(self, schema: Any, value: Any, at: _Spot) -> list[_Mistake]:
         schema = self._resolved(schema)
         if not isinstance(schema, Mapping):  # `true` matches anything, `false` matches nothing
-            return [Misfit(at, "is not allowed", "is not allowed")] if schema is False else []
+            return [_Mistake(at, lambda: "is not allowed")] if schema is False else []
         which = (id(cast("object", schema)), at)
         known = self._known.get(which)
         if known is not None:
@@ -109,6 +155,7 @@ class Comparison:
         if self._depth > _MAX_DEPTH:
             raise _TooCostlyError
         found = list(islice(self._found(cast("Mapping[str, Any]", schema), value, at), _MAX_FOUND))
+        self._count(len(found))
         self._depth -= 1
         self._known[which] = found
         return found
@@ -138,64 +185,67 @@ class Comparison:
         if self.steps > MAX_STEPS:
             raise _TooCostlyError
 
-    def _found(self, schema: Mapping[str, Any], value: Any, at: str) -> Iterable[Misfit]:
+    def _found(self, schema: Mapping[str, Any], value: Any, at: _Spot) -> Iterable[_Mistake]:
         forms: Any = schema.get("anyOf") or schema.get("oneOf")
         if forms:
             return self._nearest(forms, value, at)
         if "enum" in schema:
             choices: list[Any] = schema["enum"]
             self._count(len(choices))
-            return (
-                [] if value in choices else [_unwanted(at, value, f"one of {_listed(map(_quoted, choices))}")]
-            )
+            return [] if value in choices else [_Mistake(at, partial(_one_of, choices), (value,))]
         if "const" in schema:
-            return [] if value == schema["const"] else [_unwanted(at, value, _quoted(schema["const"]))]
+            only = schema["const"]
+            return [] if value == only else [_Mistake(at, lambda: f"must be {_quoted(only)}", (value,))]
         kind = schema.get("type")
         if isinstance(kind, str) and not _is_kind(kind, value):
-            return [_unwanted(at, value, _WORDS.get(kind, kind))]
+            return [_Mistake(at, lambda: f"must be {_WORDS.get(kind, kind)}", (value,))]
         if isinstance(value, dict):
             return self._in_object(schema, cast("dict[str, Any]", value), at)
         if isinstance(value, list | tuple) and "items" in schema:
             return self._in_list(schema["items"], cast("list[Any]", value), at)
         return []
 
-    def _nearest(self, forms: list[Any], value: Any, at: str) -> list[Misfit]:
+    def _nearest(self, forms: list[Any], value: Any, at: _Spot) -> list[_Mistake]:
         """Return no mistakes if one member of a union matches, else those of the member that matches best."""
-        tried: list[list[Misfit]] = []
+        tried: list[list[_Mistake]] = []
         for form in forms:
             wrong = self._compare(form, value, at)
             if not wrong:
                 return []
             tried.append(wrong)
-        return min(tried, key=lambda wrong: (wrong[0].where == at, len(wrong)))
+        return min(tried, key=lambda wrong: (wrong[0].spot is at, len(wrong)))
 
-    def _in_object(self, schema: Mapping[str, Any], value: Mapping[str, Any], at: str) -> Iterator[Misfit]:
+    def _in_object(
+        self, schema: Mapping[str, Any], value: Mapping[str, Any], at: _Spot
+    ) -> Iterator[_Mistake]:
         fields: Mapping[str, Any] = schema.get("properties", {})
         required = schema.get("required", ())
         self._count(len(required))
         for name in required:
             if name not in value:
-                yield Misfit(_field_at(at, name), "is missing", "is missing")
+                yield _Mistake(at.inside(name), lambda: "is missing")
         for name, part in value.items():
             if name in fields:
-                yield from self._compare(fields[name], part, _field_at(at, name))
+                yield from self._compare(fields[name], part, at.inside(name))
             elif schema.get("additionalProperties") is False:
-                unknown = f"is unknown; the known fields are {_listed(fields) or 'none'}"
-                yield Misfit(_field_at(at, name), unknown, unknown)
+                yield _Mistake(at.inside(name), partial(_unknown, fields))
 
-    def _in_list(self, schema: Any, value: list[Any], at: str) -> Iterator[Misfit]:
+    def _in_list(self, schema: Any, value: list[Any], at: _Spot) -> Iterator[_Mistake]:
         for number, item in enumerate(value):
-            yield from self._compare(schema, item, f"{at}[{number}]")
+            yield from self._compare(schema, item, at.inside(number))
 
 
-def _listed(words: Iterable[str]) -> str:
-    shown = list(words)
-    more = f", and {len(shown) - _MAX_SHOWN} more" if len(shown) > _MAX_SHOWN else ""
-    return ", ".join(shown[:_MAX_SHOWN]) + more
+def _unknown(fields: Mapping[str, Any]) -> str:
+    return f"is unknown; the known fields are {_listed(fields, _shortened) or 'none'}"
 
 
-def _unwanted(at: str, value: object, wanted: str) -> Misfit:
-    return Misfit(at, f"must be {wanted}, got {_quoted(value)}", f"must be {wanted}")
+def _one_of(choices: list[Any]) -> str:
+    return f"must be one of {_listed(choices, _quoted)}"
+
+
+def _listed(words: Collection[Any], show: Callable[[Any], str]) -> str:
+    more = f", and {len(words) - _MAX_SHOWN} more" if len(words) > _MAX_SHOWN else ""
+    return ", ".join(map(show, islice(words, _MAX_SHOWN))) + more
 
 
 def _is_kind(kind: str, value: object) -> bool:
@@ -207,11 +257,43 @@ def _is_kind(kind: str, value: object) -> bool:
     return isinstance(value, kinds)
 
 
-def _field_at(at: str, name: str) -> str:
-    part = location_of((name,))
-    return f"{at}{part}" if part.startswith("[") else f"{at}.{part}" if at else part
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_QUOTED else f"{text[: _MAX_QUOTED - 1]}…"
 
 
 def _quoted(value: object) -> str:
-    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= 60 else f"{text[:59]}…"
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return _shortened(repr(_beginning(value)))
+
+
+def _beginning(value: Any, depth: int = 0) -> object:
+    """Return enough of a value to quote the beginning of its text."""
+    if isinstance(value, str):
+        return value[:_MAX_QUOTED]
+    if isinstance(value, int) and value.bit_length() > 4 * _MAX_QUOTED:
+        return _LARGE
+    if isinstance(value, dict | list | tuple) and depth == _MAX_NESTED:
+        return _MORE
+    if isinstance(value, dict):
+        part = cast("dict[Any, Any]", value)
+        return {
+            _beginning(name): _beginning(part[name], depth + 1) for name in islice(part, _MAX_QUOTED // 2)
+        }
+    if isinstance(value, list | tuple):
+        items = cast("list[Any]", value)
+        return [_beginning(item, depth + 1) for item in items[: _MAX_QUOTED // 2]]
+    return value
+
+
+class _Word:
+    """Text that is quoted without quotation marks."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+_LARGE, _MORE = _Word("a very large number"), _Word("…")

@@ -76,9 +76,9 @@ def problems_of(
 
 
 def bounded(problems: Sequence[tuple[str, str]], others: int) -> list[tuple[str, str]]:
-    """Return the first problems, at most `MAX_PROBLEMS` of them and 4 kB, then how many are left out.
+    """Return the first problems, up to `MAX_PROBLEMS` and `_MAX_BYTES`, followed by how many are left out, if any.
 
-    `others` is the number of problems beside those given.
+    Long locations and descriptions are cut. `others` is the number of problems besides those given.
     """
     found: list[tuple[str, str]] = []
     room = _MAX_BYTES

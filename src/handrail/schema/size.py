@@ -7,6 +7,7 @@ long as a valid one, and integers beyond 64 bits can be chosen so that building 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, cast
 
 import pydantic_core
@@ -21,6 +22,11 @@ MOST_BIG_INTEGERS = 1_000
 """Maximum number of integers beyond 64 bits in the arguments of one call."""
 
 _BEYOND = 1 << 63
+
+
+def exceeds(value: Any, limit: int) -> bool:
+    """Return whether a parsed JSON value contains more than this many values. Stops counting there."""
+    return next(islice(_values_in(value), limit, None), None) is not None
 
 
 def check_size(data: str | bytes) -> None:

@@ -28,8 +28,8 @@ def run_command_tool(shell: Shell) -> Tool[Any, Any]:
     """Create the tool `run_command`, which runs commands in this shell.
 
     A command's changes to the folder belong to the call and are undone with it. If commands can reach
-    more, such as the network or an exposed folder, they can have other effects too. The tool is then irreversible,
-    and each command needs approval before it runs.
+    more, such as the network or an exposed folder, they can have other effects too. The tool is then irreversible, so
+    that a `CapabilityPolicy` asks before each command, unless it is told otherwise.
     """
 
     @tool(effect="irreversible" if shell.reach else "staged", capabilities={"proc.exec", "fs.write"})
@@ -71,7 +71,7 @@ class ShellTools(MarkdownSection[Any]):
         title: str = "Commands",
         key: str = "commands",
     ) -> None:
-        if not isinstance(shell, Shell):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+        if not isinstance(shell, Shell):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
             raise DefinitionError(
                 f"ShellTools takes a Shell, not {describe_kind(shell)}. Write ShellTools(Shell([Allow('make', ...)]))."
             )

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from handrail.context import ToolContext
 from handrail.errors import FileError
-from handrail.guard.policy import ReadBeforeWritePolicy
+from handrail.guard.read_before_write import ReadBeforeWritePolicy
 from handrail.prompt import MarkdownSection
 from handrail.protocols import ToolPolicy
 from handrail.tools import PathArg, Tool, ToolResult, tool
@@ -166,8 +166,8 @@ _TEMPLATE_WRITING = (
 class FileTools(MarkdownSection[Any]):
     """A section with tools that read, list, find and search the run's files.
 
-    With `writes`, it also has tools that write, edit, delete and move files, under `ReadBeforeWritePolicy`. The
-    tools work on the run's filesystem: `evaluate(..., filesystem=DirectoryFilesystem(folder))`.
+    With `writes`, it also has tools that write, edit, delete and move files, under `ReadBeforeWritePolicy` unless
+    `policies` is given. The tools work on the run's filesystem: `evaluate(..., filesystem=DirectoryFilesystem(folder))`.
     """
 
     needs_files: ClassVar[bool] = True

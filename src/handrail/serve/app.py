@@ -42,8 +42,9 @@ class ServedApp:
     additional origins whose pages may use it. If `access_log` is given, every request is written to it as a line of
     JSON.
 
-    Every request is authenticated: by `authenticate`, by the users in `people`, or by `token`. Without any of these,
-    the page is opened with a link that works once. The app logs that link when an ASGI server starts it.
+    Requests are authenticated by `authenticate`, by the users in `people`, or by `token`. Without any of these, the
+    page is opened with a link that works once. The app logs that link when an ASGI server starts it. Only the
+    page's files, sign-in and `/health` need no authentication.
     """
 
     def __init__(
@@ -156,7 +157,7 @@ asgi = ServedApp
 
 @contextmanager
 def on_stop_signal(stop: Callable[[], object]) -> Generator[None]:
-    """Call `stop` in the event loop on SIGINT or SIGTERM, and then the handler that was installed before.
+    """Schedule `stop` in the event loop on SIGINT or SIGTERM, and then call the handler that was installed before.
 
     A server shuts its app down only when all connections are closed, and a stream closes only when
     the app ends it, so each would wait for the other. If no handler was installed, the signal still ends the

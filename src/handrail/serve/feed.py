@@ -100,7 +100,7 @@ class Feed:
         return f"{self._boot}-{number}"
 
     def number_of(self, id: str) -> int | None:
-        """Return the position of the event with this id, or None if the event is from another feed or no longer kept."""
+        """Return an event's position, or None if its id is from another feed or a later event is no longer kept."""
         boot, _, number = id.rpartition("-")
         if boot != self._boot or not (number.isascii() and number.isdecimal()) or len(number) > 18:
             return None
@@ -234,11 +234,12 @@ async def follow(
     nested: bool = True,
     ping: float = PING_SECONDS,
 ) -> AsyncGenerator[bytes]:
-    """Yield the encoded events after a position in a feed, until `leg` ends, up to position `until`, or forever.
+    """Yield encoded events: those in `before`, then those in the feed after a position.
 
-    A reader whose next event is no longer kept is disconnected, and gets a snapshot when it returns. If the reader
-    follows one leg, it is first sent an error event, because an AG-UI client does not reconnect on its own and would
-    take the disconnection for the end of the leg.
+    The events end when `leg` ends or at position `until`. Without either, they never end. A reader whose next event
+    is no longer kept is disconnected, and gets a snapshot when it returns. If the reader follows one leg, it is
+    first sent an error event, because an AG-UI client does not reconnect on its own and would take the
+    disconnection for the end of the leg.
     """
     first = _encode_all(before, nested)
     if first:

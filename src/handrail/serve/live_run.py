@@ -28,7 +28,7 @@ log = logging.getLogger("handrail.serve")
 
 _STOPPING = "The server is stopping. The run resumes when the server is back: follow the thread again."
 Voters = Callable[[str | None, str], Sequence[str]]
-"""A function that takes a role, or None for any, and a person to exclude, and returns the names of who may vote."""
+"""A function that takes a role, or None for any, and a person to exclude, and returns the names of those who may vote."""
 _MIN_CUT_SECONDS = 1.0
 """Minimum seconds that a run gets to end after it is cut off, even if the grace period is shorter."""
 
@@ -84,7 +84,7 @@ class BrowserEnvironment(Environment):
     def run_waiting(self, parking: Parking) -> None:
         """End the leg, because everything in the run waits for an answer.
 
-        Unless `stays` is set, the run is parked: at once if the server is stopping, otherwise after `park_after`.
+        The run is then parked: at once if the server is stopping, otherwise after `park_after`, unless `stays` is set.
         """
         self.go_on()
         self._at_rest = True

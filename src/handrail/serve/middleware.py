@@ -29,7 +29,7 @@ PRINCIPAL, PERSON, STARTED = "handrail.principal", "handrail.person", "handrail.
 """The keys in a request's scope for the sender's name, the sender as a `Person`, and the time of arrival."""
 
 CALLBACK = "/oidc/callback"
-"""The path to which a sign-in provider sends a browser back. Other sites may link only to this path and the page."""
+"""The path to which a sign-in provider sends a browser back. Other sites may link only to it, the page and its files."""
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "font-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -200,7 +200,10 @@ class GuardMiddleware:
             )
 
     async def _admit(self, request: Request, receive: Receive) -> Receive:
-        """Authenticate the request, apply the rate limit and read the body. Returns a `receive` that replays the body."""
+        """Authenticate the request, apply the rate limit and read the body, as far as its path and method require.
+
+        Returns a `receive` that replays the body.
+        """
         path, method = request.scope["path"], request.method
         if method == "OPTIONS" or (method == "HEAD" and not is_static(path)):
             raise _method_refused()
@@ -257,7 +260,10 @@ class GuardMiddleware:
             ) from None
 
     async def _refuse(self, refused: RequestRefused, scope: Scope, receive: Receive, answer: _Sender) -> None:
-        """Send the refusal, then read the body for up to a second, because a client that is still sending might not get it."""
+        """Send the refusal, and then read the body, if any, for up to a second.
+
+        Otherwise, a client that is still sending might not get the refusal.
+        """
         if answer.started:
             return
         made = error_response(refused)

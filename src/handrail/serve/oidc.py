@@ -25,7 +25,7 @@ from handrail.errors import DefinitionError
 from handrail.serve import missing_extra
 from handrail.serve.limits import Rate, network_of
 from handrail.serve.middleware import CALLBACK
-from handrail.serve.principals import Principals, address_of, cookie_name
+from handrail.serve.principals import HANDOVER_SECONDS, Principals, address_of, cookie_name, link_cookie_name
 from handrail.serve.refusals import RequestRefused
 
 _REQUIRED = ("authlib", "httpx")
@@ -110,8 +110,17 @@ class OidcProvider:
         async def finish(request: Request) -> Response:
             given, browser = request.query_params, request.cookies.get(_cookie_name(request), "")
             name = await self.finish(given.get("state", ""), given.get("code", ""), browser)
-            response = RedirectResponse(f"/#link={principals.link_for(name, request)}", 303)
+            browser = secrets.token_urlsafe(32)
+            response = RedirectResponse(f"/#link={principals.link_for(name, request, browser)}", 303)
             response.delete_cookie(_cookie_name(request), path=CALLBACK, httponly=True, samesite="lax")
+            response.set_cookie(
+                link_cookie_name(request),
+                browser,
+                max_age=int(HANDOVER_SECONDS),
+                httponly=True,
+                samesite="strict",  # only the page itself sends it
+                secure=request.url.scheme == "https",
+            )
             return response
 
         return [Route("/oidc/login", begin), Route(CALLBACK, finish)]
@@ -177,6 +186,8 @@ class OidcProvider:
             exp={"essential": True},
             nonce={"essential": True, "value": pending.nonce},
         ).validate(claims)
+        if claims.get("azp", self._client_id) != self._client_id:
+            raise _refused("the provider's ID token was issued to a different application")
         return claims
 
     def _client(self, redirect: str) -> Any:

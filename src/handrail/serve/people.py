@@ -134,7 +134,7 @@ class People:
     def add(self, name: str, roles: Iterable[str] = (), secret: str | None = None) -> str:
         """Add a user and return the secret that they sign in with. It is not stored, so it can't be shown again.
 
-        Without a secret, a random one is generated. Every user has one of the four built-in roles: if none is given,
+        Without a secret, a random one is generated. Every user has at least one of the four built-in roles: if none is given,
         *approver* is added for a user with custom roles, and *user* otherwise. Raises `DefinitionError` for an invalid
         name, role or secret.
         """
@@ -185,7 +185,10 @@ class People:
         return Person(name, frozenset(json.loads(rows[0][0]))) if rows else None
 
     def who_may_vote(self, role: str | None, besides: str) -> Sequence[str]:
-        """Return the names of the users who have this role and may approve for others, except `besides`."""
+        """Return the names of the users, except `besides`, who may vote and have this role.
+
+        For None and for `approver`, every user who may vote is included.
+        """
         return [
             name
             for name, roles, _ in self.list()
@@ -236,7 +239,7 @@ class People:
         return made
 
     def session_of(self, secret: str, key: str | None, *, host: str, issuer: str) -> Session | None:
-        """Return the session with this cookie, or None if it has ended or was created for a different host or issuer.
+        """Return the session with this cookie and key, or None if it has ended or was created for a different host or issuer.
 
         If `key` is None, the key is not checked.
         """

@@ -22,8 +22,8 @@ _MOST = 200
 def folder_name(principal: str) -> str:
     """Return the name of a principal's folder. It is unique, even on disks that ignore case.
 
-    Lowercase letters, digits and `_ @ -` are kept, and so are dots, except at the start. All other characters
-    are written as the hexadecimal digits of their UTF-8 bytes. A long name is shortened and ends with a digest.
+    Lowercase letters, digits and `_ @ -` are kept, and so are dots, except at the start. Other characters are written
+    as `%` and two hexadecimal digits for each of their UTF-8 bytes. A long name is shortened and ends with a digest.
     """
     written = "".join(
         char

@@ -12,6 +12,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakValueDictionary
 
 from starlette.requests import Request
 
@@ -39,10 +40,19 @@ MAX_PRINCIPAL = 256
 KEY_HEADER = "handrail-key"
 _NO_KEY = "/app/renderers.js"
 """The only path that a cookie opens without its key. The page imports it, and imports can't send headers."""
-_HANDOVER_SECONDS = 60.0
+HANDOVER_SECONDS = 60.0
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 _HINT = "Send it as `Authorization: Bearer TOKEN`, or open the link that the server printed."
 _NAMED_HINT = "Send `Authorization: Bearer NAME:TOKEN`, or sign in on the page."
+
+
+class _Link(NamedTuple):
+    """A link that signs a person in once."""
+
+    name: str
+    until: float
+    browser: bytes
+    """A digest of the secret in the browser's link cookie; b"" if the link works in any browser."""
 
 
 class Cookie(NamedTuple):
@@ -94,8 +104,10 @@ class Principals:
         if not self.has_people:
             mark = b"" if token is None else hmac.digest(key, b"handrail issuer" + token.encode(), "sha256")
             self._issuer = f"token {mark.hex()}" if mark else "link"
-        self._links: dict[bytes, tuple[str, float]] = {}
-        """For each link, the user that it signs in and the time at which it expires, by the digest of its code."""
+        self._links: dict[bytes, _Link] = {}
+        """The unused links, by the digest of their code."""
+        self._checks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """A lock for each address and each user name whose secret is being checked."""
         self._clock = clock
         self.link_used: Callable[[], None] = lambda: None
         """Called after a link has been used, so that the operator can be shown a new one."""
@@ -107,17 +119,19 @@ class Principals:
         """Whether the page is opened with a link, because the app has no hook and the server has no users."""
         return self._authenticate is None and not self.has_people
 
-    def new_link(self, name: str = LOCAL, seconds: float = math.inf) -> str:
+    def new_link(self, name: str = LOCAL, seconds: float = math.inf, browser: str = "") -> str:
         """Return the code of a link that signs a person in.
 
-        The link works once, for at most `seconds`, and only while this process runs.
+        The link works once, for at most `seconds`, and only while this process runs. If `browser` is given, the link
+        only works in a browser that has this secret in its link cookie.
         """
         code = secrets.token_urlsafe(32)
-        self._links[_digest(code)] = (name, self._clock.monotonic() + seconds)
+        bound = _digest(browser) if browser else b""
+        self._links[_digest(code)] = _Link(name, self._clock.monotonic() + seconds, bound)
         return code
 
-    def link_for(self, name: str, request: Request) -> str:
-        """Return the code of a link for a person whom an OpenID Connect provider has identified.
+    def link_for(self, name: str, request: Request, browser: str) -> str:
+        """Return the code of a link for a person whom an OpenID Connect provider has identified in this browser.
 
         Raises `RequestRefused` if the person is not one of the server's users.
         """
@@ -129,7 +143,7 @@ class Principals:
                 "UserUnknown",
                 f"{name} is not a user of this server. Ask its operator to run: handrail users add {name}.",
             )
-        return self.new_link(name, _HANDOVER_SECONDS)
+        return self.new_link(name, HANDOVER_SECONDS, browser)
 
     async def of(self, request: Request) -> Person:
         """Return the person who sent a request. Raises `RequestRefused`: 401, or 429 after many wrong secrets."""
@@ -245,23 +259,39 @@ class Principals:
     def _take_link(self, request: Request, code: str) -> str:
         """Return the name of the person that a link signs in, and invalidate the link."""
         self._check_patience(request)
-        name, until = self._links.pop(_digest(code), ("", 0.0))
-        if not name or self._clock.monotonic() > until:
+        link = self._links.pop(_digest(code), None)
+        browser = _digest(request.cookies.get(link_cookie_name(request), ""))
+        if (
+            link is None
+            or self._clock.monotonic() > link.until
+            or (link.browser and not hmac.compare_digest(browser, link.browser))
+        ):
             raise self._wrong_secret(
                 request,
                 "LinkUsed",
-                "this link has already been used, or belongs to another server. Open the newest link that the server printed.",
+                "this link has already been used or has expired, or it belongs to another server. Open the newest link that the server printed.",
             )
-        return name
+        return link.name
 
     async def _check_secret(self, request: Request, name: str, secret: str) -> Person:
-        self._check_patience(request, name)
-        found = await asyncio.to_thread(self.people.verify, name, secret)
-        if found is None:
-            raise self._wrong_secret(
-                request, "SignInWrong", f"the name or the password is wrong. {_NAMED_HINT}", name
-            )
-        return found
+        """Check the secrets from one address, and those for one name, one after the other.
+
+        So guesses that are sent at once are counted like any others.
+        """
+        async with self._alone(f"from {network_of(address_of(request))}"), self._alone(f"for {name}"):
+            self._check_patience(request, name)
+            found = await asyncio.to_thread(self.people.verify, name, secret)
+            if found is None:
+                raise self._wrong_secret(
+                    request, "SignInWrong", f"the name or the password is wrong. {_NAMED_HINT}", name
+                )
+            return found
+
+    def _alone(self, key: str) -> asyncio.Lock:
+        lock = self._checks.get(key)
+        if lock is None:
+            lock = self._checks[key] = asyncio.Lock()
+        return lock
 
     def _check_patience(self, request: Request, name: str = "") -> None:
         """Raise `RequestRefused` after too many wrong secrets from this address, or for this user name."""
@@ -314,6 +344,11 @@ class Principals:
                 500, "ServerError", "the server could not identify you. Its log has the details."
             )
         return found
+
+
+def link_cookie_name(request: Request) -> str:
+    """Return the name of the cookie that holds the secret of the browser for which a link was made."""
+    return f"{cookie_name(request)}-link"
 
 
 def cookie_name(request: Request) -> str:

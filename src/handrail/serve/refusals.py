@@ -1,6 +1,6 @@
 """The errors that serving raises, and the responses that clients get for them.
 
-A refusal is always JSON. It says what to do, and reveals nothing that the client may not know.
+A refusal is always JSON. It says what to do, and reveals nothing that the client is not allowed to know.
 
     HandrailError
     ├── RequestRefused (ValueError)              .status, .kind, .fields, .retry_after: a request is not served

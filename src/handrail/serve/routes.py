@@ -258,7 +258,7 @@ class Routes:
             if submitted.refused:
                 return send_all(submitted.refused, nested=nested)
             if submitted.leg == input.run_id:
-                # A run that was started in another window may have ended in the meantime.
+                # Skip the events of any run from another window that ended in the meantime.
                 number = thread.feed.before_leg(submitted.leg, number)
                 return follow(thread.feed, number, leg=submitted.leg, nested=nested)
             # The input was already answered, so send the current state, and follow the run if it is active.
@@ -270,7 +270,7 @@ class Routes:
         return await self._stream(request, chunks)
 
     async def events(self, request: Request) -> Any:
-        """Stream a thread's events after a position. If the feed no longer keeps that position, a snapshot is sent first."""
+        """Stream a thread's events after a position. Without a position that the feed still keeps, a snapshot is sent first."""
         thread = self._thread(request)
         query = request.query_params
         nested = query.get("v") != "0"
@@ -419,7 +419,7 @@ class Routes:
         return JSONResponse({"decided": decided})
 
     async def audit(self, request: Request) -> Response:
-        """Return the audit log as JSON lines, oldest first, starting after the entry numbered `?after=`."""
+        """Return up to 10,000 entries of the audit log as JSON lines, oldest first, starting after the entry numbered `?after=`."""
         after = request.query_params.get("after", "0")
         if not after.isdecimal() or len(after) > 15:
             raise RequestRefused(422, "BadNumber", "`after` must be the number of an entry")

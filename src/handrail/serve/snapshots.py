@@ -144,7 +144,7 @@ def _agents(found: _State, since: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 
 async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], int, str]:
-    """Return the events for a client that joins a thread, their position in the feed, and the id of the open leg."""
+    """Return the events for a client that joins a thread, their position in the feed, and the id of the open leg, if any."""
     found = await _read_state(journal, seen)
     newest = found.rows[-1] if found.rows else None
     run_id = found.live.run_id if found.live is not None else newest.record.id if newest is not None else ""

@@ -279,7 +279,7 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _is_taken(path: Path) -> bool:
-    """Return whether a different module, installed or in the current folder, has this file's name."""
+    """Return whether a different module, already imported or importable, has this file's name."""
     if path.stem in sys.modules:
         where = getattr(sys.modules[path.stem], "__file__", None)
     else:

@@ -218,7 +218,7 @@ class Thread:
         approvals_of(await self._session_as_decided()).revoke(approval_id, self.principal)
 
     async def forget(self) -> None:
-        """Delete the thread and its runs. Raises `ThreadBusy` while a run is active."""
+        """Delete the thread and its runs. Raises `ThreadBusy` while a run is active, and `ThreadUnknown` if there are no runs."""
         async with self._lock:
             rows = await self.rows()
             if await self._settled() is not None or any(self._is_leased(row) for row in rows):

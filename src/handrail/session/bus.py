@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from asyncio import CancelledError
+from asyncio import CancelledError, _get_running_loop  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
 from collections.abc import Callable
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
@@ -13,12 +13,19 @@ from typing import Any, TypeVar
 import msgspec
 from pydantic import BaseModel
 
+from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import EventRefused
+from handrail.timers import timers_of
 
 T = TypeVar("T")
 Listener = Callable[[Any], None]
 
 log = logging.getLogger("handrail.events")
+
+SLOW = 0.1
+"""Seconds after which a subscriber is said to block."""
+_SAME_CLOCK = 1.0
+"""Maximum difference in seconds between two clocks that show the same time."""
 
 
 class Dispatcher:
@@ -27,15 +34,20 @@ class Dispatcher:
     An error in a subscriber is logged and stops neither the others nor the run. A subscription to a
     type also receives events of its subclasses; one to `object` receives everything. If the
     subscribers change while an event is being published, the change takes effect with the next event.
+
+    A subscriber that blocks is named in a warning, once for each type of event. The time that it takes from the event
+    loop is charged neither to the timeout nor to the duration of any call.
     """
 
-    __slots__ = ("_listeners", "_lock", "matching")
+    __slots__ = ("_listeners", "_lock", "_monotonic", "_warned", "matching")
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._listeners: list[_Subscription] = []
         self.matching: dict[type, tuple[Listener, ...]] = {}
         """The listeners for each type that has been published or queried. Cleared when subscribers change."""
         self._lock = threading.Lock()
+        self._warned: set[tuple[int, type]] = set()
+        self._monotonic = clock.monotonic
 
     def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
         """Call `listener` with every event of this type. Returns a function that unsubscribes it."""
@@ -59,11 +71,35 @@ class Dispatcher:
         except KeyError:
             check_event(event)
             listeners = self._match(type(event))
+        if not listeners:
+            return
+        monotonic = self._monotonic
+        before = monotonic()
         for listener in listeners:
             try:
                 listener(event)
             except (Exception, CancelledError):
                 subscriber_raised(event)
+            after = monotonic()
+            if after - before > SLOW:
+                self.subscriber_blocked(listener, event, before, after)
+            before = after
+
+    def subscriber_blocked(self, listener: Listener, event: object, before: float, after: float) -> None:
+        """Name a subscriber that took long, and note the time that it took from the event loop of this thread."""
+        loop = _get_running_loop()
+        if loop is not None and abs(loop.time() - after) < _SAME_CLOCK:
+            timers_of(loop).lost.add(before, after)
+        which = (id(listener), type(event))
+        if which not in self._warned:
+            self._warned.add(which)
+            log.warning(
+                "the subscriber %s took %.2f s for the event %s. Everything on its thread waited. No call is charged for it. "
+                "Do slow work in a thread or a task of its own.",
+                _name_of(listener),
+                after - before,
+                type(event).__name__,
+            )
 
     def listens_for(self, kind: type) -> bool:
         """Return whether this type has a subscriber, so that creating an event is worthwhile."""
@@ -75,6 +111,13 @@ class Dispatcher:
             found = tuple(each.listener for each in self._listeners if issubclass(kind, each.kind))
             self.matching[kind] = found
         return found
+
+
+def _name_of(listener: Listener) -> str:
+    named: Any = getattr(listener, "func", listener)  # what a `functools.partial` calls
+    name = getattr(named, "__qualname__", None) or type(named).__qualname__
+    module = getattr(named, "__module__", None)
+    return f"{module}.{name}" if module else name
 
 
 def subscriber_raised(event: object) -> None:
@@ -112,7 +155,7 @@ def _check_subscription(kind: object, listener: object) -> None:
 
 
 def check_unchangeable(event: object) -> None:
-    """Raise `EventRefused` for a mutable event, since a session shares its events with all its forks."""
+    """Raise `EventRefused` for a dataclass, Struct or model that is not frozen, since all forks share a session's events."""
     kind = type(event)
     frozen: bool | None = None
     if dataclasses.is_dataclass(kind):

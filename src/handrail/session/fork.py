@@ -63,6 +63,10 @@ class SessionFork(msgspec.Struct, eq=False):
         self._reads.add(kind)
         return found
 
+    def before(self, kind: type[T], /) -> Slice[T]:
+        """Return a slice as it was when this fork was made. This does not count as a read."""
+        return self.root.slice_in(self._base, kind)
+
     def dispatch(self, event: object, /) -> None:
         """Reduce an event into this fork's state. Logs are shared by the whole session, and are written immediately."""
         root = self.root

@@ -27,7 +27,7 @@ def not_keyed() -> DefinitionError:
 
 
 class Readable(Generic[T]):
-    """The reading methods that all slices have. Items are in order."""
+    """The methods for reading that all slices share."""
 
     __slots__ = ()
 
@@ -117,7 +117,7 @@ def _with_block(blocks: _Blocks, block: tuple[Any, ...]) -> _Blocks:
 
 
 def _pushed(node: tuple[Any, ...], shift: int, index: int, block: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a node with one more block, whose first item has this index. Only the node's last child is copied."""
+    """Return a node with one more block, whose first item has this index. Only the nodes above the block are copied."""
     if shift == _BITS:
         return node + (block,)  # noqa: RUF005  # twice as fast as (*node, block)
     slot = (index >> shift) & _MASK

@@ -10,10 +10,18 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar, cast, get_args
 
+from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import DefinitionError, ReducerError, SessionError
 from handrail.ids import NewId, random_id
 from handrail.protocols import DecisionBook, RunMode, Slice
-from handrail.session.bus import Dispatcher, Listener, check_event, check_unchangeable, subscriber_raised
+from handrail.session.bus import (
+    SLOW,
+    Dispatcher,
+    Listener,
+    check_event,
+    check_unchangeable,
+    subscriber_raised,
+)
 from handrail.session.fork import SessionFork, Snapshot
 from handrail.session.items import Log
 from handrail.session.slices import (
@@ -117,8 +125,16 @@ class Session:
             lock.release()
         self._dispatcher.publish(event)
 
-    def record(self, fact: object) -> None:
-        """Log a fact and publish it. This never raises: a reducer's error is logged, and the fact is kept."""
+    def record(
+        self,
+        fact: object,
+        before: float | None = None,
+        monotonic: Callable[[], float] = SYSTEM_CLOCK.monotonic,
+    ) -> None:
+        """Log a fact and publish it. This never raises: a reducer's error is logged, and the fact is kept.
+
+        `before` is the time now, as `monotonic` returns it, if the caller knows it.
+        """
         kind = type(fact)
         try:
             keep, listeners = self._recorders[kind], self._told[kind]
@@ -127,11 +143,19 @@ class Session:
             self._dispatcher.publish(fact)
             return
         keep(fact)
-        for listener in listeners:  # The code of `publish`, inlined because this runs for every fact.
+        if not listeners:  # The code of `publish`, inlined because this runs for every fact.
+            return
+        if before is None:
+            before = monotonic()
+        for listener in listeners:
             try:
                 listener(fact)
             except (Exception, CancelledError):
                 subscriber_raised(fact)
+            after = monotonic()
+            if after - before > SLOW:
+                self._dispatcher.subscriber_blocked(listener, fact, before, after)
+            before = after
 
     def keep(self, fact: object) -> None:
         """Log a fact without publishing it, because listeners were already notified of it."""
@@ -194,7 +218,7 @@ class Session:
 
     def rules_for(self, slice_: type) -> SliceRules:
         """Return the rules of the slice of this type."""
-        if not isinstance(slice_, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+        if not isinstance(slice_, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
             raise SessionError(
                 self._id, f"{slice_!r} is not a type", "Select a slice by its class: session[Plan]."
             )

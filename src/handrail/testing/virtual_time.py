@@ -40,7 +40,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._virtual_now += seconds
 
     def meet_threads(self) -> bool:
-        """Schedule the callbacks that threads have handed over. Returns whether any must run before time may jump."""
+        """Schedule the callbacks that threads have handed over, and return whether there were any.
+
+        Time does not jump before they have run. Here there are none. `SimulatedLoop` overrides this method.
+        """
         return False
 
 

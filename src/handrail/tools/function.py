@@ -327,7 +327,7 @@ def _by_name(function: Any, signature: Signature) -> Any:
 def legacy_handler(function: Callable[[Any], Any]) -> Any:
     """Wrap a handler that does not take `context`, for use during a migration.
 
-    It is called as `function(params)`. A `DeprecationWarning` is issued once, when the tool is defined.
+    It is called as `function(params)`. A `DeprecationWarning` is issued once, when it is wrapped.
     """
     name = str(getattr(function, "__name__", function))
     signature = read(name, function, caller_namespace(), "handler")

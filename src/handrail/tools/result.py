@@ -69,26 +69,26 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True, dict=True):
 
 
 def keep_rendering(result: ToolResult[Any], text: str, json: str | None) -> None:
-    """Keep the text that a result was rendered as, and its value as JSON if it was written."""
+    """Keep the text that a result was rendered as and, unless it is None, the JSON of its value."""
     vars(result)["text"] = text
     if json is not None:
         vars(result)["json"] = json
 
 
 def shown_text(result: ToolResult[Any]) -> str:
-    """Return the text that is shown to the model, as the gate has rendered it if it has."""
+    """Return the text that is shown to the model: the gate's rendering if it was kept, otherwise a new one."""
     text: str | None = result.__dict__.get("text")
     return result.render() if text is None else text
 
 
 def json_of(result: ToolResult[Any]) -> bytes:
-    """Return the value of a result as JSON, as the gate has written it if it has."""
+    """Return the value of a result as JSON: the gate's if it was kept, otherwise encoded now."""
     json: str | None = result.__dict__.get("json")
     return to_json(result.value) if json is None else json.encode()
 
 
 def sendable(text: str) -> str:
-    """Return a text with lone surrogates replaced, which no provider and no journal accepts. Names of files may have them."""
+    """Return text with its lone surrogates replaced, since no provider or journal accepts them. File names may have them."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -21,7 +21,7 @@ from handrail.workers.front_matter import AttachmentRule
 
 NO_ATTACHMENTS = AttachmentRule(count=0)
 _SHOWN = 16 * 1024
-"""Maximum bytes of attachments that are included in the message. The model reads the others with a tool."""
+"""Maximum bytes of attachments that are included in the message. The model reads other texts with a tool."""
 _PAGE = 400
 
 
@@ -144,7 +144,8 @@ def _check_size(rule: AttachmentRule, name: str, size: int) -> None:
 def message_with(input: str, attachments: Sequence[Attachment]) -> str:
     """Build the message to the worker's model: the input, then the attachments.
 
-    Short texts are included in full.
+    Texts are included in full while they fit into `_SHOWN` bytes altogether. Of other attachments, only the name and
+    the size are included.
     """
     if not attachments:
         return input

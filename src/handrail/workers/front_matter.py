@@ -320,7 +320,10 @@ def _line_of(where: str, lines: dict[str, int]) -> int:
 
 
 def _whole(text: str) -> str:
-    """Join surrogate pairs, which YAML reads as two characters if they are written as JSON escapes."""
+    """Join surrogate pairs, which YAML reads as two characters if they are written as JSON escapes.
+
+    Raises `ValueError` for a lone surrogate.
+    """
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
@@ -357,7 +360,10 @@ class _Yaml:
         return None, self._places
 
     def _is_plain(self) -> bool:
-        """Check that the YAML has no aliases and is not nested too deeply, before anything is built from it."""
+        """Return whether the YAML has no anchors or aliases and is not nested too deeply. Reports the first problem.
+
+        This is checked before anything is built from the YAML.
+        """
         yaml = self._yaml
         depth = 0
         for event in yaml.parse(self._text, Loader=yaml.SafeLoader):

@@ -50,7 +50,7 @@ class Functions:
         return 1 if code is None else int(code.co_firstlineno)
 
     def tool(self, name: str, find: Finder) -> Tool[Any, Any] | None:
-        """Return the function with this name as a tool.
+        """Return the function or tool with this name, as a tool.
 
         If it can't be a tool, reports why to `find` and returns None.
         """
@@ -84,7 +84,7 @@ class Functions:
 
 
 def _defined_in(module: ModuleType) -> Mapping[str, Any]:
-    """Return the functions and tools that a module defines, by name, without those that it imports."""
+    """Return a module's own tools and public functions, by name. Imported ones are left out."""
     found: dict[str, Any] = {}
     for name, value in vars(module).items():
         if isinstance(value, Tool):

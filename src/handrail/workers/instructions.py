@@ -1,8 +1,9 @@
 """`Instructions`: a worker's Jinja template, rendered in a sandbox that limits its work.
 
 A model may write a template, so little is allowed: text, values, `if`, short `for` loops, and some filters.
-Only `range` can be called, and only in a loop; nothing can be calculated, assigned, defined, included or imported.
-Lists contain only constants, so that they can't multiply the work. Loops, filters and `in` are metered.
+Only `range` can be called, and only for a loop to iterate over. Nothing can be calculated, assigned, defined, included
+or imported. Lists contain only constants, so that they can't multiply the work. Loops, `in`, and filters that process
+text are metered.
 """
 
 from __future__ import annotations
@@ -180,7 +181,7 @@ class _Meter:
 
 
 def _metered(tree: Any) -> Any:
-    """Insert metering filters into a template's loops and `in` tests, and return the template."""
+    """Insert metering filters into a template's loops and `in` comparisons, and return the template."""
     nodes = needed("jinja2.nodes")
     for loop in tree.find_all(nodes.For):
         parts = loop.body if loop.test is None else [*loop.body, loop.test]
@@ -193,7 +194,7 @@ def _metered(tree: Any) -> Any:
 
 
 class _Check:
-    """Checks a template for nodes that it may not contain."""
+    """Finds the parts of a template that are not allowed."""
 
     def __init__(self, tree: Any) -> None:
         self._tree = tree
@@ -389,7 +390,7 @@ def _environment() -> Any:
 
 
 def rendered(instructions: Instructions, name: str, input: str, attachments: Iterable[str]) -> str:
-    """Render a worker's instructions for one run. Raises `WorkerError` if the result is empty."""
+    """Render a worker's instructions for one run. Raises `WorkerError` if that fails or the result is empty."""
     text = instructions.render({"input": input, "attachments": tuple(attachments), "worker": name})
     if not text.strip():
         raise WorkerError(

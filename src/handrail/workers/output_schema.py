@@ -81,7 +81,7 @@ class _Wrapped(_Answer):
 
 
 def output_type(schema: Mapping[str, Any], refuse: Refuse) -> type[BaseModel] | None:
-    """Create the type of the answers that match a schema. Returns None if part of the schema is not supported."""
+    """Create the type of the answers that match a schema. If the schema can't be used, reports why and returns None."""
     builder = _Builder(refuse)
     if schema.get("type") == "object" and schema.get("properties"):
         made = builder.model(schema, "output", _Answer)

@@ -194,7 +194,7 @@ class WorkerRegistry:
 
     @property
     def locked(self) -> frozenset[str]:
-        """The names that no created worker may take: those of locked workers and of unreadable files."""
+        """The names that no created worker may take: those of locked workers and of files that can't be read or parsed."""
         return frozenset(
             draft.name for draft in self._drafts if draft.text is None or draft.text.front.locked
         )
@@ -232,7 +232,7 @@ class WorkerRegistry:
 
     def check(self) -> list[WorkerProblem]:
         """Return every problem in the folder, file by file."""
-        _ = self._workers  # some problems are found only when workers are compared with each other
+        _ = self._workers  # some problems are found only when the workers are created
         found = [problem for draft in self._drafts for problem in draft.find.problems]
         found += self._functions.problems().problems
         return sorted(dict.fromkeys(found), key=lambda each: (each.file, each.line))

@@ -103,7 +103,7 @@ class Worker:
     attachments: AttachmentRule
     """The rule for the files that the worker may be given."""
     tools: tuple[str, ...]
-    """The names of the worker's tools, including the built-in ones."""
+    """The names of the worker's tools: its functions, and its file and shell tools."""
     workers: tuple[str, ...]
     """The names of the workers that this one may call."""
     locked: bool
@@ -213,7 +213,7 @@ class Draft:
 
     @property
     def effects(self) -> list[Effect]:
-        """The effects of the draft's own tools, or only `irreversible` if its file can't be read."""
+        """The effects of the draft's own tools, or only `irreversible` if its file can't be read or parsed."""
         if self.text is None:
             return ["irreversible"]
         return [tool.effect for part in (self, *self.sections) for tool in part.tools]
@@ -229,7 +229,7 @@ class Draft:
         return tuple(name for name in names if name != self.name) if given == "*" else tuple(given)
 
     def equip(self, functions: Functions) -> None:
-        """Look up the draft's tools and sections, and report those that do not exist."""
+        """Look up the draft's tools and sections, and report those that are missing, invalid or listed twice."""
         if self.text is None:
             return
         front = self.text.front
@@ -358,7 +358,8 @@ def _over(defaults: CreationDefaults, own: CreationDefaults | None) -> CreationD
 def policies_of(worker: str, given: list[Any] | None, refuse: Refuse) -> tuple[ToolPolicy, ...]:
     """Create a worker's policies.
 
-    A policy's state is stored under the policy's name, so each name includes that of the worker.
+    A policy's state is stored under the policy's name. The name includes the worker's, so that workers share no state,
+    except that of `read_before_write`.
     """
     if given is None:
         return (CapabilityPolicy(name=f"{worker}.capability"),)

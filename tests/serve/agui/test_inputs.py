@@ -176,3 +176,19 @@ def test_arguments_that_do_not_fit_the_clients_schema_are_refused(arguments: str
 def test_a_name_that_no_model_takes_is_refused() -> None:
     with pytest.raises(DefinitionError, match="letters"):
         frontend_tool("show map", "Show.")
+
+
+@pytest.mark.parametrize("field", ["messages", "tools", "context", "resume"])
+def test_an_input_with_too_many_values_is_refused_before_it_is_validated(field: str):
+    """Validating many invalid values takes seconds, so their number is limited first."""
+    with pytest.raises(RequestRefused) as refused:
+        parse_input({**sent(user("x")), field: [{}] * 20_001})
+    assert (refused.value.status, refused.value.kind) == (413, "InputTooLarge")
+    assert field in str(refused.value)
+
+
+def test_a_refusal_lists_a_hundred_fields():
+    """A refusal counts all invalid fields and lists the first hundred."""
+    with pytest.raises(RequestRefused, match=r"and 4,999 more") as refused:
+        parse_input({**sent(user("x")), "resume": [0] * 5000})
+    assert len(refused.value.fields) == 100

@@ -111,7 +111,10 @@ class Area:
             raise case_insensitive(self.jail.root)
 
     def _sweep(self, mine: Path) -> None:
-        """Settle the commits of dead processes that belong to no journal, and remove those processes' folders."""
+        """Settle those commits of dead processes that belong to no journal, and remove these processes' folders.
+
+        A folder that contains a journal's commit is kept.
+        """
         for other, lock in self.abandoned(mine):
             try:
                 with reported(other):
@@ -200,7 +203,7 @@ class Area:
         return next(self._numbers)
 
     def commit_folder(self, journal: str, *, synced: bool) -> Path:
-        """Return an empty folder for a commit, named after the journal that records it.
+        """Return an empty folder for a commit, named after the journal that records it, if any.
 
         With `synced`, several folders are created and synced at once, and later commits use the others.
         """

@@ -333,7 +333,7 @@ class DirectoryFork(Linked, FileFork):
             return ABSENT if old.version else old
         tick, mode = self._shared.tick(), stat.S_IMODE(status.st_mode)
         if entry.kind == "folder":
-            mode &= 0o1777 | (mode_of(old) or 0)  # a folder may keep these bits but never gains them
+            mode &= 0o1777 | (mode_of(old) or 0)  # a folder may keep its set-ID bits but never gains any
             return (
                 old if old.is_folder and mode_of(old) == mode else Folder(tick, None, status.st_mtime, mode)
             )

@@ -342,7 +342,10 @@ def _finish(jail: Jail, area: Area, lock: Any, manifests: Sequence[Manifest]) ->
 
 
 def _drop(area: Area, lock: Any, journal: str, known: set[str]) -> list[str]:
-    """Discard the commits of dead processes that this journal has no record of."""
+    """Discard the commits of dead processes that this journal has no record of. Returns the ids of their calls.
+
+    A commit whose steps were begun is kept for `undo` instead, because the journal has recorded it as applied.
+    """
     dropped: list[str] = []
     with lock:
         for part, held in area.abandoned():

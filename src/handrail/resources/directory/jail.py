@@ -139,7 +139,7 @@ def _rename(source: int, name: str, target: int, new_name: str, how: int) -> Non
 
 
 def _move_by_link(source: int, name: str, target: int, new_name: str) -> None:
-    """Emulate `move_into` with a hard link, which fails if the target exists."""
+    """Emulate `move_into` with a hard link, which fails if the target exists. A folder is renamed after a check."""
     try:
         os.link(name, new_name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
     except (

@@ -1,6 +1,6 @@
 """`LayerStack`: a fork's changes as overlay layers, which are mounted for its commands.
 
-Only the topmost layer is ever written, and only while nothing is mounted on it. Once another fork uses a layer, or
+Handrail writes only to the topmost layer, and only while nothing is mounted on it. Once another fork uses a layer, or
 another layer is above it, it never changes again. So a nested fork uses its parent's layers unchanged, and adds its
 own layers to them when it commits.
 
@@ -148,7 +148,7 @@ class Upper:
                 raise FileError(folder, problem) from None
             for each in found:
                 if is_reserved(each.name):
-                    continue  # reserved names are hidden from commands, so a command created this one
+                    continue  # what commands write to reserved names is discarded
                 path = join(folder, each.name)
                 entry = _safe(_entry(path, Path(each.path)), Path(each.path))
                 gone.discard(path)

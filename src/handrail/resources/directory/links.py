@@ -175,7 +175,7 @@ class Linked(Layer):
             return self._loaded(self._followed(path))
 
     def _loaded(self, path: str) -> bytes:
-        """Read a file whose path crosses no links. If it changes during the read, it is read again."""
+        """Read a file whose path crosses no links. If it changes during its first read, it is read again."""
         at = parse_file_path(path)
         pinned = self._is_pinned(at.folder, at.name)
         for _ in range(_TRIES):

@@ -249,7 +249,8 @@ class Outcome(NamedTuple):
 def execute(request: Request, stdin: bytes, timeout: float, limit: int, stop: Stop, clock: Clock) -> Outcome:
     """Run a command until it ends. When this returns or raises, nothing that the command started is still running.
 
-    Output is read as it arrives, so the command never blocks on it and memory stays bounded.
+    Only a process that is stuck in the kernel can remain, and then `ShellError` is raised. Output is read as it arrives,
+    so the command never blocks on it and memory stays bounded.
     """
     with contextlib.ExitStack() as closing:
         process = _Process(request, stdin, limit, closing)
@@ -338,7 +339,7 @@ class _Process:
             self._control.shutdown(socket.SHUT_WR)
 
     def read(self) -> bool:
-        """Read the output that is available now. Returns False at the end of the stream."""
+        """Read up to 4 MiB of the output that is available now. Returns False at the end of the stream."""
         for _ in range(16):
             try:
                 data = os.read(self._reader, _CHUNK)

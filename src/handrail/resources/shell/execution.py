@@ -40,7 +40,7 @@ class CommandLimits:
     """Limits for one command together with everything it starts. A command that exceeds one is ended.
 
     The defaults are meant for builds. If Handrail may create cgroups, the kernel enforces the memory and process limits.
-    In any case, total usage is checked ten times a second.
+    In any sandbox, total usage is checked ten times a second. Without a sandbox, these limits do not apply.
     """
 
     memory: int | None = None

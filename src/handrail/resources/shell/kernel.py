@@ -1,7 +1,7 @@
 """System calls that the standard library lacks, for mounts, namespaces and capabilities.
 
-Each function raises `OSError` if its system call fails. This module imports no other module of Handrail, because
-it runs in the keeper, which stays small so that forking it is cheap.
+A function raises `OSError` if its system call fails, unless it says otherwise. This module imports no other module
+of Handrail, because it runs in the keeper, which stays small so that forking it is cheap.
 """
 
 from __future__ import annotations

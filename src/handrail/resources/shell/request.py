@@ -40,7 +40,7 @@ class Limits(NamedTuple):
 
     @property
     def most_memory(self) -> int:
-        """The kernel's limit on memory, set a little higher because the kernel would kill only one process."""
+        """The kernel's limit on memory, set a little higher because the kernel may kill only one process."""
         return self.memory * 5 // 4
 
     @property
@@ -86,7 +86,7 @@ class Reply(NamedTuple):
     """How a command ended, or which step failed before it started."""
 
     status: int | None = None
-    """The status as `waitpid` returns it, or None if the command never started."""
+    """The command's status as `waitpid` returns it, or that of its first process if the command never started."""
     mounted: str = ""
     """The type of filesystem mounted at `root` when the sandbox was set up."""
     limit: str = ""

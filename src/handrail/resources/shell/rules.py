@@ -224,7 +224,7 @@ class Rules:
             raise RuleError(repr(rules), "a shell takes a list of rules", f"Write Shell([Allow({word!r})]).")
         self._rules = tuple(rules)
         for rule in self._rules:
-            if not isinstance(rule, Allow):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers may not be typed
+            if not isinstance(rule, Allow):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
                 word: object = rule if type(rule) is str else "make"
                 raise RuleError(repr(rule), "it is not a rule", f"Write Allow({word!r}).")
 

@@ -110,7 +110,10 @@ def enter_sandbox(request: Request) -> str:
 
 
 def limit(request: Request) -> None:
-    """Limit the number of processes where the kernel counts them per namespace. Forbid core dumps and new namespaces."""
+    """Forbid core dumps, and limit the number of processes where the kernel counts them per namespace.
+
+    In a user namespace, further user namespaces are forbidden too.
+    """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     release = tuple(
         int("".join(filter(str.isdigit, part)) or 0) for part in os.uname().release.split(".")[:2]

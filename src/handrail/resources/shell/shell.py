@@ -34,15 +34,15 @@ class Shell:
     """Runs the commands that its rules allow, on a folder whose real files they can't change.
 
     A command's writes to the folder go to the upper layer of `layers`, in overlay format. The command sees the folder
-    at its real path, so absolute paths work. It also sees the system's programs and libraries, the interpreter that
-    runs Handrail, the paths in `expose` (read-only), and an empty home and `/tmp`, which are discarded afterwards. It
+    at its real path, so absolute paths work. It also sees the system's programs, libraries and settings, the interpreter
+    that runs Handrail, the paths in `expose` (read-only), and an empty home and `/tmp`, which are discarded afterwards. It
     sees nothing else of the host: no other processes, no environment variables except harmless ones such as `PATH` and
     those in `environment`, no network unless `network` is set, and nothing at the paths in `hidden`. It is ended if it
     exceeds `limits`. When `run` returns or raises, everything the command started has ended. `docs/security.md` says
     what this does not cover.
 
     - `backend`: `overlay` mounts an overlay, which costs the same for a folder of any size. `copy` works on a copy
-      of the folder. `auto` uses an overlay if the kernel allows one.
+      of the folder. `auto` uses an overlay if the kernel allows one, and a copy otherwise.
     - `contained`: if true, commands are refused on a kernel without namespaces. If false, they run there on a copy
       without a sandbox, and the result says so.
     """

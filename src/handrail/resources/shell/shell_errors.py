@@ -33,7 +33,7 @@ class ShellError(StateError, RuntimeError):
 
 
 class CommandRefused(ShellError, PermissionError):
-    """Raised if no rule allows a command. The message tells the model which commands are allowed."""
+    """Raised if a command is malformed or if no rule allows it. In the second case, the message lists the allowed commands."""
 
     def __init__(self, command: str, problem: str, allowed: Sequence[str] = ()) -> None:
         super().__init__(command, problem)
@@ -50,7 +50,10 @@ class CommandMissing(ShellError, FileNotFoundError):
 
 
 class ShellUnavailable(ShellError):
-    """Raised if the machine lacks a feature that the sandbox needs. The command has not run."""
+    """Raised if commands can't run, for example because the machine lacks a feature that the sandbox needs.
+
+    The command has not run.
+    """
 
     def __init__(self, problem: str, hint: str) -> None:
         super().__init__("", f"{problem}. {hint}")

@@ -20,7 +20,7 @@ SECONDS = 0.1
 _TICKS = os.sysconf("SC_CLK_TCK")
 _TEMPORARY = ("/tmp", "/var/tmp", "/run", "/dev/shm")
 _MOST = 4 << 20
-"""Maximum bytes to read from a `/proc` file. Only `smaps` files are longer."""
+"""Maximum bytes to read from a `/proc` file. Only `smaps` files can be longer."""
 _SYSTEM_V = {"shm": {14: 1, 15: 1}, "msg": {3: 1, 4: 64}, "sem": {3: 128}}
 """For each file in `/proc/sysvipc`, the columns that hold amounts, with the bytes that one unit takes."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -102,7 +102,7 @@ class Usage:
 
 
 def measure(folder: int) -> tuple[int, int, bool]:
-    """Measure an open folder at any depth: bytes on disk, number of files, and whether every folder could be read."""
+    """Measure an open folder at any depth: bytes on disk, number of entries, and whether every folder could be read."""
     size, files, complete = 0, 0, True
     linked: set[int] = set()
     stack: list[tuple[int, list[str]]] = []

@@ -159,7 +159,7 @@ class View:
             os.close(descriptor)
 
     def _check(self, writable: set[str]) -> str:
-        """Check the list of mounts. Raises `OSError` if anything else is visible or writable.
+        """Check the list of mounts. Raises `OSError` if it contains a mount that a command must not see or write.
 
         Returns the type of the filesystem that is mounted at the command's folder.
         """
@@ -175,7 +175,7 @@ class View:
                 raise OSError(errno.EPERM, "a mount was left writable", place)
         if not kind or (request.view == "overlay" and kind != "overlay"):
             raise OSError(
-                errno.EPERM, f"expected an {request.view} mount, found {kind or 'nothing'}", request.root
+                errno.EPERM, f"expected a mount ({request.view}), found {kind or 'nothing'}", request.root
             )
         return kind
 
@@ -202,7 +202,7 @@ def _show(descriptor: int, target: str) -> None:
     elif not os.path.lexists(target):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         _touch(target)
-    # The mounts below are included, because a process in a user namespace may not uncover what they hide.
+    # The mounts below are included, because a process in a user namespace is not allowed to uncover what they hide.
     kernel.mount(f"/proc/self/fd/{descriptor}", target, "", kernel.MS_BIND | kernel.MS_REC)
 
 
@@ -211,7 +211,7 @@ def _touch(path: str) -> None:
 
 
 def _hide(request: Request) -> None:
-    """Mount an empty file or folder over each hidden path that the command would otherwise see."""
+    """Mount an empty file or folder over each hidden path, except those that contain the command's folder."""
     for path in request.hidden:
         if request.root == path or is_below(request.root, path) or not os.path.exists(path):
             continue

@@ -23,6 +23,7 @@ from handrail.messages import AssistantMessage as OurAssistantMessage
 from handrail.messages import Message as OurMessage
 from handrail.messages import UserMessage as OurUserMessage
 from handrail.question import Answer, Question
+from handrail.schema.size import exceeds
 from handrail.serve.agui.interrupts import FrontendTool, Outcome, frontend_tool, interrupt_id, is_pending_call
 from handrail.serve.agui.translator import Translator
 from handrail.serve.agui.wire_events import Event
@@ -38,6 +39,10 @@ Start = Callable[..., Awaitable[Any]]
 
 _MAX_ID = 200
 _MAX_TOOLS = 128
+_MAX_VALUES = 20_000
+"""Maximum number of values in each list of an input. An invalid value takes much longer to validate than a valid one."""
+_MAX_PROBLEMS = 100
+"""Maximum number of invalid fields that a refusal lists."""
 
 
 class InterruptAnswer(NamedTuple):
@@ -72,13 +77,14 @@ class RunInput(NamedTuple):
 
 
 def parse_input(value: Any) -> RunInput:
-    """Validate a client's input and return it. Raises `RequestRefused`, which lists the invalid fields."""
+    """Validate a client's input and return it. Raises `RequestRefused`, which lists invalid fields."""
+    _check_size(value)
     try:
         given = RunAgentInput.model_validate(value)
     except ValidationError as error:
-        raise _refused(
-            [("/" + "/".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
-        ) from None
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        fields = [("/" + "/".join(map(str, each["loc"])), each["msg"]) for each in found[:_MAX_PROBLEMS]]
+        raise _refused(fields, len(found)) from None
     return RunInput(
         thread_id=_id("threadId", given.thread_id),
         run_id=_id("runId", given.run_id),
@@ -90,6 +96,17 @@ def parse_input(value: Any) -> RunInput:
         history=tuple(_history(given.messages)),
         sees_nested=given.protocol_version is not None,
     )
+
+
+def _check_size(value: Any) -> None:
+    """Raise `RequestRefused` if an input has too many parts to be validated on the event loop."""
+    if not isinstance(value, dict):
+        return
+    for name in ("messages", "tools", "context", "resume"):
+        if exceeds(cast("dict[str, Any]", value).get(name), _MAX_VALUES):
+            raise RequestRefused(
+                413, "InputTooLarge", f"{name} contains more than {_MAX_VALUES:,} values. Send fewer."
+            )
 
 
 def _id(field: str, id: str) -> str:
@@ -197,9 +214,9 @@ def _tools(given: RunAgentInput) -> tuple[FrontendTool, ...]:
     return tuple(made.values())
 
 
-def _refused(fields: Sequence[tuple[str, str]]) -> RequestRefused:
+def _refused(fields: Sequence[tuple[str, str]], count: int = 1) -> RequestRefused:
     where, what = fields[0]
-    more = f" (and {len(fields) - 1} more)" if len(fields) > 1 else ""
+    more = f" (and {count - 1:,} more)" if count > 1 else ""
     return RequestRefused(
         422, "InputUnfit", f"the body is not a valid RunAgentInput. At {where}: {what}{more}", fields=fields
     )

@@ -28,6 +28,7 @@ from handrail.schema import to_json
 from handrail.schema.foreign import check_foreign
 from handrail.schema.misfits import misfits
 from handrail.schema.problems import asks_for_secrets
+from handrail.schema.size import check_size
 from handrail.serve.agui.wire_events import Event, dump, plain_json
 from handrail.tools import Tool, ToolResult
 
@@ -154,6 +155,7 @@ class FrontendTool(Tool[Any, Any]):
         """
         value: Any = arguments
         if isinstance(arguments, str | bytes):
+            check_size(arguments)
             try:
                 value = pydantic_core.from_json(arguments or "{}", allow_inf_nan=False)
             except ValueError as error:

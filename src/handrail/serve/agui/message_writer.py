@@ -31,7 +31,7 @@ _NOT_MADE = "This call was not made, because the model's answer that contained i
 class Known:
     """The calls and results that have been sent to clients, so that none is sent twice.
 
-    A thread's runs share one `Known`. After a restart it is rebuilt from the messages that were sent.
+    Each run has its own. When a run is resumed, it is rebuilt from the messages that were sent.
     """
 
     calls: set[str] = field(default_factory=set[str])
@@ -234,7 +234,7 @@ class MessageWriter:
         return open
 
     def result(self, call_id: str, text: str, tag: str | None) -> Event:
-        """Return the event with a call's result, which is the text that the model receives."""
+        """Return the event with the text of a call's result."""
         result = ToolCallResultEvent(message_id=result_id(call_id), tool_call_id=call_id, content=clean(text))
         return wire_event(result, tag)
 
@@ -281,7 +281,7 @@ def call_json(id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def shorten(text: str, run_id: str) -> str:
-    """Shorten a call's result to its first 100,000 characters, the maximum that clients are sent.
+    """Shorten a call's result to its first `MOST_CHARACTERS` characters, with a note on how to read all of it.
 
     The model and the journal have the whole result. Clients are sent less because many results may arrive at once,
     and a reader that falls too far behind in a feed is disconnected.

@@ -72,9 +72,9 @@ _CUT = "The outcome of this call is unknown, because the call that contained it 
 class Translator:
     """Translates the events of one run, in the order in which they are published.
 
-    `known` holds what has already been sent in the thread, and the thread's runs share it. `history` returns the
-    thread's current messages, including those of nested runs. For a resumed run, `said` returns the recorded
-    messages of the run or of a run nested in it, and `usage` and `cost` are what it used before it was resumed.
+    `history` returns the thread's current messages, including those of nested runs. For a resumed run, `known` holds the
+    calls and results that have already been sent, `said` returns the recorded messages of the run or of a run nested in
+    it, and `usage` and `cost` are what it used before it was resumed.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class Translator:
     # --- reports from outside the run --------------------------------------------------------------
 
     def changed(self, state: Any) -> list[Event]:
-        """Return the event with the changes since the last state that was sent, or no event if nothing has changed."""
+        """Return the event with the changes since the last state, or no event if nothing changed or no leg is open."""
         before, self._state = self._state, state
         operations = state_patch(before, state)
         if not operations or self._leg is None:

@@ -2,7 +2,7 @@
 // that only the block being written is rendered again and a selection elsewhere survives.
 
 import { drawnFor } from "./hooks.js";
-import { isTooMuch } from "./limits.js";
+import { lexed } from "./limits.js";
 import purify from "./vendor/dompurify.js";
 import { Marked } from "./vendor/marked.js";
 import { html, useState } from "./vendor/standalone.js";
@@ -49,9 +49,8 @@ export function safe(unsafe) {
 
 /** The blocks of a text, or null if the text is beyond the limits or can't be parsed. */
 function blocksOf(text) {
-  if (isTooMuch(text)) return null;
   try {
-    return marked.lexer(text).filter((token) => token.type !== "space");
+    return lexed(marked, text)?.filter((token) => token.type !== "space") ?? null;
   } catch {
     return null;
   }

@@ -73,8 +73,8 @@ def simulate(
     """Crash the scenario at every point, resume it, and check the laws.
 
     - `write_every`, `step_every`: crash only at every Nth journal write, or at every Nth step of the event loop.
-    - `overtaken_every`: at every Nth write the process pauses instead of dying, another process takes its
-      run, and then it continues. 0 omits these points.
+    - `overtaken_every`: at every Nth write the process pauses instead of dying, and continues after another
+      process has taken its run. 0 omits these points.
     - `parked_every`: at every Nth step the process is told to stop, parks its run by force, and ends. 0 omits these
       points.
     - `again`: crash the restarted process as well, at some later point.

@@ -239,9 +239,9 @@ def what_is_settled_stays(trial: Trial) -> Iterator[str]:
 
 
 def what_cant_be_repeated_is_not(trial: Trial) -> Iterator[str]:
-    """Check that an irreversible call's handler is entered at most once.
+    """Check that the handler of a call that must not be repeated is entered at most once in each attempt.
 
-    If the call is interrupted, the model must be told that the outcome is unknown.
+    If an irreversible call is interrupted, the model must be told that the outcome is unknown.
     """
     seen = trial.seen
     entered = [call for call in seen.of("entered") if is_unrepeatable(call) and not call["probed"]]

@@ -292,7 +292,7 @@ def _watch_handlers(world: World) -> None:
 
 
 def snapshot(folder: Path) -> dict[str, str]:
-    """Return every path below a folder, with its kind, mode and content."""
+    """Return every path below a folder with a description: a file's mode and content, a link's target, or `folder`."""
     found: dict[str, str] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))

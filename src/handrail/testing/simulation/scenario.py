@@ -79,7 +79,7 @@ Said = Mapping[str, Sequence[Scripted]]
 
 @dataclass(eq=False)
 class Stage:
-    """What one process of a simulation gets, from which it creates the scenario's adapter and tools."""
+    """The objects from which one process of a simulation creates the scenario's adapter and tools."""
 
     world: World
     """The record of events outside the process. It survives the process."""
@@ -109,7 +109,7 @@ class Play(NamedTuple):
     prompt: Prompt[Any]
     params: object = None
     person: Environment | None = None
-    """The environment that answers the run's questions while it is parked."""
+    """The environment that answers the run's questions."""
     one_at_a_time: bool = False
     """Whether only the first of several open questions is answered before the run continues."""
     session: Callable[[], Session] | None = None
@@ -117,7 +117,7 @@ class Play(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a law is given: the record of a crashed run, and that of the same run without a crash."""
+    """The argument of a law: the record of a crashed run, and that of the same run without a crash."""
 
     point: str
     world: World
@@ -181,7 +181,10 @@ class SimulatedModel:
 
 
 def _with_usage(scripted: Scripted, answers: int) -> Scripted:
-    """Give each answer a different usage, so that an answer that is counted twice is noticed."""
+    """Give each answer in a conversation a different usage, so that an answer that is counted twice is noticed.
+
+    A `Reply` keeps its own usage.
+    """
     if isinstance(scripted, Reply | Exception):
         return scripted
     usage = Usage(100 + answers, 10, requests=1)

@@ -109,7 +109,7 @@ class Found(NamedTuple):
 
 
 class Trials:
-    """The trials of one scenario, each in its own folder."""
+    """The trials of one scenario, each in a new folder."""
 
     def __init__(self, scenario: Scenario, wanted: Wanted, base: Path) -> None:
         self._scenario = scenario
@@ -134,8 +134,8 @@ class Trials:
     def _measure(self, broken: list[Broken]) -> Path | None:
         """Run the scenario without a crash, and check that it ends, keeps the laws, and takes the same steps each time.
 
-        If a person answers questions, the scenario also runs with that person connected, because a run that is parked and
-        replayed must have the same outcome.
+        One of its runs has the person connected, because a run that is parked and replayed must have the same outcome. Returns
+        the folder of a run without a crash, or None if the scenario does not end.
         """
         measured: list[tuple[Sequence[int], int]] = []
         for name in ("connected", "uncrashed", "again"):

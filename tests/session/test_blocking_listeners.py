@@ -1,0 +1,243 @@
+"""Listeners that block: they are named in a warning, and no call is charged for the time they take."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail import ToolContext, tool
+from handrail.dispatch import ToolCall, run_turn
+from handrail.events import Emitted, Fact, Progress, ToolInvoked, ToolStarted
+from handrail.session import Session
+from handrail.session.bus import SLOW, Dispatcher
+from handrail.testing import VirtualClock, VirtualTimeLoop, run_virtual
+from support.rig import Note, Rig
+
+
+def new_rig(tools: list[Any], **options: Any) -> Rig:
+    """Return a rig whose listeners are measured in virtual time, as its calls are."""
+    clock = VirtualClock(asyncio.get_running_loop())
+    return Rig(tools, session=Session(dispatcher=Dispatcher(clock=clock)), **options)
+
+
+def block(seconds: float) -> None:
+    """Let time pass while nothing else on the loop can run."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    loop.advance(seconds)
+
+
+def slow(event: object) -> None:
+    block(2.5)
+
+
+def quick(event: object) -> None: ...
+
+
+class Slow:
+    def __call__(self, event: object) -> None:
+        block(2.5)
+
+    def method(self, event: object) -> None:
+        block(2.5)
+
+
+@tool(effect="staged", timeout=10)
+async def work(seconds: float, context: ToolContext) -> str:
+    """Tell of progress, dispatch an event and work for this long."""
+    context.report_progress("half")
+    context.session.dispatch(Note("changed"))
+    await asyncio.sleep(seconds)
+    context.emit(Note("told"))
+    return "fine"
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("listener", "name"),
+    [
+        (slow, "test_blocking_listeners.slow"),
+        (Slow(), "test_blocking_listeners.Slow"),
+        (Slow().method, "test_blocking_listeners.Slow.method"),
+        (functools.partial(lambda _, event: block(2.5), 1), "<lambda>"),
+    ],
+)
+def test_a_listener_that_blocks_is_named_once(
+    listener: Callable[[Any], None], name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The warning says which listener, which event and how long, at most once for each pair of them."""
+
+    async def main() -> None:
+        rig = new_rig([work])
+        for each in (quick, listener, quick):
+            rig.session.dispatcher.subscribe(ToolStarted, each)
+            rig.session.dispatcher.subscribe(Progress, each)
+        for _ in range(3):
+            assert (await rig.call("work", seconds=1)).success
+        said = warnings_in(caplog)
+        assert len(said) == 2
+        for text, kind in zip(said, ("ToolStarted", "Progress"), strict=True):
+            assert name in text
+            assert "2.50 s" in text
+            assert kind in text
+
+    run_virtual(main)
+
+
+@given(
+    heard=st.lists(
+        st.tuples(
+            st.sampled_from([ToolStarted, Progress, Emitted, Note, Fact, ToolInvoked]),
+            st.sampled_from([0.0, SLOW / 2, 2.5, 40.0]),
+        ),
+        max_size=4,
+    ),
+    durations=st.lists(st.sampled_from([0.0, 3.0, 9.0, 11.0]), min_size=1, max_size=3),
+)
+def test_no_call_is_charged_for_blocking_listeners(
+    heard: list[tuple[type, float]], durations: list[float]
+) -> None:
+    """Whatever listeners block, and for how long, calls take as long and end as they would without them."""
+
+    async def main() -> None:
+        rig = new_rig([work])
+        for kind, seconds in heard:
+            rig.session.dispatcher.subscribe(kind, lambda event, seconds=seconds: block(seconds))
+        await run_turn(rig.gate, [ToolCall("work", {"seconds": each}) for each in durations])
+        short = len(heard) * SLOW * 10 * len(durations)  # what is not noticed is charged
+        ends = rig.of(ToolInvoked)
+        assert sorted(each.status for each in ends) == sorted(
+            "timed out" if each > 10 else "ok" for each in durations
+        )
+        for ended, expected in zip(
+            sorted(each.seconds for each in ends), sorted(min(each, 10) for each in durations), strict=True
+        ):
+            assert 0 <= ended <= expected + short
+
+    run_virtual(main)
+
+
+def test_another_sessions_listener_is_not_charged() -> None:
+    """A listener of one session blocks the loop, and so the calls of all sessions; none of them times out."""
+
+    async def main() -> None:
+        mine, other = new_rig([work]), new_rig([work])
+        other.session.dispatcher.subscribe(ToolInvoked, lambda event: block(60))
+        results = await asyncio.gather(mine.call("work", seconds=9), other.call("work", seconds=1))
+        assert [each.success for each in results] == [True, True]
+        (ended,) = mine.of(ToolInvoked)
+        assert 1 <= ended.seconds <= 9  # what it waited for may have come while the loop was blocked
+
+    run_virtual(main)
+
+
+def test_a_nested_listener_is_counted_once() -> None:
+    """A listener that blocks inside a listener does not excuse the call twice."""
+
+    async def main() -> None:
+        rig = new_rig([work])
+        bus = rig.session.dispatcher
+
+        def outer(event: Progress) -> None:
+            block(2)
+            bus.publish(Note("inner"))
+            block(2)
+
+        bus.subscribe(Progress, outer)
+        bus.subscribe(Note, lambda event: block(4) if event.text == "inner" else None)
+        result = await rig.call("work", seconds=20)
+        assert not result.success
+        (ended,) = rig.of(ToolInvoked)
+        assert (ended.status, ended.seconds) == ("timed out", 10)
+        assert asyncio.get_running_loop().time() == 18
+
+    run_virtual(main)
+
+
+def test_a_listener_on_a_handlers_thread_is_not_charged() -> None:
+    """A synchronous handler's listener runs on its thread, and postpones the timeout while it runs."""
+    entered, leave = threading.Event(), threading.Event()
+
+    @tool(effect="pure", timeout=10)
+    def in_thread(context: ToolContext) -> str:
+        """Tell of progress."""
+        context.report_progress("half")
+        return "fine"
+
+    def wait(event: Progress) -> None:
+        entered.set()
+        leave.wait(5)
+
+    async def main() -> None:
+        rig = new_rig([in_thread])
+        rig.session.dispatcher.subscribe(Progress, wait)
+        loop: Any = asyncio.get_running_loop()
+        call = asyncio.ensure_future(rig.call("in_thread"))
+        await asyncio.sleep(0)
+        assert entered.wait(5)
+        loop.advance(40)  # four times the timeout
+        await asyncio.sleep(0.001)
+        assert not call.done()
+        leave.set()
+        assert (await call).success
+        (ended,) = rig.of(ToolInvoked)
+        assert ended.seconds < 10
+
+    run_virtual(main)
+
+
+def test_a_listener_that_never_returns_does_not_hold_the_call() -> None:
+    """A listener that hangs on a handler's thread postpones the timeout by a minute at most."""
+    leave = threading.Event()
+
+    @tool(effect="pure", timeout=10)
+    def in_thread(context: ToolContext) -> str:
+        """Tell of progress."""
+        context.report_progress("half")
+        return "fine"
+
+    def hang(event: Progress) -> None:
+        leave.wait(5)
+
+    async def main() -> None:
+        rig = new_rig([in_thread])
+        rig.session.dispatcher.subscribe(Progress, hang)
+        result = await rig.call("in_thread")
+        assert not result.success
+        assert 60 <= asyncio.get_running_loop().time() <= 71
+        leave.set()
+
+    run_virtual(main)
+
+
+def test_a_clock_of_ones_own_is_left_alone() -> None:
+    """Time that passes on a different clock than the run's is not taken from its calls."""
+
+    async def main() -> None:
+        now = 1e6
+
+        class Own(VirtualClock):
+            def monotonic(self) -> float:
+                nonlocal now
+                now += 5
+                return now
+
+        loop = asyncio.get_running_loop()
+        rig = Rig([work], session=Session(dispatcher=Dispatcher(clock=Own(loop))))
+        rig.session.dispatcher.subscribe(ToolStarted, quick)
+        await rig.call("work", seconds=7)
+        (ended,) = rig.of(ToolInvoked)
+        assert ended.seconds == 7
+
+    run_virtual(main)
