@@ -184,7 +184,7 @@ def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch
         (["show", "nobody"], "the journal has no such run", 1),
         (["list", "--standing", "odd"], "is not one of running", 2),
         (["list", "--journal", "nowhere.db"], "there is no journal at nowhere.db", 2),
-        (["fork", "tea", "7"], "from one of 0 to 1", 1),
+        (["fork", "tea", "7"], "from 0, its beginning, to 1", 1),
         (["undo", "tea", "call"], "has no finished call", 1),
         (["forget"], "which runs to delete", 2),
         (["forget", "--before", "soon"], "is not a time", 2),

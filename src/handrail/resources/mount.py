@@ -93,9 +93,8 @@ def mask_reserved(mask: Path, root: Path) -> None:
                 around[folder] = None
                 (mask / folder).mkdir()
         _white_out(mask / path)
-    for folder in sorted(
-        around, reverse=True
-    ):  # inner folders first, because these change the times of outer ones
+    # Inner folders come first, because a change in them would change the times of outer ones.
+    for folder in sorted(around, reverse=True):
         with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
             _imitate(mask / folder, root / folder)
 
