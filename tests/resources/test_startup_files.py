@@ -86,6 +86,14 @@ class Looker:
         ("tests/conftest.py", "pytest"),
         ("workers/tools.py", "Handrail"),
         ("sitecustomize.py", "Python"),
+        ("sitecustomize/__init__.py", "Python"),
+        ("lib/usercustomize.cpython-311-x86_64-linux-gnu.so", "Python"),
+        (".git/commondir", "git"),
+        (".git/worktrees/w/gitdir", "git"),
+        (".git/modules/m/commondir", "git"),
+        ("docs/HEAD", "git"),
+        (".config/fish/functions/fish_prompt.fish", "a shell"),
+        ("mise.local.toml", "direnv or mise"),
         (".venv/lib/python3.11/site-packages/x.pth", "Python"),
         (".bashrc", "a shell"),
         (".vscode/tasks.json", "an editor"),
@@ -105,6 +113,10 @@ def test_what_runs_by_itself(path: str, program: str) -> None:
         "my_tools.py",
         "conftest.py/x",
         ".git/index",
+        ".git/HEAD",
+        ".git/logs/HEAD",
+        ".git/worktrees/w/index",
+        "head.txt",
         ".git/objects/ab/cd",
         ".git/refs/heads/config",
         ".git/hooks/pre-commit.sample",
@@ -418,3 +430,20 @@ def test_the_mark_can_not_be_imitated_and_stands_out(root: Path) -> None:
     assert not [line for line in fork.diff().splitlines() if line.startswith("runs later")]
     assert diff_style(f"{MARK}git") == ("yellow", "bold")
     assert diff_style(f" {MARK}git") == ()
+
+
+@pytest.mark.parametrize("place", [".vscode", ".claude", ".github/workflows", ".config/fish/conf.d"])
+@pytest.mark.parametrize("written", ["through the link", "where it leads"])
+async def test_a_folder_of_them_that_is_a_link_is_followed(root: Path, place: str, written: str) -> None:
+    """Files in a folder of startup files count, even if the folder is a link that somebody made earlier."""
+    (root / "shared").mkdir()
+    (root / place).parent.mkdir(parents=True, exist_ok=True)
+    (root / place).symlink_to(root / "shared")
+    path = f"{place}/x" if written == "through the link" else "shared/x"
+    with closing(DirectoryFilesystem(root)) as files:
+        fork = files.fork("call")
+        fork.write(path, "new\n")
+        ((found, program),) = fork.startup_files()
+        assert found == "shared/x"
+        assert place in program
+        fork.drop()

@@ -18,17 +18,27 @@ _RUN_BY = {
     "a shell": (
         *(".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases", ".profile", ".kshrc"),
         *(".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".cshrc", ".tcshrc", ".login"),
-        *(".config/fish/config.fish", ".config/fish/conf.d/*", ".xprofile", ".xinitrc", ".xsession"),
+        *(".config/fish/config.fish", ".config/fish/conf.d/*", ".config/fish/functions/*"),
+        *(".xprofile", ".xinitrc", ".xsession"),
     ),
-    "direnv or mise": (".envrc", ".mise.toml", "mise.toml", ".config/mise/*", ".config/mise.toml"),
+    "direnv or mise": (
+        ".envrc",
+        ".mise.toml",
+        "mise.toml",
+        ".mise.local.toml",
+        "mise.local.toml",
+        ".config/mise/*",
+        ".config/mise.toml",
+    ),
     "git": (
-        *(".git", ".git/hooks/*", ".git/config", ".git/config.worktree", ".git/info/attributes"),
+        *(".git", ".git/hooks/*", ".git/config", ".git/config.worktree", ".git/commondir"),
+        ".git/info/attributes",
         *(".git/modules/*", ".git/worktrees/*"),
         *(".gitconfig", ".config/git/*", ".githooks/*", ".husky/*", ".pre-commit-config.yaml"),
         *(".pre-commit-hooks.yaml", "lefthook.yml", ".lefthook.yml", "lefthook.yaml", ".lefthook.yaml"),
     ),
     "pytest": ("conftest.py",),
-    "Python": ("sitecustomize.py", "usercustomize.py", "*.pth"),
+    "Python": ("sitecustomize.py", "usercustomize.py", "*.pth"),  # as packages and in other formats too
     "Handrail": ("tools.py",),
     "an editor": (
         *(".vscode/*", ".idea/*", ".devcontainer/*", ".devcontainer.json", ".dir-locals.el", ".exrc"),
@@ -54,8 +64,10 @@ _BELOW: dict[str, list[tuple[list[str], str]]] = {}
 for _program, _paths in _RUN_BY.items():
     for _first, *_rest in (each.split("/") for each in _paths if "/" in each):
         _BELOW.setdefault(_first, []).append((_rest, _program))
-_GIT = ("hooks", "config", "config.worktree")
-"""What git runs in the folders of its submodules and worktrees."""
+_GIT = ("hooks", "config", "config.worktree", "commondir", "gitdir")
+"""What git runs, or follows to what it runs, in the folders of its submodules and worktrees."""
+_PYTHON = ("sitecustomize", "usercustomize")
+"""The modules that Python imports when it starts, whichever kind of file they are."""
 _MANY = 32
 """Maximum number of names in a path that are compared with the rules. A path with more counts as a startup file."""
 _LISTED = 10
@@ -70,6 +82,11 @@ for _path in (
 ):
     if not _path.endswith("*"):
         PLACES.setdefault(_path.split("/")[0], []).append(_path)
+for _path in sorted(
+    {each.removesuffix("/*") for paths in _RUN_BY.values() for each in paths if each.endswith("/*")}
+):
+    if _path not in PLACES.setdefault(_path.split("/")[0], []):
+        PLACES[_path.split("/")[0]].append(_path)
 
 
 @runtime_checkable
@@ -95,6 +112,10 @@ def run_by(path: str, *, is_link: bool = False) -> str:
         return "Python"
     if names[-1] in _NAMES:
         return _NAMES[names[-1]]
+    if any(name.partition(".")[0] in _PYTHON for name in names):
+        return "Python"
+    if names[-1] == "head" and not any(name.endswith(".git") for name in names):
+        return "git"  # it can make its folder a repository, with hooks and a config
     last = len(names) if is_link else len(names) - 1
     found = [at for at, name in enumerate(names[:last]) if name in _BELOW or name.endswith(".git")]
     for at in found[:_MANY]:

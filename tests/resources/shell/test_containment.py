@@ -14,6 +14,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pytest
@@ -369,7 +370,7 @@ def test_nothing_of_the_host_is_seen(folder: Folder, backend: str, outside: Path
     ]
     finished = folder.sh(
         anything(backend),
-        f"cat {outside}/key; ls -A {' '.join(places)} /run; cat /etc/shadow /etc/ssh/*; ls -A ~",
+        f"cat {quote(f'{outside}/key')}; ls -A {' '.join(places)} /run; cat /etc/shadow /etc/ssh/*; ls -A ~",
     )
     assert "hunter2" not in finished.output
     assert finished.output.count("No such file") == len(places) + 3
@@ -416,11 +417,13 @@ def test_a_socket_in_the_folder_leads_nowhere(folder: Folder, backend: str):
 def test_what_is_exposed_is_seen_and_not_written(folder: Folder, backend: str, outside: Path):
     """An exposed folder or file is visible read-only at its own path, and nothing beside it is visible."""
     shell = anything(backend, expose=[outside / "bin"])
-    finished = folder.sh(shell, f"{outside}/bin/tool; touch {outside}/bin/x; ls -A {outside}")
+    tool, new, key = (quote(f"{outside}/{name}") for name in ("bin/tool", "bin/x", "key"))
+    finished = folder.sh(shell, f"{tool}; touch {new}; ls -A {quote(str(outside))}")
     assert finished.output.splitlines() == [
         "tool ran", f"touch: cannot touch '{outside}/bin/x': Read-only file system", "bin",
     ]  # fmt: skip
-    finished = folder.sh(anything(backend, expose=[str(outside / "key")]), f"cat {outside}/key; ls {outside}")
+    shell = anything(backend, expose=[str(outside / "key")])
+    finished = folder.sh(shell, f"cat {key}; ls {quote(str(outside))}")
     assert finished.output == "hunter2key\n"
 
 
@@ -440,6 +443,8 @@ def test_a_hidden_program_says_what_to_expose(
     finished = folder.sh(anything(backend), "tool")
     assert finished.exit_code == 127
     assert any(f"{outside}/bin" in note and "expose=" in note for note in finished.notes)
+    if " " in str(outside):
+        return  # a script's first line can't name a path with a space
     script = folder.add("s.sh", f"#!{outside}/bin/tool\n", mode=0o755)
     with pytest.raises(CommandMissing, match=wanted):
         folder.run(anything(backend), "./s.sh")
