@@ -248,8 +248,12 @@ async def import_(
         taken = await journal.runs.list(session_id=record.session_id)
         session_id = new_id if taken else record.session_id
     begin = decode_begin(record)
+    # What an exported file says was allowed was not allowed here.
     again = detach(
-        begin, Lineage(begin.base, begin.events, begin.said, begin.shown, begin.denied), session_id
+        begin,
+        Lineage(begin.base, begin.events, begin.said, begin.shown, begin.denied),
+        session_id,
+        startup_files=[],
     )
     record = msgspec.structs.replace(record, id=new_id, session_id=session_id, begin=again)
     status = "parked" if copy.row.status == "running" else copy.row.status
