@@ -259,8 +259,12 @@ async def import_(
     except ValueError as error:
         hint = "Pass a file that `export` wrote."
         raise RunError(Path(path).name, f"it is not an exported run: {error}", hint) from None
+    # What an exported file says was allowed was not allowed here.
     again = detach(
-        begin, Lineage(begin.base, begin.events, begin.said, begin.shown, begin.denied), session_id
+        begin,
+        Lineage(begin.base, begin.events, begin.said, begin.shown, begin.denied),
+        session_id,
+        startup_files=[],
     )
     record = msgspec.structs.replace(record, id=new_id, session_id=session_id, begin=again)
     status = "parked" if copy.row.status == "running" else copy.row.status
