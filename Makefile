@@ -5,7 +5,7 @@ help:
 	@echo 'make serve      open the same inbox on a web page, where you sort it'
 	@echo 'make docs       build the documentation into site/ and check every link'
 	@echo 'make test       run the checks and the tests, on other Pythons too, and test the wheel'
-	@echo 'make test-deep  run the tests with full counts and the compared libraries, then the mutants'
+	@echo 'make test-deep  run the tests with full counts and the compared libraries, then the mutants and the fuzzer'
 	@echo 'make test-live  test real model providers whose keys are set'
 	@echo 'make check      check lint, format, types, layers, lengths and public names'
 	@echo 'make bench      run the benchmarks and list the missed limits'
@@ -35,6 +35,8 @@ test:
 test-deep: export HANDRAIL_DEEP = 1
 test-deep: peers test
 	@.venv/bin/python scripts/mutants.py
+	@scripts/venv .venv-fuzz requirements/fuzz/atheris.txt
+	@.venv-fuzz/bin/python scripts/fuzz.py
 
 test-live:
 	@scripts/venv .venv requirements/dev.txt

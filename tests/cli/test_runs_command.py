@@ -16,15 +16,17 @@ from handrail.cli.runs_commands import app
 from handrail.errors import RunParked
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
+from handrail.resources.directory import DirectoryFilesystem
 from support.recorded import Recorder, call
 
 APP = """
 from support.recorded import TOOLS
-from handrail import Prompt
+from handrail import Prompt, ToolCall
 from handrail.models.scripted import ScriptedModel
 
 prompt = Prompt("work", "Do what is asked.", tools=TOOLS)
 model = ScriptedModel(["the end"])
+writer = ScriptedModel([ToolCall("write", {"path": ".envrc", "text": "new"}), "the end"])
 """
 
 
@@ -114,6 +116,32 @@ def test_answer_and_resume(line: Line):
     said = line("resume", "tea", "--model", "the_app:model")
     assert "The code has changed since the run began." in said
     assert "the end" in said
+
+
+def answer_and_resume(line: Line, run_id: str, *more: str) -> bool:
+    """Answer the run's question, resume it with a model that writes `.envrc`, and return whether it was written."""
+    (question,) = line.json("resume", run_id, "--model", "the_app:writer", code=5)["questions"]
+    line("answer", run_id, "--value", '{"n": 3}', "--digest", question["digest"])
+    written = line.base / "files" / ".envrc"
+    written.unlink(missing_ok=True)
+    sys.modules.pop("the_app", None)
+    assert "the end" in line("resume", run_id, "--model", "the_app:writer", "--approve", "all", *more)
+    return written.exists()
+
+
+def test_a_resumed_run_keeps_the_startup_files_it_was_allowed(line: Line):
+    """A run that began with `--startup-files` may still change these files when resumed; another one may not."""
+    (line.base / "files").mkdir()
+    allowed = DirectoryFilesystem(line.base / "files", startup_files=[".envrc"])
+    line.record("tea", call("choose"), filesystem=allowed)
+    line.record("two", call("choose"))
+    line.record("three", call("choose"), filesystem=allowed)
+    line("export", "three", "three.jsonl")
+    line("import", "three.jsonl", "--as", "imported")
+    assert answer_and_resume(line, "tea")
+    assert not answer_and_resume(line, "two")
+    assert not answer_and_resume(line, "three", "--startup-files", "other")
+    assert not answer_and_resume(line, "imported")  # what a file claims is not what somebody here allowed
 
 
 def test_fork_undo_replay(line: Line):

@@ -17,6 +17,7 @@ from handrail.records import CallKey
 from handrail.resources.directory.commit import Commit, Manifest, Step, shown_version
 from handrail.resources.directory.content import version_of
 from handrail.resources.directory.disk import DISK
+from handrail.resources.reserved_names import ReservedNames
 from handrail.resources.shell import probe
 from support.filesystems import Folders, commit, fill
 from support.folders import Folder, anything, processes_with
@@ -128,6 +129,71 @@ def test_no_command_sees_it(tmp_path: Path, backend: str):
     assert "secret" not in finished.output
     assert "rows" not in finished.output
     assert not [line for line in finished.output.splitlines() if line.endswith(".handrail")]
+
+
+DEEP = (
+    "a/b/.handrail/key",
+    "a/b/c/d/e/.handrail/key",
+    "a/x/y/.staged.handrail/key",
+    "a/b/.handrail/.handrail/key",
+)
+
+
+def test_no_command_sees_it_at_any_depth(tmp_path: Path, backend: str):
+    """A command sees no reserved name however deep it is, and sees the folders around it as they are."""
+    made = Folder(tmp_path)
+    made.add("a/b/own", "own")
+    (made.root / "a/b").chmod(0o750)
+    for path in DEEP:
+        made.add(path, "secret")
+    script = "stat -c %a a/b; cat a/b/own; find . -name '*.handrail'; cat " + " ".join(DEEP)
+    finished = made.sh(anything(backend), script)
+    assert finished.output.startswith("750\nown")
+    assert "secret" not in finished.output
+    assert not [line for line in finished.output.splitlines() if line.endswith(".handrail")]
+    made.add("a/new/f/.handrail/key", "secret")  # a folder that an earlier command saw without it
+    made.add("a/b/c/.handrail/key", "secret")
+    finished = made.sh(anything(backend), "cat a/new/f/.handrail/key a/b/c/.handrail/key; find . -name key")
+    assert "secret" not in finished.output
+    assert "/key\n" not in finished.output.replace(": No such file", "")
+
+
+def test_deep_ones_survive_commands(folders: Folders, backend: str):
+    """A command neither writes to a reserved folder further down nor deletes it, nor the folder around it."""
+    files = folders(dict.fromkeys(DEEP, "secret") | {"a/b/own": "own"})
+    fork = files.fork("call")
+    script = "mkdir -p a/b/.handrail; echo forged > a/b/.handrail/key; rm -rf a/x/y/.staged.handrail; echo b > a/b/own"
+    asyncio.run(anything(backend).run_on(fork, ["sh", "-c", script]))
+    assert fork.changed == ("a/b/own",)
+    commit(fork)
+    assert kept(files.root) == dict.fromkeys(DEEP, "secret")
+    fork = files.fork("call")
+    with pytest.raises(FileError, match="handrail"):
+        asyncio.run(anything(backend).run_on(fork, ["sh", "-c", "rm -rf a"]))
+    fork.drop()
+    assert kept(files.root) == dict.fromkeys(DEEP, "secret")
+
+
+def test_unchanged_folders_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Looking for reserved names again reads only folders that changed, or that changed just before they were read."""
+    fill(tmp_path, {"a/b/c/.handrail/key": "", "a/d/e": "", "f/g": ""})
+    now = os.lstat(tmp_path).st_ctime_ns + 60 * 10**9
+    names, read, scan = ReservedNames(tmp_path), list[str](), os.scandir
+
+    def scandir(path: str) -> Any:
+        read.append(os.path.relpath(path, tmp_path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert names.find(now - 60 * 10**9) == ["a/b/c/.handrail"]
+    assert sorted(read) == [".", "a", "a/b", "a/b/c", "a/d", "f"]
+    assert names.find(now) == ["a/b/c/.handrail"]
+    assert len(read) == 12  # the folders had changed too recently to rely on their times
+    fill(tmp_path, {"a/d/.x.handrail/key": ""})
+    (tmp_path / "f" / "g").unlink()
+    (tmp_path / "f").rmdir()
+    assert sorted(names.find(now)) == ["a/b/c/.handrail", "a/d/.x.handrail"]
+    assert sorted(read[12:]) == [".", "a/d"]
 
 
 @pytest.mark.parametrize("existed", [True, False])

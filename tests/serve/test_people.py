@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import re
+import sqlite3
 import stat
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
+from handrail import SqliteJournal
 from handrail.errors import DefinitionError
 from handrail.serve.limits import Limits
 from handrail.serve.people import SESSION_SECONDS, People
@@ -126,6 +131,68 @@ def test_sessions_end_by_time_and_by_revocation():
     clock.seconds = SESSION_SECONDS
     assert not works(two)
     assert people.sessions() == []
+
+
+def run_sql(path: Path, *statements: str) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        for each in statements:
+            database.execute(each)
+
+
+OTHER_FILES: dict[str, tuple[Sequence[str], str]] = {
+    "newer": (["PRAGMA user_version = 99"], "its format has version 99, but this version of Handrail uses 1"),
+    "without a version": (["PRAGMA user_version = 0"], "it is a database, but not a file of users"),
+    "a different use": (["PRAGMA application_id = 7"], "it is a database, but not a file of users"),
+    "a planted trigger": (
+        ["CREATE TRIGGER promote AFTER INSERT ON users BEGIN UPDATE users SET roles = '[\"admin\"]'; END"],
+        "something other than Handrail has altered its schema: the trigger 'promote' was added",
+    ),
+    "a planted view": (["CREATE VIEW more AS SELECT 1"], "the view 'more' was added"),
+    "a changed table": (["ALTER TABLE users ADD COLUMN more"], "the table 'users' was changed"),
+    "a missing table": (["DROP TABLE audit"], "the table 'audit' was removed"),
+}
+
+
+@pytest.mark.parametrize(("statements", "problem"), OTHER_FILES.values(), ids=OTHER_FILES)
+def test_a_file_that_handrail_did_not_write_this_way_is_refused_and_left_alone(
+    tmp_path: Path, statements: Sequence[str], problem: str
+):
+    """A newer file of users, and one with an altered schema, are refused in words, and none of their bytes change."""
+    path = tmp_path / "people.db"
+    with contextlib.closing(People(path)) as people:
+        people.add("ann")
+    run_sql(path, *statements)
+    assert_refused(path, problem)
+
+
+@pytest.mark.parametrize("mode", ["WAL", "DELETE"])
+def test_another_program_s_database_is_refused_and_left_alone(tmp_path: Path, mode: str):
+    """No table is added to the database of another program."""
+    path = tmp_path / "people.db"
+    path.touch(0o600)
+    run_sql(path, f"PRAGMA journal_mode = {mode}", "CREATE TABLE users (name)", "PRAGMA user_version = 1")
+    assert_refused(path, "it is a database, but not a file of users")
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path):
+    path = tmp_path / "people.db"
+    path.touch(0o600)
+    path.write_text("name,role\nann,admin\n" * 100)
+    assert_refused(path, "it is not a database that can be read")
+
+
+def test_a_journal_is_no_file_of_users(tmp_path: Path):
+    SqliteJournal(tmp_path / "runs.db").close()
+    assert_refused(tmp_path / "runs.db", "it is a database, but not a file of users")
+
+
+def assert_refused(path: Path, problem: str) -> None:
+    before = path.read_bytes()
+    with pytest.raises(DefinitionError, match=re.escape(problem)) as refused:
+        People(path)
+    assert str(path) in str(refused.value)
+    assert "Nothing was changed" in str(refused.value)
+    assert path.read_bytes() == before
 
 
 def test_another_process_s_revocation_is_noticed(tmp_path: Path):

@@ -40,6 +40,7 @@ from handrail.prompt import Prompt, RenderedPrompt
 from handrail.records import OVER, CommitUnit, RunRecord, RunRow, RunStatus
 from handrail.replay.log import RunLog
 from handrail.resources.paths import folder_of
+from handrail.resources.startup_files import allowed_in
 from handrail.schema import Schema, to_json
 from handrail.session import Session
 from handrail.session.serialization import decode_item, encode_item, load_imported, said_in, save
@@ -66,6 +67,8 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     """The session's state when the run began, if the journal has no record of it."""
     folder: str = ""
     """The folder of the run's files; "" if they are not on disk."""
+    startup_files: list[str] = []
+    """The patterns of the startup files that the run's calls may change without a separate approval."""
     offered: dict[str, str] = {}
     """The description and JSON Schema of each tool."""
     added: list[str] = []
@@ -142,6 +145,7 @@ async def begin_run(
         budget=None if budget is None else dict(budget.left()),
         base=await _base(journal, session),
         folder=folder_of(frame.world.filesystem),
+        startup_files=allowed_in(frame.world.filesystem),
         offered={tool.name: offer_of(tool) for tool in (*rendered.tools, *options.tools)},
         added=[tool.name for tool in options.tools],
     )
@@ -192,17 +196,16 @@ def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequen
     This is checked before the run is acquired.
     """
     record, begin = row.record, decode_begin(row.record)
-    folder = begin.folder
     if prompt.name != record.prompt:
         raise RunError(
             record.id,
             f"it began with the prompt {record.prompt!r}, and this is {prompt.name!r}",
             "Pass the prompt that it began with.",
         )
-    if folder and files is None:
+    if begin.folder and files is None:
         raise RunError(
             record.id,
-            f"it works on the files in {folder!r}, and no files were passed",
+            f"it works on the files in {begin.folder!r}, and no files were passed",
             "Pass filesystem=DirectoryFilesystem(...), or --files FOLDER on the command line.",
         )
     given = {tool.name for tool in tools}

@@ -106,15 +106,23 @@ class RecordedRun:
             ) from error
 
     @contextlib.asynccontextmanager
-    async def open_folder(self, files: Path | None, startup_files: Sequence[str] = ()) -> AsyncGenerator[Any]:
-        """Open the given folder, or the one recorded with the run. Yields None if the recorded folder does not exist."""
+    async def open_folder(
+        self, files: Path | None, startup_files: Sequence[str] | None = None
+    ) -> AsyncGenerator[Any]:
+        """Open the given folder, or the one recorded with the run. Yields None if the recorded folder does not exist.
+
+        Unless `startup_files` is given, the startup files that the run was allowed to change stay allowed.
+        """
         from handrail.resources.directory import DirectoryFilesystem
 
+        begin = decode_begin(self.row.record) if self.row.record.begin else None
+        if startup_files is None:
+            startup_files = begin.startup_files if begin is not None else ()
         if files is not None:
             folder = open_files(files, None, startup_files)
         else:
             record = self.row.record
-            recorded = decode_begin(record).folder if record.begin else ""
+            recorded = begin.folder if begin is not None else ""
             root = recorded or next(
                 (unit.root for unit in await self.journal.calls.load(record.id) if unit.root), ""
             )

@@ -137,7 +137,7 @@ async def resume(
     attended = not as_json and terminal.run_mode == "user"
     environment: Any = terminal if attended else LaterEnvironment()
     try:
-        async with recorded.open_folder(files, startup_files or ()) as folder:
+        async with recorded.open_folder(files, startup_files) as folder:
             given: Any = {"environment": environment, "filesystem": folder, "approvals": mode}
             if program.worker is not None:
                 registry, name = program.worker.registry, program.worker.name

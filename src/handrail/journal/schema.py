@@ -13,17 +13,18 @@ from functools import cache
 
 from handrail.errors import JournalError
 
-VERSION = 7
+VERSION = 8
 """Version of the schema. A journal with another version is refused."""
 
+# A table with large values has rowids. Without them, SQLite reads every row whole that it passes on its way to another.
 _TABLES: Sequence[str] = (
     "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     """CREATE TABLE runs (
         id TEXT PRIMARY KEY, session_id TEXT NOT NULL, principal TEXT NOT NULL, status TEXT NOT NULL,
         owner TEXT NOT NULL, leased_until REAL NOT NULL, began_at REAL NOT NULL, changed_at REAL NOT NULL,
-        record BLOB NOT NULL, outcome BLOB NOT NULL, stopping INTEGER NOT NULL DEFAULT 0,
-        deaths INTEGER NOT NULL DEFAULT 0, progress INTEGER NOT NULL DEFAULT 0
-    ) WITHOUT ROWID""",
+        stopping INTEGER NOT NULL DEFAULT 0, deaths INTEGER NOT NULL DEFAULT 0, progress INTEGER NOT NULL DEFAULT 0,
+        record BLOB NOT NULL, outcome BLOB NOT NULL
+    )""",
     "CREATE INDEX runs_by_time ON runs (began_at)",
     "CREATE INDEX runs_of_a_session ON runs (session_id, began_at)",
     "CREATE INDEX runs_of_a_principal ON runs (principal, began_at)",
@@ -42,14 +43,14 @@ _TABLES: Sequence[str] = (
     """CREATE TABLE questions (
         id TEXT PRIMARY KEY, question BLOB NOT NULL, answer BLOB, answered_at REAL, run_id TEXT NOT NULL,
         asked_at REAL NOT NULL, principal TEXT NOT NULL
-    ) WITHOUT ROWID""",
+    )""",
     "CREATE INDEX questions_of_a_run ON questions (run_id)",
     "CREATE INDEX open_questions ON questions (asked_at) WHERE answer IS NULL",
     "CREATE INDEX open_questions_to_a_principal ON questions (principal, asked_at) WHERE answer IS NULL",
     """CREATE TABLE tickets (
         run_id TEXT NOT NULL, place TEXT NOT NULL, text TEXT NOT NULL, open INTEGER NOT NULL,
         holder TEXT NOT NULL, held_until REAL NOT NULL, deposit BLOB NOT NULL, PRIMARY KEY (run_id, place)
-    ) WITHOUT ROWID""",
+    )""",
     "CREATE TABLE blobs (digest TEXT PRIMARY KEY, data BLOB NOT NULL)",
     "CREATE TABLE blob_runs (run_id TEXT, digest TEXT, PRIMARY KEY (run_id, digest)) WITHOUT ROWID",
     "CREATE INDEX runs_of_a_blob ON blob_runs (digest)",
@@ -66,7 +67,7 @@ def create_tables(connection: sqlite3.Connection, path: str) -> bool:
 
     Raises `JournalError` for a database that is not a journal, has another version, or has an altered schema.
     """
-    found = _read(connection)
+    found = read_schema(connection)
     if found:
         _check(connection, path, found)
         return False
@@ -93,46 +94,55 @@ def _authorize(
     return sqlite3.SQLITE_OK if inside is None else sqlite3.SQLITE_DENY
 
 
-def _read(connection: sqlite3.Connection) -> Schema:
+def read_schema(connection: sqlite3.Connection) -> Schema:
+    """Return what a database contains, without reading any of its rows."""
     return {str(name): (type, table, sql) for type, name, table, sql in connection.execute(_READ)}
 
 
 @cache
-def _expected() -> Schema:
+def expected_schema(statements: Sequence[str] = _TABLES) -> Schema:
+    """Return what a database contains after these statements, which are a journal's by default."""
     connection = sqlite3.connect(":memory:")
     try:
-        for each in _TABLES:
+        for each in statements:
             connection.execute(each)
-        return _read(connection)
+        return read_schema(connection)
     finally:
         connection.close()
+
+
+def describe_difference(found: Schema, expected: Schema) -> str:
+    """Return the first difference between two schemas in words, or "" if there is none."""
+    if found == expected:
+        return ""
+    name = next(name for name in (*found, *expected) if found.get(name) != expected.get(name))
+    type = (found.get(name) or expected[name])[0]
+    how = "added" if name not in expected else "removed" if name not in found else "changed"
+    return f"something other than Handrail has altered its schema: the {type} {name!r} was {how}"
 
 
 def find_alteration(connection: sqlite3.Connection, path: str) -> JournalError | None:
     """Return the error for a schema that was altered since the journal was opened, or None if it was not."""
     try:
-        return _alteration(path, _read(connection))
+        return _alteration(path, read_schema(connection))
     except (sqlite3.Error, UnicodeError):  # it can't be read at all, which the caller reports
         return None
 
 
 def _alteration(path: str, found: Schema) -> JournalError | None:
-    expected = _expected()
-    if found == expected:
+    problem = describe_difference(found, expected_schema())
+    if not problem:
         return None
-    name = next(name for name in (*found, *expected) if found.get(name) != expected.get(name))
-    type = (found.get(name) or expected[name])[0]
-    how = "added" if name not in expected else "removed" if name not in found else "changed"
     return JournalError(
         path,
-        f"something other than Handrail has altered its schema: the {type} {name!r} was {how}",
+        problem,
         "Nothing was read or written. Restore an unaltered copy, or use a new file.",
     )
 
 
 def _check(connection: sqlite3.Connection, path: str, found: Schema) -> None:
     altered = _alteration(path, found)
-    if found.get("about") == _expected()["about"]:  # a view with this name must not be read
+    if found.get("about") == expected_schema()["about"]:  # a view with this name must not be read
         row = connection.execute("SELECT value FROM about WHERE key = 'schema'").fetchone()
         version = "" if row is None else str(row[0])
     elif altered is not None and "records" in found:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from handrail.resources.paths import RESERVED, is_reserved
+from handrail.resources.paths import RESERVED, ancestors
+from handrail.resources.reserved_names import reserved_names
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 OPAQUE = "user.overlay.opaque"
@@ -78,33 +79,33 @@ def strip_marks(path: str | Path) -> None:
                 os.removexattr(path, name, follow_symlinks=False)
 
 
-_MASKED = 1000
-"""Maximum number of a root's subfolders that are searched for reserved names."""
-
-
 def mask_reserved(mask: Path, root: Path) -> None:
-    """Fill a layer that hides the reserved names in a root, and `.handrail` in its immediate subfolders.
+    """Fill a layer that hides the reserved names in a root, at any depth.
 
-    `.handrail` in the root is hidden even if it is created later. Other reserved names are not searched for, so
-    that the cost does not grow with the root. A command can read those, but its changes to them are discarded.
+    `.handrail` in the root is hidden even if it is created later. Further down, a reserved folder that exists now is
+    hidden with everything that is created in it later.
     """
-    _white_out(mask / RESERVED)
-    folders: list[str] = []
-    with os.scandir(root) as entries:
-        for entry in entries:
-            if is_reserved(entry.name):
-                if entry.name != RESERVED:
-                    _white_out(mask / entry.name)
-            elif len(folders) < _MASKED and entry.is_dir(follow_symlinks=False):
-                folders.append(entry.name)
-    for name in folders:
-        if os.path.lexists(root / name / RESERVED):
-            (mask / name).mkdir()
-            _white_out(mask / name / RESERVED)
-            shutil.copystat(root / name, mask / name)
-            facts = os.stat(root / name)
-            with contextlib.suppress(PermissionError):
-                os.chown(mask / name, facts.st_uid, facts.st_gid)
+    now = os.lstat(mask).st_ctime_ns
+    around: dict[str, None] = {}
+    for path in {RESERVED: None, **dict.fromkeys(reserved_names(root).find(now))}:
+        for folder in ancestors(path):
+            if folder not in around:
+                around[folder] = None
+                (mask / folder).mkdir()
+        _white_out(mask / path)
+    # Inner folders come first, because a change in them would change the times of outer ones.
+    for folder in sorted(around, reverse=True):
+        with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
+            _imitate(mask / folder, root / folder)
+
+
+def _imitate(folder: Path, original: Path) -> None:
+    """Give a folder of the mask the owner, mode and times of the original, because they hide those of the original."""
+    facts = os.stat(original)
+    with contextlib.suppress(PermissionError):
+        os.chown(folder, facts.st_uid, facts.st_gid)
+    shutil.copystat(original, folder)
+    strip_marks(folder)
 
 
 def _white_out(path: Path) -> None:

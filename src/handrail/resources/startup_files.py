@@ -151,6 +151,11 @@ def is_allowed(path: str, allowed: Collection[str]) -> bool:
     return any(fnmatchcase(path if "/" in pattern else name, pattern) for pattern in allowed)
 
 
+def allowed_in(files: object) -> list[str]:
+    """Return the patterns of the startup files that calls may change in a filesystem without a separate approval."""
+    return list(getattr(files, "allowed_startup_files", ()))
+
+
 def reason_to_ask(files: Sequence[tuple[str, str]]) -> str:
     """Return why changes to these startup files need an approval. Each file comes with the program that runs it."""
     listed = "; ".join(f"{path} (run by {program})" for path, program in files[:_LISTED])

@@ -5,6 +5,7 @@ The file contains no usable secret: passwords and tokens are hashed with scrypt,
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -20,6 +21,7 @@ from typing import Any
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
 from handrail.journal.location import create_folders, create_private_file, find_exposure
+from handrail.journal.schema import describe_difference, distrust_schema, expected_schema, read_schema
 from handrail.serve.roles import ROLES, Action, may
 
 SESSION_SECONDS = 7 * 24 * 3600
@@ -30,16 +32,20 @@ _RESERVED = "local"
 """The principal of a server that has no users. No user may have this name."""
 _SCRYPT = {"n": 2**14, "r": 8, "p": 1, "maxmem": 64 * 2**20, "dklen": 32}
 _MOST_VERIFIED = 1000
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS users (
-    name TEXT PRIMARY KEY, roles TEXT NOT NULL, salt BLOB NOT NULL, hash BLOB NOT NULL, added_at REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS sessions (
-    id TEXT PRIMARY KEY, secret BLOB NOT NULL UNIQUE, key BLOB NOT NULL, name TEXT NOT NULL, host TEXT NOT NULL,
-    issuer TEXT NOT NULL, address TEXT NOT NULL, began_at REAL NOT NULL, ends_at REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS audit (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, who TEXT NOT NULL, action TEXT NOT NULL,
-    address TEXT NOT NULL, details TEXT NOT NULL);
-"""
+VERSION = 1
+"""Version of the file's format. A file with another version is refused."""
+_APPLICATION = 0x48524C50
+"""Marks a SQLite file as a file of users, in its header."""
+_TABLES = (
+    """CREATE TABLE users (
+        name TEXT PRIMARY KEY, roles TEXT NOT NULL, salt BLOB NOT NULL, hash BLOB NOT NULL, added_at REAL NOT NULL)""",
+    """CREATE TABLE sessions (
+        id TEXT PRIMARY KEY, secret BLOB NOT NULL UNIQUE, key BLOB NOT NULL, name TEXT NOT NULL, host TEXT NOT NULL,
+        issuer TEXT NOT NULL, address TEXT NOT NULL, began_at REAL NOT NULL, ends_at REAL NOT NULL)""",
+    """CREATE TABLE audit (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, who TEXT NOT NULL, action TEXT NOT NULL,
+        address TEXT NOT NULL, details TEXT NOT NULL)""",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,7 @@ class People:
     """A server's users, their sessions, and the audit log. Thread-safe. Several processes may share the file.
 
     Without a path, everything is kept in memory. Raises `DefinitionError` if anyone but the file's owner may read or
-    write it.
+    write it, and for a file that Handrail did not write, that has another version, or whose schema was altered.
     """
 
     def __init__(self, path: Path | None = None, *, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -94,16 +100,34 @@ class People:
         self._cache_key = secrets.token_bytes(32)
         if path is not None:
             _make_private(path)
+            with contextlib.closing(_open_unchanged(path)) as unchanged:
+                _check_file(unchanged, path)
         self._database = sqlite3.connect(
             ":memory:" if path is None else path, check_same_thread=False, timeout=30, isolation_level=None
         )
         if path is not None:
+            distrust_schema(self._database)
             self._database.execute("PRAGMA journal_mode = WAL")
             self._database.execute("PRAGMA synchronous = NORMAL")
-        self._database.executescript(_SCHEMA)
+        self._create_tables()
 
     def close(self) -> None:
         self._database.close()
+
+    def _create_tables(self) -> None:
+        """Create the tables in an empty file. Another process may do so at the same time."""
+        database = self._database
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            if not read_schema(database):
+                for each in _TABLES:
+                    database.execute(each)
+                database.execute(f"PRAGMA user_version = {VERSION}")
+                database.execute(f"PRAGMA application_id = {_APPLICATION}")
+            database.execute("COMMIT")
+        except BaseException:
+            database.execute("ROLLBACK")
+            raise
 
     # Users.
 
@@ -316,6 +340,36 @@ def _make_private(path: Path) -> None:
     if found is not None:
         raise DefinitionError(f"the users file {str(path)!r}: {found.problem}. {found.hint}")
     create_private_file(str(path))
+
+
+def _open_unchanged(path: Path) -> sqlite3.Connection:
+    """Open a file for reading only, so that looking at it changes nothing in it."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30, isolation_level=None)
+
+
+def _check_file(database: sqlite3.Connection, path: Path) -> None:
+    """Raise `DefinitionError` unless the file is empty or is a file of users, as this version of Handrail creates it."""
+    try:
+        found = read_schema(database)
+        ((version,),) = database.execute("PRAGMA user_version")
+        ((application,),) = database.execute("PRAGMA application_id")
+    except sqlite3.DatabaseError as error:
+        raise _refusal(path, f"it is not a database that can be read ({error})") from None
+    if not found and not version:
+        return
+    if application != _APPLICATION or not version:
+        raise _refusal(path, "it is a database, but not a file of users")
+    if version != VERSION:
+        raise _refusal(path, f"its format has version {version}, but this version of Handrail uses {VERSION}")
+    if problem := describe_difference(found, expected_schema(_TABLES)):
+        raise _refusal(path, problem)
+
+
+def _refusal(path: Path, problem: str) -> DefinitionError:
+    return DefinitionError(
+        f"the users file {str(path)!r}: {problem}. Nothing was changed. Restore the original file, or move this one "
+        "away and add the users again."
+    )
 
 
 def _hash(secret: str, salt: bytes) -> bytes:

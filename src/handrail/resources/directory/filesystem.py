@@ -94,6 +94,11 @@ class DirectoryFilesystem(Linked):
         """The folder where pending changes are kept. The first write creates it."""
         return self._ground.area.folder
 
+    @property
+    def allowed_startup_files(self) -> tuple[str, ...]:
+        """The patterns of the startup files that calls may change without a separate approval."""
+        return tuple(self._ground.startup_files)
+
     def fork(self, owner: str, /, *, writable: bool = True) -> DirectoryFork:
         """Return a fork for the call `owner`. With `writable=False` it refuses every change."""
         return DirectoryFork(self, (), self._ground, owner, writable)
