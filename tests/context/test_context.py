@@ -48,7 +48,7 @@ VERBS: dict[str, Callable[[Any], Any]] = {
     "once": lambda context: context.once("key", lambda: 1),
     "beat": lambda context: context.beat(),
     "report_progress": lambda context: context.report_progress("half", done=1, total=2),
-    "emit": lambda context: context.emit("event"),
+    "emit": lambda context: context.emit(Choice(selected="tea")),
     "request_approval": lambda context: context.request_approval("sure?"),
     "request_permission": lambda context: context.request_permission("fs.write"),
     "call": lambda context: context.call("add", a=1),

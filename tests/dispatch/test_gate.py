@@ -224,7 +224,7 @@ def test_state_events_are_published_once_at_the_outermost_commit_and_progress_at
         async def outer(context: ToolContext) -> None:
             """Delegate and report."""
             context.report_progress("half", done=1, total=2)
-            await context.emit({"step": 1})
+            await context.emit(Note("first"))
             context.event_bus.publish(Note("mine"))
             await context.call("inner", text="a")
             assert not [event for event in rig.events if isinstance(event, Note)]
@@ -235,7 +235,7 @@ def test_state_events_are_published_once_at_the_outermost_commit_and_progress_at
         assert names.index("Progress") < names.index("Emitted") < names.index("Note")
         assert names.count("Note") == 1
         assert [(p.message, p.done, p.total) for p in rig.of(Progress)] == [("half", 1, 2)]
-        assert [event.event for event in rig.of(Emitted)] == [{"step": 1}, Note("mine")]
+        assert [event.event for event in rig.of(Emitted)] == [Note("first"), Note("mine")]
         assert all(event.tool == "outer" for event in rig.of(Emitted))
 
     run_virtual(main)

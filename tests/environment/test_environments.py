@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -44,6 +45,15 @@ from handrail.testing import Agent, Nobody, Person, VirtualClock, agent_context,
 from handrail.tools import RunMode
 from support.cards import Deal, Deck, Offer, Pick, card_game
 from support.rig import Rig
+
+
+@dataclass(frozen=True)
+class Step:
+    """An event of a test's own."""
+
+    name: str
+    number: int
+
 
 SAYS = '{"index": 1}'
 MODES: list[RunMode] = ["user", "agent", "headless"]
@@ -328,7 +338,7 @@ def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
     def game(name: str) -> Handoff[Any, Pick]:
         async def choose(offer: Offer, *, context: ToolContext) -> Pick:
             for step in range(2):
-                context.emit((name, step))
+                context.emit(Step(name, step))
                 await asyncio.sleep(0)
             return Pick(0)
 
@@ -351,7 +361,7 @@ def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
         await asyncio.gather(*(play(name, session) for name in heard))
 
     asyncio.run(main())
-    assert heard == {name: [(name, 0), (name, 1)] for name in heard}
+    assert heard == {name: [Step(name, 0), Step(name, 1)] for name in heard}
 
 
 # --- acts in unit tests ----------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class Watching(Person):
 
 async def with_wait_for(offer: Offer, *, context: ToolContext) -> Pick:
     context.report_progress(f"looking at {offer}", done=1, total=2)
-    context.emit({"offer": repr(offer)})
+    context.emit(offer)
     if context.wait_for:
         return await context.wait_for("which", offer, Pick)
     if context.prompt_model:

@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from handrail import ToolContext, tool
+from handrail.dispatch import open_gate
 from handrail.errors import EventRefused
 from handrail.session import Dispatcher, Session
 
@@ -280,3 +282,23 @@ def test_any_mixture_of_subscriptions_is_told_what_it_asked_for(wishes: list[tup
         bus.publish(event)
     for got, (kind, stays) in zip(heard, wishes, strict=True):
         assert got == [event for event in events if isinstance(event, kind)] * (2 if stays else 1)
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, "text", 3, None, ("a", 1), [1], One], ids=repr)
+async def test_a_tool_may_publish_exactly_what_the_dispatcher_takes(value: object):
+    """`emit` and `event_bus.publish` refuse what nobody could subscribe to by type, as the session's dispatcher does."""
+    refused: list[type[Exception]] = []
+
+    @tool
+    async def tell(context: ToolContext) -> str:
+        """Tell it."""
+        for publish in (Session().dispatcher.publish, context.emit, context.event_bus.publish):
+            try:
+                publish(value)
+            except EventRefused as error:
+                refused.append(type(error))
+        return "told"
+
+    session = Session()
+    assert (await open_gate([tell], session=session).invoke("tell")).success
+    assert refused == [EventRefused] * 3

@@ -209,7 +209,7 @@ def test_everything_done_is_recorded_in_order():
     assert recorded(context) == Recorded()
     context.report_progress("begun")
     context.report_progress("half", done=1, total=2)
-    context.emit({"event": 1})
+    context.emit(Choice(selected="tea"))
     context.beat()
     context.beat()
     context.request_approval("sure?").wait()
@@ -220,7 +220,7 @@ def test_everything_done_is_recorded_in_order():
     context.once("key", lambda: "value").wait()
     assert recorded(context) == Recorded(
         progress=[("begun", None, None), ("half", 1, 2)],
-        emitted=[{"event": 1}],
+        emitted=[Choice(selected="tea")],
         approvals=["sure?", "fs.write"],
         questions=[("pick", {"choices": []})],
         prompts=[],

@@ -51,6 +51,7 @@ from handrail.messages import (
 from handrail.models import ModelAnswerBroken
 from handrail.models.grammar import clean_text, is_object
 from handrail.models.prices import most_of
+from handrail.schema.read_only import read_only
 
 if TYPE_CHECKING:
     from handrail.adapter.mask import SecretMask
@@ -169,7 +170,8 @@ class Answer:
             )
             if masking is not None:
                 body = masking.body(body, messages)
-            self._view = RequestView(self.model, body, {} if sent is None else sent.headers)
+            headers = {} if sent is None else sent.headers
+            self._view = RequestView(self.model, read_only(body), read_only(headers))
         return self._view
 
     @property

@@ -378,7 +378,10 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         return self._source.report_progress(message, done, total)
 
     def emit(self, event: object) -> Done:
-        """Publish your own event immediately, under the tool's name."""
+        """Publish your own event immediately, under the tool's name.
+
+        Raises `EventRefused` for a plain value such as a dict, to which nobody could subscribe by type.
+        """
         self._source.home.check()
         return self._source.emit(event)
 

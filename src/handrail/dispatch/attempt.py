@@ -44,6 +44,7 @@ from handrail.protocols import (
     ToolPolicy,
 )
 from handrail.resources.bindings import CallResources
+from handrail.session.bus import check_event
 from handrail.tools import Tool, ToolResult
 
 if TYPE_CHECKING:
@@ -400,6 +401,7 @@ class Attempt(msgspec.Struct, eq=False):
         return DONE
 
     def emit(self, event: object) -> Done:
+        check_event(event)
         self._publish(Emitted(self.id, self.name, event, self.run_context))
         return DONE
 

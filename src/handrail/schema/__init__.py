@@ -32,6 +32,7 @@ from handrail.schema.problems import (
     problems_of,
     schemas_at,
 )
+from handrail.schema.read_only import read_only
 from handrail.schema.secrets import MASK, WITHHELD, holds_secrets, in_clear, masked, masks_in
 
 T = TypeVar("T")
@@ -79,7 +80,7 @@ class Schema(Generic[T]):
         self._adapter = _adapter_for(annotation, namespace)
         self._validate = self._adapter.validator.validate_json
         self._serializer = _serializer_of(self._adapter)
-        self.json_schema = _json_schema_of(self._adapter, annotation)
+        self.json_schema: JsonSchema = read_only(_json_schema_of(self._adapter, annotation))
         self._may_hold_floats = any(_holds_floats(part) for part in _schemas_in(self.json_schema))
         self.quick: Validate | None = None if self._may_hold_floats else self._validate
         """Validator that parses JSON in one step; None if the type can hold floats, which must also be finite."""

@@ -7,13 +7,13 @@ import threading
 from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, TypeVar, cast, get_args
 
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import DefinitionError, ReducerError, SessionError
 from handrail.ids import NewId, random_id
 from handrail.protocols import DecisionBook, RunMode, Slice
+from handrail.schema.read_only import read_only
 from handrail.session.bus import (
     SLOW,
     Dispatcher,
@@ -68,7 +68,7 @@ class Session:
     ) -> None:
         self._id = new_id() if id is None else id
         self._principal = principal
-        self._config: Mapping[str, Any] = MappingProxyType(dict(config or {}))
+        self._config: Mapping[str, Any] = read_only(config or {})
         self._run_mode: RunMode | None = _checked_mode(run_mode)
         self._dispatcher = Dispatcher() if dispatcher is None else dispatcher
         self.lock = threading.RLock()

@@ -40,6 +40,7 @@ from handrail.place import RUN
 from handrail.resources.memory import MemoryFilesystem
 from handrail.schema import Schema
 from handrail.session import Session
+from handrail.session.bus import check_event
 from handrail.threads import background_loop, run_on
 from handrail.tools import Tool, ToolResult
 
@@ -209,6 +210,7 @@ class MockCall:
         return DONE
 
     def emit(self, event: object) -> Done:
+        check_event(event)
         self.recorded.emitted.append(event)
         return DONE
 

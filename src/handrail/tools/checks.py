@@ -25,6 +25,7 @@ from handrail.errors import DefinitionError, ToolDefinitionError, ToolValidation
 from handrail.protocols import RunMode
 from handrail.schema import JsonSchema, Schema
 from handrail.schema.problems import describe
+from handrail.schema.read_only import ReadOnlyDict, read_only
 from handrail.tools.effect import EFFECTS
 from handrail.tools.path_arguments import PathFinder
 from handrail.tools.result import ToolExample
@@ -49,7 +50,7 @@ CAPABILITY = r"[a-z][a-z0-9_-]*(\.[a-z0-9_-]+)*"
 _LONGEST_EXAMPLE = 200
 _NAME = re.compile(r"[a-z0-9_-]{1,64}\Z")
 _CAPABILITY = re.compile(rf"{CAPABILITY}\Z")
-_NO_ARGUMENTS: JsonSchema = {"type": "object", "properties": {}, "additionalProperties": False}
+_NO_ARGUMENTS: JsonSchema = read_only({"type": "object", "properties": {}, "additionalProperties": False})
 _PROVIDED: dict[RunMode, set[Need]] = {
     "user": {"user", "worker"},
     "agent": {"model", "worker"},
@@ -211,7 +212,7 @@ class _Check:
         self.fill("_quick", None if schema is None or schema.secret else schema.quick)
         self.fill("_result_schema", result)
         self.fill("_paths", paths)
-        self.fill("json_schema", dict(_NO_ARGUMENTS) if schema is None else schema.json_schema)
+        self.fill("json_schema", ReadOnlyDict(_NO_ARGUMENTS) if schema is None else schema.json_schema)
 
     def effect(self) -> None:
         tool = self.tool

@@ -28,6 +28,7 @@ from handrail.schema import to_json
 from handrail.schema.foreign import check_foreign
 from handrail.schema.misfits import misfits
 from handrail.schema.problems import asks_for_secrets
+from handrail.schema.read_only import read_only
 from handrail.schema.size import check_size
 from handrail.serve.agui.wire_events import Event, dump, plain_json
 from handrail.tools import Tool, ToolResult
@@ -201,7 +202,7 @@ def frontend_tool(name: str, description: str, parameters: Any = None) -> Fronte
     for field, value in (
         ("name", name),
         ("description", description.strip() or name),
-        ("json_schema", {**cast("dict[str, Any]", schema), "type": "object"}),
+        ("json_schema", read_only({**cast("dict[str, Any]", schema), "type": "object"})),
         ("copy_params", _copied),
     ):
         object.__setattr__(made, field, value)
