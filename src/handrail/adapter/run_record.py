@@ -285,16 +285,16 @@ async def carry_out(
             raise RunBusy(run_id, (await journal.runs.get(run_id)).owner) from None
         if frame.cancellation.reason == STOPPED:
             scope.absorb()
-            raise PromptEvaluationError(
-                f"run {run_id!r} was {STOPPED}", phase="cancelled", run_id=run_id
-            ) from None
+            said = f"run {run_id!r} was {STOPPED}"
+            raise PromptEvaluationError(said, phase="cancelled", run_id=run_id) from None
         raise
-    except RunBusy:
+    except (RunBusy, GeneratorExit) as error:
+        if isinstance(error, GeneratorExit):  # nothing can be awaited any more, as if the process had ended
+            frame.log.close()
         raise
     except Exception as error:
         status = "failed"
-        # A lone surrogate can't be recorded.
-        words = str(error).encode(errors="replace").decode()
+        words = str(error).encode(errors="replace").decode()  # a lone surrogate can't be recorded
         phase = error.phase if isinstance(error, PromptEvaluationError) else ""
         outcome = RunOutcome(stop_reason="failed", error=words, phase=phase)
         raise
