@@ -86,8 +86,8 @@ def test_another_version_is_still_told_by_its_number(tmp_path: Path):
     """A journal with a different version is refused by its version, even if its schema differs too."""
     path = tmp_path / "runs.db"
     SqliteJournal(path).close()
-    plant(path, "UPDATE about SET value = '8' WHERE key = 'schema'", "CREATE TABLE news (a)")
-    with pytest.raises(JournalError, match="its schema has version 8"):
+    plant(path, "UPDATE about SET value = '9' WHERE key = 'schema'", "CREATE TABLE news (a)")
+    with pytest.raises(JournalError, match="its schema has version 9"):
         SqliteJournal(path)
 
 
@@ -115,3 +115,17 @@ async def test_a_view_planted_in_an_open_journal_is_not_read(tmp_path: Path):
     with pytest.raises(JournalError, match="the table 'was' was added"):
         await journal.runs.list()
     journal.close()
+
+
+def test_tables_with_large_values_have_rowids(tmp_path: Path) -> None:
+    """A lookup does not read other runs' large values, because no table that holds some is one without rowids."""
+    journal = SqliteJournal(tmp_path / "runs.db")
+    journal.close()
+    connection = sqlite3.connect(tmp_path / "runs.db")
+    try:
+        query = "SELECT name, sql FROM sqlite_schema WHERE type = 'table'"
+        tables = dict(connection.execute(query).fetchall())
+    finally:
+        connection.close()
+    assert {"runs", "records", "questions", "tickets", "blobs"} <= tables.keys()
+    assert [name for name, sql in tables.items() if "BLOB" in sql and "WITHOUT ROWID" in sql] == []

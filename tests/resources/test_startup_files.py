@@ -29,7 +29,7 @@ from handrail.environment.text import diff_style
 from handrail.errors import DefinitionError, RunParked
 from handrail.question import Question
 from handrail.resources.shell import Allow, Shell, probe
-from handrail.resources.startup_files import run_by
+from handrail.resources.startup_files import is_allowed, run_by
 from handrail.sections.commands import run_command_tool
 from handrail.testing import Nobody, Person
 from support.parked_runs import answer_to
@@ -95,6 +95,15 @@ class Looker:
         (".config/fish/functions/fish_prompt.fish", "a shell"),
         ("mise.local.toml", "direnv or mise"),
         (".venv/lib/python3.11/site-packages/x.pth", "Python"),
+        (".venv/pyvenv.cfg", "Python"),
+        ("any/name/bin/activate", "a shell"),
+        (".venv/Scripts/Activate.ps1", "a shell"),
+        (".venv/bin/activate_this.py", "Python"),
+        (".venv/bin/python", "Python"),
+        (".venv/bin/python3.12", "Python"),
+        (".venv/lib/python3.11/site-packages/_virtualenv.py", "Python"),
+        (".venv/lib/python3.11/site-packages/_distutils_hack/__init__.py", "Python"),
+        (".venv/lib/python3.11/site-packages/__editable___app_1_0_finder.py", "Python"),
         (".bashrc", "a shell"),
         (".vscode/tasks.json", "an editor"),
         (".github/workflows/ci.yml", "a build service"),
@@ -104,6 +113,14 @@ class Looker:
 def test_what_runs_by_itself(path: str, program: str) -> None:
     """A startup file is recognised in any folder, in any case, and with invisible or full-width characters."""
     assert run_by(path) == program
+
+
+def test_a_virtual_environment_can_be_allowed_as_a_whole() -> None:
+    """`.venv/*` allows everything in that folder, at any depth, and nothing beside it."""
+    for path in (".venv/pyvenv.cfg", ".venv/bin/python", ".venv/lib/python3.11/site-packages/x.pth"):
+        assert run_by(path)
+        assert is_allowed(path, [".venv/*"])
+    assert not is_allowed("sub/.venv/bin/python", [".venv/*"])
 
 
 @pytest.mark.parametrize(
@@ -123,6 +140,10 @@ def test_what_runs_by_itself(path: str, program: str) -> None:
         ".git/modules/a/HEAD",
         ".gitignore",
         "hooks/pre-commit",
+        "src/activate",
+        "bin/python-lint",
+        "python",
+        ".venv/lib/python3.11/site-packages/package/module.py",
     ],
 )
 def test_what_does_not_run_by_itself(path: str) -> None:

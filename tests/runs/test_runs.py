@@ -376,6 +376,20 @@ async def test_a_file_that_is_no_run_is_refused(
     assert await list_runs(recorder.journal) == ()
 
 
+async def test_an_import_has_an_id_that_can_be_printed(recorder: Recorder, tmp_path: Path):
+    """A file whose run or session has an id with line breaks or escapes, which could fake output, is refused."""
+    await recorder.run("r", "end")
+    await export(recorder.journal, "r", tmp_path / "r.jsonl")
+    lines = (tmp_path / "r.jsonl").read_bytes()
+    for id in (r"x\n\u001b[2J", r"x\u202e"):
+        (tmp_path / "odd.jsonl").write_bytes(lines.replace(b'"id":"r"', f'"id":"{id}"'.encode()))
+        assert (tmp_path / "odd.jsonl").read_bytes() != lines
+        with pytest.raises(RunError, match="the id contains characters that can't be printed"):
+            await import_(recorder.journal, tmp_path / "odd.jsonl")
+    imported = await import_(recorder.journal, tmp_path / "odd.jsonl", run_id="other")
+    assert imported.record.id == "other"
+
+
 # --- retention -------------------------------------------------------------------------------------------
 
 

@@ -457,8 +457,7 @@ class Gate:
         if error is not None and error is ending:
             error = without_frames(error)  # it collects frames as it is raised on
         if parking is None or not parking.parked or passage.recorded:  # not parked before the call's end
-            now = frame.monotonic()
-            seconds = now - frame.began - attempt.started
+            seconds = frame.monotonic() - frame.began - attempt.started
             if frame.lost.seconds != attempt.lost:
                 seconds = max(0.0, seconds - attempt.excused())
             frame.record(
@@ -474,9 +473,7 @@ class Gate:
                     attempt.stale,
                     error,
                     frame.run_context,
-                ),
-                now,
-                frame.monotonic,
+                )
             )
         if error is not None:
             forget_frames(error)  # listeners have seen its traceback

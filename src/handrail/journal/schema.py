@@ -13,17 +13,18 @@ from functools import cache
 
 from handrail.errors import JournalError
 
-VERSION = 7
+VERSION = 8
 """Version of the schema. A journal with another version is refused."""
 
+# A table with large values has rowids. Without them, SQLite reads every row whole that it passes on its way to another.
 _TABLES: Sequence[str] = (
     "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     """CREATE TABLE runs (
         id TEXT PRIMARY KEY, session_id TEXT NOT NULL, principal TEXT NOT NULL, status TEXT NOT NULL,
         owner TEXT NOT NULL, leased_until REAL NOT NULL, began_at REAL NOT NULL, changed_at REAL NOT NULL,
-        record BLOB NOT NULL, outcome BLOB NOT NULL, stopping INTEGER NOT NULL DEFAULT 0,
-        deaths INTEGER NOT NULL DEFAULT 0, progress INTEGER NOT NULL DEFAULT 0
-    ) WITHOUT ROWID""",
+        stopping INTEGER NOT NULL DEFAULT 0, deaths INTEGER NOT NULL DEFAULT 0, progress INTEGER NOT NULL DEFAULT 0,
+        record BLOB NOT NULL, outcome BLOB NOT NULL
+    )""",
     "CREATE INDEX runs_by_time ON runs (began_at)",
     "CREATE INDEX runs_of_a_session ON runs (session_id, began_at)",
     "CREATE INDEX runs_of_a_principal ON runs (principal, began_at)",
@@ -42,14 +43,14 @@ _TABLES: Sequence[str] = (
     """CREATE TABLE questions (
         id TEXT PRIMARY KEY, question BLOB NOT NULL, answer BLOB, answered_at REAL, run_id TEXT NOT NULL,
         asked_at REAL NOT NULL, principal TEXT NOT NULL
-    ) WITHOUT ROWID""",
+    )""",
     "CREATE INDEX questions_of_a_run ON questions (run_id)",
     "CREATE INDEX open_questions ON questions (asked_at) WHERE answer IS NULL",
     "CREATE INDEX open_questions_to_a_principal ON questions (principal, asked_at) WHERE answer IS NULL",
     """CREATE TABLE tickets (
         run_id TEXT NOT NULL, place TEXT NOT NULL, text TEXT NOT NULL, open INTEGER NOT NULL,
         holder TEXT NOT NULL, held_until REAL NOT NULL, deposit BLOB NOT NULL, PRIMARY KEY (run_id, place)
-    ) WITHOUT ROWID""",
+    )""",
     "CREATE TABLE blobs (digest TEXT PRIMARY KEY, data BLOB NOT NULL)",
     "CREATE TABLE blob_runs (run_id TEXT, digest TEXT, PRIMARY KEY (run_id, digest)) WITHOUT ROWID",
     "CREATE INDEX runs_of_a_blob ON blob_runs (digest)",

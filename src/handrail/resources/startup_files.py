@@ -38,7 +38,13 @@ _RUN_BY = {
         *(".pre-commit-hooks.yaml", "lefthook.yml", ".lefthook.yml", "lefthook.yaml", ".lefthook.yaml"),
     ),
     "pytest": ("conftest.py",),
-    "Python": ("sitecustomize.py", "usercustomize.py", "*.pth"),  # as packages and in other formats too
+    "Python": (
+        "sitecustomize.py",
+        "usercustomize.py",
+        "*.pth",
+        "pyvenv.cfg",
+        "_distutils_hack/*",
+    ),  # as packages and in other formats too
     "Handrail": ("tools.py",),
     "an editor": (
         *(".vscode/*", ".idea/*", ".devcontainer/*", ".devcontainer.json", ".dir-locals.el", ".exrc"),
@@ -64,6 +70,17 @@ _BELOW: dict[str, list[tuple[list[str], str]]] = {}
 for _program, _paths in _RUN_BY.items():
     for _first, *_rest in (each.split("/") for each in _paths if "/" in each):
         _BELOW.setdefault(_first, []).append((_rest, _program))
+_PROGRAMS = {
+    **dict.fromkeys(("activate", "activate.csh", "activate.fish", "activate.nu", "activate.xsh"), "a shell"),
+    **dict.fromkeys(("activate.bat", "activate.ps1", "deactivate.bat"), "a shell"),
+    **dict.fromkeys(("activate_this.py", "python", "python3", "python.exe", "pythonw.exe"), "Python"),
+}
+"""What runs in the programs' folder of a virtual environment, `bin` or `Scripts`, when the environment is used.
+
+A virtual environment can have any name. Its installed modules and other programs run only if something names them.
+"""
+_STARTS_WITH = ("__editable__", "_virtualenv.")
+"""Beginnings of the names of modules that `.pth` files import when Python starts."""
 _GIT = ("hooks", "config", "config.worktree", "commondir", "gitdir")
 """What git runs, or follows to what it runs, in the folders of its submodules and worktrees."""
 _PYTHON = ("sitecustomize", "usercustomize")
@@ -108,8 +125,13 @@ def run_by(path: str, *, is_link: bool = False) -> str:
         kept = (each for each in unicodedata.normalize("NFKC", path) if unicodedata.category(each) != "Cf")
         path = "".join(kept)
     names = path.casefold().split("/")
-    if names[-1].endswith(".pth"):
+    if names[-1].endswith(".pth") or names[-1].startswith(_STARTS_WITH):
         return "Python"
+    if names[-2:-1] in (["bin"], ["scripts"]):
+        if names[-1] in _PROGRAMS:
+            return _PROGRAMS[names[-1]]
+        if names[-1].startswith("python3.") and names[-1][8:].rstrip("t").isdigit():
+            return "Python"
     if names[-1] in _NAMES:
         return _NAMES[names[-1]]
     if any(name.partition(".")[0] in _PYTHON for name in names):

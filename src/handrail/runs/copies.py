@@ -244,10 +244,21 @@ async def import_(
     copy = _read(Path(path))
     was, record = copy.row.record.id, copy.row.record
     new_id = run_id or was
+    for what, id in (("id", new_id), ("session's id", session_id or record.session_id)):
+        if not id.isprintable():
+            raise RunError(
+                Path(path).name,
+                f"the {what} contains characters that can't be printed",
+                "Give the run and its session new ids.",
+            )
     if session_id is None:
         taken = await journal.runs.list(session_id=record.session_id)
         session_id = new_id if taken else record.session_id
-    begin = decode_begin(record)
+    try:
+        begin = decode_begin(record)
+    except ValueError as error:
+        hint = "Pass a file that `export` wrote."
+        raise RunError(Path(path).name, f"it is not an exported run: {error}", hint) from None
     # What an exported file says was allowed was not allowed here.
     again = detach(
         begin,

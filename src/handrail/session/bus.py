@@ -39,7 +39,7 @@ class Dispatcher:
     loop is charged neither to the timeout nor to the duration of any call.
     """
 
-    __slots__ = ("_listeners", "_lock", "_monotonic", "_warned", "matching")
+    __slots__ = ("_listeners", "_lock", "_warned", "matching", "monotonic")
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._listeners: list[_Subscription] = []
@@ -47,7 +47,7 @@ class Dispatcher:
         """The listeners for each type that has been published or queried. Cleared when subscribers change."""
         self._lock = threading.Lock()
         self._warned: set[tuple[int, type]] = set()
-        self._monotonic = clock.monotonic
+        self.monotonic = clock.monotonic
 
     def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
         """Call `listener` with every event of this type. Returns a function that unsubscribes it."""
@@ -73,7 +73,7 @@ class Dispatcher:
             listeners = self._match(type(event))
         if not listeners:
             return
-        monotonic = self._monotonic
+        monotonic = self.monotonic
         before = monotonic()
         for listener in listeners:
             try:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast, get_args
 
-from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import DefinitionError, ReducerError, SessionError
 from handrail.ids import NewId, random_id
 from handrail.protocols import DecisionBook, RunMode, Slice
@@ -125,16 +124,8 @@ class Session:
             lock.release()
         self._dispatcher.publish(event)
 
-    def record(
-        self,
-        fact: object,
-        before: float | None = None,
-        monotonic: Callable[[], float] = SYSTEM_CLOCK.monotonic,
-    ) -> None:
-        """Log a fact and publish it. This never raises: a reducer's error is logged, and the fact is kept.
-
-        `before` is the time now, as `monotonic` returns it, if the caller knows it.
-        """
+    def record(self, fact: object) -> None:
+        """Log a fact and publish it. This never raises: a reducer's error is logged, and the fact is kept."""
         kind = type(fact)
         try:
             keep, listeners = self._recorders[kind], self._told[kind]
@@ -145,8 +136,8 @@ class Session:
         keep(fact)
         if not listeners:  # The code of `publish`, inlined because this runs for every fact.
             return
-        if before is None:
-            before = monotonic()
+        monotonic = self._dispatcher.monotonic
+        before = monotonic()
         for listener in listeners:
             try:
                 listener(fact)
