@@ -12,7 +12,6 @@ import datetime
 import decimal
 import enum
 import types
-import uuid
 from collections.abc import Hashable, Iterator
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -27,7 +26,7 @@ from handrail.session.items import Readable
 T = TypeVar("T")
 
 _IMMUTABLE = (
-    *(str, bytes, int, float, bool, complex, type(None), decimal.Decimal, PurePath, enum.Enum, uuid.UUID),
+    *(str, bytes, int, float, bool, complex, type(None), decimal.Decimal, PurePath, enum.Enum),
     *(datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo),
 )
 
