@@ -55,8 +55,8 @@ class ToolInvoked(Fact, frozen=True):
     error: BaseException | None
     """The exception, for telemetry. It is never shown to a model.
 
-    Listeners see its whole traceback. Once they have returned, the variables in it are cleared, so that a session does
-    not hold on to calls that are over. An exception that also ends the run is a copy without a traceback.
+    Listeners see its traceback. Once they have returned, the traceback is removed, so that a session does not hold on to
+    calls that are over. An exception that also ends the run is a copy without a traceback.
     """
     run_context: RunContext
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any
 
 _GROUP: Any = BaseExceptionGroup
@@ -86,8 +85,8 @@ def leaves_of(error: BaseException) -> Iterator[BaseException]:
 def forget_frames(error: BaseException) -> None:
     """Remove everything from an error that would keep its finished call in memory.
 
-    The traceback keeps its lines, but the variables of the frames are cleared, and frames that are still running
-    are left out. This applies to every error that this one was caused by or contains, too.
+    This applies to every error that this one was caused by or contains, too. Clearing the variables of the frames would
+    not be enough, because a frame refers to its caller's, which may be still running.
     """
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
@@ -96,33 +95,12 @@ def forget_frames(error: BaseException) -> None:
         if each is None or id(each) in seen:
             continue
         seen.add(id(each))
-        each.__traceback__ = _without_locals(each.__traceback__)
+        each.__traceback__ = None
         pending += [each.__cause__, each.__context__]
         if isinstance(each, _GROUP):
             pending += _members_of(each)
         elif isinstance(each, AttributeError):
             each.obj = None  # the object that has no such attribute, for example the call's context
-
-
-def _without_locals(traceback: TracebackType | None) -> TracebackType | None:
-    """Clear the variables in a traceback's frames, and return it without the frames that are still running."""
-    first = last = None
-    while traceback is not None:
-        following = traceback.tb_next
-        try:
-            traceback.tb_frame.clear()
-        except RuntimeError:
-            pass  # it is still running
-        else:
-            if last is None:
-                first = traceback
-            else:
-                last.tb_next = traceback
-            last = traceback
-        traceback = following
-    if last is not None:
-        last.tb_next = None
-    return first
 
 
 def without_frames(error: BaseException) -> BaseException:

@@ -357,7 +357,7 @@ async def test_shielded_work_that_raises_generator_exit_does_not_look_closed() -
 
 
 def test_the_traceback_is_there_while_the_event_is_published() -> None:
-    """Listeners see the handler's lines in the traceback. Afterwards it has the lines, without variables."""
+    """Listeners see the handler's lines in the traceback. Afterwards there is none, since it would hold the call's variables."""
     seen: list[str] = []
 
     async def fails(text: str, context: ToolContext) -> Any:
@@ -372,9 +372,7 @@ def test_the_traceback_is_there_while_the_event_is_published() -> None:
         (ended,) = rig.of(ToolInvoked)
         assert "in fails" in seen[0]
         assert ended.error is not None
-        frames = [frame for frame, _ in traceback.walk_tb(ended.error.__traceback__)]
-        assert "fails" in [frame.f_code.co_name for frame in frames]
-        assert [frame.f_locals for frame in frames] == [{}] * len(frames)
+        assert ended.error.__traceback__ is None
         assert rig.of(ToolRolledBack)
 
     run_virtual(main)

@@ -19,6 +19,7 @@ from handrail.dispatch.call import Call, new_auxiliary
 from handrail.dispatch.questions import put, question_of, waiting_for_a_person
 from handrail.dispatch.transaction import Settled
 from handrail.errors import EffectRefused, OutcomeUnknown
+from handrail.journal.local import LocalSteps
 from handrail.operation import Operation
 from handrail.raised_errors import in_short, log_error
 from handrail.schema import Schema
@@ -79,9 +80,16 @@ class _Step(msgspec.Struct, frozen=True, eq=False):
         return f"{self.attempt.name}: once({self.key!r})"
 
     async def run(self) -> Any:
-        attempt = self.attempt
-        value = await attempt.frame.world.steps.run(
-            f"{attempt.invocation.idempotency_key}/{self.key}",
+        attempt, steps = self.attempt, self.attempt.frame.world.steps
+        key = f"{attempt.invocation.idempotency_key}/{self.key}"
+        if isinstance(steps, LocalSteps):
+            outermost = attempt
+            while outermost.parent is not None:
+                outermost = outermost.parent
+            live = {each.call.key for each in outermost.frame.live}
+            steps.begin(key, outermost.call.key, live)
+        value = await steps.run(
+            key,
             lambda: call_either(self.function),
             run_id=attempt.frame.log.run_id,
             unsettled=self._settle_unknown,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 log = logging.getLogger("handrail.questions")
 
+_KEPT_ANSWERS = 100
+"""How many questions that are over are kept, for answers that are repeated or late."""
 _TRIES = 3
 """How many invalid answers a person may give before the question counts as declined."""
 
@@ -40,6 +42,8 @@ class LocalSteps:
         self._steps: dict[str, asyncio.Future[Any]] = {}
         self._keys: dict[str, dict[str, None]] = {}
         """The keys of each run's steps. A prefix of a key does not identify its run, since run ids may share prefixes."""
+        self._calls: dict[str, dict[str, None]] = {}
+        """The keys of the steps of each outermost call."""
 
     async def run(
         self,
@@ -83,6 +87,16 @@ class LocalSteps:
                 _inside.reset(entered)
         mine.set_result(value)
         return value
+
+    def begin(self, key: str, call: str, live: Collection[str]) -> None:
+        """Note the outermost call that a step belongs to, and drop the steps of calls that are not live any more.
+
+        The key of a step contains its call's, so nobody can ask for the steps of a call that is over.
+        """
+        for over in [each for each in self._calls if each not in live]:
+            for old in self._calls.pop(over):
+                self._steps.pop(old, None)
+        self._calls.setdefault(call, {})[key] = None
 
     async def load(self, run_id: str, /) -> Sequence[tuple[str, bytes | None]]:
         """Return nothing, because no value outlives the process."""
@@ -136,6 +150,7 @@ class LocalQuestions:
     - If a call runs again and asks the same question, it gets the same answer. A question that timed out,
       was cancelled, or whose answer contained a secret, is asked again.
     - Only the asker gets the secrets in an answer. Whatever is kept, recorded or shown is masked.
+    - Of the questions that are over, the last hundred are kept. Nobody waits for an older one.
     """
 
     def __init__(
@@ -151,6 +166,8 @@ class LocalQuestions:
         self._record = record
         """A function that records an answer before the asker is notified. It may refuse the answer."""
         self._questions: dict[str, _Pending] = {}
+        self._over: dict[str, None] = {}
+        """The ids of the questions that are over, in the order in which they ended."""
         self._lock = threading.Lock()
 
     async def ask(
@@ -173,7 +190,7 @@ class LocalQuestions:
                 )
             if earlier is None or earlier.can_be_asked_again:
                 earlier = None
-                self._questions.pop(question.id, None)  # keeps the dict in the order of asking
+                self._forget(question.id)  # keeps the dict in the order of asking
                 pending = self._questions[question.id] = _Pending(question, loop, check, mask)
             else:
                 pending = earlier
@@ -262,7 +279,11 @@ class LocalQuestions:
         with self._lock:
             pending = self._questions.get(question_id)
             if pending is not None and pending.answer is not None:
-                del self._questions[question_id]
+                self._forget(question_id)
+
+    def _forget(self, question_id: str) -> None:
+        self._questions.pop(question_id, None)
+        self._over.pop(question_id, None)
 
     def _all(self) -> tuple[_Pending, ...]:
         with self._lock:
@@ -288,6 +309,9 @@ class LocalQuestions:
                 pending.settled = pending.loop.create_future()  # so that nothing here keeps the secret
             pending.answered_at = self._clock.now().timestamp()
             pending.check = None
+            self._over[pending.question.id] = None
+            if len(self._over) > _KEPT_ANSWERS:
+                self._forget(next(iter(self._over)))
         with contextlib.suppress(RuntimeError):  # the asker's loop is closed; the answer is kept
             pending.loop.call_soon_threadsafe(_wake, settled, answer)
         return True

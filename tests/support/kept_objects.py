@@ -1,0 +1,266 @@
+"""Counts what is still alive after many calls of each ending: our objects by type, and bytes.
+
+python tests/support/kept_objects.py 10000      prints a table
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from handrail import Tool, ToolContext, ToolResult, TransientError, tool
+from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
+from handrail.events import ToolInvoked, ToolRolledBack
+from handrail.protocols import PolicyDecision
+from handrail.resources.memory import MemoryFilesystem
+from handrail.session import Session
+
+DOCUMENT = "x" * 100_000
+FACTS = (ToolInvoked, ToolRolledBack, ToolResult, BaseException)
+"""Types of which a session's log keeps one for each call, for whoever asks it: its facts, with their errors."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A piece of state that a call writes."""
+
+    text: str
+
+
+class Body:
+    """A local variable of a handler, to be counted. It stands for a document that the handler has read."""
+
+    def __init__(self, context: ToolContext) -> None:
+        self.text = context.filesystem.read("document.txt") + "."
+
+
+def _work(context: ToolContext) -> Body:
+    """Read the document and change it, in files and state, so that there is something to hold on to."""
+    body = Body(context)
+    context.filesystem.write("document.txt", body.text)
+    context.session.dispatch(Draft(body.text))
+    return body
+
+
+Invoke = Callable[[Gate], Coroutine[Any, Any, Any]]
+
+
+def _plain(gate: Gate) -> Coroutine[Any, Any, Any]:
+    return _invoke(gate)
+
+
+async def _invoke(gate: Gate) -> None:
+    await gate.invoke("work", {})
+
+
+async def _cancelled(gate: Gate) -> None:
+    task = asyncio.ensure_future(_invoke(gate))
+    while not gate.frame.live:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def _turn(gate: Gate) -> None:
+    await run_turn(gate, [ToolCall("work"), ToolCall("work")])
+
+
+class Ending(NamedTuple):
+    """One way in which a call can end."""
+
+    name: str
+    status: str
+    tool: Tool[Any, Any]
+    invoke: Invoke = _plain
+    denies: bool = False
+
+
+class Denies:
+    """A policy that denies every call."""
+
+    name = "denies"
+
+    def check(self, tool: Any, params: Any, *, context: Any) -> PolicyDecision:
+        return PolicyDecision.deny("no")
+
+    def on_result(self, tool: Any, params: Any, result: Any, *, context: Any) -> None:
+        """Do nothing."""
+
+
+def endings() -> list[Ending]:
+    """Return the endings, each with a tool that ends so."""
+
+    def made(function: Any, **options: Any) -> Tool[Any, Any]:
+        return tool(name="work", description="Work.", effect="staged", **options)(function)
+
+    async def succeeds(context: ToolContext) -> str:
+        return str(len(Body(context).text))
+
+    async def fails(context: ToolContext) -> str:
+        body = _work(context)
+        raise ValueError(len(body.text))
+
+    async def chains(context: ToolContext) -> str:
+        try:
+            body = _work(context)
+            raise KeyError(len(body.text))
+        except KeyError as error:
+            raise ValueError("chained") from error
+
+    async def groups(context: ToolContext) -> str:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fails(context))
+        return ""
+
+    async def misspells(context: ToolContext) -> str:
+        body = _work(context)
+        return context.filesystm + body  # type: ignore[attr-defined]  # pyright: ignore
+
+    async def retries(context: ToolContext) -> str:
+        body = _work(context)
+        raise TransientError(str(len(body.text)), retry_after=0)
+
+    async def waits(context: ToolContext) -> str:
+        body = _work(context)
+        await asyncio.sleep(60)
+        return body.text
+
+    async def returns_wrong(context: ToolContext) -> Any:
+        return {"body": _work(context), "lock": threading.Lock()}
+
+    def fails_in_thread(context: ToolContext) -> str:
+        body = _work(context)
+        raise ValueError(len(body.text))
+
+    def waits_in_thread(context: ToolContext) -> str:
+        body = _work(context)
+        context.signal.wait().wait()
+        return body.text
+
+    async def nested(context: ToolContext) -> str:
+        body = _work(context)
+        await context.call("inner")
+        raise ValueError(len(body.text))
+
+    return [
+        Ending("ok", "ok", made(succeeds)),
+        Ending("failed", "error", made(fails)),
+        Ending("failed, with a cause", "error", made(chains)),
+        Ending("failed in a group", "error", made(groups)),
+        Ending("failed on the context", "error", made(misspells)),
+        Ending("failed in a thread", "error", made(fails_in_thread)),
+        Ending("failed in a turn of two", "error", made(fails), _turn),
+        Ending("failed around an inner call", "error", made(nested)),
+        Ending("retried, then failed", "error", made(retries)),
+        Ending("wrong result", "error", made(returns_wrong)),
+        Ending("denied", "denied", made(succeeds), denies=True),
+        Ending("cancelled", "cancelled", made(waits), _cancelled),
+        Ending("cancelled in a thread", "cancelled", made(waits_in_thread), _cancelled),
+        Ending("timed out", "timed out", made(waits, timeout=0.0001)),
+        Ending("timed out in a thread", "timed out", made(waits_in_thread, timeout=0.0001)),
+    ]
+
+
+@tool(effect="staged")
+async def inner(context: ToolContext) -> str:
+    """Work inside a call."""
+    return str(len(_work(context).text))
+
+
+class Kept(NamedTuple):
+    """What calls left behind."""
+
+    facts: int
+    """How many facts and errors are alive that were not before."""
+    objects: Counter[str]
+    """Our other objects that are alive, and were not before, by type."""
+    kept_bytes: int
+    after_session: Counter[str]
+    """The same, after the session is dropped."""
+    after_session_bytes: int
+
+
+def _ours() -> tuple[int, Counter[str]]:
+    """Return how many facts are alive, and our other objects by type."""
+    gc.collect()
+    ours = [
+        each
+        for each in gc.get_objects()
+        if type(each).__module__.split(".")[0] == "handrail" or type(each) in (Body, Draft)
+        if not isinstance(each, type)
+    ]
+    found = Counter(type(each).__name__ for each in ours if not isinstance(each, FACTS))
+    found.pop("_Worker", None)  # idle threads, which end by themselves
+    return sum(isinstance(each, FACTS) for each in ours), found
+
+
+async def _many(gate: Gate, ending: Ending, count: int) -> None:
+    for _ in range(count):
+        await ending.invoke(gate)
+    while any(thread.name == "handrail-handler" and _is_busy() for thread in threading.enumerate()):
+        await asyncio.sleep(0.001)
+
+
+def _is_busy() -> bool:
+    from handrail import threads
+
+    return bool(threads._running)  # pyright: ignore[reportPrivateUsage]
+
+
+async def measure(ending: Ending, count: int) -> Kept:
+    """Make calls that end so, after a few to warm up, and return what is left of them."""
+    session, files = Session(), MemoryFilesystem({"document.txt": DOCUMENT})
+    policies = [Denies()] if ending.denies else []
+    gate: Gate | None = open_gate([ending.tool, inner], session=session, filesystem=files, policies=policies)
+    assert gate is not None
+    await _many(gate, ending, 5)
+    seen = {event.status for event in session[ToolInvoked].all() if event.tool == "work"}
+    assert seen == {ending.status}, seen
+    gc.collect()
+    gc.freeze()  # from here on, the collector knows only what is made below
+    tracemalloc.start()
+    try:
+        facts, objects = _ours()
+        used = tracemalloc.get_traced_memory()[0]
+        await _many(gate, ending, count)
+        now_facts, now = _ours()
+        now_used = tracemalloc.get_traced_memory()[0]
+        await gate.close()
+        gate = None
+        del session
+        _, end = _ours()
+        gc.unfreeze()
+        gc.collect()
+        end_used = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+        gc.unfreeze()
+    return Kept(now_facts - facts, now - objects, now_used - used, end - objects, end_used - used)
+
+
+def table(count: int) -> str:
+    """Return the measurements of all endings as a table."""
+    rows = [
+        f"| ending of {count:,} calls | facts in the log | our other objects | bytes per call, with its facts | "
+        "our objects after the session | MB after the session |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for ending in endings():
+        kept = asyncio.run(measure(ending, count))
+        rows.append(
+            f"| {ending.name} | {kept.facts:,} | {sum(kept.objects.values())} | {kept.kept_bytes // count:,} | "
+            f"{sum(kept.after_session.values())} | {kept.after_session_bytes / 1e6:.2f} |"
+        )
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    print(table(int(sys.argv[1]) if len(sys.argv) > 1 else 1000))
