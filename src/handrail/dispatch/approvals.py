@@ -31,6 +31,7 @@ from handrail.resources.paths import HasLinks, parse_path
 from handrail.resources.startup_files import reason_to_ask
 from handrail.schema import to_json
 from handrail.schema.coverage import first_hidden
+from handrail.schema.kinds import describe_kind
 from handrail.tools import EFFECTS
 
 if TYPE_CHECKING:
@@ -211,7 +212,9 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
     book = frame.session.decisions
     if book is not None and frame.journal is not None and len(frame.session[ApprovalRemembered]):
         await book.read()  # another process may have revoked a remembered decision
-    approval = await frame.people.broker.decide(asked)
+    approval: Any = await frame.people.broker.decide(asked)
+    if not isinstance(approval, Approval) or approval.approved not in (True, False):
+        raise TypeError(f"the approval broker returned {describe_kind(approval)} instead of an Approval")
     used = recall.used
     if used is None:
         return Decided(approval, _decided_by(approval, mode))

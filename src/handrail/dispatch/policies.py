@@ -20,6 +20,7 @@ from handrail.protocols import Filesystem, Forkable, PolicyDecision, Slice, Tool
 from handrail.raised_errors import log_error, words_of
 from handrail.resources.bindings import CallResources
 from handrail.resources.file_fork import FileFork
+from handrail.session.copies import readable, shared
 
 T = TypeVar("T")
 
@@ -38,10 +39,12 @@ class PolicySession(CallSession):
     def __getitem__(self, kind: type[T], /) -> Slice[T]:
         attempt = self._attempt
         if attempt.let_through:
-            return attempt.open_transaction.session[kind]
+            found = attempt.open_transaction.session[kind]
+            return found if kind in shared else readable(kind, found)
         outer = attempt.parent.transaction if attempt.parent is not None else None
         state = attempt.frame.session.state if outer is None else outer.session.state
-        return attempt.frame.session.slice_in(state, kind)
+        found = attempt.frame.session.slice_in(state, kind)
+        return found if kind in shared else readable(kind, found)
 
     def dispatch(self, event: object, /) -> None:
         attempt = self._attempt

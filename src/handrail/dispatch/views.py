@@ -11,6 +11,7 @@ from handrail.events import ApprovalRemembered, Fact
 from handrail.guard.approval_memory import remembered_in
 from handrail.operation import Operation
 from handrail.protocols import Slice
+from handrail.session.copies import readable, shared
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
@@ -69,7 +70,8 @@ class CallSession:
     def __getitem__(self, kind: type[T], /) -> Slice[T]:
         attempt = self._attempt
         attempt.check()
-        return attempt.open_transaction.session[kind]
+        found = attempt.open_transaction.session[kind]
+        return found if kind in shared else readable(kind, found)
 
     def dispatch(self, event: object, /) -> None:
         """Reduce an event into the call's fork. State reaches the session when the call commits; logs do so immediately."""

@@ -1,0 +1,120 @@
+"""Whatever a policy or an approval broker does, a call that it has not allowed does not run."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail import Deadline, Session, Tool, ToolContext, ToolResult
+from handrail.context import Approval
+from handrail.dispatch import open_gate
+from handrail.events import ToolInvoked
+from handrail.protocols import PolicyDecision
+from handrail.testing import VirtualClock, run_virtual
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
+async def _later(value: Any) -> Any:
+    await asyncio.sleep(1)
+    return value() if callable(value) else value
+
+
+async def _cancelled() -> Any:
+    waiting = asyncio.get_running_loop().create_future()
+    waiting.cancel()
+    return await waiting
+
+
+ANSWERS: dict[str, Any] = {
+    "raises": lambda: _raise(ValueError("broken")),
+    "raises without words": lambda: _raise(Wordless()),
+    "raises a group": lambda: _raise(ExceptionGroup("many", [OSError("one")])),
+    "raises a cancellation": lambda: _raise(asyncio.CancelledError()),
+    "raises late": lambda: _later(lambda: _raise(ValueError("broken"))),
+    "awaits something cancelled": _cancelled,
+    "hangs until the deadline": lambda: asyncio.sleep(10_000),
+    "returns nothing": lambda: None,
+    "returns True": lambda: True,
+    "returns True later": lambda: _later(True),
+    "returns a text": lambda: "allow",
+    "returns something alike": lambda: SimpleNamespace(approved="no", kind="approved", reason="", quorums=()),
+    "returns something alike later": lambda: _later(SimpleNamespace(approved="no", kind="no", reason="")),
+    "returns an unknown kind": lambda: PolicyDecision("perhaps"),  # pyright: ignore[reportArgumentType]  # wrong on purpose
+    "returns an approval that is a text": lambda: Approval("no", "", "", "denied"),  # pyright: ignore[reportArgumentType]  # wrong on purpose
+    "returns a denial later": lambda: _later(PolicyDecision.deny("no")),
+}
+
+
+class Answering:
+    """A policy and a broker that answer in a given way."""
+
+    def __init__(self, how: str, name: str = "answering") -> None:
+        self.name = name
+        self._how = how
+
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> Any:
+        return ANSWERS[self._how]()
+
+    def on_result(self, *_: Any, **__: Any) -> None: ...
+
+    async def decide(self, request: Any) -> Any:
+        answer = ANSWERS[self._how]()
+        return await answer if asyncio.iscoroutine(answer) else answer
+
+
+class Asks(Answering):
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> Any:
+        return PolicyDecision.ask("sure?") if self._how == "ask" else PolicyDecision.allow()
+
+
+def ran_with(policies: list[Any], **options: Any) -> int:
+    """Return how often a tool ran under these policies, after checking that its call ended once and not as done."""
+    ran: list[None] = []
+
+    async def handler(params: None, *, context: ToolContext) -> ToolResult[None]:
+        ran.append(None)
+        return ToolResult.ok(None, "done")
+
+    async def main() -> None:
+        session, clock = Session(), VirtualClock()
+        tool = Tool("work", "Work.", handler)
+        deadline = Deadline.after(60, clock=clock)
+        gate = open_gate(
+            [tool], session=session, policies=policies, clock=clock, deadline=deadline, **options
+        )
+        try:
+            result = await gate.invoke("work")
+        except Exception:
+            result = ToolResult.error("the run ended")
+        assert not result.success
+        (ended,) = session[ToolInvoked].all()
+        assert ended.status != "ok"
+
+    run_virtual(main)
+    return len(ran)
+
+
+@given(before=st.integers(0, 2), how=st.sampled_from(sorted(ANSWERS)), after=st.integers(0, 2))
+def test_a_policy_that_does_not_allow_a_call_lets_nothing_through(before: int, how: str, after: int):
+    """Policies that allow the call, before or after it, make no difference."""
+    allowing = [Asks("allow", f"allowing {index}") for index in range(before + after)]
+    assert ran_with([*allowing[:before], Answering(how), *allowing[before:]]) == 0
+
+
+@pytest.mark.parametrize("how", sorted(ANSWERS))
+def test_a_broker_that_does_not_approve_a_call_lets_nothing_through(how: str):
+    """Only an `Approval` that says so approves a call."""
+    assert ran_with([Asks("ask")], approvals=Answering(how)) == 0
