@@ -11,7 +11,7 @@ import inspect
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -58,6 +58,22 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     yield
     refused = strict_wires.take_refused()
     assert not refused, refused[0]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, Any, Any]:
+    """Escape lone surrogates in a report. A worker process could not send them, and would end the whole run."""
+    report = yield
+    report.sections = [(name, _printable(text)) for name, text in report.sections]
+    if report.failed and report.longrepr is not None:
+        text = str(report.longrepr)
+        if _printable(text) != text:
+            report.longrepr = _printable(text)
+    return report
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

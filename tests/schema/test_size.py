@@ -32,7 +32,7 @@ def test_integers_that_could_collide_are_refused():
 
 
 def test_long_text_is_no_list():
-    """A long text counts as one value, whatever it contains."""
+    """A long string counts as one value, whatever it contains."""
     given = json.dumps({"numbers": [1], "note": "1,2,[3]," * 200_000})
     assert open_gate([add]).invoke("add", given).wait().value == "1"
 

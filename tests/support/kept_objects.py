@@ -197,7 +197,10 @@ def _ours() -> tuple[int, Counter[str]]:
         if type(each).__module__.split(".")[0] == "handrail" or type(each) in (Body, Draft)
         if not isinstance(each, type)
     ]
-    found = Counter(type(each).__name__ for each in ours if not isinstance(each, FACTS))
+    params = {id(each.params) for each in ours if isinstance(each, ToolInvoked)}  # a part of the fact
+    found = Counter(
+        type(each).__name__ for each in ours if not isinstance(each, FACTS) and id(each) not in params
+    )
     found.pop("_Worker", None)  # idle threads, which end by themselves
     return sum(isinstance(each, FACTS) for each in ours), found
 

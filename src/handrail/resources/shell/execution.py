@@ -58,7 +58,7 @@ class CommandLimits:
         for name in ("memory", "cpu_seconds", "disk", "files", "processes"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise DefinitionError(f"a command's limit {name} is {value!r}. Give a number above zero.")
+                raise DefinitionError(f"the command limit {name!r} is {value!r}. Pass a number above zero.")
 
     def for_folder(self, folder: Path) -> Limits:
         """Return these limits for a command that writes to this folder. Each None is replaced by its default."""
