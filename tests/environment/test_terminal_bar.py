@@ -111,6 +111,8 @@ def test_no_line_of_an_approval_but_its_own_begins_without_a_bar(
     question = asked(payload=payload, message=message)
     asyncio.run(fill_in_approval(question, terminal.dialog("n"), terminal.style, terminal.size))
     shown = terminal.unbarred()
+    if shown[-1] == "n":
+        shown.pop()  # at one width, the typed answer is on a line of its own
     assert len(shown) == len(OURS), shown
     for line, ours in zip(shown, OURS, strict=True):
         assert line.startswith(ours)

@@ -11,7 +11,6 @@ import msgspec
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.deadline import Deadline, is_span
 from handrail.errors import DefinitionError
-from handrail.guard.outer_policy import OuterPolicy, outer_policies
 from handrail.ids import NewId, random_id
 from handrail.journals import Journal
 from handrail.limits import Budget, BudgetTracker, Lease
@@ -21,6 +20,7 @@ from handrail.session import Session
 
 if TYPE_CHECKING:
     from handrail.guard.approval import ApprovalMode
+    from handrail.guard.outer_policy import OuterPolicy
     from handrail.messages import Message
     from handrail.resources.bindings import Binding
     from handrail.tools import Tool
@@ -184,6 +184,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         `levels` below `depth`, the depth of its calls. What this run's `policies` deny stays denied. `given` holds the
         nested run's own options, such as its workers.
         """
+        from handrail.guard.outer_policy import outer_policies
+
         budget = given.budget
         if isinstance(budget, BudgetTracker):
             raise DefinitionError("budget is a BudgetTracker. Pass a Budget to a run inside a call.")

@@ -205,10 +205,13 @@ class FileFork(Overlay):
         with self._shared.lock:
             found = sorted(((path, base.data, node.data) for path, node, base in self._changes()), key=_path)
         return (
-            (path, None if old is None else loaded(old), None if new is None else loaded(new))
+            (path, None if old is None else self._bytes_of(old), None if new is None else self._bytes_of(new))
             for path, old, new in found
             if old is not None or new is not None
         )
+
+    def _bytes_of(self, data: Any) -> bytes:
+        return loaded(data)
 
     def diff(self) -> str:
         """Return the changes as a unified diff. The content of binary and very large files is not shown."""

@@ -205,7 +205,7 @@ def test_a_command_near_its_processes_is_told(tmp_path: Path):
 @pytest.mark.parametrize("name", ["memory", "cpu_seconds", "disk", "files", "processes"])
 def test_a_limit_is_above_zero(name: str):
     """A limit of zero is refused when the limits are created."""
-    with pytest.raises(DefinitionError, match=f"limit {name} is 0"):
+    with pytest.raises(DefinitionError, match=f"limit {name!r} is 0"):
         CommandLimits(**{name: 0})
 
 

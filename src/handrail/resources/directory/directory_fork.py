@@ -117,6 +117,10 @@ class DirectoryFork(Linked, FileFork):
             return Node(tick, None, now) if mode is None else Folder(tick, None, now, mode)
         return Node(tick, Held(change.data, _like(like_of(old), mode)), now)
 
+    def _bytes_of(self, data: Any) -> bytes:
+        """Return a file's content; for a link, the path that it leads to."""
+        return os.fsencode(data.target) if isinstance(data, Link) else super()._bytes_of(data)
+
     def startup_files(self) -> list[tuple[str, str]]:
         """Return each changed startup file with the program that runs it, except the files that are allowed by name."""
         if not self._over:
