@@ -49,9 +49,10 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models import ModelAnswerBroken
-from handrail.models.grammar import clean_text, is_object
+from handrail.models.grammar import is_object
 from handrail.models.prices import most_of
 from handrail.schema.read_only import read_only
+from handrail.tools.result import clean_text
 
 if TYPE_CHECKING:
     from handrail.adapter.mask import SecretMask

@@ -19,9 +19,9 @@ from handrail.messages import (
     ToolMessage,
     UserMessage,
 )
-from handrail.models.grammar import clean_text
 from handrail.schema.kinds import describe_kind
 from handrail.session import Session
+from handrail.tools.result import clean_text
 
 ROOT = "root"
 """The key of a session's root conversation, which later evaluations on the session continue."""

@@ -34,7 +34,6 @@ from handrail.guard.approval_memory import bring_in, decisions_in, keep_decision
 from handrail.journals import Journal
 from handrail.limits import Budget
 from handrail.messages import Message, Usage
-from handrail.models.grammar import clean_text
 from handrail.neighbours import import_app
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.records import OVER, CommitUnit, RunRecord, RunRow, RunStatus
@@ -45,6 +44,7 @@ from handrail.schema import Schema, to_json
 from handrail.session import Session
 from handrail.session.serialization import decode_item, encode_item, load_imported, said_in, save
 from handrail.tools import Tool
+from handrail.tools.result import clean_text
 
 
 class RunBegin(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,7 +31,7 @@ from handrail.events import CallStatus, DecidedBy
 from handrail.raised_errors import in_short, leaves_of, words_of
 from handrail.schema import list_problems
 from handrail.tools import ToolResult
-from handrail.tools.result import keep_rendering, sendable
+from handrail.tools.result import clean_text, keep_rendering
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
@@ -87,7 +87,7 @@ class Failure:
         self, status: CallStatus, message: str, reraise: BaseException | None = None, advice: str = ""
     ) -> None:
         self.status: CallStatus = status
-        self.result: ToolResult[Any] = ToolResult.error(sendable(message))
+        self.result: ToolResult[Any] = ToolResult.error(clean_text(message))
         self.reraise = reraise
         self.advice = advice
         """What the model should do next if no effect of the call remains."""
@@ -96,7 +96,7 @@ class Failure:
         """Return the result for the model, with the effects that could not be undone, or with the advice if there are none."""
         message = self.result.message
         if left:
-            what = f"Could not be undone: {sendable(', '.join(left))}. Find out what it changed before you do it again."
+            what = f"Could not be undone: {clean_text(', '.join(left))}. Find out what it changed before you do it again."
             message = f"{message.rstrip('.')}. {what}" if message else what
         elif self.advice:
             message = f"{message} {self.advice}"

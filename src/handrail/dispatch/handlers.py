@@ -27,7 +27,7 @@ from handrail.schema.kinds import describe_kind
 from handrail.spelling import nearest
 from handrail.tools import EFFECTS, Tool, ToolResult
 from handrail.tools.effect import refusal
-from handrail.tools.result import keep_rendering, renders, sendable
+from handrail.tools.result import clean_text, keep_rendering, renders
 
 _RETRIES = 2
 """How many times a call is retried after a transient failure."""
@@ -198,9 +198,9 @@ def _check_rendering(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Att
         if result.success:
             raise
         told = f"{message.rstrip('.')}. The value of its result is left out: {error}."
-        raise Unsuccessful(ToolResult.error(sendable(told))) from error
+        raise Unsuccessful(ToolResult.error(clean_text(told))) from error
     is_quick = type(result) is ToolResult and (isinstance(result.value, str) or type(result.value) in _SIMPLE)
-    whole = sendable(text)
+    whole = clean_text(text)
     if whole is not text or (
         not is_quick and attempt.parent is None
     ):  # an inner call's result is rarely shown
@@ -218,7 +218,7 @@ def _render(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Attempt) -> 
         raise WrongResult(f"it returned {_described(value)}")
     try:
         if isinstance(value, str):
-            json = None if value.isascii() else to_json(sendable(value)).decode()
+            json = None if value.isascii() else to_json(clean_text(value)).decode()
         elif renders(value):
             if tool.result is Any:
                 to_json(value)  # an undeclared value may be recorded

@@ -22,6 +22,8 @@ from typing import Any, cast
 
 import msgspec
 
+from handrail.tools.result import clean_text
+
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]+")
 _LONGEST_NAME = 64
@@ -91,17 +93,6 @@ def raw_object(arguments: str) -> msgspec.Raw:
 def arguments_text(given: Any) -> str:
     """Return a call's arguments as JSON text, whether the server sent text or a value; "" if it sent none."""
     return given if isinstance(given, str) else "" if given is None else msgspec.json.encode(given).decode()
-
-
-def clean_text(text: str) -> str:
-    """Return text with its lone surrogates replaced, since no API accepts them and no journal can hold them."""
-    if text.isascii():
-        return text
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 def _is_deep(value: Any) -> bool:

@@ -35,8 +35,8 @@ from handrail.models import (
     ModelRequestRefused,
     ModelUnavailable,
 )
-from handrail.models.grammar import clean_text
 from handrail.threads import forget_closed
+from handrail.tools.result import clean_text
 
 if TYPE_CHECKING:
     import aiohttp

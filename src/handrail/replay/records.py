@@ -21,7 +21,7 @@ from handrail.resources.paths import folder_of
 from handrail.schema import to_json
 from handrail.session.serialization import encode_item
 from handrail.tools import Tool, ToolResult
-from handrail.tools.result import json_of, sendable, shown_text
+from handrail.tools.result import clean_text, json_of, shown_text
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
@@ -64,7 +64,7 @@ def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
     told = shown_text(result) if text is None else text
     excluded = bool(result.exclude_value_from_context)
     return msgspec.json.encode(
-        _Written(sendable(result.message), value, bool(result.success), excluded, told)
+        _Written(clean_text(result.message), value, bool(result.success), excluded, told)
     )
 
 

@@ -93,17 +93,9 @@ _LISTED = 10
 HOOKS = (".git/hooks", ".githooks", ".husky")
 PLACES: dict[str, list[str]] = {name: [name] for name in _NAMES.keys() - {".git"}}
 """Paths in a root that may be links to startup files, by their first name."""
-for _path in (
-    *HOOKS,
-    *(f"{name}/{rest[0]}" for name, rules in _BELOW.items() for rest, _ in rules if len(rest) == 1),
-):
-    if not _path.endswith("*"):
+for _path in sorted({each.removesuffix("/*") for paths in _RUN_BY.values() for each in paths if "/" in each}):
+    if "*" not in _path:
         PLACES.setdefault(_path.split("/")[0], []).append(_path)
-for _path in sorted(
-    {each.removesuffix("/*") for paths in _RUN_BY.values() for each in paths if each.endswith("/*")}
-):
-    if _path not in PLACES.setdefault(_path.split("/")[0], []):
-        PLACES[_path.split("/")[0]].append(_path)
 
 
 @runtime_checkable

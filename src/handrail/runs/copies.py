@@ -180,6 +180,7 @@ def _detach_unit(unit: CommitUnit, new_id: str) -> CommitUnit:
 
 # --- files ----------------------------------------------------------------------------------------
 
+_HINT = "Pass a file that `export` wrote."
 FORMAT = 1
 """The version of the file format. A newer version is refused."""
 
@@ -257,8 +258,7 @@ async def import_(
     try:
         begin = decode_begin(record)
     except ValueError as error:
-        hint = "Pass a file that `export` wrote."
-        raise RunError(Path(path).name, f"it is not an exported run: {error}", hint) from None
+        raise RunError(Path(path).name, f"it is not an exported run: {error}", _HINT) from None
     # What an exported file says was allowed was not allowed here.
     again = detach(
         begin,
@@ -283,7 +283,7 @@ async def import_(
 
 
 def _read(path: Path) -> RunCopy:
-    name, hint = path.name, "Pass a file that `export` wrote."
+    name, hint = path.name, _HINT
     try:
         lines = path.read_bytes().splitlines()
         if not lines:

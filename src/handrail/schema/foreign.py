@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 from handrail.errors import DefinitionError
+from handrail.schema.problems import cut
 
 MAX_PARTS = 10_000
 """Maximum number of values in a schema: objects, lists, strings and numbers."""
@@ -61,8 +62,7 @@ class _Place(NamedTuple):
         names: list[str] = []
         at: _Place | None = self
         while at is not None:
-            name = str(at.name)
-            names.append(name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 1]}…")
+            names.append(cut(str(at.name), _MAX_NAME))
             at = at.outer
         return "".join(f"/{name}" for name in reversed(names))
 

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, cast
 
-from handrail.schema.problems import location_of
+from handrail.schema.problems import cut, location_of
 
 MAX_STEPS = 100_000
 """Maximum number of comparisons of a part of a value with a part of its schema."""
@@ -258,7 +258,7 @@ def _is_kind(kind: str, value: object) -> bool:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= _MAX_QUOTED else f"{text[: _MAX_QUOTED - 1]}…"
+    return cut(text, _MAX_QUOTED)
 
 
 def _quoted(value: object) -> str:

@@ -83,7 +83,7 @@ def bounded(problems: Sequence[tuple[str, str]], others: int) -> list[tuple[str,
     found: list[tuple[str, str]] = []
     room = _MAX_BYTES
     for where, what in problems[:MAX_PROBLEMS]:
-        problem = (_cut(where, _MAX_WHERE), _cut(what, _MAX_WHAT))
+        problem = (cut(where, _MAX_WHERE), cut(what, _MAX_WHAT))
         room -= len(": ".join(problem).encode(errors="replace")) + 3
         if room < 0:
             break
@@ -94,7 +94,8 @@ def bounded(problems: Sequence[tuple[str, str]], others: int) -> list[tuple[str,
     return found
 
 
-def _cut(text: str, length: int) -> str:
+def cut(text: str, length: int) -> str:
+    """Return a text, or its beginning with an ellipsis if it is longer than this."""
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 

@@ -87,8 +87,10 @@ def json_of(result: ToolResult[Any]) -> bytes:
     return to_json(result.value) if json is None else json.encode()
 
 
-def sendable(text: str) -> str:
+def clean_text(text: str) -> str:
     """Return text with its lone surrogates replaced, since no provider or journal accepts them. File names may have them."""
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:
