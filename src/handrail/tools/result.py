@@ -70,7 +70,8 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True, dict=True):
 
 def keep_rendering(result: ToolResult[Any], text: str, json: str | None) -> None:
     """Keep the text that a result was rendered as, and the JSON of its value. None means that it was not encoded."""
-    result.__dict__.update(text=text, json=json)
+    kept: dict[str, Any] = vars(result)
+    kept.update(text=text, json=json)
 
 
 def shown_text(result: ToolResult[Any]) -> str:
