@@ -120,7 +120,7 @@ async def test_half_a_character_does_not_end_a_conversation() -> None:
     assert response.text == "ok"
     user, _, result = raw.bodies[1]["messages"][1:]
     assert user["content"] == "half \ufffd, whole \U0001f600"
-    assert result["content"] == "caf\ufffd.txt, \u00e9t\u00e9.txt"
+    assert result["content"] == "caf\\xe9.txt, \u00e9t\u00e9.txt"
 
 
 # --- deadlines ---------------------------------------------------------------------------------

@@ -37,7 +37,8 @@ from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.jail import Jail, refusal
 from handrail.resources.facts import Facts
 from handrail.resources.layer import Node, Over
-from handrail.resources.paths import ancestors, join, reserved_in, split
+from handrail.resources.long_paths import reach
+from handrail.resources.paths import ancestors, join, on_disk, reserved_in, spelled, split
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -280,6 +281,7 @@ class Commit:
         if reserved_in(path):
             raise Unexpected  # no call makes such a step, so someone has changed the manifest
         folder, name = split(path)
+        name = on_disk(name)
         there, slots = folders.open(folder), folders.slots
         if step.do == "change":
             if step.facts is not None:
@@ -344,15 +346,15 @@ class Folders:
 
 def members_of(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the relative path and the identity of everything in a folder, at any depth."""
-    pending = [(folder, "")]
+    pending = [""]
     while pending:
-        here, prefix = pending.pop()
-        with os.scandir(here) as entries:
-            for entry in entries:
-                path = join(prefix, entry.name)
-                yield path, shown_version(version_of(entry.stat(follow_symlinks=False)))
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append((Path(entry.path), path))
+        prefix = pending.pop()
+        with reach(os.path.join(folder, on_disk(prefix))) as here, os.scandir(here) as entries:
+            found = [(join(prefix, spelled(each.name)), each.stat(follow_symlinks=False)) for each in entries]
+        for path, status in found:
+            yield path, shown_version(version_of(status))
+            if stat.S_ISDIR(status.st_mode):
+                pending.append(path)
 
 
 def _identity_at(path: Path) -> str:
