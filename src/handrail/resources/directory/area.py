@@ -325,7 +325,7 @@ class Area:
         found = self.jail.look(step.where)
         if found is None:
             return step.do == "put" and not step.before
-        return step.do == "mode" or shown_version(version_of(found[0])) == step.before
+        return step.do == "change" or shown_version(version_of(found[0])) == step.before
 
     def _take_up(self, commit: Commit, manifest: Manifest) -> Commit:
         """Turn a kept commit into a pending one with a new manifest."""
