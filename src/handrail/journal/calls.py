@@ -135,7 +135,11 @@ class SqliteCalls:
     async def later(self, unit: CommitUnit, /) -> Sequence[CommitUnit]:
         chains = self._database.chains
         last = "SELECT max(number) FROM records WHERE chain = ? AND kind = 'unit' AND key = ? AND state != 'void'"
-        since = "SELECT DISTINCT chain FROM records WHERE number > ? AND chain LIKE 'run %'"
+        # Either half finds every run. A damaged page hides a run from one of them at most.
+        since = """SELECT chain FROM records WHERE number > ? AND chain LIKE 'run %' UNION SELECT chain FROM chains
+            WHERE chain LIKE 'run %' AND (
+                SELECT number FROM records WHERE records.chain = chains.chain ORDER BY link DESC LIMIT 1
+            ) > ?"""
 
         def find(connection: sqlite3.Connection) -> list[Record]:
             verify_session(connection, chains, unit.run_id)
@@ -143,7 +147,7 @@ class SqliteCalls:
             found: list[Record] = []
             if number is None:
                 return found
-            for (chain,) in fetch(connection, since, number):
+            for (chain,) in fetch(connection, since, number, number):
                 # A missing later call would hide what was built on this one.
                 records = verified(connection, chains, str(chain).removeprefix("run "))
                 undone = {each.key for each in records.own if each.kind == "undone"}
