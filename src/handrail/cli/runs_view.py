@@ -248,7 +248,13 @@ def verification_lines(found: Verification) -> list[Text]:
     """Format the outcome of a verification: each altered record, the number of records, and the imported runs."""
     lines = [Text(_line(each.place_and_problem), "red") for each in found.altered]
     checked = f"{found.records} records checked"
-    lines.append(Text(f"{checked}: nothing was altered." if not lines else f"{checked}."))
+    lines.append(
+        Text(
+            f"{checked}: nothing was altered."
+            if not lines
+            else f"{checked}. What is listed above is damaged or was altered. Other runs can still be read."
+        )
+    )
     if found.imported:
         ids = escape(", ".join(found.imported))
         lines.append(
