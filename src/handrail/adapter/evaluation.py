@@ -152,6 +152,7 @@ async def _go(
     run_id = frame.run_context.run_id
     try:
         with conversation, nullcontext() if workers is None else workers.enter(frame):
+            await prompt.connect()
             rendered = prompt.render(
                 options.params, session=session, opened=options.opened, deadline=frame.deadline
             )
