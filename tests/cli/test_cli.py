@@ -219,6 +219,23 @@ def test_an_agent_of_a_module_is_run_and_resumed(folder: Path, here: Here):
     assert here("runs", "resume", newest["run_id"], "--model", "after:model")[:2] == (0, "It is paid now.\n")
 
 
+@pytest.mark.parametrize(("approve", "told"), [("all", "echo: a"), ("strict", "denied")])
+def test_an_agent_uses_the_servers_of_a_file(folder: Path, here: Here, approve: str, told: str):
+    """`handrail run --mcp` adds the tools of the servers in a file, and each call needs approval."""
+    server = Path(support.__path__[0]) / "mcp_server.py"
+    servers = {"trial": {"command": sys.executable, "args": [str(server)]}}
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    (folder / "guide.py").write_text(
+        "from handrail import Agent, ScriptedModel, ToolCall\n"
+        "def last(request):\n"
+        "    return request.messages[-1].text\n"
+        "model = ScriptedModel([ToolCall('echo', {'text': 'a'}), last])\n"
+        "agent = Agent(model, 'Go.')\n"
+    )
+    code, out, _ = here("run", "guide:agent", "x", "-q", "--approve", approve, "--mcp", "mcp.json")
+    assert told in out, (code, out)
+
+
 def test_a_resumed_agent_keeps_its_own_model_and_resources(folder: Path, here: Here):
     """`runs resume` without `--model` uses the model and the resources of the agent's own adapter."""
     (folder.parent / "till.py").write_text(

@@ -251,7 +251,10 @@ def test_invalid_definitions(options: dict[str, Any], match: str) -> None:
         McpTools("x", **options)
 
 
-@given(st.lists(st.text('aB_.é', min_size=1, max_size=4) | st.just('x' * 80), unique=True, max_size=6), st.sampled_from(["", "p_"]))
+@given(
+    st.lists(st.text("aB_.é", min_size=1, max_size=4) | st.just("x" * 80), unique=True, max_size=6),
+    st.sampled_from(["", "p_"]),
+)
 def test_names_are_mapped_reversibly(remote: list[str], prefix: str) -> None:
     """Every name of a server gets a name of its own that a model can write, whatever the order of the list."""
     names = map_names(remote, prefix)

@@ -26,7 +26,9 @@ async def test_servers_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TRIAL", str(SERVER))
     entry = {"type": "stdio", "command": sys.executable, "args": ["${env:TRIAL}"], "alwaysAllow": ["echo"]}
     (alone,) = load_servers(written(tmp_path, {"one": entry, "off": {"disabled": True}}))
-    both = load_servers(written(tmp_path, {"one": entry, "two.b": {"url": "http://127.0.0.1:9/${PORT:-mcp}"}}, "servers"))
+    both = load_servers(
+        written(tmp_path, {"one": entry, "two.b": {"url": "http://127.0.0.1:9/${PORT:-mcp}"}}, "servers")
+    )
     async with alone, both[0]:
         assert "echo" in {tool.name for tool in alone.current_tools()}
         assert "one_echo" in {tool.name for tool in both[0].current_tools()}

@@ -34,14 +34,19 @@ def load_servers(path: str | Path, **options: Any) -> tuple[McpTools, ...]:
     whole: dict[str, Any] = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     servers: Any = whole.get("mcpServers", whole.get("servers"))
     if not isinstance(servers, dict) or not servers:
-        raise DefinitionError(f'{path} names no servers. Write {{"mcpServers": {{"name": {{"command": "…"}}}}}}.')
+        raise DefinitionError(
+            f'{path} names no servers. Write {{"mcpServers": {{"name": {{"command": "…"}}}}}}.'
+        )
     named = {
         name: entry
         for name, entry in cast("dict[str, Any]", servers).items()
         if not (isinstance(entry, dict) and cast("dict[str, Any]", entry).get("disabled") is True)
     }
     alone = len(named) == 1
-    return tuple(_section(str(path), name, entry, "" if alone else _prefix(name), options) for name, entry in named.items())
+    return tuple(
+        _section(str(path), name, entry, "" if alone else _prefix(name), options)
+        for name, entry in named.items()
+    )
 
 
 def _prefix(name: str) -> str:
@@ -63,7 +68,9 @@ def _section(path: str, name: str, entry: Any, prefix: str, options: Mapping[str
     return McpTools(
         name,
         **{
-            "command": [_fill(where, str(word)) for word in [command, *cast("list[Any]", arguments)]] if command else (),
+            "command": [_fill(where, str(word)) for word in [command, *cast("list[Any]", arguments)]]
+            if command
+            else (),
             "url": "" if command else _fill(where, cast("str", url)),
             "cwd": None if cwd is None else _fill(where, str(cwd)),
             "prefix": prefix,

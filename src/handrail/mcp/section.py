@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, cast
 
+import msgspec
 from mcp.client.client import run_input_required_driver
 from mcp_types import CallToolResult, ElicitRequest, ElicitResult, ErrorData, InputRequiredResult
 from mcp_types import Tool as Described
@@ -24,7 +25,6 @@ from handrail.mcp.transport import Address, check_command
 from handrail.prompt.section import LiveSection
 from handrail.protocols import ToolPolicy
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
-import msgspec
 from mcp import Client, MCPError
 
 Mode = Literal["auto", "legacy", "2026-07-28"]

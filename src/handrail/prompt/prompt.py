@@ -159,6 +159,17 @@ class Prompt(Generic[OutputT]):
     def __hash__(self) -> int:
         return hash(self.name)
 
+    def extended(self, sections: Sequence[Section[Any]]) -> Prompt[OutputT]:
+        """Return a copy of the prompt with these sections after its own."""
+        given = {
+            field: getattr(self, field)
+            for field in (
+                *("name", "tools", "output", "policies"),
+                *("feedback", "completion", "resources", "overrides"),
+            )
+        }
+        return Prompt(sections=(*self.sections, *sections), **given)
+
     async def connect(self) -> None:
         """Connect the sections whose tools come from elsewhere. Runs do this before they render the prompt."""
         if self._checked.is_live:
