@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import support
 from handrail.cli import main
 from handrail.cli.workers_commands import STARTER
 from handrail.errors import DefinitionError
@@ -224,16 +225,17 @@ def test_an_agent_uses_the_servers_of_a_file(folder: Path, here: Here, approve: 
     """`handrail run --mcp` adds the tools of the servers in a file, and each call needs approval."""
     server = Path(support.__path__[0]) / "mcp_server.py"
     servers = {"trial": {"command": sys.executable, "args": [str(server)]}}
-    (folder / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
-    (folder / "guide.py").write_text(
+    (folder.parent / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    (folder.parent / "guide.py").write_text(
         "from handrail import Agent, ScriptedModel, ToolCall\n"
-        "def last(request):\n"
-        "    return request.messages[-1].text\n"
-        "model = ScriptedModel([ToolCall('echo', {'text': 'a'}), last])\n"
+        "def answer(request):\n"
+        "    said = request.messages[-1]\n"
+        "    return said.text if len(request.messages) > 1 else ToolCall('echo', {'text': 'a'})\n"
+        "model = ScriptedModel(answer)\n"
         "agent = Agent(model, 'Go.')\n"
     )
-    code, out, _ = here("run", "guide:agent", "x", "-q", "--approve", approve, "--mcp", "mcp.json")
-    assert told in out, (code, out)
+    code, out, error = here("run", "guide:agent", "x", "-q", "--approve", approve, "--mcp", "mcp.json")
+    assert told in out, (code, error)
 
 
 def test_a_resumed_agent_keeps_its_own_model_and_resources(folder: Path, here: Here):

@@ -37,7 +37,7 @@ def load_servers(path: str | Path, **options: Any) -> tuple[McpTools, ...]:
         raise DefinitionError(
             f'{path} names no servers. Write {{"mcpServers": {{"name": {{"command": "…"}}}}}}.'
         )
-    named = {
+    named: dict[str, Any] = {
         name: entry
         for name, entry in cast("dict[str, Any]", servers).items()
         if not (isinstance(entry, dict) and cast("dict[str, Any]", entry).get("disabled") is True)
@@ -63,21 +63,17 @@ def _section(path: str, name: str, entry: Any, prefix: str, options: Mapping[str
         raise DefinitionError(f'{where} needs a "command", with "args" as a list, or a "url".')
     if given.get("type") == "sse" or given.get("transport") == "sse":
         raise DefinitionError(f"{where} uses the old SSE transport. Use its streamable HTTP address.")
-    filled = {key: _filled(where, given.get(key, {})) for key in ("env", "headers")}
+    words = [str(word) for word in (command, *cast("list[Any]", arguments)) if word is not None]
     cwd = given.get("cwd")
-    return McpTools(
-        name,
-        **{
-            "command": [_fill(where, str(word)) for word in [command, *cast("list[Any]", arguments)]]
-            if command
-            else (),
-            "url": "" if command else _fill(where, cast("str", url)),
-            "cwd": None if cwd is None else _fill(where, str(cwd)),
-            "prefix": prefix,
-            **filled,
-            **options,
-        },
-    )
+    made: dict[str, Any] = {
+        "command": [_fill(where, word) for word in words] if command else (),
+        "url": "" if command else _fill(where, str(url)),
+        "cwd": None if cwd is None else _fill(where, str(cwd)),
+        "prefix": prefix,
+        "env": _filled(where, given.get("env", {})),
+        "headers": _filled(where, given.get("headers", {})),
+    }
+    return McpTools(name, **{**made, **options})
 
 
 def _filled(where: str, given: Any) -> dict[str, str]:
@@ -90,7 +86,8 @@ def _fill(where: str, text: str) -> str:
     """Replace the environment variables in a text. Raises `DefinitionError` if one is not set."""
 
     def value(match: re.Match[str]) -> str:
-        found = os.environ.get(match[1], match[2])
+        default: str | None = match[2]
+        found = os.environ.get(match[1], default)
         if found is None:
             raise DefinitionError(f"{where} needs the environment variable {match[1]}, which is not set.")
         return found

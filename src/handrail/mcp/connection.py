@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from mcp_types import CONNECTION_CLOSED, Implementation
 from mcp_types import Tool as Described
@@ -52,7 +52,7 @@ class Connection:
         name: str,
         address: Address,
         mode: Any,
-        elicit: Callable[..., Awaitable[Any]],
+        elicit: Any,
         listed: Callable[[list[Described]], None],
     ) -> None:
         self._name = name
@@ -207,20 +207,21 @@ class Connection:
 
 def _words_of(error: BaseException | None) -> str:
     """Return what went wrong in a few words."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    match error:
+    found: Any = error
+    while isinstance(found, BaseExceptionGroup):
+        found = cast("Any", found).exceptions[0]
+    match found:
         case None | asyncio.CancelledError():
             return "the attempt to connect was cancelled"
         case TimeoutError():
             return f"it did not answer within {CONNECT_TIMEOUT:.0f} s"
         case FileNotFoundError():
-            return f"the command {error.filename!r} was not found"
+            return f"the command {found.filename!r} was not found"
         case MCPError():
-            return f"it answered: {error.message}".rstrip(".")
+            return f"it answered: {found.message}".rstrip(".")
         case ValidationError():
             return "it sent an answer that is not valid MCP"
         case ServerUnavailable():
-            return str(error).rstrip(".")
+            return str(found).rstrip(".")
         case _:
-            return in_short(error).rstrip(".") if isinstance(error, Exception) else type(error).__name__
+            return in_short(cast("BaseException", found)).rstrip(".")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 import msgspec
-from mcp.client.client import run_input_required_driver
 from mcp_types import CallToolResult, ElicitRequest, ElicitResult, ErrorData, InputRequiredResult
 from mcp_types import Tool as Described
 
@@ -31,6 +30,8 @@ Mode = Literal["auto", "legacy", "2026-07-28"]
 
 _MAX_ROUNDS = 20
 """How often a server may ask within one call."""
+_POLL = 0.2
+"""Seconds before a server is asked again that required no input."""
 
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False)
@@ -253,28 +254,38 @@ class _Server:
         return msgspec.structs.replace(result, message="\n".join([result.message, *notes]).strip())
 
     async def _send(self, client: Client, name: str, arguments: dict[str, Any], context: ToolContext) -> Any:
-        async def progress(done: float, total: float | None, message: str | None) -> None:
-            await context.report_progress(message or name, done=done, total=total)
+        async def report(progress: float, total: float | None, message: str | None) -> None:
+            await context.report_progress(message or name, done=progress, total=total)
 
-        async def send(responses: Any, state: str | None) -> Any:
-            return await client.session.call_tool(
+        responses: Any = None
+        state: str | None = None
+        for _ in range(_MAX_ROUNDS):
+            answer = await client.session.call_tool(
                 name,
                 arguments,
-                progress_callback=progress,
+                progress_callback=report,
                 input_responses=responses,
                 request_state=state,
                 allow_input_required=True,
             )
+            if not isinstance(answer, InputRequiredResult):
+                return answer
+            state, asked = answer.request_state, answer.input_requests
+            if not asked:
+                await asyncio.sleep(_POLL)  # the server only wants to be asked again
+            responses = {
+                key: await self._answer(context, each) for key, each in (asked or {}).items()
+            } or None
+        raise MCPError(-32603, f"it asked more than {_MAX_ROUNDS} times within one call")
 
-        async def answer(key: str, request: Any) -> Any:
-            if not isinstance(request, ElicitRequest):
-                return ErrorData(code=-32601, message="this client answers elicitation only")
-            return await elicitation.ask(self.name, context, request.params)
-
-        first = await send(None, None)
-        if not isinstance(first, InputRequiredResult):
-            return first
-        return await run_input_required_driver(first, dispatch=answer, retry=send, max_rounds=_MAX_ROUNDS)
+    async def _answer(self, context: ToolContext, request: Any) -> Any:
+        """Answer one input that a server of the 2026-07-28 generation requires."""
+        if not isinstance(request, ElicitRequest):
+            raise MCPError(-32601, "it requires an input other than an answer of a person")
+        found = await elicitation.ask(self.name, context, request.params)
+        if isinstance(found, ErrorData):
+            raise MCPError(found.code, found.message)
+        return found
 
     @contextlib.contextmanager
     def _in_progress(self, context: ToolContext) -> Generator[None]:

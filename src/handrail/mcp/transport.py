@@ -13,7 +13,7 @@ import signal
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import anyio
 from mcp.client.stdio import get_default_environment
@@ -170,5 +170,5 @@ def check_command(command: object) -> tuple[str, ...] | None:
     """Return a command as a tuple, or None if it is not a non-empty list of strings."""
     if isinstance(command, str) or not isinstance(command, Sequence) or not command:
         return None
-    words = tuple(command)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]  # checked below
+    words = tuple(cast("Sequence[Any]", command))
     return words if all(isinstance(word, str) and "\0" not in word for word in words) and words[0] else None

@@ -161,14 +161,14 @@ class Prompt(Generic[OutputT]):
 
     def extended(self, sections: Sequence[Section[Any]]) -> Prompt[OutputT]:
         """Return a copy of the prompt with these sections after its own."""
-        given = {
+        given: dict[str, Any] = {
             field: getattr(self, field)
             for field in (
                 *("name", "tools", "output", "policies"),
                 *("feedback", "completion", "resources", "overrides"),
             )
         }
-        return Prompt(sections=(*self.sections, *sections), **given)
+        return cast("Prompt[OutputT]", Prompt(sections=(*self.sections, *sections), **given))
 
     async def connect(self) -> None:
         """Connect the sections whose tools come from elsewhere. Runs do this before they render the prompt."""
