@@ -168,6 +168,28 @@ class QuestionAnswered(Fact, frozen=True):
     run_context: RunContext
 
 
+class HandoffParked(Fact, frozen=True):
+    """The first act of a handoff has parked, and somebody is asked to decide. The private data is not part of it."""
+
+    call_id: str
+    tool: str
+    path: tuple[str, ...]
+    public: Any
+    """The public data as plain JSON, with its secrets masked."""
+    run_context: RunContext
+
+
+class HandoffAnswered(Fact, frozen=True):
+    """The decision of a handoff was made, by a person, a model or the `client` act itself."""
+
+    call_id: str
+    tool: str
+    path: tuple[str, ...]
+    answer: Any
+    """The answer as plain JSON, with its secrets masked."""
+    run_context: RunContext
+
+
 # --- a run and its model -----------------------------------------------------------------------
 
 

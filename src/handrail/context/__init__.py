@@ -37,6 +37,7 @@ from handrail.errors import NotRendered
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+    from typing_extensions import TypeForm
 
     from handrail.deadline import Deadline
     from handrail.operation import Done, Home, Operation
@@ -60,17 +61,72 @@ if TYPE_CHECKING:
 class WaitFor(Protocol):
     """Asks the person in the environment, and returns the answer, validated against `schema`.
 
-    Raises `Declined`, `QuestionCancelled` or `QuestionTimedOut` if there is no answer. Pass a type that is not a
-    class, such as `Literal["a", "b"]`, as `TypeAdapter(...)`.
+        when = await context.wait_for("visit", {"street": "Main St"}, Visit, message="When shall we come?")
+
+    - `kind` is the program's name for the question: an app's own page component is chosen by it.
+    - `payload` is data to show with the question.
+    - `schema` is any type that can be described in JSON, such as a dataclass or `Literal["a", "b"]`. If it is left
+      out, the answer is text.
+    - `message` is the sentence that the person reads, and `title` the heading above it. By default, they are made from
+      `kind`.
+
+    Raises `Declined`, `QuestionCancelled` or `QuestionTimedOut` if there is no answer.
     """
 
     @overload
     def __call__(
-        self, kind: str, payload: object, schema: type[T], *, timeout: float | None = None
+        self,
+        kind: str,
+        payload: object = None,
+        schema: None = None,
+        *,
+        message: str | None = None,
+        title: str | None = None,
+        timeout: float | None = None,
+    ) -> Operation[str]: ...
+    @overload
+    def __call__(
+        self,
+        kind: str,
+        payload: object,
+        schema: TypeAdapter[T],
+        *,
+        message: str | None = None,
+        title: str | None = None,
+        timeout: float | None = None,
     ) -> Operation[T]: ...
     @overload
     def __call__(
-        self, kind: str, payload: object, schema: TypeAdapter[T], *, timeout: float | None = None
+        self,
+        kind: str,
+        payload: object = None,
+        *,
+        schema: TypeAdapter[T],
+        message: str | None = None,
+        title: str | None = None,
+        timeout: float | None = None,
+    ) -> Operation[T]: ...
+    @overload
+    def __call__(
+        self,
+        kind: str,
+        payload: object,
+        schema: TypeForm[T],
+        *,
+        message: str | None = None,
+        title: str | None = None,
+        timeout: float | None = None,
+    ) -> Operation[T]: ...
+    @overload
+    def __call__(
+        self,
+        kind: str,
+        payload: object = None,
+        *,
+        schema: TypeForm[T],
+        message: str | None = None,
+        title: str | None = None,
+        timeout: float | None = None,
     ) -> Operation[T]: ...
 
 
@@ -85,7 +141,7 @@ class PromptModel(Protocol):
     def __call__(
         self,
         prompt: str,
-        schema: type[T],
+        schema: TypeAdapter[T],
         *,
         system: str | None = None,
         model: str | None = None,
@@ -97,7 +153,7 @@ class PromptModel(Protocol):
     def __call__(
         self,
         prompt: str,
-        schema: TypeAdapter[T],
+        schema: TypeForm[T],
         *,
         system: str | None = None,
         model: str | None = None,

@@ -331,6 +331,10 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def signal(self) -> CallSignal:
+        for each in self.with_outer():  # when the time of an outer call is over, this call is stopped too
+            scope = each.frame.live.get(each)
+            if scope is not None:
+                scope.notify = each.stop
         return CallSignal(self)
 
     @property
@@ -411,7 +415,7 @@ class Attempt(msgspec.Struct, eq=False):
             publish(fact)
             return
         before = self.frame.monotonic()
-        around = list(self._with_outer())
+        around = list(self.with_outer())
         for each in around:
             each._telling = before
         try:
@@ -422,7 +426,7 @@ class Attempt(msgspec.Struct, eq=False):
                 each.lost -= took
                 each._telling = None
 
-    def _with_outer(self) -> Iterator[Attempt]:
+    def with_outer(self) -> Iterator[Attempt]:
         """Iterate over this attempt and the attempts around it, innermost first."""
         each: Attempt | None = self
         while each is not None:
@@ -447,7 +451,7 @@ class Attempt(msgspec.Struct, eq=False):
             "permission",
             f"request_permission({kind!r})",
             kind,
-            f"{self.name} asks for the permission {kind!r}",
+            f"{self.name.partition('.')[0]} asks for the permission {kind!r}",
         )
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Operation[ToolResult[Any]]:
