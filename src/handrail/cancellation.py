@@ -79,22 +79,27 @@ class CancelScope(msgspec.Struct, eq=False):
         """
         if self._deadline_timer is not None:
             self._stop(self._deadline_timer)
-        if self._landing:
+        if self.task.cancelling() > self._before:
             self._landing = 0
             return True
-        return self.task.cancelling() > self._before
+        return False
 
     def interrupt(self) -> None:
         """Cancel the work in the next pass of the loop, so that whoever waits for its signal runs before."""
         if self.notify is not None:
             self.notify()
         self._landing += 1
+        self._before -= 1  # it counts already
         self.task.get_loop().call_soon(self._land)
 
     def _land(self) -> None:
         if self._landing:
-            self._landing -= 1
+            self._withdraw()
             self.task.cancel()
+
+    def _withdraw(self) -> None:
+        self._landing -= 1
+        self._before += 1
 
     def _run_out(self) -> None:
         """Cancel the work because its time is over."""
@@ -105,6 +110,8 @@ class CancelScope(msgspec.Struct, eq=False):
 
     def absorb(self) -> None:
         """Take back every cancellation since the scope was opened, because a different error is raised instead."""
+        while self._landing:
+            self._withdraw()
         while self.task.cancelling() > self._before:
             self.task.uncancel()
 
@@ -179,7 +186,7 @@ class CancelScope(msgspec.Struct, eq=False):
         if not timer.stop():
             return False
         if self._landing:
-            self._landing -= 1  # it is withdrawn before it lands
+            self._withdraw()  # it has not landed yet
         else:
             self.task.uncancel()
         return True

@@ -94,7 +94,7 @@ def _typed(schema: Any, value: Any) -> Any:
 
 
 def _half(acts: Acts, handler: Callable[..., Any], act: Tool[Any, Any]) -> Tool[Any, Any]:
-    half = copy.copy(cast("Tool[Any, Any]", acts.handoff))
+    half = copy.copy(acts.handoff)
     for field in ("result", "result_class", "_result_schema"):
         fill(half, field, getattr(act, field))
     fill(half, "handler", handler)
