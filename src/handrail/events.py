@@ -85,7 +85,10 @@ class Progress(Fact, frozen=True):
 
 
 class Emitted(Fact, frozen=True):
-    """A tool published its own `event` with `context.emit`."""
+    """A tool published its own `event` with `context.emit`. Those who subscribed to the event's own type hear it too.
+
+    An act of a handoff publishes under the id and the name of the handoff's call.
+    """
 
     call_id: str
     tool: str

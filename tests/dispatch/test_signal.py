@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from handrail import Deadline, Handoff, Tool, ToolContext, ToolResult, open_gate
 from handrail.clock import Clock
 from handrail.dispatch import Gate
+from handrail.errors import ContextExpired
 from handrail.testing import VirtualClock, run_virtual
 
 REASONS = ["cancel", "timeout", "deadline"]
@@ -119,24 +121,25 @@ def test_a_handler_that_polls_its_signal_sees_it(reason: str) -> None:
 @pytest.mark.parametrize("reason", REASONS)
 async def test_a_sync_handler_sees_its_signal(reason: str) -> None:
     """A handler in a thread waits for its signal, which fires for each reason."""
-    seen, over = list[str](), asyncio.Event()
+    seen, started, over = list[str](), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def work(params: None, *, context: ToolContext) -> ToolResult[None]:
         signal = context.signal
-        signal.wait().wait()
+        loop.call_soon_threadsafe(started.set)
+        with contextlib.suppress(ContextExpired):  # the call may be over before the thread waits
+            signal.wait().wait()
         seen.append(f"signal {signal.cancelled}")
         loop.call_soon_threadsafe(over.set)
         return ToolResult.ok(None)
 
     made = Tool[None, Any](
-        "work", "Works.", work, effect="read", timeout=0.02 if reason == "timeout" else None
+        "work", "Works.", work, effect="read", timeout=0.2 if reason == "timeout" else None
     )
-    gate = open_gate([made], deadline=Deadline.after(0.02) if reason == "deadline" else None)
+    gate = open_gate([made], deadline=Deadline.after(0.2) if reason == "deadline" else None)
     calling = asyncio.ensure_future(gate.invoke("work"))
     if reason == "cancel":
-        while not gate.frame.live:
-            await asyncio.sleep(0)
+        await started.wait()
         gate.cancel()
     await asyncio.wait({calling})
     if not calling.cancelled():

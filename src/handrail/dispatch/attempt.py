@@ -331,10 +331,6 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def signal(self) -> CallSignal:
-        for each in self.with_outer():  # when the time of an outer call is over, this call is stopped too
-            scope = each.frame.live.get(each)
-            if scope is not None:
-                scope.notify = each.stop
         return CallSignal(self)
 
     @property
@@ -401,12 +397,14 @@ class Attempt(msgspec.Struct, eq=False):
         return DONE
 
     def report_progress(self, message: str, done: float | None, total: float | None) -> Done:
-        self._publish(Progress(self.id, self.name, message, done, total, self.run_context))
+        about = self.call.whole
+        self._publish(Progress(about.id, about.tool_name, message, done, total, self.run_context))
         return DONE
 
     def emit(self, event: object) -> Done:
         check_event(event)
-        self._publish(Emitted(self.id, self.name, event, self.run_context))
+        about = self.call.whole
+        self._publish(Emitted(about.id, about.tool_name, event, self.run_context))
         return DONE
 
     def _publish(self, fact: Progress | Emitted) -> None:
@@ -451,7 +449,7 @@ class Attempt(msgspec.Struct, eq=False):
             "permission",
             f"request_permission({kind!r})",
             kind,
-            f"{self.name.partition('.')[0]} asks for the permission {kind!r}",
+            f"{self.call.tool_name} asks for the permission {kind!r}",
         )
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Operation[ToolResult[Any]]:

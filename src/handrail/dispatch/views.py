@@ -118,6 +118,10 @@ class CallSignal:
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
+        for each in attempt.with_outer():
+            scope = each.frame.live.get(each)
+            if scope is not None:
+                scope.notify = each.stop
 
     @property
     def cancelled(self) -> bool:
