@@ -43,6 +43,7 @@ def stage_commit(jail: Jail, area: Area, over: Over, key: CallKey, *, synced: bo
             run_id=key.run_id,
             place=key.place,
             root=str(jail.root),
+            root_id=area.root_id,
             staging=str(area.folder),
             folder=f"{stager.folder.parent.name}/{stager.folder.name}",
             journal=key.journal,
