@@ -117,13 +117,13 @@ async def test_two_agents_that_emit_at_once_are_told_apart() -> None:
     lines = [line.plain.strip() for event in heard.events for line in activity.update(event)]
     shown = [line for line in lines if "Found" in line]
     assert shown == [
-        f'· search #{number} Found what="{what}"'
+        f"· search #{number} Found what={what}"
         for number, what in [(1, "tea"), (2, "rum"), (1, "TEA"), (2, "RUM")]
     ]
 
     translator = Translator("thread", emitted[0].run_context.run_id)
     translator.begin_leg("leg")
-    told = [each for event in heard.events for each in translator.translate(event)]
+    told = [each for event in heard.events for each in translator.take(event)]
     custom = [event for event in map(_decoded, told) if event.get("name") == "search"]
     assert [(each["value"]["call_id"], each["value"]["type"], each["value"]["event"]) for each in custom] == [
         (each.call_id, "Found", {"what": each.event.what})
