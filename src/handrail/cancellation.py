@@ -408,11 +408,13 @@ class Cancellation:
 
     def _stop(self, done: set[asyncio.Task[Any]]) -> None:
         for each in tuple(self._work()):
-            scope = each if isinstance(each, CancelScope) else None
-            task = each if scope is None else scope.task
+            task = each.task if isinstance(each, CancelScope) else each
             if task not in done and not task.done():
                 done.add(task)
-                task.cancel() if scope is None else scope.interrupt()
+                if isinstance(each, CancelScope):
+                    each.interrupt()
+                else:
+                    task.cancel()
 
     def _tell_watchers(self) -> None:
         watchers, self._watchers = self._watchers, []

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -126,15 +127,12 @@ async def test_two_agents_that_emit_at_once_are_told_apart() -> None:
     told = [each for event in heard.events for each in translator.take(event)]
     custom = [event for event in map(_decoded, told) if event.get("name") == "search"]
     assert [(each["value"]["call_id"], each["value"]["type"], each["value"]["event"]) for each in custom] == [
-        (each.call_id, "Found", {"what": each.event.what})
-        for each in emitted  # pyright: ignore
+        (each.call_id, "Found", dataclasses.asdict(cast(Found, each.event))) for each in emitted
     ]
 
 
 def _decoded(event: Any) -> dict[str, Any]:
-    import json
-
-    return json.loads(event.data)
+    return event.data
 
 
 async def test_an_async_on_emit_is_awaited_in_order() -> None:

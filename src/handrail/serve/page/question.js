@@ -121,5 +121,6 @@ const OUTCOMES = { answered: "Answered", approved: "Allowed", denied: "Denied", 
 
 /** A closed question: one line, with who answered it. */
 export function Closed({ closed }) {
-  return html`<p class="closed soft">${OUTCOMES[closed.outcome] ?? closed.outcome}${closed.by ? ` by ${closed.by}` : ""}: ${closed.question.message || closed.question.name}</p>`;
+  const answer = closed.answer === undefined || closed.answer === null ? "" : typeof closed.answer === "string" ? closed.answer : JSON.stringify(closed.answer);
+  return html`<p class="closed soft">${OUTCOMES[closed.outcome] ?? closed.outcome}${closed.by ? ` by ${closed.by}` : ""}: ${closed.question.message || closed.question.name}${answer && html` <bdi class="answer">${answer}</bdi>`}</p>`;
 }
