@@ -306,6 +306,19 @@ async def test_a_half_that_needs_params_says_so() -> None:
     assert (await guess.finish(parked, 3, CardDeal(3))).value == "right"
 
 
+async def test_a_finish_without_params_parses_none() -> None:
+    """If `after` takes no params, `finish` needs none, even if the handoff requires some."""
+    made = Handoff("book_visit", "Ask when we may come.", params=Visit)
+
+    @made.after
+    async def settle(private: None, day: str, *, context: ToolContext) -> ToolResult[str]:
+        return ToolResult.ok(f"on {day}")
+
+    parked = await made.start(Visit("Main St"))
+    assert isinstance(parked, Parked)
+    assert (await made.finish(parked, "Monday")).value == "on Monday"
+
+
 async def test_a_start_may_end_the_handoff() -> None:
     """If `before` returns a `ToolResult`, `start` returns it."""
 

@@ -6,6 +6,7 @@ Each half is a call of its own, so each is committed by itself. `finish` can't u
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -79,11 +80,11 @@ async def finish(
             runner.done()
         return ended
 
-    half = _half(acts, end, acts.ends)
     if params is None:
-        fill(half, "_schema", None)  # nothing is parsed, because `after` takes no params
-        fill(half, "_quick", None)
-        fill(half, "secret", False)
+        acts = dataclasses.replace(acts, ends=_without_params(acts.ends))
+        half = _without_params(_half(acts, end, acts.ends))
+    else:
+        half = _half(acts, end, acts.ends)
     options = RunOptions(outer_policies=policies_around()).updated("finish", GateArguments, arguments)
     return await _run(half, params, options, (), PART)
 
@@ -100,6 +101,15 @@ def _half(acts: Acts, handler: Callable[..., Any], act: Tool[Any, Any]) -> Tool[
     fill(half, "handler", handler)
     fill(half, "needs", frozenset())  # nobody is asked in either half
     return half
+
+
+def _without_params(tool: Tool[Any, Any]) -> Tool[Any, Any]:
+    """Return a copy of a tool whose arguments are not parsed, because it does not use its params."""
+    made = copy.copy(tool)
+    fill(made, "_schema", None)
+    fill(made, "_quick", None)
+    fill(made, "secret", False)
+    return made
 
 
 async def _run(

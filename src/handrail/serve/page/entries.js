@@ -127,6 +127,8 @@ function shortJson(value) {
   return text.length > 200 ? `${text.slice(0, 199)}…` : text;
 }
 
+const ROLLED_BACK = ["error", "timed out", "cancelled", "conflict"];
+
 /** The calls that a tool made itself: those that emitted events, and those that did not succeed, with the reason. */
 function Inner({ id, view }) {
   return innerOf(view, id).map((call) => {
@@ -141,7 +143,7 @@ function Inner({ id, view }) {
       <${Emitted} call=${call} />
       ${failed && reason && html`<p class="reason"><bdi>${reason}</bdi></p>`}
       ${failed && rolledBack?.not_undone?.length > 0 && html`<${RolledBack} told=${rolledBack} />`}
-      ${failed && rolledBack && !rolledBack.not_undone?.length && html`<p class="soft"><${Icon} name="undo" /> Rolled back.</p>`}
+      ${failed && ROLLED_BACK.includes(status) && !rolledBack?.not_undone?.length && html`<p class="soft"><${Icon} name="undo" /> Rolled back.</p>`}
       <${Inner} id=${call.id} view=${view} />
     </div>`;
   });
