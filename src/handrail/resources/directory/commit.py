@@ -11,9 +11,11 @@ A step is a single rename or mode change. It says what it expects to displace, a
 reverting, continuing after a crash and undoing use the same mechanism.
 
 The commit's own folder, which nobody else writes to, shows whether a step was done: a slot that still holds the new
-content has not been put. So any process can continue a commit from any point. What a step displaces is checked
-after the rename, when nobody can reach it by its path any more. If it is not what was expected, someone has changed
-it, and the step is reverted.
+content has not been put. So any process can continue a commit from any point. All renames of a commit are made
+under the folder's `RenameLock`, so no other commit comes between them. People and other programs don't know that
+lock. So what a step displaces is checked before the rename, and again afterwards, when nobody can reach it by its
+path any more. If it is not what was expected, someone has changed it, and it is put back unless they have put
+something newer there meanwhile.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ from __future__ import annotations
 import binascii
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
+import signal
 import stat
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -34,7 +38,8 @@ from handrail.errors import Conflict, FileError
 from handrail.records import CallKey
 from handrail.resources.directory.content import Folder, identity, mode_of, version_of
 from handrail.resources.directory.disk import Disk
-from handrail.resources.directory.jail import Jail, refusal
+from handrail.resources.directory.jail import Jail, open_beneath, refusal
+from handrail.resources.directory.rename_lock import RenameLock
 from handrail.resources.layer import Node, Over
 from handrail.resources.paths import ancestors, join, reserved_in, split
 
@@ -192,61 +197,92 @@ class Unexpected(Exception):
     """Raised if what a step displaces is not what the step expects."""
 
 
+class Busy(Unexpected):
+    """Raised if someone is writing what a step displaces."""
+
+
 class Commit:
     """One commit to one folder: its slots and the steps that use them."""
 
-    def __init__(self, jail: Jail, disk: Disk, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, jail: Jail, disk: Disk, folder: Path, manifest: Manifest, lock: RenameLock) -> None:
         self._jail = jail
         self._disk = disk
+        self._lock = lock
         self.folder = folder
         self.manifest = manifest
+        self.is_stuck = False
+        """Whether some steps could not be reverted, so that the slots hold content that is nowhere else."""
 
     def apply(self, *, synced: bool = False, lenient: bool = False) -> None:
         """Do every step or none.
 
-        If someone else has changed a path, restores everything and raises `Conflict` with that path. With `synced`,
-        the result survives a power cut. With `lenient`, a folder that should be removed but is not empty is kept.
+        If someone else has changed a path, restores everything and raises `Conflict` with that path. If a path can't
+        be restored, because the disk reports errors, the `FileError` names it. With `synced`, the result survives a
+        power cut. With `lenient`, a folder that should be removed but is not empty is kept.
         """
-        done: list[Step] = []
         with self._folders() as folders:
-            for step in self.manifest.steps:
-                path = step.where
-                try:
-                    if self._do(step, folders):
-                        done.append(step)
-                except Unexpected:
-                    if lenient and step.do == "take" and step.tree == EMPTY and self._is_filled(path):
-                        continue
-                    self._take_back(done, folders)
-                    raise Conflict([path]) from None
-                except OSError as error:
-                    self._take_back(done, folders)
-                    if error.errno in _GONE:
-                        raise Conflict([path]) from None
-                    raise error if isinstance(error, FileError) else refusal(path, error) from None
+            with self._exclusive():
+                self._do_all(folders, lenient)
             if synced:
                 folders.sync(self._disk)
 
+    def _do_all(self, folders: Folders, lenient: bool) -> None:
+        path = "."
+        try:
+            for step in self.manifest.steps:
+                path = step.where
+                try:
+                    self._do(step, folders)
+                except Unexpected:
+                    if not (lenient and step.do == "take" and step.tree == EMPTY and self._is_filled(path)):
+                        raise
+        except BaseException as error:
+            stuck = self._take_back(folders)
+            if stuck:
+                self.is_stuck = True
+                problem = f"the disk reported an error in the middle of the changes ({_reason(error)}), and what was there before could not be restored in {', '.join(stuck)}. Undo this call"
+                raise FileError(stuck[0], problem) from error
+            if isinstance(error, Busy):
+                problem = (
+                    "another program is writing it at this moment. Try again when it has closed the file"
+                )
+                raise FileError(path, problem) from None
+            if isinstance(error, Unexpected) or (isinstance(error, OSError) and error.errno in _GONE):
+                raise Conflict([path]) from None
+            if isinstance(error, OSError) and not isinstance(error, FileError):
+                raise refusal(path, error) from None
+            raise
+
     def revert(self) -> None:
         """Revert every step that was done. Paths that someone has changed since are left as they are."""
-        with self._folders() as folders:
-            self._take_back([step for step in self.manifest.steps if self.is_done(step)], folders)
+        with self._folders() as folders, self._exclusive():
+            self.is_stuck = bool(self._take_back(folders))
 
     def finish(self, *, synced: bool = False) -> tuple[str, ...]:
         """Do the remaining steps. Returns the paths whose steps failed, which are left as they are.
 
         A step fails if someone else has changed its path, or if the disk reports an error.
         """
-        left: list[str] = []
         with self._folders() as folders:
-            for step in self.manifest.steps:
-                if not self.is_done(step):
-                    try:
-                        self._do(step, folders)
-                    except (Unexpected, OSError):
-                        left.append(step.where)
+            with self._exclusive():
+                left = self._do_rest(folders)
             if synced:
                 folders.sync(self._disk)
+        return left
+
+    def finish_interrupted(self) -> tuple[str, ...]:
+        """Do the remaining steps of a commit whose process died while it held the lock. The caller holds it now."""
+        with self._folders() as folders:
+            return self._do_rest(folders)
+
+    def _do_rest(self, folders: Folders) -> tuple[str, ...]:
+        left: list[str] = []
+        for step in self.manifest.steps:
+            if not self.is_done(step):
+                try:
+                    self._do(step, folders)
+                except (Unexpected, OSError):
+                    left.append(step.where)
         return tuple(left)
 
     def is_done(self, step: Step) -> bool:
@@ -263,21 +299,41 @@ class Commit:
 
     @contextlib.contextmanager
     def _folders(self) -> Generator[Folders]:
-        folders = Folders(self._jail, self.folder)
+        try:
+            folders = Folders(self._jail, self.folder)
+        except FileNotFoundError:
+            problem = (
+                "the staged changes were deleted before they could be applied. Nothing was changed. Try again"
+            )
+            raise FileError(self.manifest.paths[0], problem) from None
         try:
             yield folders
         finally:
             folders.close()
 
-    def _take_back(self, done: Sequence[Step], folders: Folders) -> None:
-        for step in opposites(done):
-            with contextlib.suppress(
-                Unexpected, OSError
-            ):  # someone may have changed the path since, so it is left alone
-                self._do(step, folders)
+    def _exclusive(self) -> contextlib.AbstractContextManager[None]:
+        # A single step is atomic, so it can't be left half done and needs no mark.
+        return self._lock.held(self.folder if len(self.manifest.steps) > 1 else None)
 
-    def _do(self, step: Step, folders: Folders) -> bool:
-        """Do one step. Returns False if there was nothing to do, because the folder that it creates already exists."""
+    def _take_back(self, folders: Folders) -> list[str]:
+        """Revert the steps that were done. Returns the paths that could not be restored.
+
+        What someone has changed since is left alone, and is not returned.
+        """
+        stuck: list[str] = []
+        for step in reversed(self.manifest.steps):
+            try:
+                if self.is_done(step):
+                    self._do(step.opposite(), folders)
+            except Unexpected:
+                pass
+            except OSError as error:
+                if error.errno not in _GONE:
+                    stuck.append(step.where)
+        return sorted(stuck)
+
+    def _do(self, step: Step, folders: Folders) -> None:
+        """Do one step. Does nothing if the folder that it creates already exists."""
         path = step.where
         if reserved_in(path):
             raise Unexpected  # no call makes such a step, so someone has changed the manifest
@@ -285,34 +341,87 @@ class Commit:
         there, slots = folders.open(folder), folders.slots
         if step.do == "mode":
             self._disk.chmod(there, name, step.mode)
+        elif not step.before:
+            self._create(step, there, name, slots)
+        elif not _is_expected(step, there, name):
+            raise Unexpected
         elif step.do == "take":
             self._disk.place(there, name, slots, step.slot)
-            if not self._as_expected(step):
+            if not _is_expected(step, slots, step.slot):
                 self._disk.place(slots, step.slot, there, name)
-                raise Unexpected
-        elif step.before:
-            self._disk.exchange(slots, step.slot, there, name)
-            if not self._as_expected(step):
-                self._disk.exchange(slots, step.slot, there, name)
                 raise Unexpected
         else:
-            try:
-                self._disk.place(slots, step.slot, there, name)
-            except FileExistsError:
-                found = os.stat(name, dir_fd=there, follow_symlinks=False)
-                if step.folder and stat.S_ISDIR(found.st_mode):
-                    return False
+            self._disk.exchange(slots, step.slot, there, name)
+            busy = _is_open_for_writing(slots, step.slot)
+            if busy or not _is_expected(step, slots, step.slot):
+                self._exchange_back(step, there, name, slots)
+                raise Busy if busy else Unexpected
+
+    def _create(self, step: Step, there: int, name: str, slots: int) -> None:
+        try:
+            self._disk.place(slots, step.slot, there, name)
+        except FileExistsError:
+            found = os.stat(name, dir_fd=there, follow_symlinks=False)
+            if not (step.folder and stat.S_ISDIR(found.st_mode)):
                 raise Unexpected from None
-        return True
+
+    def _exchange_back(self, step: Step, there: int, name: str, slots: int) -> None:
+        """Put back what someone else had at a path, unless they have put something newer there meanwhile."""
+        ours = step.after
+        while True:
+            theirs = _identity_in(slots, step.slot)
+            try:
+                self._disk.exchange(slots, step.slot, there, name)
+            except FileNotFoundError:  # they have deleted ours
+                try:
+                    self._disk.place(slots, step.slot, there, name)
+                except FileExistsError:
+                    continue
+                return
+            if _identity_in(slots, step.slot) == ours:
+                return
+            ours = theirs  # what they saved meanwhile is in the slot, and newer than what was just put back
 
     def _is_filled(self, path: str) -> bool:
         return next(self._jail.scan(path), None) is not None
 
-    def _as_expected(self, step: Step) -> bool:
-        slot = self.folder / step.slot
-        if _identity_at(slot) != step.before:
+
+def _is_expected(step: Step, folder: int, name: str) -> bool:
+    """Return whether a name holds what a step expects to displace."""
+    if _identity_in(folder, name) != step.before:
+        return False
+    return not step.tree or digest(members_of(folder, name)) == step.tree
+
+
+_SET_SIGNAL = 10
+"""Number of the `F_SETSIG` command of `fcntl`, which Python does not name."""
+
+
+def _is_open_for_writing(folder: int, name: str) -> bool:
+    """Return whether some program has a file open for writing.
+
+    What it wrote next would be lost, because the file is no longer at its path. The kernel grants a lease only for a
+    file that nobody writes.
+    """
+    try:
+        if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             return False
-        return not step.tree or digest(members_of(slot)) == step.tree
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except OSError:
+        return False
+    try:
+        # Whoever opens the file before it is closed below causes a signal, by default one that ends the process.
+        fcntl.fcntl(fd, _SET_SIGNAL, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError as error:
+        return error.errno == errno.EAGAIN  # otherwise this disk has no leases
+    finally:
+        os.close(fd)
+    return False
+
+
+def _reason(error: BaseException) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
 
 
 class Folders:
@@ -343,21 +452,36 @@ class Folders:
         self._open.clear()
 
 
-def members_of(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the relative path and the identity of everything in a folder, at any depth."""
-    pending = [(folder, "")]
-    while pending:
-        here, prefix = pending.pop()
-        with os.scandir(here) as entries:
-            for entry in entries:
-                path = join(prefix, entry.name)
-                yield path, shown_version(version_of(entry.stat(follow_symlinks=False)))
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append((Path(entry.path), path))
+def members_of(folder: int, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the relative path and the identity of everything in a folder, at any depth. `folder` is open above it."""
+    top = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        pending = [""]
+        while pending:
+            prefix = pending.pop()
+            here = open_beneath(top, prefix, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                with os.scandir(here) as entries:
+                    for entry in entries:
+                        path = join(prefix, entry.name)
+                        yield path, shown_version(version_of(entry.stat(follow_symlinks=False)))
+                        if entry.is_dir(follow_symlinks=False):
+                            pending.append(path)
+            finally:
+                os.close(here)
+    finally:
+        os.close(top)
 
 
 def _identity_at(path: Path) -> str:
     try:
         return shown_version(version_of(os.lstat(path)))
+    except FileNotFoundError:
+        return ""
+
+
+def _identity_in(folder: int, name: str) -> str:
+    try:
+        return shown_version(version_of(os.stat(name, dir_fd=folder, follow_symlinks=False)))
     except FileNotFoundError:
         return ""

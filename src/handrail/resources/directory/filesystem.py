@@ -20,7 +20,7 @@ from handrail.journals import Journal
 from handrail.operation import Operation
 from handrail.records import CallKey, CommitUnit
 from handrail.resources.directory.area import MANIFEST, Area, case_insensitive, read_manifest, reported
-from handrail.resources.directory.commit import Commit, Manifest
+from handrail.resources.directory.commit import Manifest
 from handrail.resources.directory.content import UNSEEN, node_of
 from handrail.resources.directory.directory_fork import DirectoryFork
 from handrail.resources.directory.disk import DISK, Disk
@@ -114,14 +114,12 @@ class DirectoryFilesystem(Linked):
         """
         ground = self._ground
         with ground.lock:
-            commit = ground.area.done(CallKey(call_id, run_id, place, journal))
+            key = CallKey(call_id, run_id, place, journal)
+            commit = ground.area.done(key)
             if commit is None:
                 where = f" in run {run_id!r}" if run_id else " outside a run (name the run with run_id=)"
-                raise UndoRefused(
-                    call_id,
-                    (),
-                    f"no commit of this call is kept{where}: it changed no files, or it is too old",
-                )
+                why = ground.area.why_not_kept(key)
+                raise UndoRefused(call_id, (), f"no commit of this call is kept{where}: {why}")
             for path in commit.manifest.paths:
                 refuse_claimed(self._claimed or {}, path)
             return ground.area.undo(commit)
@@ -330,14 +328,15 @@ def _finish(jail: Jail, area: Area, lock: Any, manifests: Sequence[Manifest]) ->
     with lock:
         for manifest in manifests:
             folder = area.folder / "at-work" / manifest.folder
-            if not folder.exists():
-                continue  # the commit was applied and retired, but the journal was not told
-            if read_manifest(folder) is None:
-                area.disk.forget(folder / MANIFEST)
-                area.write_manifest(folder, manifest)
-            commit = Commit(jail, area.disk, folder, manifest)
-            left += commit.finish(synced=True)
-            area.retire(commit)
+            with area.unused(folder.parent.name) as unused:
+                if not unused or not folder.exists():
+                    continue  # its process is about to apply it, or it was applied and the journal was not told
+                if read_manifest(folder) is None:
+                    area.disk.forget(folder / MANIFEST)
+                    area.write_manifest(folder, manifest)
+                commit = area.commit(folder, manifest)
+                left += commit.finish(synced=True)
+                area.retire(commit)
     return left
 
 

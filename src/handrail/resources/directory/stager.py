@@ -53,7 +53,7 @@ def stage_commit(jail: Jail, area: Area, over: Over, key: CallKey, *, synced: bo
         if isinstance(error, OSError) and not isinstance(error, FileError):
             raise refusal(stager.at, error) from None
         raise
-    return Commit(jail, area.disk, stager.folder, manifest)
+    return area.commit(stager.folder, manifest)
 
 
 class _Stager:
