@@ -322,15 +322,19 @@ class Commit:
         """
         stuck: list[str] = []
         for step in reversed(self.manifest.steps):
-            try:
+            with contextlib.suppress(Unexpected, OSError):
                 if self.is_done(step):
                     self._do(step.opposite(), folders)
-            except Unexpected:
-                pass
-            except OSError as error:
-                if error.errno not in _GONE:
-                    stuck.append(step.where)
+            if step.do != "mode" and self._is_left(step):
+                stuck.append(step.where)
         return sorted(stuck)
+
+    def _is_left(self, step: Step) -> bool:
+        """Return whether a path still holds what a reverted step put there, or lacks what the step took."""
+        found = self._jail.look(step.where)
+        if step.do == "put":
+            return found is not None and shown_version(version_of(found[0])) == step.after
+        return found is None and not _identity_at(self.folder / step.slot)
 
     def _do(self, step: Step, folders: Folders) -> None:
         """Do one step. Does nothing if the folder that it creates already exists."""
@@ -353,6 +357,8 @@ class Commit:
         else:
             self._disk.exchange(slots, step.slot, there, name)
             busy = _is_open_for_writing(slots, step.slot)
+            if not _identity_in(slots, step.slot):
+                return  # somebody deleted the staging folder just now, so there is nothing to put back
             if busy or not _is_expected(step, slots, step.slot):
                 self._exchange_back(step, there, name, slots)
                 raise Busy if busy else Unexpected
