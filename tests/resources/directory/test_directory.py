@@ -405,7 +405,9 @@ def test_what_is_kept_is_bounded(folders: Folders):
     committed(files, "large", lambda f: f.write("b", "x" * 5000))
     committed(files, "larger", lambda f: f.delete("b"))
     assert sum(path.stat().st_size for path in files.staging.glob("done/*/*")) <= 5000
-    with pytest.raises(UndoRefused, match="what it replaced was too large to keep, because at most 5000 bytes"):
+    with pytest.raises(
+        UndoRefused, match="what it replaced was too large to keep, because at most 5000 bytes"
+    ):
         files.undo("larger")
     assert files.undo("call5") == ("a",)
     assert files.read("a") == "4" * 1000

@@ -412,7 +412,7 @@ class Area:
         found = self.jail.look(step.where)
         if found is None:
             return step.do == "put" and not step.before
-        return step.do == "mode" or shown_version(version_of(found[0])) == step.before
+        return step.do == "change" or shown_version(version_of(found[0])) == step.before
 
     def _give_back(self, folder: Path) -> None:
         """Move a claimed commit back into the history. What of it is still to be undone, its slots show."""

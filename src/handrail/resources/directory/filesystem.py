@@ -151,10 +151,7 @@ class DirectoryFilesystem(Linked):
         if not folder and name == self._ground.hidden and name:
             return ABSENT
         path = join(folder, name)
-        return node_of(path, self._ground.jail.look(path), self._read)
-
-    def _read(self, path: str, version: int) -> bytes:
-        return self._ground.jail.read(path, version, self._ground.limits.max_file_size)
+        return node_of(path, self._ground.jail.look(path), self._ground)
 
     def _has_folder(self, folder: str) -> bool:
         return not folder or self._look(*split(folder)).is_folder
