@@ -113,7 +113,7 @@ class Worker:
         journal = SqliteJournal(self._base / "journal.db") if self._round.journaled else None
         if journal is not None:
             await files.recover(journal)
-        gate = open_gate([add], filesystem=files, **({} if journal is None else {"journal": journal}))
+        gate = open_gate([add], filesystem=files, journal=journal)
         out = os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         attempts = count(len(before))
         while done < self._round.updates:
@@ -136,7 +136,7 @@ class Worker:
 
     def _paths(self, draw: random.Random) -> list[str]:
         own = f"own/{self._number}"
-        choices = [[draw.choice(SHARED)], list(PAIR), [own]]
+        choices: list[list[str]] = [[draw.choice(SHARED)], [*PAIR], [own]]
         return draw.choice([*choices, [EDITED]] if self._round.editor else choices)
 
 

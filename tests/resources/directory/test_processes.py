@@ -20,6 +20,7 @@ from handrail.journal.sqlite import MemoryJournal
 from handrail.records import CallKey
 from handrail.resources.directory import area
 from handrail.resources.directory.disk import Disk
+from handrail.resources.facts import Facts
 from support import SUPPORT, importing_support
 from support.filesystems import Folders, aside, commit, fill, tree
 from support.rig import Rig
@@ -387,8 +388,8 @@ def test_a_staging_folder_deleted_in_between(folders: Folders, when: str, record
     """
 
     class Deleting(Disk):
-        def write(self, path: Path, data: bytes, like: os.stat_result | None = None) -> None:
-            super().write(path, data, like)
+        def write(self, path: Path, data: bytes, facts: Facts | None = None) -> None:
+            super().write(path, data, facts)
             if when == "staged" and path.name == "manifest" and deleted:
                 deleted.pop()
                 shutil.rmtree(files.staging)
@@ -449,27 +450,27 @@ def test_recovery_leaves_the_commits_of_live_processes_alone(folders: Folders, t
     async def main() -> None:
         files = folders({"a": "1"})
         journal = SqliteJournal(tmp_path / "journal.db")
-        other = DirectoryFilesystem(files.root)
+        second = DirectoryFilesystem(files.root)
         beside = SqliteJournal(tmp_path / "journal.db")
 
         class Recovering(Disk):
-            def exchange(self, source: int, name: str, target: int, other_name: str) -> None:
+            def exchange(self, source: int, name: str, target: int, other: str) -> None:
                 recovered.append(asyncio.run(_recover()))
-                super().exchange(source, name, target, other_name)
+                super().exchange(source, name, target, other)
 
         async def _recover() -> Any:
-            return await other.recover(beside)
+            return await second.recover(beside)
 
         recovered: list[Any] = []
         files._ground.area.disk = files._ground.area._renames._disk = Recovering()
         rig = Rig([put], files=files, journal=journal)
         assert (await rig.call("put", path="a")).success
         assert [(each.finished, each.left) for each in recovered] == [((), ())]
-        assert other.read("a") == "ours"
+        assert second.read("a") == "ours"
         assert await journal.calls.unapplied() == ()
         journal.close()
         beside.close()
-        other.close()
+        second.close()
 
     asyncio.run(main())
 
