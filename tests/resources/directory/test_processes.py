@@ -218,7 +218,7 @@ def test_nobody_builds_on_half_a_commit(folders: Folders, journal: str):
     assert sorted(tree(files).values(), key=str) == ["1", "1", "2"]
     files.write("c", "2")
     assert tree(files) == {"a": "2", "b": "2", "c": "2"}
-    assert not os.path.lexists(files.staging / "renaming")
+    assert (files.staging / "renaming").read_bytes()[:1] == b"\0"
 
 
 # --- the truth about a call ----------------------------------------------------------------------------

@@ -3,7 +3,7 @@
     .<name>.handrail/
         at-work/<process>/     the forks and commits of one process, which holds a lock on its folder
         done/<when>-<call>-…/  what one of the most recent commits displaced, with its manifest
-        renaming               a link to the commit that is being applied, if it has several steps
+        renaming               names the commit that is being applied
 
 The first write creates the staging folder, so a process that only reads never creates one.
 """
@@ -49,7 +49,7 @@ class Area:
         self.disk = disk
         self.folder = folder
         self.history = History(folder / "done", disk, clock, *keep)
-        self._renames = RenameLock(jail, disk, folder, self._finish_interrupted)
+        self._renames = RenameLock(jail, disk, folder, self._settle_interrupted)
         self._lock = -1
         self._process = 0
         self._mine: Path | None = None
@@ -73,6 +73,7 @@ class Area:
         if self._lock >= 0:
             os.close(self._lock)
         self._lock, self._mine, self._synced = -1, None, False
+        self._renames.close()
         self._not_kept.clear()
         self._ready.clear()
 
@@ -211,13 +212,13 @@ class Area:
         """Return the commit whose slots are in this folder."""
         return Commit(self.jail, self.disk, folder, manifest, self._renames)
 
-    def _finish_interrupted(self, folder: Path) -> None:
-        """Finish the commit that a process was applying when it died."""
+    def _settle_interrupted(self, folder: Path) -> None:
+        """Settle the commit that a process was applying when it died."""
         undo = folder.name.startswith(_UNDO)
         manifest = read_manifest(folder, f"{_UNDO}-{folder.parent.name}" if undo else MANIFEST)
         if manifest is not None:
             with reported(folder):
-                self.commit(folder, manifest).finish_interrupted()
+                self.commit(folder, manifest).settle_interrupted()
 
     def settle(self, commit: Commit) -> tuple[str, ...]:
         """Finish an unrecorded commit if any of its steps was done, and discard it otherwise.

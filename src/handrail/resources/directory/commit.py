@@ -28,7 +28,7 @@ import hashlib
 import os
 import signal
 import stat
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -219,7 +219,7 @@ class Commit:
         power cut. With `lenient`, a folder that should be removed but is not empty is kept.
         """
         with self._folders() as folders:
-            with self._exclusive():
+            with self._lock.held(self.folder):
                 self._do_all(folders, lenient)
             if synced:
                 folders.sync(self._disk)
@@ -253,7 +253,7 @@ class Commit:
 
     def revert(self) -> None:
         """Revert every step that was done. Paths that someone has changed since are left as they are."""
-        with self._folders() as folders, self._exclusive():
+        with self._folders() as folders, self._lock.held(self.folder):
             self.is_stuck = bool(self._take_back(folders))
 
     def finish(self, *, synced: bool = False) -> tuple[str, ...]:
@@ -262,26 +262,46 @@ class Commit:
         A step fails if someone else has changed its path, or if the disk reports an error.
         """
         with self._folders() as folders:
-            with self._exclusive():
+            with self._lock.held(self.folder):
                 left = self._do_rest(folders)
             if synced:
                 folders.sync(self._disk)
         return left
 
-    def finish_interrupted(self) -> tuple[str, ...]:
-        """Do the remaining steps of a commit whose process died while it held the lock. The caller holds it now."""
-        with self._folders() as folders:
-            return self._do_rest(folders)
+    def settle_interrupted(self) -> None:
+        """Finish a commit whose process died while it held the lock, if any step was done. The caller holds the lock."""
+        if self.is_begun():
+            with self._folders() as folders:
+                self._do_rest(folders)
 
     def _do_rest(self, folders: Folders) -> tuple[str, ...]:
         left: list[str] = []
         for step in self.manifest.steps:
-            if not self.is_done(step):
-                try:
+            try:
+                if not self.is_done(step):
                     self._do(step, folders)
-                except (Unexpected, OSError):
+                elif step.do != "change" and not self._was_checked(step, folders):
                     left.append(step.where)
+            except (Unexpected, OSError):
+                left.append(step.where)
         return tuple(left)
+
+    def _was_checked(self, step: Step, folders: Folders) -> bool:
+        """Return whether a step that was done displaced what it expected.
+
+        If the process died before it could check that, what somebody else had there is put back.
+        """
+        displaced = _identity_in(folders.slots, step.slot)
+        if displaced == step.before or not displaced:
+            return True
+        folder, name = split(step.where)
+        there = folders.open(folder)
+        now = _identity_in(there, name)
+        if step.do == "take" and not now:
+            self._disk.place(folders.slots, step.slot, there, name)
+        elif step.do == "put" and now == step.after:
+            self._exchange_back(step, there, name, folders.slots)
+        return False
 
     def is_done(self, step: Step) -> bool:
         """Return whether a step was done, judging by the slot's content or the folder's facts."""
@@ -308,10 +328,6 @@ class Commit:
             yield folders
         finally:
             folders.close()
-
-    def _exclusive(self) -> contextlib.AbstractContextManager[None]:
-        # A single step is atomic, so it can't be left half done and needs no mark.
-        return self._lock.held(self.folder if len(self.manifest.steps) > 1 else None)
 
     def _take_back(self, folders: Folders) -> list[str]:
         """Revert the steps that were done. Returns the paths that could not be restored.
@@ -354,11 +370,16 @@ class Commit:
                 self._disk.place(slots, step.slot, there, name)
                 raise Unexpected
         else:
+            self._exchange(step, there, name, slots)
+
+    def _exchange(self, step: Step, there: int, name: str, slots: int) -> None:
+        with _unwritten(there, name) as is_unwritten:
             self._disk.exchange(slots, step.slot, there, name)
-            busy = _is_open_for_writing(slots, step.slot)
-            if not _identity_in(slots, step.slot):
+            displaced = _identity_in(slots, step.slot)
+            if not displaced:
                 return  # somebody deleted the staging folder just now, so there is nothing to put back
-            if busy or not _is_expected(step, slots, step.slot):
+            busy = not is_unwritten()
+            if busy or not _is_expected(step, slots, step.slot, displaced):
                 self._exchange_back(step, there, name, slots)
                 raise Busy if busy else Unexpected
 
@@ -391,9 +412,9 @@ class Commit:
         return next(self._jail.scan(path), None) is not None
 
 
-def _is_expected(step: Step, folder: int, name: str) -> bool:
+def _is_expected(step: Step, folder: int, name: str, found: str | None = None) -> bool:
     """Return whether a name holds what a step expects to displace."""
-    if _identity_in(folder, name) != step.before:
+    if (_identity_in(folder, name) if found is None else found) != step.before:
         return False
     return not step.tree or digest(members_of(folder, name)) == step.tree
 
@@ -402,27 +423,35 @@ _SET_SIGNAL = 10
 """Number of the `F_SETSIG` command of `fcntl`, which Python does not name."""
 
 
-def _is_open_for_writing(folder: int, name: str) -> bool:
-    """Return whether some program has a file open for writing.
+@contextlib.contextmanager
+def _unwritten(folder: int, name: str) -> Generator[Callable[[], bool]]:
+    """Check that no program has a file open for writing, and yield a function that checks it again.
 
-    What it wrote next would be lost, because the file is no longer at its path. The kernel grants a lease only for a
-    file that nobody writes.
+    What a program writes to a displaced file would be lost. Raises `Busy` if somebody writes.
     """
+    fd = -1
     try:
-        if not stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            return False
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-    except OSError:
-        return False
-    try:
-        # Whoever opens the file before it is closed below causes a signal, by default one that ends the process.
-        fcntl.fcntl(fd, _SET_SIGNAL, signal.SIGURG)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-    except OSError as error:
-        return error.errno == errno.EAGAIN  # otherwise this disk has no leases
+        with contextlib.suppress(OSError):  # somebody has replaced it, or this process may not read it
+            if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+                # Who opens a file with a lease causes a signal, by default one that ends this process.
+                fcntl.fcntl(fd, _SET_SIGNAL, signal.SIGURG)
+        if fd >= 0 and not _has_no_writer(fd):
+            raise Busy
+        yield lambda: fd < 0 or _has_no_writer(fd)
     finally:
-        os.close(fd)
-    return False
+        if fd >= 0:
+            os.close(fd)
+
+
+def _has_no_writer(fd: int) -> bool:
+    """Return whether nobody has a file open for writing. The kernel grants a lease only for such a file."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as error:
+        return error.errno != errno.EAGAIN  # otherwise this disk has no leases
+    return True
 
 
 def _reason(error: BaseException) -> str:

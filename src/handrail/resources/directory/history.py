@@ -49,6 +49,8 @@ class History:
         self.keep_calls = keep_calls
         self.keep_bytes = keep_bytes
         self._kept: list[Kept] = []
+        self._total = 0
+        """An upper bound of the bytes that are kept, which counts shared files too."""
         self._listed_at = -1
 
     def add(self, commit: Path, call: str, aside: Callable[[], Path]) -> Path:
@@ -77,6 +79,7 @@ class History:
                     raise
             when += 1  # a different process took this name in the same microsecond
         self._kept.append(kept)
+        self._total += own + shared
         self._trim(aside)
         self._listed_at = os.stat(self._folder).st_mtime_ns
         return self._folder / kept.name
@@ -108,18 +111,21 @@ class History:
         except FileNotFoundError:
             names = []
         self._kept = [kept for name in names if (kept := _parse(name)) is not None]
+        self._total = sum(kept.own + kept.shared for kept in self._kept)
 
     def _trim(self, aside: Callable[[], Path]) -> None:
         kept = self._kept
         while len(kept) > self.keep_calls:
+            self._total -= kept[0].own + kept[0].shared
             self._remove(kept.pop(0), aside)
-        if sum(each.own + each.shared for each in kept) <= self.keep_bytes:
+        if self._total <= self.keep_bytes:
             return
         links = {each.name: _links(self.path(each)) for each in kept if each.shared}
         while kept and _held(kept, links) > self.keep_bytes:
             large = (each for each in kept if _held([each], links) > self.keep_bytes // 2)
             victim = next(large, None) or next(each for each in kept if not each.is_dropped)
             at = kept.index(victim)
+            self._total -= victim.own + victim.shared
             kept[at] = Kept(
                 f"{victim.name.partition('-')[0]}-{victim.call}-{_DROPPED}", victim.call, is_dropped=True
             )
@@ -186,13 +192,13 @@ def _links(folder: Path) -> _Links:
 
 
 def _files(folder: Path) -> Iterable[os.stat_result]:
-    pending = [folder]
+    pending = [os.fspath(folder)]
     while pending:
         here = pending.pop()
         with contextlib.suppress(OSError), os.scandir(here) as entries:  # others may be removing it
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
-                    pending.append(Path(entry.path))
+                    pending.append(entry.path)
                 else:
                     yield entry.stat(follow_symlinks=False)
 

@@ -3,8 +3,8 @@
 The lock is a `flock` of the folder itself, so it needs no file, and the kernel releases it if its holder dies. It is
 held for the renames only. People and other programs don't take it, so a commit still checks what it displaces.
 
-A commit of several steps is marked while it is being applied. If its process dies, the next process that takes the
-lock finishes the marked commit first, so nobody ever builds on half of one.
+A commit is marked while it is being applied. If its process dies, the next process that takes the lock settles the
+marked commit first, so nobody ever builds on half of one.
 """
 
 from __future__ import annotations
@@ -22,51 +22,61 @@ from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.jail import Jail, refusal
 
 MARK = "renaming"
+_LENGTH = 1024
 _PATIENCE = 60.0
 """Seconds to wait for other processes. A process needs the lock for milliseconds, unless it was stopped."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.0001, 0.005
 
 
 class RenameLock:
-    """The lock of one folder, and the mark in its staging folder that names the commit being applied."""
+    """The lock of one folder, and the file in its staging folder that names the commit being applied."""
 
-    def __init__(self, jail: Jail, disk: Disk, staging: Path, finish: Callable[[Path], None]) -> None:
+    def __init__(self, jail: Jail, disk: Disk, staging: Path, settle: Callable[[Path], None]) -> None:
         self._jail = jail
         self._disk = disk
         self._staging = staging
-        self._finish = finish
+        self._settle = settle
+        self._marks = -1
 
     @contextlib.contextmanager
-    def held(self, commit: Path | None) -> Generator[None]:
-        """Hold the lock. If `commit` is given, mark that commit's folder as being applied.
+    def held(self, commit: Path) -> Generator[None]:
+        """Hold the lock, with the folder of a commit marked as being applied.
 
-        First finishes the commit that a dead process left marked. Raises `FileError` if the lock is not free in time.
+        First settles the commit that a dead process left marked. Raises `FileError` if the lock is not free in time.
         """
-        fd = self._jail.folder(".", os.O_RDONLY)
-        mark = self._staging / MARK
+        fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._jail.fd)
         try:
             _take(fd)
-            self._heed(mark)
-            if commit is None:
-                yield
-                return
-            self._disk.symlink(str(commit.relative_to(self._staging)), mark)
+            marks = self._open()
+            left = os.pread(marks, _LENGTH, 0).partition(b"\0")[0]
+            if left:
+                self._heed(os.fsdecode(left))
+            # A commit's folder has the same depth in every staging folder.
+            self._disk.mark(marks, os.fsencode("/".join(commit.parts[-3:])) + b"\0")
             try:
                 yield
             finally:
-                self._disk.forget(mark)
+                self._disk.mark(marks, b"\0")
         finally:
             os.close(fd)  # releases the lock
 
-    def _heed(self, mark: Path) -> None:
-        try:
-            left = os.readlink(mark)
-        except OSError:
-            return
+    def _open(self) -> int:
+        if self._marks < 0:
+            self._marks = os.open(
+                self._staging / MARK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+            )
+        return self._marks
+
+    def close(self) -> None:
+        """Close the file with the mark. It is opened again when it is needed."""
+        marks, self._marks = self._marks, -1
+        if marks >= 0:
+            os.close(marks)
+
+    def _heed(self, left: str) -> None:
         parts = Path(left).parts
         if len(parts) == 3 and parts[0] == "at-work" and ".." not in parts:
-            self._finish(self._staging / left)
-        self._disk.forget(mark)
+            self._settle(self._staging / left)
 
 
 def _take(fd: int) -> None:
