@@ -1,6 +1,7 @@
 """`Area`: the staging folder beside the real one, which holds pending commits and what earlier commits displaced.
 
     .<name>.handrail/
+        identity               which root this folder belongs to
         at-work/<process>/     the forks and commits of one process, which holds a lock on its folder
         done/<when>-<call>-…/  what one of the most recent commits displaced, with its manifest
         renaming               names the commit that is being applied
@@ -16,6 +17,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Generator, Iterator
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 
@@ -31,6 +33,14 @@ from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.history import History
 from handrail.resources.directory.jail import Jail, refusal
 from handrail.resources.directory.rename_lock import RenameLock
+from handrail.resources.directory.staging import (
+    IDENTITY,
+    belongs,
+    claim,
+    facts_of,
+    find_staging,
+    read_identity,
+)
 
 log = logging.getLogger("handrail.files")
 
@@ -44,21 +54,48 @@ _TRIES = 8
 class Area:
     """One process's part of a root's staging folder."""
 
-    def __init__(self, jail: Jail, disk: Disk, folder: Path, clock: Clock, keep: tuple[int, int]) -> None:
+    def __init__(
+        self, jail: Jail, disk: Disk, folder: Path, clock: Clock, keep: tuple[int, int], *, fixed: bool = True
+    ) -> None:
         self.jail = jail
         self.disk = disk
-        self.folder = folder
-        self.history = History(folder / "done", disk, clock, *keep)
-        self._renames = RenameLock(jail, disk, folder, self._settle_interrupted)
+        self._wanted = folder
+        self._folder = folder if fixed else None
+        self._clock = clock
+        self._keep = keep
+        self._renames = RenameLock(jail, disk, lambda: self.folder, self._settle_interrupted)
         self._lock = -1
         self._process = 0
         self._mine: Path | None = None
+        self.root_id = ""
+        """The root's id, once this process has its own folder."""
         self._numbers = count()
         self._not_kept: list[Commit] = []
         self._synced = False
         self._ready: dict[str, list[Path]] = {}
 
     # --- the folder -------------------------------------------------------------------------------
+
+    @property
+    def folder(self) -> Path:
+        """The staging folder. Unless it is fixed, it is found by the identity of the root."""
+        if self._folder is None:
+            self._folder = find_staging(facts_of(self.jail.fd), self._wanted)
+        return self._folder
+
+    def at(self, folder: Path) -> Area:
+        """Return an area for a different staging folder of the same root."""
+        return self if folder == self.folder else Area(self.jail, self.disk, folder, self._clock, self._keep)
+
+    @cached_property
+    def history(self) -> History:
+        """The commits that can be undone."""
+        return History(self.folder / "done", self.disk, self._clock, *self._keep)
+
+    def is_own(self) -> bool:
+        """Return whether the staging folder exists and belongs to this root."""
+        found = read_identity(self.folder)
+        return found is not None and belongs(found, self.folder, facts_of(self.jail.fd))
 
     @property
     def mine(self) -> Path:
@@ -90,12 +127,16 @@ class Area:
             raise FileError(
                 ".", self._with_hint(f"changes can't be staged in {str(self.folder)!r} ({why})")
             ) from None
-        if os.stat(mine).st_dev != os.stat(root).st_dev:
+        try:
+            if facts_of(self._lock).mount != facts_of(self.jail.fd).mount:
+                problem = f"{str(self.folder)!r} is on a different disk from {str(root)!r}"
+                raise FileError(".", self._with_hint(problem))
+            self._refuse_case_insensitive(mine)
+            self.root_id = claim(self.folder, root, self.jail.fd)
+        except BaseException:
+            self.abandon()
             os.rmdir(mine)
-            raise FileError(
-                ".", self._with_hint(f"{str(self.folder)!r} is on a different disk from {str(root)!r}")
-            )
-        self._refuse_case_insensitive(mine)
+            raise
         self._sweep(mine)
         return mine
 
@@ -133,7 +174,6 @@ class Area:
         finally:
             probe.unlink()
         if same:
-            os.rmdir(mine)
             raise case_insensitive(self.jail.root)
 
     def _sweep(self, mine: Path) -> None:
@@ -285,6 +325,7 @@ class Area:
             self._ready[journal] = [self.new_folder(f"{_COMMIT}-{journal}-") for _ in range(_READY)]
             self._sync_folder(self.mine)
             if not self._synced:
+                self.disk.sync_file(self.folder / IDENTITY)
                 for each in ("at-work", "done", ".", ".."):
                     self._sync_folder(self.folder / each)
                 self._synced = True
@@ -343,13 +384,13 @@ class Area:
         found = self._find(key)
         if found is None:
             # A process that died may have left it among its own files.
-            if self.folder.is_dir():
+            if self.is_own():
                 self._sweep(self.mine)
             found = self._find(key)
         return found
 
     def _find(self, key: CallKey) -> Commit | None:
-        for kept in self.history.find(_short(key)):
+        for kept in self.history.find(_short(key)) if self.is_own() else ():
             folder = self.history.path(kept)
             manifest = read_manifest(folder)
             if manifest is not None and _is_of(manifest.key, key):

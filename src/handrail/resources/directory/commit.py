@@ -95,6 +95,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str = ""
     place: str = ""
     root: str
+    """Where the root was when the commit was staged. It may have been moved since; `root_id` says which one it is."""
+    root_id: str = ""
     staging: str
     folder: str
     """The folder that contains the slots, relative to the staging folder."""

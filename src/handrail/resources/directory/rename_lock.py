@@ -31,7 +31,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.0001, 0.005
 class RenameLock:
     """The lock of one folder, and the file in its staging folder that names the commit being applied."""
 
-    def __init__(self, jail: Jail, disk: Disk, staging: Path, settle: Callable[[Path], None]) -> None:
+    def __init__(
+        self, jail: Jail, disk: Disk, staging: Callable[[], Path], settle: Callable[[Path], None]
+    ) -> None:
         self._jail = jail
         self._disk = disk
         self._staging = staging
@@ -63,7 +65,7 @@ class RenameLock:
     def _open(self) -> int:
         if self._marks < 0:
             self._marks = os.open(
-                self._staging / MARK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+                self._staging() / MARK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
             )
         return self._marks
 
@@ -76,7 +78,7 @@ class RenameLock:
     def _heed(self, left: str) -> None:
         parts = Path(left).parts
         if len(parts) == 3 and parts[0] == "at-work" and ".." not in parts:
-            self._settle(self._staging / left)
+            self._settle(self._staging() / left)
 
 
 def _take(fd: int) -> None:

@@ -57,6 +57,7 @@ def _stage(
             run_id=key.run_id,
             place=key.place,
             root=str(jail.root),
+            root_id=area.root_id,
             staging=str(area.folder),
             folder=f"{stager.folder.parent.name}/{stager.folder.name}",
             journal=key.journal,
