@@ -155,7 +155,7 @@ MUTANTS = [
     Mutant(
         "foreign edit overwritten",
         "resources/directory/commit.py",
-        "            if busy or not _is_expected(step, slots, step.slot):\n",
+        "            if busy or not _is_expected(step, slots, step.slot, displaced):\n",
         "            if False:\n",
         "tests/resources/directory/test_directory.py",
     ),

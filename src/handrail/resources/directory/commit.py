@@ -23,12 +23,10 @@ from __future__ import annotations
 import binascii
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
-import signal
 import stat
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,6 +38,7 @@ from handrail.resources.directory.content import Folder, identity, version_of
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.jail import Jail, open_beneath, refusal
 from handrail.resources.directory.rename_lock import RenameLock
+from handrail.resources.directory.writers import Busy, Unexpected, unwritten
 from handrail.resources.facts import Facts
 from handrail.resources.layer import Node, Over
 from handrail.resources.paths import ancestors, join, reserved_in, split
@@ -191,14 +190,6 @@ def opposites(steps: Sequence[Step]) -> tuple[Step, ...]:
 
 
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV}
-
-
-class Unexpected(Exception):
-    """Raised if what a step displaces is not what the step expects."""
-
-
-class Busy(Unexpected):
-    """Raised if someone is writing what a step displaces."""
 
 
 class Commit:
@@ -375,7 +366,7 @@ class Commit:
             self._exchange(step, there, name, slots)
 
     def _exchange(self, step: Step, there: int, name: str, slots: int) -> None:
-        with _unwritten(there, name) as is_unwritten:
+        with unwritten(there, name) as is_unwritten:
             self._disk.exchange(slots, step.slot, there, name)
             displaced = _identity_in(slots, step.slot)
             if not displaced:
@@ -419,41 +410,6 @@ def _is_expected(step: Step, folder: int, name: str, found: str | None = None) -
     if (_identity_in(folder, name) if found is None else found) != step.before:
         return False
     return not step.tree or digest(members_of(folder, name)) == step.tree
-
-
-_SET_SIGNAL = 10
-"""Number of the `F_SETSIG` command of `fcntl`, which Python does not name."""
-
-
-@contextlib.contextmanager
-def _unwritten(folder: int, name: str) -> Generator[Callable[[], bool]]:
-    """Check that no program has a file open for writing, and yield a function that checks it again.
-
-    What a program writes to a displaced file would be lost. Raises `Busy` if somebody writes.
-    """
-    fd = -1
-    try:
-        with contextlib.suppress(OSError):  # somebody has replaced it, or this process may not read it
-            if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-                fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-                # Who opens a file with a lease causes a signal, by default one that ends this process.
-                fcntl.fcntl(fd, _SET_SIGNAL, signal.SIGURG)
-        if fd >= 0 and not _has_no_writer(fd):
-            raise Busy
-        yield lambda: fd < 0 or _has_no_writer(fd)
-    finally:
-        if fd >= 0:
-            os.close(fd)
-
-
-def _has_no_writer(fd: int) -> bool:
-    """Return whether nobody has a file open for writing. The kernel grants a lease only for such a file."""
-    try:
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
-        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
-    except OSError as error:
-        return error.errno != errno.EAGAIN  # otherwise this disk has no leases
-    return True
 
 
 def _reason(error: BaseException) -> str:

@@ -80,6 +80,9 @@ async def recover(jail: Jail, area: Area, lock: Any, journal: Journal) -> Recove
         for manifest, state in zip(manifests, states, strict=True):
             if state not in (APPLIED, PENDING):
                 unapplied.append(Unapplied(unit.run_id, unit.call_id, manifest.root, state))
+    if unapplied:  # others may have applied or voided some of them since
+        still = {(unit.run_id, unit.call_id) for unit in await journal.calls.unapplied()}
+        unapplied = [each for each in unapplied if (each.run_id, each.call_id) in still]
     for each in unapplied:
         log.warning("%s", each)
     known = {each["folder"] for unit in units for each in unit.files}
