@@ -328,7 +328,7 @@ MUTANTS = [
     Mutant(
         "private part of a handoff on the event bus",
         "handoff/acts.py",
-        'fill(made, "shown", _without_private)',
+        'fill(made, "shown", without_private)',
         "pass",
         "tests/handoff/test_privacy.py",
     ),
@@ -471,8 +471,8 @@ MUTANTS = [
     Mutant(
         "a timeout counts as a cancel from outside",
         "cancellation.py",
-        "            self.task.uncancel()\n            return True\n",
-        "            return True\n",
+        "        else:\n            self.task.uncancel()\n        return True\n",
+        "        return True\n",
         "tests/dispatch/test_gate.py::test_timeouts_nest",
     ),
     Mutant(
