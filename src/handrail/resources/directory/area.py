@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import hmac
 import logging
 import os
 from collections.abc import Generator, Iterator
@@ -24,6 +25,7 @@ import msgspec
 from handrail.clock import Clock
 from handrail.errors import Conflict, DefinitionError, FileError, UndoRefused
 from handrail.ids import random_id
+from handrail.journal.digest import folder_key
 from handrail.records import CallKey
 from handrail.resources.directory.commit import Commit, Manifest, Step, members_of, opposites, shown_version
 from handrail.resources.directory.content import version_of
@@ -33,9 +35,9 @@ from handrail.resources.directory.staging import (
     IDENTITY,
     belongs,
     claim,
-    facts_of,
     find_staging,
     read_identity,
+    status_of,
 )
 
 log = logging.getLogger("handrail.files")
@@ -79,7 +81,7 @@ class Area:
     def folder(self) -> Path:
         """The staging folder. Unless it is fixed, it is found by the identity of the root."""
         if self._folder is None:
-            self._folder = find_staging(facts_of(self.jail.fd), self._wanted)
+            self._folder = find_staging(status_of(self.jail.fd), self._wanted)
         return self._folder
 
     def at(self, folder: Path) -> Area:
@@ -90,7 +92,7 @@ class Area:
     def is_own(self) -> bool:
         """Return whether the staging folder exists and belongs to this root."""
         found = read_identity(self.folder)
-        return found is not None and belongs(found, self.folder, facts_of(self.jail.fd))
+        return found is not None and belongs(found, self.folder, status_of(self.jail.fd))
 
     @property
     def mine(self) -> Path:
@@ -118,7 +120,7 @@ class Area:
             ) from None
         lock = os.open(mine, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            if facts_of(lock).mount != facts_of(self.jail.fd).mount:
+            if status_of(lock).mount != status_of(self.jail.fd).mount:
                 problem = f"{str(self.folder)!r} is on a different disk from {str(root)!r}"
                 raise FileError(".", self._with_hint(problem))
             self._refuse_case_insensitive(mine)
@@ -221,8 +223,11 @@ class Area:
             self._ready.clear()
 
     def forget_part(self, part: Path) -> None:
-        """Remove a process's folder, unless it contains a commit that a journal may have recorded."""
-        if not any(any(folder.iterdir()) for folder in part.glob(f"{_COMMIT}-*")):
+        """Remove a process's folder, unless it contains a commit that a journal may have recorded, or that is not ours."""
+        if any(any(folder.iterdir()) for folder in part.glob(f"{_COMMIT}-*")):
+            return
+        signed = (_read_signed(folder) for folder in part.iterdir())
+        if all(each is None or each.is_genuine() for each in signed):
             self.disk.forget(part)
 
     # --- commits ----------------------------------------------------------------------------------
@@ -270,7 +275,7 @@ class Area:
             os.close(fd)
 
     def write_manifest(self, folder: Path, manifest: Manifest) -> None:
-        self.disk.write(folder / MANIFEST, msgspec.msgpack.encode(manifest))
+        self.disk.write(folder / MANIFEST, sign(manifest))
 
     def retire(self, commit: Commit) -> None:
         """Keep what an applied commit displaced, and remove the oldest kept commits while they exceed the limits."""
@@ -332,13 +337,13 @@ class Area:
         folder = self.mine / f"{_UNDO}{self.number()}"
         self._kept = [kept for kept in self._all_kept() if kept.folder != commit.folder]
         self.disk.retire(commit.folder, folder)
-        self.disk.write(folder / f"{MANIFEST}.new", msgspec.msgpack.encode(manifest))
+        self.disk.write(folder / f"{MANIFEST}.new", sign(manifest))
         os.replace(folder / f"{MANIFEST}.new", folder / MANIFEST)
         return Commit(self.jail, self.disk, folder, manifest)
 
     def _give_back(self, at_work: Commit, kept: Commit) -> None:
         """Move a pending undo back to the kept commits, with the commit's original manifest."""
-        self.disk.write(at_work.folder / f"{MANIFEST}.new", msgspec.msgpack.encode(kept.manifest))
+        self.disk.write(at_work.folder / f"{MANIFEST}.new", sign(kept.manifest))
         os.replace(at_work.folder / f"{MANIFEST}.new", at_work.folder / MANIFEST)
         self.disk.retire(at_work.folder, kept.folder)
         self._kept = None
@@ -361,11 +366,51 @@ def reported(leftover: Path) -> Generator[None]:
 
 
 def read_manifest(folder: Path) -> Manifest | None:
-    """Read a commit's manifest. Returns None if it is missing or incomplete."""
+    """Read a commit's manifest. Returns None if it is missing, incomplete, or not signed with this user's key."""
+    signed = _read_signed(folder)
+    if signed is None:
+        return None
+    if not signed.is_genuine():
+        log.warning(
+            "the commit in %s was not signed by this user's Handrail, so it is ignored and left there. Remove it if "
+            "nobody needs it",
+            folder,
+        )
+        return None
+    return msgspec.msgpack.decode(signed.body, type=Manifest)
+
+
+class _Signed(msgspec.Struct, frozen=True, array_like=True):
+    """An encoded manifest with its keyed MAC. Without the key, nobody can plant a commit that a process carries out."""
+
+    mac: bytes
+    body: bytes
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> _Signed:
+        body = msgspec.msgpack.encode(manifest)
+        return cls(_mac(body), body)
+
+    def is_genuine(self) -> bool:
+        return hmac.compare_digest(self.mac, _mac(self.body))
+
+
+def _mac(body: bytes) -> bytes:
+    return hashlib.blake2b(body, key=folder_key(), digest_size=32, person=b"handrail commit").digest()
+
+
+def _read_signed(folder: Path) -> _Signed | None:
     try:
-        return msgspec.msgpack.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+        return msgspec.msgpack.decode((folder / MANIFEST).read_bytes(), type=_Signed)
+    except msgspec.ValidationError:  # something other than a signed manifest
+        return _Signed(b"", b"")
     except (OSError, msgspec.DecodeError):
         return None
+
+
+def sign(manifest: Manifest) -> bytes:
+    """Encode a manifest, with a signature."""
+    return msgspec.msgpack.encode(_Signed.of(manifest))
 
 
 def case_insensitive(root: Path) -> DefinitionError:
