@@ -125,7 +125,8 @@ class _Stager:
             facts = facts_of(node)
             self._make_folder(slot, path, facts)
         elif isinstance(data, Link):
-            disk.symlink(data.target, at)
+            with self._birthplace(slot, path, None) as birthplace:
+                disk.symlink(data.target, birthplace)
         elif isinstance(data, Held):
             facts = data.facts
             with self._birthplace(slot, path, facts) as birthplace:
