@@ -764,8 +764,8 @@ def test_nested_runs_are_conversations_of_their_own() -> None:
     assert keys.count("root") == 4
 
 
-def test_a_nested_prompt_with_resources_of_its_own_says_where_they_belong() -> None:
-    """A resource that only a nested prompt binds is refused by name. If the outer run binds it, it is available."""
+def test_a_nested_prompt_may_have_resources_of_its_own() -> None:
+    """A nested run uses what its prompt binds, whether or not the outer run binds it too."""
     from handrail.resources.bindings import given
 
     class Settings:
@@ -790,10 +790,11 @@ def test_a_nested_prompt_with_resources_of_its_own_says_where_they_belong() -> N
         return "out" if len(request.messages) > 1 else ToolCall("ask")
 
     outer = Prompt("p", "Go.", tools=[ask])
-    for resources, said in (
-        ((), "prompt 'inner' has resources of its own (Settings)"),
-        ([given(Settings, Settings())], "here"),
-    ):
+
+    class Others(Settings):
+        word = "elsewhere"
+
+    for resources, said in (((), "here"), ([given(Settings, Others())], "here")):
         session = Session()
         Adapter(ScriptedModel(answer)).evaluate(outer, "hi", session=session, resources=resources).wait()
         last = session[ToolInvoked].latest()
@@ -814,7 +815,7 @@ def test_depth_is_limited_through_nested_runs() -> None:
     model = ScriptedModel(lambda request: "out" if len(request.messages) > 1 else ToolCall("deeper"))
     assert Adapter(model).evaluate(prompt, "hi", session=session).wait().text == "out"
     failed = [each for each in session[ToolInvoked].all() if isinstance(each.error, DepthExceededError)]
-    assert [len(each.path) for each in failed] == [7]
+    assert [len(each.path) for each in failed] == [6]
 
 
 def test_cancelling_stops_the_whole_tree() -> None:
