@@ -99,7 +99,7 @@ class Nesting:
             if system == "Inner." and calls[0] < self.inner_calls:
                 calls[0] += 1
                 return ToolCall("probe", {})
-            return '"done"'
+            return '{"index": 0}' if system == "Inner." and self.way == "prompt_model" else '"done"'
 
         return ScriptedModel(answer, name=f"scripted:{name}")
 
@@ -124,7 +124,7 @@ class Nesting:
             @tool(run_mode="agent")
             async def outer(context: AgentContext) -> str:
                 """Nest."""
-                return await context.prompt_model("go", str, system="Inner.", tools=[probe])
+                return str(await context.prompt_model("go", Pick, system="Inner.", tools=[probe]))
 
             return outer
 

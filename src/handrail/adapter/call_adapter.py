@@ -94,7 +94,8 @@ class CallAdapter:
             async with nested_run(attempt, number, verb, given, prompt, levels) as frame:
                 bind_model(frame, self._adapter, settings)
                 check_files(prompt, frame)
-                with nullcontext() if given.workers is None else given.workers.enter(frame):
+                async with nullcontext() if given.workers is None else given.workers.enter(frame):
+                    await prompt.connect()
                     rendered = prompt.render(
                         given.params, session=attempt.session, opened=given.opened, deadline=frame.deadline
                     )

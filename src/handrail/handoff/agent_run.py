@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any, TypedDict, Unpack, cast, overload
 
@@ -11,6 +11,7 @@ import msgspec
 from typing_extensions import TypeVar
 
 from handrail.adapter.settings import checked_workers
+from handrail.callbacks import Callback
 from handrail.clock import Clock
 from handrail.deadline import Deadline
 from handrail.dispatch.call import PART, new_call
@@ -62,7 +63,7 @@ def run_as_agent(
     /,
     *,
     model: Model | str,
-    on_emit: Callable[[object], None] | None = None,
+    on_emit: Callable[[object], Awaitable[None] | None] | None = None,
     tools: Iterable[Tool[Any, Any]] = (),
     policies: Iterable[ToolPolicy] = (),
     **arguments: Unpack[ActArguments],
@@ -74,7 +75,7 @@ def run_as_agent(
     /,
     *,
     model: Model | str,
-    on_emit: Callable[[object], None] | None = None,
+    on_emit: Callable[[object], Awaitable[None] | None] | None = None,
     tools: Iterable[Tool[Any, Any]] = (),
     policies: Iterable[ToolPolicy] = (),
     **arguments: Unpack[ActArguments],
@@ -86,7 +87,7 @@ def run_as_agent(
     /,
     *,
     model: Model | str,
-    on_emit: Callable[[object], None] | None = None,
+    on_emit: Callable[[object], Awaitable[None] | None] | None = None,
     tools: Iterable[Tool[Any, Any]] = (),
     policies: Iterable[ToolPolicy] = (),
     **arguments: Unpack[ActArguments],
@@ -95,8 +96,8 @@ def run_as_agent(
 
     Of a handoff, this runs only the `client` act, on the given public data, and returns the act's answer. To run all
     acts, use `gate.invoke` or `context.call`. Any other tool is called with these params, through a gate with these
-    `policies`. It may `call` the given `tools`, and what it emits is passed to `on_emit` at once. A failure raises
-    `CallFailed`.
+    `policies`. It may `call` the given `tools`, and what it emits is passed to `on_emit` at once; an async
+    `on_emit` is awaited. A failure raises `CallFailed`.
 
     If a handler calls this, the run is nested in the handler's call and inherits everything from it but the model.
     Otherwise it is a run of its own, in which nobody can approve anything, so a call that needs approval is denied.
@@ -163,7 +164,7 @@ def _whole(tool: Tool[Any, Any], params: Any) -> tuple[Tool[Any, Any], bytes]:
     fill(played, "run_mode", "agent")
     if params is None:
         return played, b"{}"
-    return played, clear_json(params) if isinstance(params, Mapping) else tool.clear(params)
+    return played, clear_json(cast(object, params)) if isinstance(params, Mapping) else tool.clear(params)
 
 
 async def _run(
@@ -173,27 +174,31 @@ async def _run(
     arguments: bytes,
     tools: Iterable[Tool[Any, Any]],
     policies: Iterable[ToolPolicy],
-    on_emit: Callable[[object], None] | None,
+    on_emit: Callable[[object], Awaitable[None] | None] | None,
 ) -> Any:
     """Call a tool as the only call of a run, and return its value. An act is not judged by policies."""
     is_act = "." in played.name
     show_tools(frame, tools if is_act else (played, *tools), policies)
     run_id = frame.run_context.run_id
 
+    tell = None if on_emit is None else Callback(on_emit, "on_emit")
+
     def told(event: Emitted) -> None:
-        if on_emit is not None and is_in_run(event.run_context.run_id, run_id):
-            on_emit(event.event)
+        if tell is not None and is_in_run(event.run_context.run_id, run_id):
+            tell(event.event)
 
     stop = frame.session.dispatcher.subscribe(Emitted, told)
     gate = Gate(frame)
     try:
-        with nullcontext() if options.workers is None else options.workers.enter(frame):
+        async with nullcontext() if options.workers is None else options.workers.enter(frame):
             call = new_call(gate, played.name, arguments)
             if is_act:
                 call = msgspec.structs.replace(call, kind=PART, tool=played)
             return (await gate.pass_through(call)).unwrap()
     finally:
         stop()
+        if tell is not None:
+            await tell.finish()
         if frame.outer is None:
             frame.cancellation.close()
             await frame.world.resources.close_logged()
