@@ -53,6 +53,7 @@ from handrail.events import (
 from handrail.limits import BudgetTracker
 from handrail.messages import AssistantMessage, Price, Sent, ToolMessage, Traits, Usage, UserMessage
 from handrail.models import ModelRateLimited, ModelUnavailable
+from handrail.models.providers import Quirks
 from handrail.models.scripted import Reply
 from handrail.session import load, save
 from handrail.testing import Agent, RecordingSubscriber, VirtualClock, run_virtual
@@ -1038,7 +1039,7 @@ def test_opening_leaves_every_byte_before_it(wire: str) -> None:
 
     def body(request: Any) -> bytes:
         if wire == "chat":
-            return openai._body({"model": "m"}, request, "max_tokens")
+            return openai._body({"model": "m"}, request, Quirks())
         if wire == "responses":
             return responses._body({"model": "m"}, request)
         return AnthropicModel("m")._body(request)

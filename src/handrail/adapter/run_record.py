@@ -33,7 +33,8 @@ from handrail.events import MessageAdded, SectionOpened
 from handrail.guard.approval_memory import bring_in, decisions_in, keep_decisions
 from handrail.journals import Journal
 from handrail.limits import Budget
-from handrail.messages import Message, Usage
+from handrail.messages import Message, Model, Usage
+from handrail.models.names import reference_to
 from handrail.neighbours import import_app
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.records import OVER, CommitUnit, RunRecord, RunRow, RunStatus
@@ -79,6 +80,7 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     """The messages of those earlier runs."""
     shown: list[str] = []
     """The sections that were opened in those earlier runs."""
+    models: dict[str, str] = {}  # the models that replace those in the files of workers, by worker
     denied: list[bytes] = []
     """The denials that were remembered in the original session, and their revocations."""
 
@@ -116,7 +118,7 @@ async def begin_run(
     prompt: Prompt[Any],
     rendered: RenderedPrompt[Any],
     options: RunOptions,
-    model: str,
+    model: Model,
 ) -> None:
     """Record a new run before it does anything."""
     app = options.app
@@ -148,6 +150,7 @@ async def begin_run(
         startup_files=allowed_in(frame.world.filesystem),
         offered={tool.name: offer_of(tool) for tool in (*rendered.tools, *options.tools)},
         added=[tool.name for tool in options.tools],
+        models={name: reference_to(each) for name, each in getattr(options.workers, "models", {}).items()},
     )
     await journal.runs.begin(
         RunRecord(
@@ -155,7 +158,7 @@ async def begin_run(
             session_id=session.id,
             principal=session.principal,
             prompt=prompt.name,
-            model=model,
+            model=reference_to(model),
             began_at=frame.began_at.timestamp(),
             begin=msgspec.msgpack.encode(begin),
             app=app,

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
     from handrail.deadline import Deadline
+    from handrail.messages import Model
     from handrail.operation import Done, Home, Operation
     from handrail.protocols import (
         ApprovalController,
@@ -88,7 +89,7 @@ class PromptModel(Protocol):
         schema: type[T],
         *,
         system: str | None = None,
-        model: str | None = None,
+        model: Model | str | None = None,
         temperature: float | None = None,
         tools: Sequence[Tool[Any, Any]] = (),
         on_text: Callable[[str], None] | None = None,
@@ -100,7 +101,7 @@ class PromptModel(Protocol):
         schema: TypeAdapter[T],
         *,
         system: str | None = None,
-        model: str | None = None,
+        model: Model | str | None = None,
         temperature: float | None = None,
         tools: Sequence[Tool[Any, Any]] = (),
         on_text: Callable[[str], None] | None = None,
