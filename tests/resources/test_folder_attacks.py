@@ -317,12 +317,12 @@ def test_the_mode_of_a_folder_is_shown_although_something_in_it_changed_too(root
 
 
 def test_what_can_not_be_shown_is_named(root: Path) -> None:
-    """The preview names a removed pipe, although its content can't be shown, and the call succeeds."""
+    """The preview names a removed pipe as one, although it has no content to show, and the call succeeds."""
     os.mkfifo(root / "pipe")
     result, shown = previewed(DirectoryFilesystem(root), "rm pipe")
     assert result.success, result.message
     assert shown.splitlines()[0] == "diff --git a/pipe b/pipe"
-    assert "can't be shown" in shown
+    assert "deleted pipe mode 644" in shown.splitlines()
     assert not (root / "pipe").exists()
 
 

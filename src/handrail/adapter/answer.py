@@ -137,7 +137,7 @@ class Answer:
     @property
     def text(self) -> str:
         texts = self._texts
-        return clean_text(texts[0] if len(texts) == 1 else "".join(texts))
+        return clean_text(texts[0] if len(texts) == 1 else "".join(texts)) if texts else ""
 
     def calls(self) -> tuple[CallAsked, ...]:
         """Return the calls so far, in the order in which they began."""
@@ -246,13 +246,14 @@ def read_answer(recorded: RecordedAnswer, request: ModelRequest, masking: Secret
 
 def _whole(pieces: list[CallPart]) -> CallAsked:
     first = pieces[0]
-    if len(pieces) == 1:
-        return CallAsked(clean_text(first.id), clean_text(first.name), clean_text(first.arguments))
-    return CallAsked(
-        clean_text(next((piece.id for piece in pieces if piece.id), "")),
-        clean_text("".join(piece.name for piece in pieces)),
-        clean_text("".join(piece.arguments for piece in pieces)),
-    )
+    call_id, name, arguments = first.id, first.name, first.arguments
+    if len(pieces) > 1:
+        call_id = next((piece.id for piece in pieces if piece.id), "")
+        name = "".join([piece.name for piece in pieces])
+        arguments = "".join([piece.arguments for piece in pieces])
+    if call_id.isascii() and name.isascii() and arguments.isascii():
+        return CallAsked(call_id, name, arguments)
+    return CallAsked(clean_text(call_id), clean_text(name), clean_text(arguments))
 
 
 def _plain(request: ModelRequest, messages: Sequence[Message]) -> Mapping[str, Any]:

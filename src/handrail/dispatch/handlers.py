@@ -155,6 +155,7 @@ async def cancelled_after_all() -> None:
 
 
 _SIMPLE = frozenset([int, float, bool, type(None)])
+_CONTAINERS = frozenset([dict, list, tuple])
 _RESULT: Any = ToolResult
 _ITERATOR: Any = Iterator
 _is_ascii = str.isascii
@@ -165,25 +166,44 @@ def check_result(tool: Tool[Any, Any], result: Any, attempt: Attempt) -> None:
 
     This happens before the call is committed, so that a call whose result can't be shown fails and is undone.
     """
+    declared = tool.result_class
     if type(result) is _RESULT:
         try:
-            if tool.result_class is str:
+            if declared is str:
                 if _is_ascii(result.message) and _is_ascii(result.value):
                     return  # it is sure to be shown
-            elif (
-                tool.result_class in _SIMPLE
-                and type(result.value) is tool.result_class
-                and _is_ascii(result.message)
-            ):
-                return
+            elif type(result.value) is declared:
+                if declared in _SIMPLE:
+                    if _is_ascii(result.message):
+                        return
+                elif declared in _CONTAINERS and _keep_json(result, attempt):
+                    return
         except TypeError:
             pass  # the message or the value is not text
     elif not isinstance(result, _RESULT):
         raise SignatureMismatch(f"its handler returned {describe_kind(result)} instead of a ToolResult")
-    value, declared = result.value, tool.result_class
+    value = result.value
     if declared is not None and not isinstance(value, declared) and result.success:
         raise WrongResult(f"it returned {_described(value)} but declares {tool.result!r}")
     _check_rendering(tool, result, attempt)
+
+
+def _keep_json(result: ToolResult[Any], attempt: Attempt) -> bool:
+    """Render a result whose value is a plain container, as `_check_rendering` does, at half the cost.
+
+    Returns False if the result needs all checks.
+    """
+    message, call = result.message, attempt.call
+    if result.exclude_value_from_context or call.kind.is_part or call.parent is not None:
+        return False
+    if type(message) is not str:
+        return False
+    try:
+        json = to_json(result.value).decode()
+    except Exception:  # `_check_rendering` raises it again, and says what it means
+        return False
+    keep_rendering(result, clean_text(f"{message}\n{json}" if message else json), json)
+    return True
 
 
 def _check_rendering(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Attempt) -> None:

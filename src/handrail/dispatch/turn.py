@@ -44,10 +44,12 @@ class OpenTurn:
     ) -> None:
         """Open a turn. `refused` has the calls that may not run, by id, each with the reason for the model."""
         self._gate = gate
-        opened = [new_call(gate, call.name, call.arguments, call.id, None, message_id) for call in calls]
-        if refused:
-            opened = [refuse_call(call, refused[call.id]) if call.id in refused else call for call in opened]
-        self._calls = [gate.open(call) for call in opened]
+        self._calls: list[Passage] = []
+        for asked in calls:
+            call = new_call(gate, asked.name, asked.arguments, asked.id, None, message_id)
+            if refused and call.id in refused:
+                call = refuse_call(call, refused[call.id])
+            self._calls.append(gate.open(call))
 
     def run(self) -> Coroutine[Any, Any, BaseException | None]:
         """Run all calls. Returns the error that ends the run; None if there is none."""

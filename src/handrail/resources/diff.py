@@ -7,6 +7,7 @@ from typing import Any
 
 from handrail.errors import FileError
 from handrail.rendering import exact, exact_line
+from handrail.resources.facts import Facts, differences
 from handrail.resources.layer import Content, Node, loaded
 from handrail.resources.line_diff import unified_diff
 from handrail.resources.paths import ancestors
@@ -14,11 +15,11 @@ from handrail.resources.paths import ancestors
 MAX_SIZE, MAX_LINES = 1024 * 1024, 20_000
 """Maximum bytes and lines of a file whose content is shown. For a larger file, only its size or line count is shown."""
 
-Mode = Callable[[Node], int | None]
+FactsOf = Callable[[str, Node], Facts | None]
 Data = bytes | Content | None
 
 
-def diff(changes: Iterable[tuple[str, Node, Node]], mode_of: Mode, run_by: Mapping[str, str]) -> str:
+def diff(changes: Iterable[tuple[str, Node, Node]], facts_of: FactsOf, run_by: Mapping[str, str]) -> str:
     """Format changes as a unified diff. Each change is a path, its new node and its old node.
 
     `run_by` maps each changed startup file to the program that runs it. The diff marks these files.
@@ -34,27 +35,27 @@ def diff(changes: Iterable[tuple[str, Node, Node]], mode_of: Mode, run_by: Mappi
     around = {folder for path, _, _ in found for folder in ancestors(path)}
     lines: list[str] = []
     for path, node, base in found:
-        if path in moved or (path in around and _is_said_inside(node, base, mode_of)):
+        if path in moved or (path in around and _is_said_inside(path, node, base, facts_of)):
             continue  # the change is shown at the new path, or by the folder's content
-        lines += _change(path, node, base, origins.get(path), mode_of, run_by.get(path))
+        lines += _change(path, node, base, origins.get(path), facts_of, run_by.get(path))
     return "".join(f"{line}\n" for line in lines)
 
 
-def _is_said_inside(node: Node, base: Node, mode_of: Mode) -> bool:
+def _is_said_inside(path: str, node: Node, base: Node, facts_of: FactsOf) -> bool:
     """Return whether a folder's own entry can be omitted, because changes inside the folder imply it.
 
-    The entry is needed if the folder's mode changes, or if a new folder's mode grants more than 0755.
+    The entry is needed if the folder's mode, owner or attributes change, or if a new folder grants more than 0755.
     """
     if node.data is not None or base.data is not None:
         return False
-    before, after = mode_of(base), mode_of(node)
+    before, after = facts_of(path, base), facts_of(path, node)
     if base.version:
         return before is None or after is None or before == after
-    return after is None or not after & ~0o755
+    return after is None or not (after.mode & ~0o755 or after.attributes)
 
 
 def _change(
-    path: str, node: Node, base: Node, origin: str | None, mode_of: Mode, program: str | None
+    path: str, node: Node, base: Node, origin: str | None, facts_of: FactsOf, program: str | None
 ) -> Iterator[str]:
     old, new = f"a/{_said(origin or path)}", f"b/{_said(path)}"
     yield f"diff --git {old} {new}"
@@ -64,16 +65,18 @@ def _change(
         yield f"rename from {_said(origin)}"
         yield f"rename to {_said(path)}"
         return
-    before, after = mode_of(base), mode_of(node)
+    before, after = facts_of(path, base), facts_of(path, node)
     if not base.version:
         yield f"new {_kind(node)}{_mode(after)}"
     elif not node.version:
         yield f"deleted {_kind(base)}{_mode(before)}"
     elif _kind(base) != _kind(node):
         yield f"{_kind(base)} becomes {_kind(node)}"
-    elif before is not None and after is not None and before != after:
-        yield f"old mode {before:o}"
-        yield f"new mode {after:o}"
+    elif before is not None and after is not None and before.mode != after.mode:
+        yield f"old mode {before.mode:o}"
+        yield f"new mode {after.mode:o}"
+    if node.version:
+        yield from map(exact_line, differences(before, after))
     yield from _content(
         old if base.version else "/dev/null", new if node.version else "/dev/null", base, node
     )
@@ -127,6 +130,8 @@ def _lines(text: str) -> list[str]:
 
 
 def _bytes(data: Data) -> bytes:
+    if hasattr(data, "kind"):  # a pipe or a socket
+        return b""
     target: Any = getattr(data, "target", None)
     if target is not None:
         return str(target).encode("utf-8", "surrogateescape")
@@ -136,11 +141,12 @@ def _bytes(data: Data) -> bytes:
 def _kind(node: Node) -> str:
     if node.is_folder:
         return "folder"
-    return "link" if hasattr(node.data, "target") else "file"
+    kind: Any = getattr(node.data, "kind", "file")
+    return "link" if hasattr(node.data, "target") else str(kind)
 
 
-def _mode(mode: int | None) -> str:
-    return "" if mode is None else f" mode {mode:o}"
+def _mode(facts: Facts | None) -> str:
+    return "" if facts is None else f" mode {facts.mode:o}"
 
 
 def _said(path: str) -> str:

@@ -9,6 +9,7 @@ import msgspec
 
 from handrail.errors import Conflict, ContextError, ContextExpired
 from handrail.resources.diff import diff
+from handrail.resources.facts import Facts
 from handrail.resources.layer import ABSENT, Node, Over, clashes, loaded
 from handrail.resources.overlay import OVER, PREPARED, Overlay, shown
 from handrail.resources.paths import ancestors, join, split
@@ -19,9 +20,9 @@ class FileChange(msgspec.Struct, frozen=True):
     """One path that a call read or changed."""
 
     path: str
-    kind: Literal["read", "file", "folder", "link", "gone"]
+    kind: Literal["read", "file", "folder", "link", "pipe", "socket", "gone"]
     data: bytes = b""
-    mode: int | None = None
+    facts: Facts | None = None
     base: str = ""
     """The version that the change is based on, in a form that another process can compare, or "" if there is none."""
 
@@ -186,8 +187,8 @@ class FileFork(Overlay):
         if not node.version:
             return FileChange(path, "gone", base=base)
         if node.data is None:
-            return FileChange(path, "folder", mode=self._mode_of(node), base=base)
-        return FileChange(path, "file", loaded(node.data), self._mode_of(node), base)
+            return FileChange(path, "folder", facts=self._facts_of(path, node), base=base)
+        return FileChange(path, "file", loaded(node.data), self._facts_of(path, node), base)
 
     def _node_again(self, change: FileChange, old: Node) -> Node:
         now = self._shared.clock.now()
@@ -216,15 +217,15 @@ class FileFork(Overlay):
     def diff(self) -> str:
         """Return the changes as a unified diff. The content of binary and very large files is not shown."""
         with self._shared.lock:
-            return diff(self._changes(), self._mode_of, self._run_later())
+            return diff(self._changes(), self._facts_of, self._run_later())
 
     def _run_later(self) -> Mapping[str, str]:
         """Return each changed startup file with the program that runs it."""
         changed = (path for path, node, _ in self._changes() if node.version and not node.is_folder)
         return {path: program for path in changed if (program := run_by(path))}
 
-    def _mode_of(self, node: Node) -> int | None:
-        """Return the mode of a file or folder, or None if it is not recorded."""
+    def _facts_of(self, path: str, node: Node) -> Facts | None:
+        """Return what a file or folder is besides its content, or None if that is not recorded."""
         return None
 
     def _changes(self) -> Iterator[tuple[str, Node, Node]]:

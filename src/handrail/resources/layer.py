@@ -300,9 +300,9 @@ class Layer:
             for folder, name, inner in reversed(below):
                 self._put(folder, name, ABSENT, inner)
             self._put(start.folder, start.name, ABSENT, node)
-            self._put_again(end.folder, end.name, node)
+            self._put_again(end.folder, end.name, node, start.path)
             for folder, name, inner in below:
-                self._put_again(end.path + folder[len(start.path) :], name, inner)
+                self._put_again(end.path + folder[len(start.path) :], name, inner, join(folder, name))
 
     def _store(self, at: ParsedPath, data: bytes, old: Node) -> None:
         shared = self._shared
@@ -318,8 +318,8 @@ class Layer:
                 self._make_folders(at.folder, before=1)
         self._put(at.folder, at.name, Node(shared.tick(), data, shared.clock.now()), old)
 
-    def _put_again(self, folder: str, name: str, node: Node) -> None:
-        """Put the same content at a new path, with a new version and the original modification time."""
+    def _put_again(self, folder: str, name: str, node: Node, source: str) -> None:
+        """Put the content of the path `source` at a new path, with a new version and the original modification time."""
         new = Node(self._shared.tick(), node.data, node.modified)
         self._put(folder, name, new, self._look(folder, name))
 

@@ -69,10 +69,9 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True, dict=True):
 
 
 def keep_rendering(result: ToolResult[Any], text: str, json: str | None) -> None:
-    """Keep the text that a result was rendered as and, unless it is None, the JSON of its value."""
-    vars(result)["text"] = text
-    if json is not None:
-        vars(result)["json"] = json
+    """Keep the text that a result was rendered as, and the JSON of its value. None means that it was not encoded."""
+    kept: dict[str, Any] = vars(result)
+    kept.update(text=text, json=json)
 
 
 def shown_text(result: ToolResult[Any]) -> str:

@@ -119,14 +119,14 @@ def test_what_a_command_did_is_committed(folders: Folders, at: Path, case: str, 
 
 
 def test_modes_links_and_odd_names_come_along(folders: Folders, at: Path):
-    """Modes, links and odd names that a command made are committed, and undo reverts them."""
+    """Modes, links, pipes and odd names that a command made are committed, and undo reverts them."""
     files = folders(FILES)
     fork = files.fork("call")
     script = (
         "chmod 700 keep; chmod 755 a; ln -s a link; ln -s /etc/passwd out; printf o > 'odd\\name'; mkfifo p"
     )
     taken = command(fork, script, at)[1]
-    assert taken == ("a", "keep/", "link", "odd\\name", "out")
+    assert taken == ("a", "keep/", "link", "odd\\name", "out", "p")
     fork.prepare()
     fork.stage(CallKey("call"))
     fork.apply()
@@ -137,6 +137,7 @@ def test_modes_links_and_odd_names_come_along(folders: Folders, at: Path):
     assert os.readlink(files.root / "out") == "/etc/passwd"
     assert (files.root / "odd\\name").read_text() == "o"
     assert files.read("link") == "1\n"
+    assert (files.root / "p").is_fifo()
     files.undo("call")
     assert (files.root / "keep").stat().st_mode & 0o777 == 0o755
     assert tree(files) == {**FILES, "d": None, "keep": None}

@@ -1,6 +1,7 @@
 """`Area`: the staging folder beside the real one, which holds pending commits and what earlier commits displaced.
 
     .<name>.handrail/
+        identity               which root this folder belongs to
         at-work/<process>/     the forks and commits of one process, which holds a lock on its folder
         done/<when>-<call>/    what one of the most recent commits displaced, with its manifest
 
@@ -28,6 +29,14 @@ from handrail.resources.directory.commit import Commit, Manifest, Step, members_
 from handrail.resources.directory.content import version_of
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.jail import Jail
+from handrail.resources.directory.staging import (
+    IDENTITY,
+    belongs,
+    claim,
+    facts_of,
+    find_staging,
+    read_identity,
+)
 
 log = logging.getLogger("handrail.files")
 
@@ -46,20 +55,42 @@ class Kept(msgspec.Struct, frozen=True):
 class Area:
     """One process's part of a root's staging folder."""
 
-    def __init__(self, jail: Jail, disk: Disk, folder: Path, clock: Clock, keep: tuple[int, int]) -> None:
+    def __init__(
+        self, jail: Jail, disk: Disk, folder: Path, clock: Clock, keep: tuple[int, int], *, fixed: bool = True
+    ) -> None:
         self.jail = jail
         self.disk = disk
-        self.folder = folder
+        self._wanted = folder
+        self._folder = folder if fixed else None
         self._clock = clock
         self._keep_calls, self._keep_bytes = keep
         self._lock = -1
         self._mine: Path | None = None
+        self.root_id = ""
+        """The root's id, once this process has its own folder."""
         self._numbers = count()
         self._kept: list[Kept] | None = None
         self._synced = False
         self._ready: dict[str, list[Path]] = {}
 
     # --- the folder -------------------------------------------------------------------------------
+
+    @property
+    def folder(self) -> Path:
+        """The staging folder. Unless it is fixed, it is found by the identity of the root."""
+        if self._folder is None:
+            self._folder = find_staging(facts_of(self.jail.fd), self._wanted)
+        return self._folder
+
+    def at(self, folder: Path) -> Area:
+        """Return an area for a different staging folder of the same root."""
+        keep = self._keep_calls, self._keep_bytes
+        return self if folder == self.folder else Area(self.jail, self.disk, folder, self._clock, keep)
+
+    def is_own(self) -> bool:
+        """Return whether the staging folder exists and belongs to this root."""
+        found = read_identity(self.folder)
+        return found is not None and belongs(found, self.folder, facts_of(self.jail.fd))
 
     @property
     def mine(self) -> Path:
@@ -85,13 +116,18 @@ class Area:
             raise FileError(
                 ".", self._with_hint(f"changes can't be staged in {str(self.folder)!r} ({why})")
             ) from None
-        if os.stat(mine).st_dev != os.stat(root).st_dev:
+        lock = os.open(mine, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if facts_of(lock).mount != facts_of(self.jail.fd).mount:
+                problem = f"{str(self.folder)!r} is on a different disk from {str(root)!r}"
+                raise FileError(".", self._with_hint(problem))
+            self._refuse_case_insensitive(mine)
+            self.root_id = claim(self.folder, root, self.jail.fd)
+        except BaseException:
+            os.close(lock)
             os.rmdir(mine)
-            raise FileError(
-                ".", self._with_hint(f"{str(self.folder)!r} is on a different disk from {str(root)!r}")
-            )
-        self._refuse_case_insensitive(mine)
-        self._lock = os.open(mine, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            raise
+        self._lock = lock
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._sweep(mine)
         return mine
@@ -107,7 +143,6 @@ class Area:
         finally:
             probe.unlink()
         if same:
-            os.rmdir(mine)
             raise case_insensitive(self.jail.root)
 
     def _sweep(self, mine: Path) -> None:
@@ -215,6 +250,7 @@ class Area:
             self._ready[journal] = [self.new_folder(f"{_COMMIT}-{journal}-") for _ in range(_READY)]
             self._sync_folder(self.mine)
             if not self._synced:
+                self.disk.sync_file(self.folder / IDENTITY)
                 for each in ("at-work", "done", ".", ".."):
                     self._sync_folder(self.folder / each)
                 self._synced = True
@@ -289,7 +325,7 @@ class Area:
         found = self.jail.look(step.where)
         if found is None:
             return step.do == "put" and not step.before
-        return step.do == "mode" or shown_version(version_of(found[0])) == step.before
+        return step.do == "change" or shown_version(version_of(found[0])) == step.before
 
     def _take_up(self, commit: Commit, manifest: Manifest) -> Commit:
         """Turn a kept commit into a pending one with a new manifest."""
@@ -310,7 +346,8 @@ class Area:
     def _all_kept(self) -> list[Kept]:
         if self._kept is None:
             done = self.folder / "done"
-            self._kept = [Kept(path, _size(path)) for path in sorted(done.iterdir())] if done.is_dir() else []
+            paths = sorted(done.iterdir()) if done.is_dir() and self.is_own() else []
+            self._kept = [Kept(path, _size(path)) for path in paths]
         return self._kept
 
 

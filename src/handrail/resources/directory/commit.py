@@ -5,9 +5,9 @@ A manifest is plain data, from which a restarted process can finish the commit. 
 - *put* exchanges a slot in the commit's own folder with what is at the path. If nothing is there, it moves the slot
   to the path.
 - *take* moves what is at the path into a slot.
-- *mode* changes the mode of a folder.
+- *change* changes the mode, owner, group and attributes of a folder.
 
-A step is a single rename or mode change. It says what it expects to displace, and its opposite is a step too. So
+A step is a single rename, or the change of one folder. It says what it expects to displace, and its opposite is a step too. So
 reverting, continuing after a crash and undoing use the same mechanism.
 
 The commit's own folder, which nobody else writes to, shows whether a step was done: a slot that still holds the new
@@ -32,9 +32,10 @@ import msgspec
 
 from handrail.errors import Conflict, FileError
 from handrail.records import CallKey
-from handrail.resources.directory.content import Folder, identity, mode_of, version_of
+from handrail.resources.directory.content import Folder, identity, version_of
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.jail import Jail, refusal
+from handrail.resources.facts import Facts
 from handrail.resources.layer import Node, Over
 from handrail.resources.paths import ancestors, join, reserved_in, split
 
@@ -42,7 +43,7 @@ from handrail.resources.paths import ancestors, join, reserved_in, split
 class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One step of a commit, which changes one path."""
 
-    do: Literal["put", "take", "mode"]
+    do: Literal["put", "take", "change"]
     path: str
     """The path for display, in which bytes that are not UTF-8 are escaped as `\\xff`. Use `where` to access the file."""
     bytes: str = ""
@@ -60,8 +61,9 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """For a displaced folder, a digest of everything in it."""
     folder: bool = False
     """Whether the new content is a folder. If a folder is already at the path, the step does nothing."""
-    mode: int = 0
-    old_mode: int = 0
+    facts: Facts | None = None
+    """For *change*, the new mode, owner, group and attributes of the folder."""
+    old_facts: Facts | None = None
 
     @property
     def where(self) -> str:
@@ -70,8 +72,8 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     def opposite(self) -> Step:
         """Return the step that reverts this one."""
-        if self.do == "mode":
-            return msgspec.structs.replace(self, mode=self.old_mode, old_mode=self.mode)
+        if self.do == "change":
+            return msgspec.structs.replace(self, facts=self.old_facts, old_facts=self.facts)
         if self.do == "take":
             return Step(do="put", path=self.path, bytes=self.bytes, slot=self.slot, after=self.before)
         if self.before:
@@ -88,6 +90,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str = ""
     place: str = ""
     root: str
+    """Where the root was when the commit was staged. It may have been moved since; `root_id` says which one it is."""
+    root_id: str = ""
     staging: str
     folder: str
     """The folder that contains the slots, relative to the staging folder."""
@@ -160,7 +164,7 @@ def in_order(over: Over) -> Iterator[Change]:
                 yield Change(join(folder, name), node, base)
     for folder in folders:
         for name, (node, base) in over[folder].items():
-            if node.version and not (node.is_folder and base.is_folder and not _other_mode(node, base)):
+            if node.version and not (node.is_folder and base.is_folder and not isinstance(node, Folder)):
                 yield Change(join(folder, name), node, base)
 
 
@@ -179,10 +183,6 @@ def tree_digest(over: Over, path: str) -> str:
 def opposites(steps: Sequence[Step]) -> tuple[Step, ...]:
     """Return the steps that revert the given ones, in the order in which to apply them."""
     return tuple(step.opposite() for step in reversed(steps))
-
-
-def _other_mode(node: Node, base: Node) -> bool:
-    return isinstance(node, Folder) and mode_of(base) not in (None, node.mode)
 
 
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV}
@@ -250,16 +250,16 @@ class Commit:
         return tuple(left)
 
     def is_done(self, step: Step) -> bool:
-        """Return whether a step was done, judging by the slot's content or the folder's mode."""
-        if step.do == "mode":
-            found = self._jail.look(step.where)
-            return found is not None and stat.S_IMODE(found[0].st_mode) == step.mode
+        """Return whether a step was done, judging by the slot's content or the folder's facts."""
+        if step.do == "change":
+            facts = self._jail.facts(step.where)
+            return facts is not None and facts != step.old_facts
         slot = _identity_at(self.folder / step.slot)
         return bool(slot) if step.do == "take" else slot != step.after
 
     def is_begun(self) -> bool:
         """Return whether any *put* or *take* step was done."""
-        return any(self.is_done(step) for step in self.manifest.steps if step.do != "mode")
+        return any(self.is_done(step) for step in self.manifest.steps if step.do != "change")
 
     @contextlib.contextmanager
     def _folders(self) -> Generator[Folders]:
@@ -283,8 +283,9 @@ class Commit:
             raise Unexpected  # no call makes such a step, so someone has changed the manifest
         folder, name = split(path)
         there, slots = folders.open(folder), folders.slots
-        if step.do == "mode":
-            self._disk.chmod(there, name, step.mode)
+        if step.do == "change":
+            if step.facts is not None:
+                self._disk.change_folder(there, name, step.facts)
         elif step.do == "take":
             self._disk.place(there, name, slots, step.slot)
             if not self._as_expected(step):

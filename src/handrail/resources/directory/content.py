@@ -1,4 +1,4 @@
-"""The content of a file in a directory: on disk, in memory until it is written, or a link.
+"""The content of a file in a directory: on disk, in memory until it is written, a link, a pipe or a socket.
 
 A version is one integer that encodes the file's status on disk: device, inode, mode, size, mtime and ctime. A file
 with the same version has not changed, so no other state is needed. A folder's version encodes only device, inode
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from handrail.errors import FileError
+from handrail.resources.facts import SET_ID, Attributes, Facts
 from handrail.resources.layer import ABSENT, Node
 
 _WORD = (1 << 64) - 1
@@ -35,21 +36,40 @@ def identity(version: int) -> int:
     return version >> 64 & _IDENTITY
 
 
+class Source(Protocol):
+    """Where the content of a file on disk is read from."""
+
+    def read(self, path: str, version: int) -> bytes:
+        """Return the bytes. Raises `Conflict` if the file no longer has this version."""
+        ...
+
+    def attributes(self, path: str) -> Attributes:
+        """Return the extended attributes that a copy of the file should have."""
+        ...
+
+
 class OnDisk:
     """The content and status of a file on disk."""
 
-    __slots__ = ("_kept", "_read", "found", "path", "staged", "version")
+    __slots__ = ("_kept", "_source", "found", "path", "staged", "version")
 
-    def __init__(
-        self, path: str, found: os.stat_result, read: Callable[[str, int], bytes], staged: Path | None = None
-    ) -> None:
+    def __init__(self, path: str, found: os.stat_result, source: Source, staged: Path | None = None) -> None:
         self.path = path
         self.found = found
         self.version = version_of(found)
         self.staged = staged
         """The file's path in a layer if one of the call's commands wrote it, or None."""
-        self._read = read
+        self._source = source
         self._kept: bytes | None = None
+
+    @property
+    def facts(self) -> Facts:
+        """The file's mode, owner, group and attributes."""
+        found = self.found
+        return Facts(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, self._attributes())
+
+    def _attributes(self) -> Attributes:
+        return self._source.attributes(self.path)
 
     def __len__(self) -> int:
         return self.found.st_size
@@ -59,7 +79,7 @@ class OnDisk:
         return self._kept is not None
 
     def load(self) -> bytes:
-        return self._read(self.path, self.version) if self._kept is None else self._kept
+        return self._source.read(self.path, self.version) if self._kept is None else self._kept
 
     def keep(self, data: bytes) -> None:
         """Keep these bytes in memory, so that `load` returns them even if the file changes."""
@@ -67,13 +87,13 @@ class OnDisk:
 
 
 class Held:
-    """The content of a file that a call wrote, and the status of the file whose mode and owner it takes, if any."""
+    """The content of a file that a call wrote, and the facts of the file that it replaces, if any."""
 
-    __slots__ = ("data", "like")
+    __slots__ = ("data", "facts")
 
-    def __init__(self, data: bytes, like: os.stat_result | None) -> None:
+    def __init__(self, data: bytes, facts: Facts | None) -> None:
         self.data = data
-        self.like = like
+        self.facts = facts
 
     def __len__(self) -> int:
         return len(self.data)
@@ -97,26 +117,54 @@ class Link:
         raise FileError(self.target, "this is a symbolic link, which has no content. Read its target instead")
 
 
-class Other:
-    """A pipe, a socket or a device. It can be listed, but not read."""
+class Special(OnDisk):
+    """A pipe, a socket or a device. It can be listed, moved and deleted, but neither read nor written."""
 
-    __slots__ = ("path",)
+    __slots__ = ()
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __len__(self) -> int:
+        return 0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it exists nowhere yet."""
+        return self.found.st_ino == 0
+
+    def _attributes(self) -> Attributes:
+        return () if self.is_new else super()._attributes()
+
+    @property
+    def kind(self) -> str:
+        mode = self.found.st_mode
+        return "pipe" if stat.S_ISFIFO(mode) else "socket" if stat.S_ISSOCK(mode) else "device"
+
+    def load(self) -> bytes:
+        raise FileError(self.path, NOT_REGULAR)
+
+
+NOT_REGULAR = "this is a pipe, a socket or a device, not a regular file. Choose a regular file"
+
+
+def is_pipe_or_socket(status: os.stat_result | None) -> bool:
+    return status is not None and (stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode))
+
+
+class _Unseen:
+    """The content of a file that was listed but not looked up."""
+
+    __slots__ = ()
 
     def __len__(self) -> int:
         return 0
 
     def load(self) -> bytes:
-        problem = "this is a pipe, a socket or a device, not a regular file. Choose a regular file"
-        raise FileError(self.path, problem)
+        raise FileError("", "this file was listed but not looked up")
 
 
-A_FILE = Node(2, Other(""), None)
+A_FILE = Node(2, _Unseen(), None)
 A_FOLDER = Node(3, None, None)
 A_LINK = Node(4, Link(""), None)
-AN_OTHER = Node(5, Other(""), None)
+AN_OTHER = Node(5, _Unseen(), None)
 UNSEEN = {"file": A_FILE, "folder": A_FOLDER, "link": A_LINK, "other": AN_OTHER}
 """Placeholder nodes for names in a listing, by kind. Their versions say only which kind they are."""
 _UNSEEN_VERSIONS = frozenset(node.version for node in UNSEEN.values())
@@ -132,28 +180,43 @@ def is_link(node: Node) -> bool:
 
 
 class Folder(Node, frozen=True):
-    """A folder with an explicit mode."""
+    """A folder with explicit facts."""
 
-    mode: int = 0
+    facts: Facts = Facts(0)
 
 
-def like_of(node: Node) -> os.stat_result | None:
-    """Return the status of the file whose mode and owner a node takes, or None."""
+def facts_of(node: Node) -> Facts | None:
+    """Return what a file or folder is besides its content, or None if the node does not say.
+
+    A node that stands for a folder on disk does not say.
+    """
+    if isinstance(node, Folder):
+        return node.facts
     data = node.data
-    return data.found if isinstance(data, OnDisk) else data.like if isinstance(data, Held) else None
+    return data.facts if isinstance(data, OnDisk | Held) else None
+
+
+def facts_for_new_content(node: Node) -> Facts | None:
+    """Return the facts that new content at a node's path takes over, or None. New content gets no set-ID bits."""
+    facts = facts_of(node)
+    if facts is None or isinstance(node.data, Special):
+        return None
+    return Facts(facts.mode & ~SET_ID, facts.uid, facts.gid, facts.attributes)
 
 
 def mode_of(node: Node) -> int | None:
     """Return the mode of a file or folder, or None if the node has none."""
     if isinstance(node, Folder):
-        return node.mode
+        return node.facts.mode
     if node.is_folder:
         return node.version >> 192 & 0o7777 if node.version >= FIRST_VERSION else None
-    like = like_of(node)
-    return None if like is None else stat.S_IMODE(like.st_mode)
+    data = node.data
+    if isinstance(data, OnDisk):
+        return stat.S_IMODE(data.found.st_mode)
+    return data.facts.mode if isinstance(data, Held) and data.facts is not None else None
 
 
-def node_of(path: str, found: tuple[os.stat_result, str] | None, read: Callable[[str, int], bytes]) -> Node:
+def node_of(path: str, found: tuple[os.stat_result, str] | None, source: Source) -> Node:
     """Create the node for what the disk has at a path. `found` is None if nothing is there."""
     if found is None:
         return ABSENT
@@ -163,5 +226,7 @@ def node_of(path: str, found: tuple[os.stat_result, str] | None, read: Callable[
     if stat.S_ISDIR(mode):
         return Node(version, None, status.st_mtime)
     if stat.S_ISREG(mode):
-        return Node(version, OnDisk(path, status, read), status.st_mtime)
-    return Node(version, Link(target) if stat.S_ISLNK(mode) else Other(path), status.st_mtime)
+        return Node(version, OnDisk(path, status, source), status.st_mtime)
+    return Node(
+        version, Link(target) if stat.S_ISLNK(mode) else Special(path, status, source), status.st_mtime
+    )

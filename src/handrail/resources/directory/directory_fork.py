@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 from collections.abc import Mapping
@@ -11,31 +10,36 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from handrail.errors import Conflict, ContextError, ContextExpired
+from handrail.errors import Conflict, ContextError, ContextExpired, FileError
 from handrail.records import CallKey
 from handrail.resources.directory.commit import Commit
 from handrail.resources.directory.content import (
     FIRST_VERSION,
+    NOT_REGULAR,
     Folder,
     Held,
     Link,
     OnDisk,
+    Source,
+    Special,
+    facts_for_new_content,
+    facts_of,
     identity,
     is_link,
+    is_pipe_or_socket,
     is_unseen,
-    like_of,
-    mode_of,
     version_of,
 )
 from handrail.resources.directory.jail import read_open
 from handrail.resources.directory.layer_stack import Entry, LayerStack
 from handrail.resources.directory.links import Linked
 from handrail.resources.directory.stager import stage_commit
+from handrail.resources.facts import Attributes, Facts, is_portable, read_attributes
 from handrail.resources.file_fork import FileChange, FileFork
-from handrail.resources.layer import ABSENT, Layer, Node, Shared
+from handrail.resources.layer import ABSENT, TOP, Layer, Node, Shared
 from handrail.resources.mount import Layers
 from handrail.resources.overlay import PREPARED, Overlay
-from handrail.resources.paths import join, split
+from handrail.resources.paths import ParsedPath, join, split
 from handrail.resources.startup_files import is_allowed, run_by
 
 _KEPT_FILE, _KEPT = 1024 * 1024, 64 * 1024 * 1024
@@ -86,18 +90,26 @@ class DirectoryFork(Linked, FileFork):
         if self._over is None:
             _ = self._ground.area.mine  # report a read-only folder now, not at the commit
         if isinstance(node.data, bytes):
-            node = Node(node.version, Held(node.data, like_of(old)), node.modified)
+            node = Node(node.version, Held(node.data, facts_for_new_content(old)), node.modified)
         super()._put(folder, name, node, old, base)
 
-    def _put_again(self, folder: str, name: str, node: Node) -> None:
-        if not node.is_folder or (mode := mode_of(node)) is None:
-            super()._put_again(folder, name, node)
+    def _store(self, at: ParsedPath, data: bytes, old: Node) -> None:
+        if isinstance(old.data, Special):
+            raise FileError(at.path, NOT_REGULAR)
+        super()._store(at, data, old)
+
+    def _put_again(self, folder: str, name: str, node: Node, source: str) -> None:
+        facts = self._facts_of(source, node) if node.is_folder else None
+        if facts is None:
+            super()._put_again(folder, name, node, source)
         else:
-            new = Folder(self._shared.tick(), None, node.modified, mode)
+            new = Folder(self._shared.tick(), None, node.modified, facts)
             self._put(folder, name, new, self._look(folder, name))
 
-    def _mode_of(self, node: Node) -> int | None:
-        return mode_of(node)
+    def _facts_of(self, path: str, node: Node) -> Facts | None:
+        if node.is_folder and node.version >= FIRST_VERSION:
+            return self._ground.jail.facts(path)
+        return facts_of(node)
 
     # --- replay -----------------------------------------------------------------------------------
 
@@ -107,18 +119,26 @@ class DirectoryFork(Linked, FileFork):
     def _change(self, path: str, node: Node, base: str) -> FileChange:
         if isinstance(node.data, Link):
             return FileChange(path, "link", os.fsencode(node.data.target), base=base)
+        if isinstance(node.data, Special):
+            kind, facts = node.data.kind, node.data.facts
+            if kind != "device":
+                return FileChange(path, "pipe" if kind == "pipe" else "socket", facts=facts, base=base)
         return super()._change(path, node, base)
 
     def _node_again(self, change: FileChange, old: Node) -> Node:
-        tick, now, mode = self._shared.tick(), self._shared.clock.now(), change.mode
+        tick, now, facts = self._shared.tick(), self._shared.clock.now(), change.facts
         if change.kind == "link":
             return Node(tick, Link(os.fsdecode(change.data)), now)
+        if change.kind in _KINDS:
+            return Node(tick, _new_special(change.path, _KINDS[change.kind], facts, self._ground), now)
         if change.kind == "folder":
-            return Node(tick, None, now) if mode is None else Folder(tick, None, now, mode)
-        return Node(tick, Held(change.data, _like(like_of(old), mode)), now)
+            return Node(tick, None, now) if facts is None else Folder(tick, None, now, facts)
+        return Node(tick, Held(change.data, facts), now)
 
     def _bytes_of(self, data: Any) -> bytes:
-        """Return a file's content; for a link, the path that it leads to."""
+        """Return a file's content; for a link, the path that it leads to; for a pipe or a socket, nothing."""
+        if isinstance(data, Special):
+            return b""
         return os.fsencode(data.target) if isinstance(data, Link) else super()._bytes_of(data)
 
     def startup_files(self) -> list[tuple[str, str]]:
@@ -251,9 +271,9 @@ class DirectoryFork(Linked, FileFork):
         """Take over every path that a command changed in the upper layer as a write of this call.
 
         `mounted_at` is `Layers.mounted_at`. Returns the paths taken over, sorted; a folder's path ends in `/`.
-        Pipes, sockets and devices are not taken over. Raises `Conflict` with the paths that someone else has also
-        changed since the mount, because the command may have seen either version. Nothing is taken over then, and
-        the fork must be dropped.
+        Raises `Conflict` with the paths that someone else has also changed since the mount, because the command may
+        have seen either version, and `FileError` for a device, which could lead out of the folder. Nothing is taken
+        over then, and the fork must be dropped.
         """
         with self._shared.lock:
             self._enter()
@@ -261,7 +281,11 @@ class DirectoryFork(Linked, FileFork):
             top = stack.top
             if top is None:
                 raise ContextError(f"the fork of {self._owner!r} has no layers. Call layers() first")
-            entries = [entry for entry in top.changed() if entry.kind != "other"]
+            entries = list(top.changed())
+            for entry in entries:
+                if entry.kind == "other" and not is_pipe_or_socket(entry.status):
+                    problem = "a command created a device here, which could lead out of the folder. Remove it"
+                    raise FileError(entry.path, problem)
             newer = {entry.path for entry in entries if self._is_newer(entry, mounted_at)}
             if newer:
                 raise Conflict(sorted(newer))
@@ -335,32 +359,68 @@ class DirectoryFork(Linked, FileFork):
         status = entry.status
         if entry.kind == "gone" or status is None:
             return ABSENT if old.version else old
-        tick, mode = self._shared.tick(), stat.S_IMODE(status.st_mode)
+        tick = self._shared.tick()
         if entry.kind == "folder":
-            mode &= 0o1777 | (mode_of(old) or 0)  # a folder may keep its set-ID bits but never gains any
-            return (
-                old if old.is_folder and mode_of(old) == mode else Folder(tick, None, status.st_mtime, mode)
-            )
+            facts = self._facts_left(entry, old)
+            return old if facts is None else Folder(tick, None, status.st_mtime, facts)
         if entry.kind == "link":
             return Node(tick, Link(os.readlink(at)), status.st_mtime)
-        content = OnDisk(entry.path, status, lambda path, version: self._read_staged(at, path, version), at)
+        source = _Staged(at, self._shared.limits.max_file_size)
+        content = (Special if entry.kind == "other" else OnDisk)(entry.path, status, source, at)
         return Node(tick, content, status.st_mtime)
 
-    def _read_staged(self, at: Path, path: str, version: int) -> bytes:
-        with contextlib.ExitStack() as closing:
-            fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            closing.callback(os.close, fd)
+    def _facts_left(self, entry: Entry, old: Node) -> Facts | None:
+        """Return the facts of a folder that a command left, or None if they are unchanged.
+
+        A folder may keep its set-ID bits and get those of the folder above, but never gains others. What this process
+        may not give a copy of a folder is not a change: an owner, and attributes that only root can set.
+        """
+        before = self._facts_of(entry.path, old) if old.is_folder else None
+        left = entry.facts or Facts(0o755)
+        above = self._facts_of(folder := split(entry.path)[0], self._look(*split(folder)) if folder else TOP)
+        inherited = 0 if above is None else above.mode & stat.S_ISGID
+        mode = left.mode & (0o1777 | inherited | (before.mode if before else 0))
+        if before is None:
+            return Facts(mode, left.uid, left.gid, left.attributes)
+        attributes = tuple(each for each in left.attributes if is_portable(each[0]))
+        attributes += tuple(each for each in before.attributes if not is_portable(each[0]))
+        uid, gid = left.uid, left.gid
+        if os.geteuid() != 0:
+            uid, gid = before.uid, before.gid if gid == os.getegid() else gid
+        after = Facts(mode, uid, gid, tuple(sorted(attributes)))
+        return None if after == before else after
+
+
+_KINDS = {"pipe": stat.S_IFIFO, "socket": stat.S_IFSOCK}
+
+
+def _new_special(path: str, kind: int, facts: Facts | None, source: Source) -> Special:
+    """Return a pipe or a socket that exists nowhere yet."""
+    facts = facts or Facts(0o600, os.geteuid(), os.getegid())
+    fields = (kind | facts.mode, 0, 0, 1, facts.uid, facts.gid, 0, 0, 0, 0)
+    status = os.stat_result(fields, dict.fromkeys(("st_atime_ns", "st_mtime_ns", "st_ctime_ns"), 0))
+    return Special(path, status, source)
+
+
+class _Staged:
+    """Reads one file in the layer to which a command wrote it."""
+
+    __slots__ = ("_at", "_limit")
+
+    def __init__(self, at: Path, limit: int) -> None:
+        self._at = at
+        self._limit = limit
+
+    def read(self, path: str, version: int) -> bytes:
+        fd = os.open(self._at, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
             now = version_of(os.fstat(fd))
-            if identity(now) != identity(
-                version
-            ):  # without ctime, which changes when a layer shares the file
+            # without ctime, which changes when a layer shares the file
+            if identity(now) != identity(version):
                 raise Conflict([path])
-            return read_open(fd, path, now, self._shared.limits.max_file_size)
+            return read_open(fd, path, now, self._limit)
+        finally:
+            os.close(fd)
 
-
-def _like(old: os.stat_result | None, mode: int | None) -> os.stat_result | None:
-    """Return the status of a file with this mode and with the owner of the file it replaces, or None for the defaults."""
-    if mode is None or (old is not None and stat.S_IMODE(old.st_mode) == mode):
-        return old
-    uid, gid = (os.geteuid(), os.getegid()) if old is None else (old.st_uid, old.st_gid)
-    return os.stat_result((stat.S_IFREG | mode, 0, 0, 1, uid, gid, 0, 0, 0, 0))
+    def attributes(self, path: str) -> Attributes:
+        return read_attributes(self._at)

@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 
 from handrail.resources.directory.jail import exchange, move_into
+from handrail.resources.facts import SET_ID, Facts, read_attributes, write_facts
 from handrail.resources.mount import remove_tree
 
 _CHUNK = 1 << 26
@@ -24,20 +25,23 @@ class Disk:
         """Create a folder."""
         os.mkdir(path, mode)
 
-    def write(self, path: Path, data: bytes, like: os.stat_result | None = None) -> None:
-        """Create a file with these bytes and, with `like`, with that file's mode and owner."""
+    def write(self, path: Path, data: bytes, facts: Facts | None = None) -> None:
+        """Create a file with these bytes and facts. Without `facts`, it gets those of a new file."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             left = memoryview(data)
             while left:
                 left = left[os.write(fd, left) :]
-            if like is not None:
-                _liken(fd, like)
+            if facts is not None:
+                write_facts(fd, facts)
         finally:
             os.close(fd)
 
     def copy(self, source: int, path: Path, like: os.stat_result) -> None:
-        """Copy an open file to a new path, with the mode, owner and times in `like`. Uses a reflink if the disk supports it."""
+        """Copy an open file to a new path, with the mode, owner and times in `like`, and with its attributes.
+
+        Uses a reflink if the disk supports it.
+        """
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             try:
@@ -51,7 +55,8 @@ class Disk:
                     left = memoryview(part)
                     while left:
                         left = left[os.write(fd, left) :]
-            _liken(fd, like)
+            mode = stat.S_IMODE(like.st_mode) & ~SET_ID  # a copy does not get set-ID bits
+            write_facts(fd, Facts(mode, like.st_uid, like.st_gid, read_attributes(source)))
             os.utime(fd, ns=(like.st_atime_ns, like.st_mtime_ns))
         finally:
             os.close(fd)
@@ -82,13 +87,20 @@ class Disk:
             os.rename(name, other, src_dir_fd=source, dst_dir_fd=target)
             os.rename(aside, name, src_dir_fd=source, dst_dir_fd=source)
 
-    def chmod(self, folder: int, name: str, mode: int) -> None:
-        """Change the mode of a folder."""
+    def change_folder(self, folder: int, name: str, facts: Facts) -> None:
+        """Change the mode, owner, group and attributes of a folder."""
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
         try:
-            os.fchmod(fd, mode)
+            write_facts(fd, facts)
         finally:
             os.close(fd)
+
+    def special(self, path: Path, status: os.stat_result) -> None:
+        """Create a pipe or a socket with this status. Nobody listens to the socket."""
+        os.mknod(path, stat.S_IFMT(status.st_mode) | 0o600)
+        with contextlib.suppress(PermissionError):  # only root can change the owner
+            os.chown(path, status.st_uid, status.st_gid, follow_symlinks=False)
+        os.chmod(path, stat.S_IMODE(status.st_mode) & ~SET_ID)
 
     def sync_file(self, path: Path) -> None:
         """Sync the content of a file."""
@@ -113,13 +125,3 @@ class Disk:
 
 
 DISK = Disk()
-
-
-def _liken(fd: int, like: os.stat_result) -> None:
-    now = os.fstat(fd)
-    if (now.st_uid, now.st_gid) != (like.st_uid, like.st_gid):
-        with contextlib.suppress(PermissionError):  # only root can change the owner
-            os.fchown(fd, like.st_uid, like.st_gid)
-    mode = stat.S_IMODE(like.st_mode) & ~(stat.S_ISUID | stat.S_ISGID)  # new content does not get set-id bits
-    if stat.S_IMODE(now.st_mode) != mode:
-        os.fchmod(fd, mode)

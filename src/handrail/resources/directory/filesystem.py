@@ -9,26 +9,22 @@ import struct
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from itertools import count, islice
 from pathlib import Path
-from threading import RLock
-from typing import Any
-
-import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, UndoRefused
 from handrail.journals import Journal
 from handrail.operation import Operation
-from handrail.records import CallKey, CommitUnit
-from handrail.resources.directory.area import MANIFEST, Area, case_insensitive, read_manifest, reported
-from handrail.resources.directory.commit import Commit, Manifest
+from handrail.records import CallKey
+from handrail.resources.directory.area import Area, case_insensitive
 from handrail.resources.directory.content import UNSEEN, node_of
 from handrail.resources.directory.directory_fork import DirectoryFork
 from handrail.resources.directory.disk import DISK, Disk
 from handrail.resources.directory.jail import Jail
 from handrail.resources.directory.links import Ground, Linked
+from handrail.resources.directory.recovery import Recovered, recover
+from handrail.resources.directory.staging import default_staging
 from handrail.resources.layer import ABSENT, FileLimits, Listing, Node, refuse_claimed
 from handrail.resources.paths import join, split
-from handrail.threads import run_in_thread
 
 DIRECTORY_LIMITS = FileLimits(max_total_size=16 * 1024 * 1024 * 1024)
 """Default limits of a directory. They apply to what one call changes and to each file that it reads."""
@@ -70,9 +66,9 @@ class DirectoryFilesystem(Linked):
         disk: Disk = DISK,
     ) -> None:
         jail = _open(root)
-        aside = jail.root.parent / f".{jail.root.name}.handrail" if staging is None else Path(staging)
-        aside = aside.absolute()
-        area = Area(jail, disk, aside, clock, (keep_calls, keep_bytes))
+        given = staging is not None
+        aside = Path(staging).absolute() if given else default_staging(jail.root, jail.fd)
+        area = Area(jail, disk, aside, clock, (keep_calls, keep_bytes), fixed=given)
         self._shared = Ground(
             limits,
             clock,
@@ -130,7 +126,8 @@ class DirectoryFilesystem(Linked):
         """Finish commits that a journal recorded but a dead process did not apply. Call it before using the folder.
 
         Recovery only rolls forward: what the journal recorded is applied, and everything else is discarded. A file that
-        someone else has changed is left as it is, and its path is returned in `left`.
+        someone else has changed is left as it is, and its path is returned in `left`. A commit whose folder or staged
+        files are not there stays recorded as unapplied, and is returned in `unapplied`.
         """
         ground = self._ground
         return Operation(lambda: recover(ground.jail, ground.area, ground.lock, journal), "recover")
@@ -153,10 +150,7 @@ class DirectoryFilesystem(Linked):
         if not folder and name == self._ground.hidden and name:
             return ABSENT
         path = join(folder, name)
-        return node_of(path, self._ground.jail.look(path), self._read)
-
-    def _read(self, path: str, version: int) -> bytes:
-        return self._ground.jail.read(path, version, self._ground.limits.max_file_size)
+        return node_of(path, self._ground.jail.look(path), self._ground)
 
     def _has_folder(self, folder: str) -> bool:
         return not folder or self._look(*split(folder)).is_folder
@@ -285,84 +279,3 @@ def _inside(root: Path, staging: Path) -> str:
             f"staging={str(staging)!r} is deep inside the folder. Put it beside the folder, or directly in it."
         )
     return resolved.name if resolved.parent == root else ""
-
-
-class Recovered(msgspec.Struct, frozen=True):
-    """The result of a recovery."""
-
-    finished: tuple[str, ...] = ()
-    """Ids of the calls whose commits are now applied."""
-    dropped: tuple[str, ...] = ()
-    """Ids of the calls that were not recorded. Their changes were discarded."""
-    left: tuple[str, ...] = ()
-    """Paths whose steps could not be done, usually because someone else had changed them. They are unchanged."""
-
-
-async def recover(jail: Jail, area: Area, lock: RLock, journal: Journal) -> Recovered:
-    """Apply the commits that the journal recorded, and discard the other commits of dead processes."""
-    units = await journal.calls.unapplied()
-    finished: list[str] = []
-    left: list[str] = []
-    for unit in units:
-        manifests = _of_this(unit, jail)
-        if manifests:
-            left += await run_in_thread(lambda manifests=manifests: _finish(jail, area, lock, manifests))
-        if not any(_is_at_work(msgspec.convert(each, Manifest)) for each in unit.files):
-            await journal.calls.applied(unit)
-            finished.append(unit.call_id)
-    known = {manifest.folder for unit in units for manifest in _of_this(unit, jail)}
-    dropped = await run_in_thread(lambda: _drop(area, lock, journal.id, known))
-    return Recovered(tuple(finished), tuple(dropped), tuple(sorted(left)))
-
-
-def _is_at_work(manifest: Manifest) -> bool:
-    """Return whether a commit is unfinished. It may belong to a different root."""
-    return Path(manifest.staging, "at-work", manifest.folder).exists()
-
-
-def _of_this(unit: CommitUnit, jail: Jail) -> list[Manifest]:
-    found = [msgspec.convert(each, Manifest) for each in unit.files]
-    return [manifest for manifest in found if manifest.root == str(jail.root)]
-
-
-def _finish(jail: Jail, area: Area, lock: Any, manifests: Sequence[Manifest]) -> list[str]:
-    left: list[str] = []
-    with lock:
-        for manifest in manifests:
-            folder = area.folder / "at-work" / manifest.folder
-            if not folder.exists():
-                continue  # the commit was applied and retired, but the journal was not told
-            if read_manifest(folder) is None:
-                area.disk.forget(folder / MANIFEST)
-                area.write_manifest(folder, manifest)
-            commit = Commit(jail, area.disk, folder, manifest)
-            left += commit.finish(synced=True)
-            area.retire(commit)
-    return left
-
-
-def _drop(area: Area, lock: Any, journal: str, known: set[str]) -> list[str]:
-    """Discard the commits of dead processes that this journal has no record of. Returns the ids of their calls.
-
-    A commit whose steps were begun is kept for `undo` instead, because the journal has recorded it as applied.
-    """
-    dropped: list[str] = []
-    with lock:
-        for part, held in area.abandoned():
-            try:
-                with reported(part):
-                    for commit in list(area.begun(part, journal)):
-                        manifest = commit.manifest
-                        if manifest.folder in known:
-                            continue
-                        with reported(commit.folder):
-                            if commit.is_begun():
-                                area.retire(commit)  # the journal recorded this commit as applied
-                            else:
-                                area.disk.forget(commit.folder)
-                                if manifest.call_id:
-                                    dropped.append(manifest.call_id)
-                    area.forget_part(part)
-            finally:
-                os.close(held)
-    return dropped

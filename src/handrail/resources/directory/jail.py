@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from handrail.errors import Conflict, FileError, FileLimitReached
-from handrail.resources.directory.content import version_of
+from handrail.resources.directory.content import NOT_REGULAR, version_of
+from handrail.resources.facts import Facts, read_attributes
 from handrail.resources.paths import RESERVED, is_reserved, join, reserved_in
 
 _OPENAT2 = 437
@@ -201,6 +202,20 @@ class Jail:
         finally:
             os.close(fd)
 
+    def facts(self, path: str) -> Facts | None:
+        """Return the mode, owner, group and attributes of a file or folder, or None if nothing is there."""
+        try:
+            fd = open_beneath(self.fd, path, os.O_PATH | os.O_NOFOLLOW)
+        except OSError:
+            return None
+        try:
+            status = os.fstat(fd)
+            is_link = stat.S_ISLNK(status.st_mode)
+            attributes = () if is_link else read_attributes(f"/proc/self/fd/{fd}", follow=True)
+            return Facts(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, attributes)
+        finally:
+            os.close(fd)
+
     def folder(self, path: str, flags: int = os.O_PATH) -> int:
         """Open a folder and return its descriptor. Raises `OSError` if there is no such folder."""
         if RESERVED in path and reserved_in(path):
@@ -268,9 +283,7 @@ def read_open(fd: int, path: str, version: int, limit: int) -> bytes:
     if version_of(found) != version:
         raise Conflict([path])
     if not stat.S_ISREG(found.st_mode):
-        raise FileError(
-            path, "this is a pipe, a socket or a device, not a regular file. Choose a regular file"
-        )
+        raise FileError(path, NOT_REGULAR)
     if found.st_size > limit:
         problem = f"it has {found.st_size} bytes, and the limit for reading a file is {limit}. Read only a part of it by other means"
         raise FileLimitReached(path, problem)

@@ -22,9 +22,10 @@ import msgspec
 
 from handrail.errors import FileError
 from handrail.resources.directory.area import Area
-from handrail.resources.directory.content import Held, Link, OnDisk, mode_of, version_of
+from handrail.resources.directory.content import Held, Link, OnDisk, Special, facts_of, version_of
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.jail import Jail, open_beneath
+from handrail.resources.facts import SET_ID, Facts, facts_at, write_facts
 from handrail.resources.layer import Node, Over
 from handrail.resources.mount import OPAQUE, attribute, is_opaque, is_whiteout, strip_marks
 from handrail.resources.paths import is_reserved, join, split
@@ -45,6 +46,8 @@ class Entry(msgspec.Struct, frozen=True):
     """For a folder, whether it hides the layers below."""
     copied: bool = False
     """Whether the path was copied up from a lower layer."""
+    facts: Facts | None = None
+    """For a folder, its mode, owner, group and attributes."""
 
 
 class Upper:
@@ -57,40 +60,43 @@ class Upper:
         self.folder = folder
         self.is_marked = False
         """Whether deletions use marker files, which an overlay accepts only in lower layers."""
-        self._written: dict[str, tuple[int, bool]] = {}
+        self._written: dict[str, _Mark] = {}
         """The state of each path when the fork wrote it or `changed` yielded it. A path that differs has changed since."""
 
     def put(
         self,
         path: str,
         node: Node,
+        base: Node,
         fill: Callable[[OnDisk, Path], None],
-        mode_below: Callable[[str], int | None],
+        facts_below: Callable[[str], Facts | None],
     ) -> None:
         """Write a node to a path. `fill` copies or links a file that is on disk."""
-        self._make_way(path, mode_below)
+        self._make_way(path, facts_below)
         at = self.folder / path
-        self._disk.forget(at)
         data = node.data
+        if not (node.is_folder and base.is_folder and at.is_dir()):
+            self._disk.forget(at)
         if not node.version:
             if not self._under_opaque(path):
                 self._white_out(at)
         elif data is None:
-            os.mkdir(at, 0o777)
-            mode = mode_of(node)
-            if mode is not None:
-                os.chmod(at, mode)
-            os.setxattr(at, OPAQUE, b"y")
+            if not at.is_dir():
+                os.mkdir(at, 0o777)
+            if (facts := facts_of(node)) is not None:
+                write_facts(at, facts)
+            if not base.is_folder:  # otherwise the lower layers have some of its content
+                os.setxattr(at, OPAQUE, b"y")
         elif isinstance(data, Link):
             os.symlink(data.target, at)
         elif isinstance(data, OnDisk):
             fill(data, at)
         elif isinstance(data, Held):
-            self._disk.write(at, data.data, data.like)
+            self._disk.write(at, data.data, data.facts)
         if os.path.lexists(at):
             self._written[path] = _mark(_entry(path, at))
 
-    def _make_way(self, path: str, mode_below: Callable[[str], int | None]) -> None:
+    def _make_way(self, path: str, facts_below: Callable[[str], Facts | None]) -> None:
         folder = split(path)[0]
         missing: list[str] = []
         while folder and not (self.folder / folder).is_dir():
@@ -100,9 +106,9 @@ class Upper:
             at = self.folder / folder
             self._disk.forget(at)  # a whiteout may be there, but the path is a folder again
             os.mkdir(at, 0o777)
-            mode = mode_below(folder)
-            if mode is not None:
-                os.chmod(at, mode)
+            facts = facts_below(folder)
+            if facts is not None:
+                write_facts(at, facts)
             self._written[folder] = _mark(_entry(folder, at))
 
     def _under_opaque(self, path: str) -> bool:
@@ -162,19 +168,19 @@ class Upper:
             yield Entry(path, "gone")
 
 
-_SET_ID = stat.S_ISUID | stat.S_ISGID
+_Mark = tuple[int, bool, Facts | None]
 
 
 def _safe(entry: Entry, at: Path) -> Entry:
     """Remove a file's set-user-ID and set-group-ID bits, so that a command can't leave a privileged program behind."""
-    if entry.kind != "file" or entry.status is None or not entry.status.st_mode & _SET_ID:
+    if entry.kind != "file" or entry.status is None or not entry.status.st_mode & SET_ID:
         return entry
-    os.chmod(at, stat.S_IMODE(entry.status.st_mode) & ~_SET_ID)
+    os.chmod(at, stat.S_IMODE(entry.status.st_mode) & ~SET_ID)
     return _entry(entry.path, at)
 
 
-def _mark(entry: Entry) -> tuple[int, bool]:
-    return (version_of(entry.status) if entry.status else 0), entry.opaque
+def _mark(entry: Entry) -> _Mark:
+    return (version_of(entry.status) if entry.status else 0), entry.opaque, entry.facts
 
 
 def _entry(path: str, at: Path) -> Entry:
@@ -183,7 +189,7 @@ def _entry(path: str, at: Path) -> Entry:
     if is_whiteout(status):
         return Entry(path, "gone", status)
     if stat.S_ISDIR(mode):
-        return Entry(path, "folder", status, opaque=is_opaque(at))
+        return Entry(path, "folder", status, opaque=is_opaque(at), facts=facts_at(at, status))
     copied = attribute(at, _ORIGIN) is not None
     if stat.S_ISREG(mode):
         gone = status.st_size == 0 and attribute(at, _WHITEOUT) is not None
@@ -262,23 +268,24 @@ class LayerStack:
 
     def _new_top(self) -> Upper:
         folder = self._own("upper")
-        os.chmod(folder, mode_below(self._jail, "") or 0o755)  # a command sees this folder as its root
+        write_facts(folder, self._jail.facts(".") or Facts(0o755))  # a command sees this folder as its root
         self.top = Upper(self._area.disk, folder)
         return self.top
 
-    def _pending(self, over: Over) -> list[tuple[str, Node]]:
-        return sorted(
-            (join(folder, name), node)
+    def _pending(self, over: Over) -> list[tuple[str, Node, Node]]:
+        found = (
+            (join(folder, name), node, base)
             for folder, changes in over.items()
-            for name, (node, _) in changes.items()
+            for name, (node, base) in changes.items()
             if self._flushed.get(join(folder, name)) != node.version
         )
+        return sorted(found, key=lambda change: change[0])
 
     def _flush(self, over: Over, top: Upper, *, linked: bool) -> None:
-        for path, node in self._pending(over):
+        for path, node, base in self._pending(over):
             self._flushed[path] = node.version
             if _stands(over, path):
-                top.put(path, node, self._link if linked else self._copy, lambda p: mode_below(self._jail, p))
+                top.put(path, node, base, self._link if linked else self._copy, self._jail.facts)
 
     def _flatten(self, over: Over) -> None:
         """Merge all layers into one. The merged layer is never written, so it may share files with the old ones."""
@@ -292,7 +299,7 @@ class LayerStack:
         copy_out(self._jail, self._area, content, path)
 
     def _link(self, content: OnDisk, path: Path) -> None:
-        if content.staged is not None:
+        if content.staged is not None and not isinstance(content, Special):
             os.link(content.staged, path, follow_symlinks=False)
         else:
             self._copy(content, path)
@@ -300,6 +307,11 @@ class LayerStack:
 
 def copy_out(jail: Jail, area: Area, content: OnDisk, path: Path) -> None:
     """Copy a file from the folder to a path, or from the layer to which a command wrote it."""
+    if isinstance(content, Special):
+        if content.kind == "device":
+            raise FileError(content.path, "this is a device, which can't be copied. Leave it where it is")
+        area.disk.special(path, content.found)
+        return
     if content.staged is None:
         source = open_beneath(jail.fd, content.path, os.O_RDONLY | os.O_NONBLOCK)
     else:
@@ -309,12 +321,6 @@ def copy_out(jail: Jail, area: Area, content: OnDisk, path: Path) -> None:
     finally:
         os.close(source)
     strip_marks(path)
-
-
-def mode_below(jail: Jail, folder: str) -> int | None:
-    """Return the mode of a folder on disk, or None if it does not exist."""
-    found = jail.look(folder or ".")
-    return None if found is None else found[0].st_mode & 0o7777
 
 
 def _stands(over: Over, path: str) -> bool:

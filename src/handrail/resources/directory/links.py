@@ -24,8 +24,9 @@ from handrail.errors import Conflict, FileError, PathRefused
 from handrail.patterns import is_plain
 from handrail.protocols import FileInfo, Match
 from handrail.resources.directory.area import Area
-from handrail.resources.directory.content import Held, OnDisk, is_link
+from handrail.resources.directory.content import Held, OnDisk, Special, is_link
 from handrail.resources.directory.jail import Jail
+from handrail.resources.facts import Attributes
 from handrail.resources.layer import TOP, Layer, Node, Shared
 from handrail.resources.paths import join, parse_file_path, parse_path, reserved_in, split
 from handrail.resources.search import line_pattern, sorted_matches
@@ -52,6 +53,15 @@ class Ground(Shared):
         self.area = area
         self.hidden = hidden
         """The name of the staging folder if it is in the root, or "" if it is elsewhere."""
+
+    def read(self, path: str, version: int) -> bytes:
+        """Read a file in the folder. Raises `Conflict` if it no longer has this version."""
+        return self.jail.read(path, version, self.limits.max_file_size)
+
+    def attributes(self, path: str) -> Attributes:
+        """Return the extended attributes that a copy of a file in the folder should have."""
+        facts = self.jail.facts(path)
+        return () if facts is None else facts.attributes
 
     def refuse_hidden(self, path: str) -> None:
         """Raise `PathRefused` if a path is in the staging folder or contains a reserved name."""
@@ -276,7 +286,8 @@ class Linked(Layer):
             with self._shared.lock:
                 at = parse_path(self._followed(path))
                 node = self._look(at.folder, at.name)
-                if not isinstance(node.data, OnDisk | Held) or node.size > self._shared.limits.max_file_size:
+                is_file = isinstance(node.data, OnDisk | Held) and not isinstance(node.data, Special)
+                if not is_file or node.size > self._shared.limits.max_file_size:
                     self._see(at.folder, at.name)
                     continue
                 data = self._loaded(at.path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+from collections.abc import Generator
 from pathlib import Path
 
 from handrail.errors import Conflict, FileError
@@ -19,9 +21,10 @@ from handrail.resources.directory.commit import (
     step_at,
     tree_digest,
 )
-from handrail.resources.directory.content import Held, Link, OnDisk, identity, mode_of, version_of
+from handrail.resources.directory.content import Held, Link, OnDisk, Special, facts_of, identity, version_of
 from handrail.resources.directory.jail import Jail, refusal
 from handrail.resources.directory.layer_stack import copy_out
+from handrail.resources.facts import Facts, born_in, write_facts
 from handrail.resources.layer import Node, Over
 from handrail.resources.mount import strip_marks
 from handrail.resources.paths import split
@@ -40,6 +43,7 @@ def stage_commit(jail: Jail, area: Area, over: Over, key: CallKey, *, synced: bo
             run_id=key.run_id,
             place=key.place,
             root=str(jail.root),
+            root_id=area.root_id,
             staging=str(area.folder),
             folder=f"{stager.folder.parent.name}/{stager.folder.name}",
             journal=key.journal,
@@ -62,12 +66,15 @@ class _Stager:
     def __init__(self, jail: Jail, area: Area, folder: Path) -> None:
         self._jail = jail
         self._area = area
-        self._device = os.stat(jail.root).st_dev
+        root = os.fstat(jail.fd)
+        self._device = root.st_dev
         self.folder = folder
         self.at = "."
         """The path being staged, for error messages."""
         self._slots = 0
         self._known: set[str] = {""}
+        self._born: dict[str, Facts | None] = {"": born_in(f"/proc/self/fd/{jail.fd}", root)}
+        """What each folder that was looked at passes on to new files in it."""
 
     def steps(self, changes: list[Change], over: Over) -> tuple[Step, ...]:
         steps: list[Step] = []
@@ -77,40 +84,70 @@ class _Stager:
                 steps += self._folders_for(change.path)
             self._check_folder(split(change.path)[0])
             steps.append(self._step(change, over))
-            if change.node.is_folder:
-                self._known.add(change.path)
         return tuple(steps)
 
     def _step(self, change: Change, over: Over) -> Step:
         node, base, path = change.node, change.base, change.path
         if node.is_folder and base.is_folder:
-            return step_at(path, do="mode", mode=mode_of(node) or 0, old_mode=mode_of(base) or 0)
+            old_facts = facts_of(base) or self._jail.facts(path)
+            return step_at(path, do="change", facts=facts_of(node), old_facts=old_facts)
         before = shown_version(base.version)
         tree = tree_digest(over, change.path) if base.is_folder else ""
         slot = self._slot()
         if not node.version:
             return step_at(path, do="take", slot=slot, before=before, tree=tree)
-        after = self._fill(self.folder / slot, node)
+        after = self._fill(slot, path, node)
         return step_at(
             path, do="put", slot=slot, before=before, tree=tree, after=after, folder=node.is_folder
         )
 
-    def _fill(self, slot: Path, node: Node) -> str:
-        disk, data = self._area.disk, node.data
+    def _fill(self, slot: str, path: str, node: Node) -> str:
+        disk, data, at = self._area.disk, node.data, self.folder / slot
         if data is None:
-            disk.folder(slot, 0o777)
-            if (mode := mode_of(node)) is not None:
-                os.chmod(slot, mode)
+            facts = facts_of(node)
+            self._make_folder(slot, path, facts)
         elif isinstance(data, Link):
-            disk.symlink(data.target, slot)
+            disk.symlink(data.target, at)
         elif isinstance(data, Held):
-            disk.write(slot, data.data, data.like)
+            facts = data.facts
+            with self._birthplace(slot, path, facts) as birthplace:
+                disk.write(birthplace, data.data, facts)
         elif isinstance(data, OnDisk):
-            self._bring(data, slot)
-        return shown_version(version_of(os.lstat(slot)))
+            self._bring(data, at)
+        return shown_version(version_of(os.lstat(at)))
+
+    def _make_folder(self, slot: str, path: str, facts: Facts | None) -> None:
+        at = self.folder / slot
+        with self._birthplace(slot, path, facts) as birthplace:
+            self._area.disk.folder(birthplace, 0o777)
+            if facts is not None:
+                write_facts(birthplace, facts)
+        self._known.add(path)
+        self._born[path] = born_in(str(at), os.stat(at))
+
+    @contextlib.contextmanager
+    def _birthplace(self, slot: str, path: str, facts: Facts | None) -> Generator[Path]:
+        """Provide the path at which to create what belongs in a slot. Afterwards, it is moved to the slot.
+
+        The path is in a folder that passes on what the file's own folder passes on to new files in it.
+        """
+        at = self.folder / slot
+        born = None if facts is not None and facts.gid >= 0 else self._born[split(path)[0]]
+        if born is None:
+            yield at
+            return
+        nursery = self.folder / f"{slot}.born"
+        os.mkdir(nursery, 0o700)
+        write_facts(nursery, born)
+        yield nursery / slot
+        os.rename(nursery / slot, at)
+        os.rmdir(nursery)
 
     def _bring(self, data: OnDisk, slot: Path) -> None:
         """Stage a file that is on disk. It is moved if a command created it, and linked or copied otherwise."""
+        if isinstance(data, Special) and data.is_new:
+            self._area.disk.special(slot, data.found)
+            return
         if data.staged is not None:
             os.rename(data.staged, slot)
             if identity(version_of(os.lstat(slot))) != identity(data.version):
@@ -142,15 +179,15 @@ class _Stager:
         steps: list[Step] = []
         for folder in reversed(missing):
             slot = self._slot()
-            self._area.disk.folder(self.folder / slot, 0o777)
+            self._check_folder(split(folder)[0])
+            self._make_folder(slot, folder, None)
             after = shown_version(version_of(os.lstat(self.folder / slot)))
             steps.append(step_at(folder, do="put", slot=slot, after=after, folder=True))
-            self._known.add(folder)
         return steps
 
     def _check_folder(self, folder: str) -> None:
         """Raise `FileError` if files can't be renamed into this folder. Called before anything is renamed."""
-        if folder in self._known:
+        if folder in self._born:
             return
         self._known.add(folder)
         try:
@@ -158,12 +195,14 @@ class _Stager:
         except OSError as error:
             raise refusal(folder, error) from None
         try:
-            if os.fstat(fd).st_dev != self._device:
+            status = os.fstat(fd)
+            if status.st_dev != self._device:
                 problem = "it is on a different disk from the root, so it can't be part of the same commit. Choose another path"
                 raise FileError(folder, problem)
             if not os.access(f"/proc/self/fd/{fd}", os.W_OK | os.X_OK):
                 problem = "permission denied: the folder is not writable. Choose another, or change its mode"
                 raise FileError(folder, problem)
+            self._born[folder] = born_in(f"/proc/self/fd/{fd}", status)
         finally:
             os.close(fd)
 

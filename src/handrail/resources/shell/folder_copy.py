@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from handrail.resources.facts import Attributes, read_attributes, write_attributes
 from handrail.resources.mount import OPAQUE, is_opaque, is_whiteout, remove_tree, strip_marks
 from handrail.resources.paths import is_reserved
 
@@ -37,6 +38,8 @@ class Copy:
         self._check = check
         self._before: dict[str, Fingerprint] = {}
         self._names: dict[str, set[str]] = {}
+        self._attributes: dict[str, Attributes] = {}
+        """The attributes of each folder that has any."""
         self._links: dict[int, list[str]] = {}
         """Paths of the upper layer's hard links, by inode. Like an overlay, a copy preserves hard links only there."""
         self._can_share = True
@@ -78,6 +81,8 @@ class Copy:
                 remove_tree(Path(there))  # a partial copy must not count as a change
                 continue
             self._before[inner] = _fingerprint(there)
+            if stat.S_ISDIR(self._before[inner][0]) and (attributes := read_attributes(there)):
+                self._attributes[inner] = attributes
             self._names.setdefault(path, set()).add(name)
         _copy_metadata(stack[0], target)
 
@@ -91,10 +96,10 @@ class Copy:
         elif stat.S_ISREG(facts.st_mode):
             self._copy_content(source, target)
             self.size += facts.st_size
-        elif stat.S_ISFIFO(facts.st_mode):
-            os.mkfifo(target)
+        elif stat.S_ISFIFO(facts.st_mode) or stat.S_ISSOCK(facts.st_mode):
+            os.mknod(target, stat.S_IFMT(facts.st_mode) | 0o600)
         else:
-            return False  # sockets and devices are not copied
+            return False  # devices are not copied
         _copy_metadata(source, target)
         if is_linked:
             self._links.setdefault(facts.st_ino, []).append(path)
@@ -152,7 +157,7 @@ class Copy:
             if below:
                 os.setxattr(target, OPAQUE, b"y")
             below = []
-        elif found[:3] != before[:3]:
+        elif found[:3] != before[:3] or read_attributes(source) != self._attributes.get(path, ()):
             self._reach(path)
             _copy_metadata(source, target)
         if below and (not stat.S_ISDIR(os.lstat(below[0]).st_mode) or is_opaque(target)):
@@ -232,13 +237,7 @@ def _copy_metadata(source: str, target: str) -> None:
     if (facts.st_uid, facts.st_gid) != (there.st_uid, there.st_gid):
         with contextlib.suppress(PermissionError):
             os.chown(target, facts.st_uid, facts.st_gid, follow_symlinks=False)
-    with contextlib.suppress(OSError):
-        for name in os.listxattr(source, follow_symlinks=False):
-            if ".overlay." not in name:
-                with contextlib.suppress(OSError):
-                    os.setxattr(
-                        target, name, os.getxattr(source, name, follow_symlinks=False), follow_symlinks=False
-                    )
     if not stat.S_ISLNK(facts.st_mode):
         os.chmod(target, stat.S_IMODE(facts.st_mode))
+        write_attributes(target, read_attributes(source))
     os.utime(target, ns=(facts.st_atime_ns, facts.st_mtime_ns), follow_symlinks=False)

@@ -1,0 +1,272 @@
+"""Recovery: finishes the commits that a journal recorded and a dead process did not apply.
+
+A recorded commit belongs to a root, which is recognized by its identity and not by its path. So it is finished
+wherever the root is now. If the root or the staged files are not there, nothing is known about the commit except that
+it was recorded. It stays unapplied, and every recovery reports it, until the root is there again or somebody discards
+the commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from handrail.errors import RunUnknown
+from handrail.journals import Journal
+from handrail.records import CommitUnit
+from handrail.resources.directory.area import MANIFEST, Area, read_manifest, reported
+from handrail.resources.directory.commit import Commit, Manifest, shown_version
+from handrail.resources.directory.content import version_of
+from handrail.resources.directory.jail import Jail
+from handrail.resources.directory.staging import (
+    INSIDE,
+    belongs,
+    default_staging,
+    facts_of,
+    read_identity,
+    staging_folders,
+)
+from handrail.threads import run_in_thread
+
+log = logging.getLogger("handrail.files")
+
+
+class Unapplied(msgspec.Struct, frozen=True):
+    """A recorded commit that has not been applied, and why."""
+
+    run_id: str
+    call_id: str
+    root: str
+    """Where the folder was when the commit was recorded."""
+    problem: str
+
+    def __str__(self) -> str:
+        return f"What the call {self.call_id!r} of run {self.run_id!r} changed in {self.root!r} is not applied: {self.problem}."
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """The result of a recovery."""
+
+    finished: tuple[str, ...] = ()
+    """Ids of the calls whose commits are now applied."""
+    dropped: tuple[str, ...] = ()
+    """Ids of the calls that were not recorded. Their changes were discarded."""
+    left: tuple[str, ...] = ()
+    """Paths whose steps could not be done, usually because someone else had changed them. They are unchanged."""
+    unapplied: tuple[Unapplied, ...] = ()
+    """The recorded commits that can't be applied, because their folder or their staged files are not there."""
+
+
+async def recover(jail: Jail, area: Area, lock: Any, journal: Journal) -> Recovered:
+    """Apply the commits that the journal recorded, and discard the other commits of dead processes."""
+    units = await journal.calls.unapplied()
+    recovery = _Recovery(jail, area, lock)
+    finished: list[str] = []
+    unapplied: list[Unapplied] = []
+    for unit in units:
+        if await _is_given_up(journal, unit.run_id, unit.call_id):
+            await journal.calls.applied(unit)  # the process ended between the two steps of giving it up
+            continue
+        manifests = [msgspec.convert(each, Manifest) for each in unit.files]
+        states = await run_in_thread(lambda manifests=manifests: recovery.finish(manifests))
+        if all(state == APPLIED for state in states):
+            await journal.calls.applied(unit)
+            finished.append(unit.call_id)
+        for manifest, state in zip(manifests, states, strict=True):
+            if state not in (APPLIED, PENDING):
+                unapplied.append(Unapplied(unit.run_id, unit.call_id, manifest.root, state))
+    for each in unapplied:
+        log.warning("%s", each)
+    known = {each["folder"] for unit in units for each in unit.files}
+    begun = await run_in_thread(lambda: recovery.begun(journal.id, known))
+    given_up = {key for key in begun if await _is_given_up(journal, *key)}
+    dropped = await run_in_thread(lambda: recovery.drop(journal.id, known, given_up))
+    return Recovered(tuple(finished), tuple(dropped), tuple(sorted(recovery.left)), tuple(unapplied))
+
+
+async def _is_given_up(journal: Journal, run_id: str, call_id: str) -> bool:
+    try:
+        entries = await journal.calls.entries(run_id)
+    except RunUnknown:  # it was forgotten, which only happens to finished runs
+        return False
+    return any(entry.kind == "undone" and entry.key == call_id for entry in entries)
+
+
+# --- what is known about a commit -----------------------------------------------------------------------
+
+APPLIED = "applied"
+PENDING = "the process that recorded it ended before it had applied it. The next run with this folder and journal does"
+_MOVE_BACK = (
+    "If it was moved, open it at its new place with the same journal; otherwise make it available again"
+)
+
+
+def state_of(manifest: Manifest) -> str:
+    """Return `APPLIED`, `PENDING`, or why a recorded commit can't be applied, judging by where its root was.
+
+    Nothing is changed.
+    """
+    staging, root = Path(manifest.staging), Path(manifest.root)
+    try:
+        jail = Jail(root)
+    except OSError:
+        return f"the folder is not there. {_MOVE_BACK}"
+    try:
+        found = read_identity(staging)
+        if found is None or found.id != manifest.root_id:
+            return f"{str(staging)!r}, where its files are staged, is not there. {_MOVE_BACK}"
+        if not belongs(found, staging, facts_of(jail.fd)):
+            return f"a different folder is there now. {_MOVE_BACK}"
+        return _state_in(manifest, staging, jail)
+    finally:
+        jail.close()
+
+
+def _state_in(manifest: Manifest, staging: Path, jail: Jail) -> str:
+    """Return the state of a commit, given its root and the staging folder that belongs to it."""
+    if (staging / "at-work" / manifest.folder).exists():
+        return PENDING
+    if _is_retired(manifest, staging) or _shows(manifest, jail):
+        return APPLIED
+    return f"its staged files are gone from {str(staging)!r}. Check what it changed, and then discard it"
+
+
+def _is_retired(manifest: Manifest, staging: Path) -> bool:
+    """Return whether a commit was applied and is kept for undo."""
+    try:
+        kept = sorted((staging / "done").iterdir(), reverse=True)
+    except OSError:
+        return False
+    for folder in kept:
+        found = read_manifest(folder)
+        if found is not None and found.folder == manifest.folder and found.key == manifest.key:
+            return True
+    return False
+
+
+def _shows(manifest: Manifest, jail: Jail) -> bool:
+    """Return whether the root shows everything that a commit changed."""
+    for step in manifest.steps:
+        found = jail.look(step.where)
+        if step.do == "put":
+            if found is None or shown_version(version_of(found[0])) != step.after:
+                return False
+        elif step.do == "take" and found is not None:
+            return False
+    return True
+
+
+# --- the recovery of one root -----------------------------------------------------------------------------
+
+
+class _Recovery:
+    """The recovery of one root. Its methods block."""
+
+    def __init__(self, jail: Jail, area: Area, lock: Any) -> None:
+        self._jail = jail
+        self._area = area
+        self._lock = lock
+        self.left: list[str] = []
+
+    def finish(self, manifests: Sequence[Manifest]) -> list[str]:
+        """Finish those commits that belong to this root, and return the state of each."""
+        with self._lock:
+            found = self._staging_folders(manifests)
+            return [self._finish(each, found) for each in manifests]
+
+    def _staging_folders(self, manifests: Iterable[Manifest]) -> Mapping[str, Path]:
+        """Return the staging folders of this root by the root's id in them.
+
+        There may be several: a root that was moved or mounted elsewhere may have got another one there.
+        """
+        root, facts = self._jail.root, facts_of(self._jail.fd)
+        places = [self._area.folder, default_staging(root, self._jail.fd), root / INSIDE]
+        places += [Path(each.staging) for each in manifests]
+        places += staging_folders(root.parent)
+        found: dict[str, Path] = {}
+        for place in dict.fromkeys(places):
+            identity = read_identity(place)
+            if identity is not None and belongs(identity, place, facts):
+                found.setdefault(identity.id, place)
+        return found
+
+    def _finish(self, manifest: Manifest, found: Mapping[str, Path]) -> str:
+        staging = found.get(manifest.root_id)
+        if staging is None:
+            return state_of(manifest)
+        state = _state_in(manifest, staging, self._jail)
+        if state != PENDING:
+            return state
+        area = self._area.at(staging)
+        folder = staging / "at-work" / manifest.folder
+        if read_manifest(folder) is None:
+            area.disk.forget(folder / MANIFEST)
+            area.write_manifest(folder, manifest)
+        commit = Commit(self._jail, area.disk, folder, manifest)
+        self.left += commit.finish(synced=True)
+        area.retire(commit)
+        return APPLIED
+
+    def begun(self, journal: str, known: set[str]) -> list[tuple[str, str]]:
+        """Return the run and call of each begun commit of a dead process that is no longer to be applied."""
+        found: list[tuple[str, str]] = []
+        with self._lock:
+            for part, held in self._abandoned():
+                try:
+                    for commit in self._area.begun(part, journal):
+                        if commit.manifest.folder not in known and commit.is_begun():
+                            found.append((commit.manifest.run_id, commit.manifest.call_id))
+                finally:
+                    os.close(held)
+        return found
+
+    def drop(self, journal: str, known: set[str], given_up: set[tuple[str, str]]) -> list[str]:
+        """Discard the commits of dead processes that this journal has no record of. Returns the ids of their calls.
+
+        A commit whose steps were begun is kept for `undo` instead, because the journal has recorded it as applied. If
+        somebody has given it up since, its steps are reverted.
+        """
+        dropped: list[str] = []
+        area = self._area
+        with self._lock:
+            for part, held in self._abandoned():
+                try:
+                    with reported(part):
+                        for commit in list(area.begun(part, journal)):
+                            manifest = commit.manifest
+                            if manifest.folder in known:
+                                continue
+                            with reported(commit.folder):
+                                is_begun = commit.is_begun()
+                                is_given_up = (manifest.run_id, manifest.call_id) in given_up
+                                if is_begun and not is_given_up:
+                                    area.retire(commit)  # the journal recorded this commit as applied
+                                    continue
+                                if is_begun:
+                                    commit.revert()
+                                area.disk.forget(commit.folder)
+                                if manifest.call_id:
+                                    dropped.append(manifest.call_id)
+                        area.forget_part(part)
+                finally:
+                    os.close(held)
+        return dropped
+
+    def _abandoned(self) -> Iterable[tuple[Path, int]]:
+        return self._area.abandoned() if self._area.is_own() else ()
+
+
+def unapplied_in(unit: CommitUnit) -> list[Unapplied]:
+    """Return each folder that a recorded commit has still to be applied to, and why it has not been."""
+    found: list[Unapplied] = []
+    for each in unit.files:
+        manifest = msgspec.convert(each, Manifest)
+        state = state_of(manifest)
+        if state != APPLIED:
+            found.append(Unapplied(unit.run_id, unit.call_id, manifest.root, state))
+    return found

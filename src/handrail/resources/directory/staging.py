@@ -1,0 +1,209 @@
+"""The staging folder of a root: where it lies, and which root it belongs to.
+
+A staging folder lies beside its root. If files can't be renamed from there into the root, because the root is a mount
+point or the folder around it is not writable, the staging folder lies in the root, under a reserved name.
+
+The file `identity` in a staging folder gives the root a name of its own, which stays the same when the root is moved
+or mounted elsewhere. It also says which folder it was made for: the inodes of the root and of the staging folder, and
+when the root was created. A copy of a root therefore does not have the identity of the original, and a folder that
+replaces a root does not have its identity either. Device numbers are not recorded, because they change when a disk is
+mounted again, but root and staging folder must be on the same device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from handrail.errors import FileError
+from handrail.ids import random_id
+from handrail.resources.paths import is_reserved
+
+IDENTITY = "identity"
+INSIDE = ".staging.handrail"
+"""Name of a staging folder that lies in its root."""
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """The identity of a root, as its staging folder records it."""
+
+    id: str
+    inode: int
+    """The root's inode."""
+    born: int
+    """When the root was created, in nanoseconds since 1970, or 0 if the disk does not say."""
+    own_inode: int
+    """The inode of the staging folder."""
+
+
+class Facts(NamedTuple):
+    """What identifies a folder on disk."""
+
+    device: int
+    inode: int
+    born: int
+    """When it was created, in nanoseconds since 1970, or 0 if the disk does not say."""
+    owner: int
+    mount: int
+    """The mount that it was opened through. Files can't be renamed from one mount to another, even on the same disk."""
+
+
+# --- statx, which Python does not offer ---------------------------------------------------------------
+
+_AT_EMPTY_PATH, _STATX_BASIC, _STATX_BORN, _STATX_MOUNT = 0x1000, 0x07FF, 0x0800, 0x1000
+
+
+def _find_statx() -> Any:
+    try:
+        function: Any = ctypes.CDLL(None, use_errno=True).statx
+    except (AttributeError, OSError):
+        return None
+    function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_char_p)
+    return function
+
+
+_statx = _find_statx()
+
+
+def facts_of(folder: int) -> Facts:
+    """Return what identifies an open folder."""
+    found = os.fstat(folder)
+    born, mount = 0, found.st_dev
+    if _statx is not None:
+        buffer = ctypes.create_string_buffer(256)
+        if not _statx(folder, b"", _AT_EMPTY_PATH, _STATX_BASIC | _STATX_BORN | _STATX_MOUNT, buffer):
+            (mask,) = struct.unpack_from("I", buffer, 0)
+            if mask & _STATX_BORN:
+                seconds, nanoseconds = struct.unpack_from("qI", buffer, 80)
+                born = seconds * 1_000_000_000 + nanoseconds
+            if mask & _STATX_MOUNT:
+                (mount,) = struct.unpack_from("Q", buffer, 144)
+    return Facts(found.st_dev, found.st_ino, born, found.st_uid, mount)
+
+
+# --- where it lies --------------------------------------------------------------------------------------
+
+
+def default_staging(root: Path, folder: int) -> Path:
+    """Return where the staging folder of a root lies by default. `folder` is the open root."""
+    beside = root.parent / f".{root.name}.handrail"
+    try:
+        around = os.open(root.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return root / INSIDE
+    try:
+        is_mount_point = root == root.parent or facts_of(around).mount != facts_of(folder).mount
+    finally:
+        os.close(around)
+    if is_mount_point or not (os.path.lexists(beside) or os.access(root.parent, os.W_OK | os.X_OK)):
+        return root / INSIDE
+    return beside
+
+
+def find_staging(root: Facts, wanted: Path) -> Path:
+    """Return the staging folder of a root: the one at `wanted`, or else the one in the same folder that belongs to it.
+
+    If there is none yet, returns a path at which no other root's staging folder is.
+    """
+    found = read_identity(wanted)
+    if found is not None and belongs(found, wanted, root):
+        return wanted
+    for each in staging_folders(wanted.parent):
+        other = read_identity(each)
+        if other is not None and belongs(other, each, root):
+            return each  # the root was renamed
+    if found is None:
+        return wanted
+    stem = wanted.name.removesuffix(".handrail")
+    return wanted.with_name(f"{stem}-{root.inode:x}.handrail")
+
+
+def staging_folders(around: Path) -> Iterator[Path]:
+    """Yield the folders in this folder whose names are those of staging folders."""
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(around)):
+            if is_reserved(name):
+                yield around / name
+
+
+# --- identity -------------------------------------------------------------------------------------------
+
+
+def read_identity(staging: Path) -> Identity | None:
+    """Return the identity that a staging folder records, or None if it has none."""
+    try:
+        return msgspec.json.decode((staging / IDENTITY).read_bytes(), type=Identity)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def belongs(found: Identity, staging: Path, root: Facts) -> bool:
+    """Return whether a staging folder that records this identity is the one of this root."""
+    try:
+        own = os.lstat(staging)
+    except OSError:
+        return False
+    return (
+        (found.inode, found.own_inode, root.device) == (root.inode, own.st_ino, own.st_dev)
+        and (found.born == root.born or not found.born or not root.born)
+        and _is_private(own, root)
+    )
+
+
+def claim(staging: Path, root: Path, folder: int) -> str:
+    """Return the id of a root from its staging folder, which exists. The first claim creates the id.
+
+    Raises `FileError` if the staging folder belongs to a different root, or if other users could change what is in it.
+    """
+    facts, own = facts_of(folder), os.lstat(staging)
+    if not stat.S_ISDIR(own.st_mode) or not _is_private(own, facts):
+        problem = f"other users can change {str(staging)!r}, where changes are staged. Remove it, or pass a different staging="
+        raise FileError(".", problem)
+    found = read_identity(staging)
+    if found is None:
+        made = Identity(id=random_id(), inode=facts.inode, born=facts.born, own_inode=own.st_ino)
+        _put(staging, made, replace=(staging / IDENTITY).exists())
+        found = read_identity(staging)
+    if found is None or not belongs(found, staging, facts):
+        raise FileError(
+            ".",
+            f"{str(staging)!r} holds the staged changes of a different folder, or of one that was at {str(root)!r} "
+            "before. Pass a different staging=",
+        )
+    return found.id
+
+
+def _is_private(staging: os.stat_result, root: Facts) -> bool:
+    """Return whether only this user, or the owner of the root, can change what is in a staging folder."""
+    return staging.st_uid in (os.geteuid(), root.owner) and not staging.st_mode & _OTHERS_WRITE
+
+
+def _put(staging: Path, identity: Identity, *, replace: bool) -> None:
+    """Write an identity atomically. If several processes try, the first one wins, unless an unreadable one is replaced."""
+    made = staging / f"{IDENTITY}.{random_id()}"
+    fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(msgspec.json.encode(identity))
+        if not replace:
+            try:
+                os.link(made, staging / IDENTITY)
+                return
+            except FileExistsError:
+                return
+            except OSError:  # the disk has no hard links
+                pass
+        os.rename(made, staging / IDENTITY)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(made)
