@@ -61,8 +61,7 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float | None
     max_tokens: int | None
     deadline: float | None
-    pauses: bool
-    """Whether the deadline pauses while people answer."""
+    pauses: bool  # whether the deadline pauses while people answer
     budget: dict[str, int | Decimal] | None
     base: bytes | None
     """The session's state when the run began, if the journal has no record of it."""
@@ -76,10 +75,8 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     """The names of the tools that this run has in addition to the prompt's."""
     events: list[bytes] = []
     """Events that earlier runs committed in the session since `base`. Those runs are not copied with this one."""
-    said: list[Message] = []
-    """The messages of those earlier runs."""
-    shown: list[str] = []
-    """The sections that were opened in those earlier runs."""
+    said: list[Message] = []  # the messages of those earlier runs
+    shown: list[str] = []  # the sections that were opened in those earlier runs
     models: dict[str, str] = {}  # the models that replace those in the files of workers, by worker
     denied: list[bytes] = []
     """The denials that were remembered in the original session, and their revocations."""

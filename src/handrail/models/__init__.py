@@ -45,7 +45,7 @@ class ModelKeyMissing(ModelRequestRefused):
     def __init__(self, model: str, variables: Sequence[str]) -> None:
         super().__init__(
             model,
-            f"its key is missing. Set {' or '.join(variables)} in the environment; `handrail models` lists what works "
+            f"its key is missing. Set {variables[0]} in the environment; `handrail models` lists what works "
             "without it",
         )
         self.variables = tuple(variables)

@@ -147,7 +147,7 @@ def _file_of(module: str, folder: Path | None) -> Path | None:
 
 
 def _unknown(name: str, provider: str) -> DefinitionError:
-    near = nearest(provider, [*PROVIDERS, *BRIDGED])
+    near = nearest(provider, [*PROVIDERS, *sorted(BRIDGED)], 0.85)
     if provider == "scripted":
         hint = "Create a ScriptedModel in code, and pass it instead of a name, or name it as module:name."
     elif near:
