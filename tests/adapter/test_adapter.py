@@ -941,10 +941,10 @@ def test_prompt_model_takes_any_type_and_gives_up_after_two_repairs() -> None:
 
 def test_prompt_model_may_call_tools_and_another_model() -> None:
     """Tools called in `prompt_model` are inner calls, and `model=` selects a different model."""
-    from handrail import models as package
+    from handrail.models import names as package
 
     other = scripted(ToolCall("weather", {"city": "Rome"}), '{"selected": "rain"}', name="test:other")
-    package._made["test:other"] = other
+    package._made["test:other", ""] = other
 
     @tool
     async def choose(context: AgentContext) -> str:

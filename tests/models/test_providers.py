@@ -144,9 +144,8 @@ def test_a_key_may_come_from_a_different_variable():
 def sent_by(provider: str, *messages: Any, **more: Any) -> dict[str, Any]:
     from handrail.models import openai
 
-    model = OpenAIModel(
-        "m", provider=provider, **({"base_url": "http://x/v1"} if provider == "azure" else {})
-    )
+    base_url = "http://x/v1" if provider == "azure" else None
+    model = OpenAIModel("m", provider=provider, base_url=base_url)
     request = ModelRequest("", Sent(messages), Sent(), **more)
     return json.loads(openai._body(model._fields, request, model._quirks))
 

@@ -173,6 +173,20 @@ class Endpoint:
                 yield data
             await _read_out(response)
 
+    async def get(self, path: str, seconds: float) -> Any:
+        """Fetch JSON, and return it decoded. Raises `ModelError`, also if it takes longer than this many seconds."""
+        client, aiohttp = await _client(), _aiohttp()
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        at, headers = self._base_url + path, self._with_key()
+        try:
+            async with client.get(at, headers=headers, timeout=timeout, allow_redirects=False) as response:
+                if response.status != 200:
+                    raise await self._failure(response)
+                return self.decoded(await response.read())
+        except (aiohttp.ClientError, TimeoutError):
+            problem = f"nothing answers at {self._base_url}"
+        raise ModelUnavailable(self.model, problem)
+
     def quoted(self, said: object, most: int = 300) -> str:
         """Return a provider's message, shortened and without the key."""
         return self._without_key(_shown(said))[:most]

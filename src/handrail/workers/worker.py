@@ -20,7 +20,7 @@ from handrail.guard import (
 )
 from handrail.limits import Budget
 from handrail.messages import Model
-from handrail.models.names import check_name, model_named
+from handrail.models.names import model_named, split_name
 from handrail.prompt import OPENER, MarkdownSection, Prompt, Section
 from handrail.protocols import SessionView, ToolPolicy
 from handrail.resources.shell import Allow, Shell
@@ -310,7 +310,7 @@ class Draft:
         front = text.front
         if front.model is not None:
             try:
-                check_name(front.model, registry.folder)
+                split_name(front.model)  # whether there is such a model is seen when it is needed
             except DefinitionError as error:
                 self.refuse("model", *error.parts)
         template = Instructions(text.body, str(self.path), text.body_line)
