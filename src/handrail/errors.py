@@ -426,7 +426,7 @@ class JournalError(StateError, ValueError):
 
 
 class JournalAltered(JournalError):
-    """A record was changed, removed, moved or copied by something other than Handrail."""
+    """A record is damaged, or was changed, removed, moved or copied by something other than Handrail."""
 
     def __init__(self, journal: str, chain: str, id: str, record: int, what: str, problem: str) -> None:
         of = {"outside": "answers and cancellations of run", "decisions": "decisions of"}
@@ -434,15 +434,16 @@ class JournalAltered(JournalError):
         whose = f"{of.get(chain, chain)} {id if chain == 'decisions' else repr(id)}"
         if chain == "sessions":
             whose = "list of sessions"
-        self.place_and_problem = f"{whose}, record {record}{named}: {problem}"
+        place = f"{whose}, record {record}{named}" if chain != "file" else "the whole file"
+        self.place_and_problem = f"{place}: {problem}"
         super().__init__(
             journal,
-            f"{self.place_and_problem}. Something other than Handrail has altered the journal",
-            "The journal was not used. `handrail runs verify` lists every alteration.",
+            f"{self.place_and_problem}. The file is damaged, or something other than Handrail has altered it",
+            "Nothing was read from there; other runs can still be read. `handrail runs verify` lists every such record.",
         )
         self.chain = chain
         """What kind of chain the record belongs to: `run`, `outside`, `session`, `sessions`, `decisions` or `step`;
-        `blob` for a blob."""
+        `blob` for a blob, and `file` for damage that belongs to no record."""
         self.id = id
         """The id of the run or session, the session and principal, the key of the step, or the digest of the blob."""
         self.record = record

@@ -42,6 +42,7 @@ from handrail.question import Answer, Question
 from handrail.records import RunRecord
 from handrail.testing import Person
 from support import SUPPORT, warm_python
+from support.damage import set_lease
 from support.parked_runs import answer_to
 from support.rig import Note
 
@@ -389,9 +390,7 @@ async def test_an_overtaken_process_stops_and_undoes_nothing(tmp_path: Path):
         """Book, then lose the run to another process."""
         await context.call("book")
         other = journal_at(tmp_path)
-        await other._database.transact(
-            lambda connection: connection.execute("UPDATE runs SET leased_until = 0")
-        )
+        set_lease(other, "run")
         await other.runs.take("run")
         taken.set()
         return "done"
@@ -457,9 +456,7 @@ async def test_nothing_that_has_to_be_marked_begins_in_an_overtaken_run(tmp_path
     async def overtaken(context: ToolContext) -> str:
         """Lose the run to another process, and notice it in an inner call."""
         other = journal_at(tmp_path)
-        await other._database.transact(
-            lambda connection: connection.execute("UPDATE runs SET leased_until = 0")
-        )
+        set_lease(other, "run")
         await other.runs.take("run")
         try:
             await context.call("look")

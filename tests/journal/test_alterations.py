@@ -318,13 +318,16 @@ async def test_recovery_leaves_a_forged_commit_alone(tmp_path: Path, caplog: pyt
     journal.close()
 
 
-async def test_a_cancellation_that_nobody_asked_for_is_ignored(tmp_path: Path):
-    """A run is cancelled by a recorded request, not by the flag in the run's row."""
+async def test_a_cancellation_that_nobody_asked_for_is_refused(tmp_path: Path):
+    """A run is cancelled by a recorded request, not by the flag in the run's row, which has a MAC."""
     recorder = Recorder(tmp_path)
     journal = recorder.journal
     await park(recorder, "tea", call("choose"), "end")
     await journal.runs.take("tea")
     alter(tmp_path, run_sql("UPDATE runs SET stopping = 1"))
+    with pytest.raises(JournalAltered, match="its row among the runs is not what was recorded"):
+        await journal.runs.keep("tea")
+    alter(tmp_path, run_sql("UPDATE runs SET stopping = 0"))
     assert not await journal.runs.keep("tea")
     await journal.runs.stop("tea")
     assert await journal.runs.keep("tea")

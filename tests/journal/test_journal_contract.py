@@ -676,7 +676,7 @@ async def test_two_journals_have_nothing_in_common(opening: Callable[[str], Jour
     assert await second.runs.list() == ()
 
 
-@pytest.mark.parametrize("version", ["1", "7", "9", "99"])
+@pytest.mark.parametrize("version", ["1", "8", "10", "99"])
 def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: str):
     """A journal with a different schema version is refused, with an error that names both versions and says what to do."""
     path = tmp_path / "runs.db"
@@ -685,6 +685,6 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: str):
         connection.execute("UPDATE about SET value = ? WHERE key = 'schema'", (version,))
     connection.close()
     with pytest.raises(
-        JournalError, match=f"schema has version {version}, .* Handrail uses 8. Use the version"
+        JournalError, match=f"schema has version {version}, .* Handrail uses 9. Use the version"
     ):
         SqliteJournal(path)

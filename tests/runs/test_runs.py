@@ -17,6 +17,7 @@ from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.messages import AssistantMessage, ToolMessage, UserMessage
 from handrail.prompt import OPENER
 from handrail.runs import cancel, export, forget, fork, import_, list_runs, show
+from support.damage import set_lease
 from support.recorded import PROMPT, TOOLS, Counted, Noted, Recorder, call
 
 
@@ -55,12 +56,7 @@ async def test_runs_are_listed_as_they_stand(recorder: Recorder):
 
     for id, owner in (("gone", "elsewhere/1/1/x"), ("ours", other.owner)):
         await other.runs.begin(msgspec.structs.replace(record, id=id, session_id=id, began_at=9e9))
-        until = 0 if id == "gone" else 9e12
-        other._database.transact_now(  # pyright: ignore[reportPrivateUsage]
-            lambda c, o=owner, u=until, i=id: c.execute(
-                "UPDATE runs SET owner=?, leased_until=? WHERE id=?", (o, u, i)
-            )
-        )
+        set_lease(other, id, owner, 0 if id == "gone" else 9e12)
     lines = await list_runs(recorder.journal)
     assert {line.id: line.standing for line in lines} == {
         "done": "done", "waits": "parked", "gone": "interrupted", "ours": "running",
@@ -167,9 +163,7 @@ async def test_a_call_that_had_begun_is_said_to_be_unknown(recorder: Recorder):
 
     task = asyncio.ensure_future(recorder.run("r", call("pay"), prompt=Prompt("p", "Do.", tools=[pay])))
     await stop.wait()
-    recorder.journal._database.transact_now(
-        lambda c: c.execute("UPDATE runs SET owner='h/1/1/x', leased_until=0")
-    )  # pyright: ignore[reportPrivateUsage]
+    set_lease(recorder.journal, "r", "h/1/1/x")
     other = SqliteJournal(
         recorder.journal.path, watch=None
     )  # opened as another process would, because this process still has the task

@@ -88,8 +88,8 @@ def run_table(lines: Sequence[RunLine], now: float) -> Any:
 
 
 def _waits(line: RunLine) -> str:
-    waiting = line.row.questions
-    return f"{waiting} answer{'' if waiting == 1 else 's'}" if waiting else ""
+    counts = {"answer": line.row.questions, "folder": line.unapplied}
+    return ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for what, count in counts.items() if count)
 
 
 # --- a tree ---
@@ -120,6 +120,8 @@ def run_tree(tree: RunTree, full: bool) -> Any:
     for asked in tree.questions:
         if asked.answer is None:
             shown.add(question_text(asked.question, full))
+    for each in tree.unapplied:
+        shown.add(Text(f"! {escape(str(each))}", "red"))
     return shown
 
 
@@ -246,7 +248,13 @@ def verification_lines(found: Verification) -> list[Text]:
     """Format the outcome of a verification: each altered record, the number of records, and the imported runs."""
     lines = [Text(_line(each.place_and_problem), "red") for each in found.altered]
     checked = f"{found.records} records checked"
-    lines.append(Text(f"{checked}: nothing was altered." if not lines else f"{checked}."))
+    lines.append(
+        Text(
+            f"{checked}: nothing was altered."
+            if not lines
+            else f"{checked}. What is listed above is damaged or was altered. Other runs can still be read."
+        )
+    )
     if found.imported:
         ids = escape(", ".join(found.imported))
         lines.append(
@@ -282,6 +290,7 @@ def run_data(line: RunLine) -> dict[str, Any]:
         "run_id": line.id, "standing": line.standing, "session_id": record.session_id, "prompt": record.prompt,
         "model": record.model, "app": record.app, "began_at": record.began_at, "changed_at": line.row.changed_at,
         "questions": line.row.questions, "forked_from": record.forked_from, "stopping": line.row.stopping,
+        "unapplied": line.unapplied,
     }  # fmt: skip
 
 
@@ -291,6 +300,7 @@ def tree_data(tree: RunTree) -> dict[str, Any]:
         "text": tree.outcome.text, "error": tree.outcome.error, "usage": tree.usage,
         "cost": None if tree.cost is None else str(tree.cost),
         "waiting": [question_data(asked.question) for asked in tree.questions if asked.answer is None],
+        "unapplied": tree.unapplied,
     }  # fmt: skip
     return msgspec.json.decode(msgspec.json.encode(said, enc_hook=pydantic_core.to_jsonable_python))
 

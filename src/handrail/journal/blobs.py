@@ -6,10 +6,11 @@ import hashlib
 import sqlite3
 from collections.abc import Sequence
 
-from handrail.errors import BlobNotFoundError, JournalAltered
+from handrail.errors import BlobNotFoundError
+from handrail.journal.chains import Chains, fetch, reading, run_chain
 from handrail.journal.database import Database
 from handrail.journal.lease import check_owner
-from handrail.journal.verification import is_intact
+from handrail.journal.verification import BLOB, is_intact, verified
 
 
 class SqliteBlobs:
@@ -23,31 +24,40 @@ class SqliteBlobs:
 
         def put(connection: sqlite3.Connection) -> str:
             check_owner(connection, database.owner, run_id)
-            return put_blob(connection, data, run_id)
+            return put_blob(connection, database.chains, data, run_id, at=database.now())
 
         return await database.transact(put)
 
     async def get(self, digest: str, /) -> bytes:
         database = self._database
-        for (data,) in await database.select("SELECT data FROM blobs WHERE digest = ?", digest):
-            if not is_intact(digest, data):
-                raise JournalAltered(database.path, "blob", digest, 1, "", "its bytes were changed")
-            return data
-        raise BlobNotFoundError(digest)
+
+        def get(connection: sqlite3.Connection) -> bytes:
+            with reading(database.chains, f"blob {digest}", 1):
+                for (data,) in fetch(connection, "SELECT data FROM blobs WHERE digest = ?", digest):
+                    if not is_intact(digest, data):
+                        raise database.chains.altered(f"blob {digest}", 1, "its bytes were changed")
+                    return data
+                if not fetch(connection, "SELECT 1 FROM blob_runs WHERE digest = ?", digest):
+                    raise BlobNotFoundError(digest)
+            raise database.chains.altered(f"blob {digest}", 1, "its bytes are missing")
+
+        return await database.transact(get)
 
     async def has(self, digest: str, /) -> bool:
         return bool(await self._database.select("SELECT 1 FROM blobs WHERE digest = ?", digest))
 
     async def list(self, run_id: str, /) -> Sequence[str]:
-        query = "SELECT digest FROM blob_runs WHERE run_id = ? ORDER BY digest"
-        return tuple(digest for (digest,) in await self._database.select(query, run_id))
+        chains = self._database.chains
+        records = await self._database.transact(lambda connection: verified(connection, chains, run_id))
+        return tuple(sorted(records.blobs))
 
 
-def put_blob(connection: sqlite3.Connection, data: bytes, run_id: str) -> str:
-    """Store bytes, unless they are already stored, and add a reference from a run. Returns their digest."""
+def put_blob(connection: sqlite3.Connection, chains: Chains, data: bytes, run_id: str, *, at: float) -> str:
+    """Store bytes, unless they are already stored, and record that a run refers to them. Returns their digest."""
     digest = hashlib.sha256(data).hexdigest()
     connection.execute("INSERT OR IGNORE INTO blobs VALUES (?, ?)", (digest, data))
-    connection.execute("INSERT OR IGNORE INTO blob_runs VALUES (?, ?)", (run_id, digest))
+    if connection.execute("INSERT OR IGNORE INTO blob_runs VALUES (?, ?)", (run_id, digest)).rowcount:
+        chains.append(connection, run_chain(run_id), BLOB, digest, b"", at=at)
     return digest
 
 

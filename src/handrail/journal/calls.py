@@ -6,16 +6,17 @@ import contextlib
 import logging
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
-from handrail.errors import JournalAltered, RunBusy
-from handrail.journal.chains import Record, run_chain, step_chain
+from handrail.errors import JournalAltered, RunBusy, RunUnknown
+from handrail.journal.chains import Record, fetch, run_chain, step_chain
 from handrail.journal.database import Database, encode
 from handrail.journal.lease import check_not_taken, check_owner, is_dead, is_free, is_owner
 from handrail.journal.local import LocalSteps
-from handrail.journal.runs import get_run, put_unit
+from handrail.journal.run_rows import find_run
+from handrail.journal.runs import put_unit
 from handrail.journal.sessions import check_session
 from handrail.journal.verification import (
     CLEARED,
@@ -84,15 +85,13 @@ class SqliteCalls:
 
     async def unapplied(self) -> Sequence[CommitUnit]:
         database = self._database
-        query = """SELECT records.number, chain, coalesce(owner, '') FROM records INDEXED BY units_to_apply
-            LEFT JOIN runs ON runs.id = substr(chain, length('run ') + 1) WHERE state = 'committed' ORDER BY number"""
+        query = """SELECT number, chain FROM records INDEXED BY units_to_apply
+            WHERE state = 'committed' ORDER BY number"""
 
         def find(connection: sqlite3.Connection) -> list[CommitUnit]:
             chains: dict[str, dict[int, Record]] = {}
             found: list[CommitUnit] = []
-            for number, chain, owner in connection.execute(query).fetchall():
-                if owner and owner != database.owner and not is_dead(owner):
-                    continue
+            for number, chain in fetch(connection, query):
                 if chain not in chains:
                     chains[chain] = self._units_in(connection, chain)
                 if number in chains[chain]:
@@ -102,9 +101,14 @@ class SqliteCalls:
         return tuple(unit for unit in await database.transact(find) if unit.call_id not in self._applying)
 
     def _units_in(self, connection: sqlite3.Connection, chain: str) -> dict[int, Record]:
-        """Return the committed calls of a chain by number, or an empty dict if the chain was altered."""
+        """Return the committed calls of a chain by number; none if a live process owns the run, or if it was altered."""
+        database, run_id = self._database, str(chain).removeprefix("run ")
         try:
-            records = verified(connection, self._database.chains, chain.removeprefix("run "))
+            with contextlib.suppress(RunUnknown):
+                owner = find_run(connection, database.chains, run_id).owner
+                if owner and owner != database.owner and not is_dead(owner):
+                    return {}
+            records = verified(connection, database.chains, run_id)
         except JournalAltered as altered:  # recovery continues with the files of other runs
             log.error("the files of a run were not recovered: %s", altered)
             return {}
@@ -119,36 +123,38 @@ class SqliteCalls:
         query = "SELECT DISTINCT chain FROM records WHERE session_id = ? AND session_id != ''"
 
         def load(connection: sqlite3.Connection) -> list[Record]:
-            found: list[Record] = []
-            for (chain,) in connection.execute(query, (session_id,)).fetchall():
-                records = verified(connection, chains, chain.removeprefix("run "))
-                found += [each for each in records.units if each.session_id == session_id]
-            check_session(connection, chains, session_id)
-            return sorted(found)
+            ids = dict.fromkeys(check_session(connection, chains, session_id))
+            ids |= dict.fromkeys(
+                chain.removeprefix("run ") for (chain,) in fetch(connection, query, session_id)
+            )
+            records = [verified(connection, chains, run_id) for run_id in ids]
+            return sorted(each for run in records for each in run.units if each.session_id == session_id)
 
         return tuple(map(committed_unit, await self._database.transact(load)))
 
     async def later(self, unit: CommitUnit, /) -> Sequence[CommitUnit]:
         chains = self._database.chains
-        query = """SELECT chain, body FROM records WHERE kind = 'unit' AND state != 'void' AND number > (
-                SELECT max(number) FROM records WHERE chain = ? AND kind = 'unit' AND key = ? AND state != 'void'
-            ) AND NOT EXISTS (
-                SELECT 1 FROM records AS undone
-                WHERE undone.chain = records.chain AND undone.key = records.key
-                AND undone.kind IN ('undone', 'told') AND undone.kind = 'undone'
-            ) ORDER BY number"""
+        last = "SELECT max(number) FROM records WHERE chain = ? AND kind = 'unit' AND key = ? AND state != 'void'"
+        # Either half finds every run. A damaged page hides a run from one of them at most.
+        since = """SELECT chain FROM records WHERE number > ? AND chain LIKE 'run %' UNION SELECT chain FROM chains
+            WHERE chain LIKE 'run %' AND (
+                SELECT number FROM records WHERE records.chain = chains.chain ORDER BY link DESC LIMIT 1
+            ) > ?"""
 
-        def find(connection: sqlite3.Connection) -> list[bytes]:
-            verify_session(
-                connection, chains, unit.run_id
-            )  # a missing later call would hide what was built on this one
-            rows = connection.execute(query, (run_chain(unit.run_id), unit.call_id)).fetchall()
-            for chain in {chain for chain, _ in rows}:
-                verified(connection, chains, chain.removeprefix("run "))
-            return [body for _, body in rows]
+        def find(connection: sqlite3.Connection) -> list[Record]:
+            verify_session(connection, chains, unit.run_id)
+            ((number,),) = fetch(connection, last, run_chain(unit.run_id), unit.call_id)
+            found: list[Record] = []
+            if number is None:
+                return found
+            for (chain,) in fetch(connection, since, number, number):
+                # A missing later call would hide what was built on this one.
+                records = verified(connection, chains, str(chain).removeprefix("run "))
+                undone = {each.key for each in records.own if each.kind == "undone"}
+                found += [each for each in records.units if each.number > number and each.key not in undone]
+            return sorted(found)
 
-        rows = await self._database.transact(find)
-        return tuple(msgspec.msgpack.decode(body, type=CommitUnit) for body in rows)
+        return tuple(map(committed_unit, await self._database.transact(find)))
 
     async def _verified(self, run_id: str) -> RunRecords:
         chains = self._database.chains
@@ -159,7 +165,7 @@ class SqliteCalls:
 
         def note(connection: sqlite3.Connection) -> None:
             if from_outside:
-                row = get_run(connection, database.chains, run_id)
+                row = find_run(connection, database.chains, run_id)
                 if row.owner and not is_free(row.owner, row.leased_until, database.now(), ""):
                     raise RunBusy(run_id, row.owner)
                 verified(connection, database.chains, run_id)
@@ -175,13 +181,23 @@ class SqliteCalls:
         return tuple((await self._verified(run_id)).entries)
 
     async def marks(self, session_id: str, /) -> Sequence[tuple[str, Entry]]:
-        query = """SELECT runs.id, kind, key, at, body FROM runs JOIN records ON chain = 'run ' || runs.id
-            WHERE runs.session_id = ? AND kind IN ('undone', 'told') ORDER BY number"""
-        found: dict[tuple[str, str, str], tuple[str, Entry]] = {}
-        for run_id, kind, key, at, body in await self._database.select(query, session_id):
-            found.pop((run_id, kind, key), None)  # a later entry replaces an earlier one
-            found[run_id, kind, key] = (run_id, Entry(kind, key, at, body))
-        return tuple(found.values())
+        chains = self._database.chains
+        query = """SELECT DISTINCT runs.id FROM runs JOIN records ON chain = 'run ' || runs.id
+            WHERE runs.session_id = ? AND kind IN ('undone', 'told')"""
+
+        def find(connection: sqlite3.Connection) -> list[tuple[Record, str]]:
+            found: list[tuple[Record, str]] = []
+            for (run_id,) in fetch(connection, query, session_id):
+                records = verified(connection, chains, run_id)
+                found += [(each, run_id) for each in records.own if each.kind in ("undone", "told")]
+            return sorted(found)
+
+        newest: dict[tuple[str, str, str], tuple[str, Entry]] = {}
+        for each, run_id in await self._database.transact(find):
+            name = run_id, each.kind, each.key
+            newest.pop(name, None)  # a later entry replaces an earlier one
+            newest[name] = run_id, Entry(cast("Any", each.kind), each.key, each.at, each.body)
+        return tuple(newest.values())
 
 
 class SqliteSteps:

@@ -18,8 +18,10 @@ detected.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import sqlite3
+from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -40,6 +42,8 @@ _MOST_HEADS = 10_000
 """Maximum number of heads that a process remembers."""
 _READ = """SELECT number, link, kind, key, at, session_id, body, mac, state FROM records
     WHERE chain = ? ORDER BY link"""
+_READ_ONE = "SELECT * FROM records WHERE chain = ? AND link = ?"
+_STATES = ("", "committed", "applied", "void")
 
 
 def run_chain(run_id: str) -> str:
@@ -80,7 +84,28 @@ def step_chain(key: str) -> str:
     return f"step {key}"
 
 
-def _decode(found: bytes) -> str:
+_CORRUPT = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_TOOBIG)
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Return whether an error means that the file is damaged, and not that it is busy or that the disk failed."""
+    code = getattr(error, "sqlite_errorcode", None)  # missing if Python could not convert a value
+    return (code is None and "decode" in str(error)) or (code is not None and code & 0xFF in _CORRUPT)
+
+
+@contextlib.contextmanager
+def reading(chains: Chains, chain: str, link: int, what: str = "") -> Generator[None]:
+    """Name the chain and the record if the file is so damaged that SQLite can't read them."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if not is_damage(error):
+            raise
+        raise chains.altered(chain, link, f"it can't be read: {error}", what=what) from error
+
+
+def decode_text(found: bytes) -> str:
+    """Decode a text column, so that bytes that are not UTF-8 can be named in an error."""
     return found.decode(errors="surrogateescape")
 
 
@@ -90,7 +115,7 @@ def fetch(connection: sqlite3.Connection, query: str, *values: object) -> list[A
         return connection.execute(query, values).fetchall()
     except sqlite3.OperationalError:
         before = connection.text_factory
-        connection.text_factory = _decode
+        connection.text_factory = decode_text
         try:
             return connection.execute(query, values).fetchall()
         finally:
@@ -201,18 +226,35 @@ class Chains:
         row = connection.execute(query, (chain,)).fetchone()
         return b"" if row is None else row[0]
 
+    def row_mac(self, table: str, values: Sequence[object]) -> bytes:
+        """Return the MAC of a row that belongs to no chain, because it is replaced when it changes."""
+        hashed = self._keyed.copy()
+        hashed.update(_encode((self._journal, table, values)))
+        return hashed.digest()[:MAC_BYTES]
+
+    def is_row(self, table: str, values: Sequence[object], mac: object) -> bool:
+        """Return whether a row that was read has the MAC with which it was written."""
+        try:
+            return self.row_mac(table, values) == mac
+        except (TypeError, ValueError, OverflowError):  # Handrail never writes such a value
+            return False
+
     def read(self, connection: sqlite3.Connection, chain: str) -> list[Record]:
         """Return the records of a chain, in order. Raises `JournalAltered` if they are not as they were written."""
+        with reading(self, chain, 1):
+            return self._read(connection, chain)
+
+    def _read(self, connection: sqlite3.Connection, chain: str) -> list[Record]:
         found: list[Record] = []
         seal = b""
-        for row in fetch(connection, _READ, chain):
+        for row in self._rows(connection, chain):
             record = Record(*row)
             expected = len(found) + 1
             if record.link != expected:
                 raise self.altered(chain, expected, "it is missing")
             digest = self._of(chain, record, seal)
             mac, seal = digest[:MAC_BYTES], digest[MAC_BYTES:]
-            if record.mac != mac:
+            if record.mac != mac or record.state not in _STATES:
                 raise self.altered(chain, record.link, "it is not what was recorded there", record)
             found.append(record)
         query = "SELECT links, seal FROM chains WHERE chain = ?"
@@ -224,6 +266,19 @@ class Chains:
                 chain, len(found), "the chain does not end with it", found[-1] if found else None
             )
         return found
+
+    def _rows(self, connection: sqlite3.Connection, chain: str) -> list[Any]:
+        """Return the rows of a chain. If SQLite can't read all of them, the error names the first that it can't."""
+        try:
+            return fetch(connection, _READ, chain)
+        except sqlite3.Error as error:
+            if not is_damage(error):
+                raise
+        link = 1
+        with contextlib.suppress(sqlite3.Error):
+            while connection.execute(_READ_ONE, (chain, link)).fetchone():
+                link += 1
+        raise self.altered(chain, link, "it can't be read, because the file is damaged")
 
     def _of(self, chain: str, record: Record, seal: bytes) -> bytes:
         try:

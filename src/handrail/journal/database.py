@@ -15,11 +15,19 @@ import pydantic_core
 
 from handrail.clock import Clock
 from handrail.errors import DefinitionError, HandrailError, JournalError
-from handrail.journal.chains import Chains
+from handrail.journal.chains import Chains, is_damage
 from handrail.journal.digest import key_check, new_key
 from handrail.journal.lease import new_owner
 from handrail.journal.location import check_private_files, check_surroundings, create_private_file
-from handrail.journal.schema import VERSION, create_tables, distrust_schema, find_alteration
+from handrail.journal.schema import (
+    APPLICATION_ID,
+    VERSION,
+    are_intact,
+    create_tables,
+    distrust_schema,
+    find_alteration,
+    is_blank,
+)
 
 T = TypeVar("T")
 
@@ -74,6 +82,8 @@ class Database:
         self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
         self._lock = threading.Lock()
         """Held while a job is added, so that none follows the one that ends the thread; with `inline`, while a job runs."""
+        self._intact: bool | None = None
+        """Whether the tables of lists are intact; None until they have been checked."""
         self._connection: sqlite3.Connection | None = None
         self._thread: threading.Thread | None = None
         if inline:
@@ -131,6 +141,16 @@ class Database:
         """Return the rows that a query finds."""
         return await self.transact(lambda connection: connection.execute(query, values).fetchall())
 
+    def is_intact(self, connection: sqlite3.Connection) -> bool:
+        """Return whether the runs and questions agree with their indexes, which lists rely on. Checked once."""
+        if self._intact is None:
+            self._intact = self.path == MEMORY or are_intact(connection, "runs", "questions")
+        return self._intact
+
+    def note_damage(self) -> None:
+        """Note that a row is damaged, so that lists no longer rely on indexes."""
+        self._intact = False
+
     def _run_inline(self, connection: sqlite3.Connection, job: _Job[T]) -> T:
         with self._lock:
             self._check_open()
@@ -162,15 +182,19 @@ class Database:
         if "\0" in self.path:
             raise JournalError(self.path, "its path contains a null byte", "Pass a path without one.")
         try:
+            blank = False
             if self.path != MEMORY:
                 check_surroundings(self.path)
                 create_private_file(self.path)
+                blank = is_blank(self.path)
             connection = sqlite3.connect(
                 self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
             try:
                 if self.path != MEMORY:
                     distrust_schema(connection)
+                if blank:  # before the first change that may stay in the log, so that the file is recognised
+                    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute("PRAGMA journal_mode = WAL")
                 # With OFF, data survives the process, because the operating system has it; with FULL, it also survives a power cut.
                 connection.execute(f"PRAGMA synchronous = {'FULL' if self._synced else 'OFF'}")
@@ -182,6 +206,8 @@ class Database:
                 connection.close()
                 raise
         except (sqlite3.Error, OSError) as error:
+            if isinstance(error, sqlite3.Error) and is_damage(error):
+                raise _damaged(self.path, error) from error
             raise JournalError(
                 self.path, f"it can't be opened: {error}", "Pass the path of a journal or of a new file."
             ) from error
@@ -207,8 +233,10 @@ class Database:
                     connection.execute("ROLLBACK")
                 raise
         except sqlite3.Error as error:
-            job.error = find_alteration(connection, self.path) or JournalError(
-                self.path, f"it can't be written: {error}", "Check the disk and try again."
+            job.error = find_alteration(connection, self.path) or (
+                _damaged(self.path, error)
+                if is_damage(error)
+                else JournalError(self.path, f"it can't be written: {error}", "Check the disk and try again.")
             )
         except _UNREADABLE as error:
             job.error = error
@@ -231,7 +259,7 @@ def _damaged(path: str, error: Exception) -> JournalError:
     return JournalError(
         path,
         f"it is damaged: {type(error).__name__}: {error}",
-        "Restore it from a backup, or use a new file.",
+        "`handrail runs verify` lists what is damaged. Restore the file from a backup, or use a new one.",
     )
 
 

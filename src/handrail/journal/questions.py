@@ -19,6 +19,7 @@ from handrail.journal.database import Database, Work, encode
 from handrail.journal.decisions import decision_in, put_decision
 from handrail.journal.lease import check_not_taken
 from handrail.journal.local import LocalQuestions
+from handrail.journal.run_rows import rescue_runs
 from handrail.journal.runs import withdraw
 from handrail.journal.verification import ANSWER, ANSWER_CLEARED, QUESTION, add_outside, verified
 from handrail.question import Answer, Question
@@ -146,6 +147,8 @@ class SqliteQuestions:
         query = f"SELECT {_OPEN} FROM questions WHERE {' AND '.join(where)} ORDER BY asked_at, id"
 
         def find(connection: sqlite3.Connection) -> list[bytes]:
+            if not self._database.is_intact(connection):
+                return self._rescue(connection, run_id)
             checked: dict[str, bool] = {}
             return [
                 row[1]
@@ -153,9 +156,29 @@ class SqliteQuestions:
                 if self._is_recorded(connection, row, checked, lists_all=run_id is None)
             ]
 
-        return tuple(
-            msgspec.msgpack.decode(body, type=Question) for body in await self._database.transact(find)
-        )
+        found = [msgspec.msgpack.decode(body, type=Question) for body in await self._database.transact(find)]
+        found.sort(key=lambda each: (each.asked_at, each.id))
+        return tuple(each for each in found if principal in (None, each.principal))
+
+    def _rescue(self, connection: sqlite3.Connection, run_id: str | None) -> list[bytes]:
+        """Return the open questions in a damaged journal, of one run or of all that are not damaged themselves."""
+        chains = self._database.chains
+        if run_id is not None:
+            return list(verified(connection, chains, run_id).open_questions.values())
+        found: list[bytes] = []
+        for row in rescue_runs(connection, chains):
+            try:
+                if isinstance(row, JournalAltered):
+                    raise row
+                found += verified(connection, chains, row.id).open_questions.values()
+            except JournalAltered as error:
+                self._report(error.id, error)
+        return found
+
+    def _report(self, run_id: str, error: JournalAltered) -> None:
+        if run_id not in self._reported:
+            self._reported.add(run_id)
+            log.error("the questions of run %s are not shown: %s", run_id, error)
 
     def _is_recorded(
         self, connection: sqlite3.Connection, row: Any, checked: dict[str, bool], *, lists_all: bool
@@ -177,9 +200,7 @@ class SqliteQuestions:
             if not lists_all:
                 raise
             checked[run_id] = False
-            if run_id not in self._reported:
-                self._reported.add(run_id)
-                log.error("the questions of run %s are not shown: %s", run_id, error)
+            self._report(run_id, error)
             return False
         checked[run_id] = True
         if len(self._verified) >= _MOST_VERIFIED:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -9,12 +11,22 @@ from typing import Any
 
 import msgspec
 
-from handrail.errors import RunBusy, RunError, RunUnknown
+from handrail.errors import JournalAltered, RunBusy, RunError
 from handrail.journal.blobs import put_blob, remove_unused_blobs
 from handrail.journal.chains import Chains, fetch, outside_chain, run_chain
 from handrail.journal.database import Database, encode
 from handrail.journal.lease import LEASE_SECONDS, check_owner, is_free
-from handrail.journal.sessions import RUN, add_to_session, forget_in_session
+from handrail.journal.run_rows import (
+    COLUMNS,
+    WAITING,
+    StoredRun,
+    check_run,
+    find_run,
+    insert_run,
+    rescue_runs,
+    update_run,
+)
+from handrail.journal.sessions import RUN, add_to_session, check_session, forget_in_session
 from handrail.journal.verification import (
     CANCEL,
     FORK,
@@ -42,18 +54,13 @@ from handrail.records import (
     Verification,
 )
 
-_ROW = """record, status, owner, leased_until, changed_at, outcome, stopping,
-    (SELECT count(*) FROM questions WHERE run_id = runs.id AND answer IS NULL), deaths"""
-_INSERT = """INSERT INTO runs
-    (id, session_id, principal, status, owner, leased_until, began_at, changed_at, record, outcome)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 # The plus keeps SQLite from using the principal's index, since a principal has many more runs than a session.
 # No `WITH`: the connection's authorizer could not tell its name from that of a planted view.
 _SESSIONS = f"""SELECT session, number, changed,
-        (SELECT record FROM runs WHERE +principal = :principal AND session_id = session ORDER BY began_at, id LIMIT 1),
+        (SELECT id FROM runs WHERE +principal = :principal AND session_id = session ORDER BY began_at, id LIMIT 1),
         (SELECT count(*) FROM questions JOIN runs ON runs.id = questions.run_id
             WHERE runs.principal = :principal AND session_id = session AND answer IS NULL),
-        {_ROW}
+        {COLUMNS}, {WAITING}
     FROM (
         SELECT session_id AS session, count(*) AS number, max(changed_at) AS changed
         FROM runs WHERE principal = :principal GROUP BY session_id
@@ -63,6 +70,8 @@ _SESSIONS = f"""SELECT session, number, changed,
         SELECT id FROM runs WHERE +principal = :principal AND session_id = session
         ORDER BY began_at DESC, id DESC LIMIT 1
     ) ORDER BY changed DESC, session DESC"""
+log = logging.getLogger("handrail.journal")
+
 _CHUNK = 500
 """Maximum number of run ids in one SQL statement."""
 
@@ -73,6 +82,8 @@ class SqliteRuns:
     def __init__(self, database: Database, lost: Callable[[str], None]) -> None:
         self._database = database
         self._lost = lost
+        self._reported: set[str] = set()
+        """The damage that has already been logged."""
 
     async def begin(self, run: RunRecord, /) -> None:
         database = self._database
@@ -92,18 +103,24 @@ class SqliteRuns:
         now = database.now()
 
         def take(connection: sqlite3.Connection) -> RunRow:
-            row = get_run(connection, database.chains, run_id)
+            row = find_run(connection, database.chains, run_id)
             if not is_free(row.owner, row.leased_until, now, database.owner):
                 raise RunBusy(run_id, row.owner)
             progress = verify_session(connection, database.chains, run_id).progress
-            deaths = _deaths(connection, row, progress) if row.owner != database.owner else 0
-            status = row.status if row.status in OVER else "running"
-            connection.execute(
-                "UPDATE runs SET status = ?, owner = ?, leased_until = ?, changed_at = ?, stopping = 0, deaths = ?, "
-                "progress = ? WHERE id = ?",
-                (status, database.owner, now + LEASE_SECONDS, now, deaths, progress, run_id),
+            deaths = _deaths(row, progress) if row.owner != database.owner else 0
+            update_run(
+                connection,
+                database.chains,
+                row,
+                status=row.status if row.status in OVER else "running",
+                owner=database.owner,
+                leased_until=now + LEASE_SECONDS,
+                changed_at=now,
+                stopping=0,
+                deaths=deaths,
+                progress=progress,
             )
-            return msgspec.structs.replace(row, deaths=deaths)
+            return msgspec.structs.replace(self._shown(connection, row), deaths=deaths)
 
         taken = await database.transact(take)
         self._lost(run_id)  # another process may have had the run
@@ -115,9 +132,9 @@ class SqliteRuns:
 
         def keep(connection: sqlite3.Connection) -> bool:
             check_owner(connection, database.owner, run_id)
-            connection.execute("UPDATE runs SET leased_until = ? WHERE id = ?", (now + LEASE_SECONDS, run_id))
-            stopping = get_run(connection, database.chains, run_id).stopping
-            return stopping and verified(connection, database.chains, run_id).cancelled
+            row = find_run(connection, database.chains, run_id)
+            update_run(connection, database.chains, row, leased_until=now + LEASE_SECONDS)
+            return bool(row.stopping) and verified(connection, database.chains, run_id).cancelled
 
         return await database.transact(keep, synced=False)
 
@@ -126,8 +143,7 @@ class SqliteRuns:
         now = database.now()
 
         def stop(connection: sqlite3.Connection) -> None:
-            get_run(connection, database.chains, run_id)  # raises `RunUnknown` if there is no such run
-            connection.execute("UPDATE runs SET stopping = 1 WHERE id = ?", (run_id,))
+            update_run(connection, database.chains, find_run(connection, database.chains, run_id), stopping=1)
             add_outside(connection, database.chains, run_id, CANCEL, "", b"", at=now)
 
         await database.transact(stop)
@@ -138,12 +154,9 @@ class SqliteRuns:
 
         def leave(connection: sqlite3.Connection) -> None:
             check_owner(connection, database.owner, run_id)
-            before = get_run(connection, database.chains, run_id)
-            connection.execute(
-                "UPDATE runs SET status = ?, owner = '', leased_until = 0, changed_at = ?, outcome = ?, stopping = 0 "
-                "WHERE id = ?",
-                (status, now, outcome, run_id),
-            )
+            before = find_run(connection, database.chains, run_id)
+            left = {"status": status, "owner": "", "leased_until": 0.0, "outcome": outcome, "stopping": 0}
+            update_run(connection, database.chains, before, changed_at=now, **left)
             if end_of(status, outcome) != end_of(before.status, before.outcome):
                 end, body = end_of(status, outcome)
                 database.chains.append(connection, run_chain(run_id), OUTCOME, end, body, at=now)
@@ -155,7 +168,18 @@ class SqliteRuns:
 
     async def get(self, run_id: str, /) -> RunRow:
         database = self._database
-        return await database.transact(lambda connection: get_run(connection, database.chains, run_id))
+
+        def get(connection: sqlite3.Connection) -> RunRow:
+            return self._shown(connection, find_run(connection, database.chains, run_id))
+
+        return await database.transact(get)
+
+    def _shown(self, connection: sqlite3.Connection, row: StoredRun) -> RunRow:
+        if self._database.is_intact(connection):
+            return row.shown(
+                connection.execute(f"SELECT {WAITING} FROM runs WHERE id = ?", (row.id,)).fetchone()[0]
+            )
+        return row.shown(len(verified(connection, self._database.chains, row.id).open_questions))
 
     async def list(
         self,
@@ -179,29 +203,98 @@ class SqliteRuns:
                 values += before
             order = "began_at DESC, id DESC LIMIT ?"
             values.append(limit)
-        query = f"SELECT {_ROW} FROM runs WHERE {' AND '.join(where)} ORDER BY {order}"
-        rows = await self._database.select(query, *values)
-        return tuple(_row(row) for row in rows)
+        query = f"SELECT {COLUMNS}, {WAITING} FROM runs WHERE {' AND '.join(where)} ORDER BY {order}"
+
+        def find(connection: sqlite3.Connection) -> list[RunRow]:
+            with contextlib.suppress(JournalAltered):  # every row is then looked at by itself
+                if self._database.is_intact(connection):
+                    return [self._checked(row) for row in fetch(connection, query, *values)]
+            rows = [
+                row
+                for row in self._rescue(connection)
+                if session_id in (None, row.record.session_id)
+                and principal in (None, row.record.principal)
+                and (before is None or row.record.mark < before)
+            ]
+            if session_id is not None:
+                return rows[:1] if limit == 1 else rows
+            return rows[: -limit - 1 : -1]
+
+        return tuple(await self._database.transact(find))
+
+    def _checked(self, values: Sequence[Any]) -> RunRow:
+        return check_run(self._database.chains, values).shown(values[-1])
+
+    def _rescue(self, connection: sqlite3.Connection) -> list[RunRow]:
+        """Return the runs of a damaged journal that are not damaged themselves, oldest first. The others are logged once."""
+        database = self._database
+        database.note_damage()
+        found: list[RunRow] = []
+        for row in rescue_runs(connection, database.chains):
+            try:
+                if isinstance(row, JournalAltered):
+                    raise row
+                found.append(self._shown(connection, row))
+            except JournalAltered as altered:
+                if str(altered) not in self._reported:
+                    self._reported.add(str(altered))
+                    log.error("a run is not listed: %s", altered)
+        return sorted(found, key=lambda row: row.record.mark)
 
     async def sessions(
         self, principal: str, /, *, limit: int = 100, before: Mark | None = None
     ) -> Sequence[SessionRow]:
         at, id = before or (None, None)
         values = {"principal": principal, "limit": limit, "mark": at, "id": id}
-        rows = await self._database.transact(
-            lambda connection: connection.execute(_SESSIONS, values).fetchall()
-        )
-        return tuple(
-            SessionRow(
-                session_id=session_id,
-                runs=number,
-                changed_at=changed,
-                first=msgspec.msgpack.decode(first, type=RunRecord),
-                questions=waiting,
-                newest=_row(newest),
-            )
-            for session_id, number, changed, first, waiting, *newest in rows
-        )
+
+        def find(connection: sqlite3.Connection) -> list[SessionRow]:
+            chains = self._database.chains
+            with contextlib.suppress(JournalAltered):
+                if self._database.is_intact(connection):
+                    return [
+                        SessionRow(
+                            session_id=session_id,
+                            runs=number,
+                            changed_at=changed,
+                            first=find_run(connection, chains, first).decoded,
+                            questions=waiting,
+                            newest=self._checked(newest),
+                        )
+                        for session_id, number, changed, first, waiting, *newest in connection.execute(
+                            _SESSIONS, values
+                        ).fetchall()
+                    ]
+            return self._rescue_sessions(connection, principal, before)[:limit]
+
+        return tuple(await self._database.transact(find))
+
+    def _rescue_sessions(
+        self, connection: sqlite3.Connection, principal: str, before: Mark | None
+    ) -> list[SessionRow]:
+        """Return the sessions of a damaged journal in which no run is damaged, most recently changed first."""
+        sessions: dict[str, list[RunRow]] = {}
+        rescued = self._rescue(connection)
+        ids = {row.record.id for row in rescued}
+        for row in rescued:
+            if row.record.principal == principal:
+                sessions.setdefault(row.record.session_id, []).append(row)
+        found: list[SessionRow] = []
+        for session_id, rows in sessions.items():
+            with contextlib.suppress(JournalAltered):  # its runs are logged
+                if not ids.issuperset(check_session(connection, self._database.chains, session_id)):
+                    continue
+                found.append(
+                    SessionRow(
+                        session_id=session_id,
+                        runs=len(rows),
+                        changed_at=max(row.changed_at for row in rows),
+                        first=rows[0].record,
+                        newest=rows[-1],
+                        questions=sum(row.questions for row in rows),
+                    )
+                )
+        found = [each for each in found if before is None or each.mark < before]
+        return sorted(found, key=lambda each: each.mark, reverse=True)
 
     async def add(self, copy: RunCopy, /) -> None:
         run, row, chains = copy.row.record, copy.row, self._database.chains
@@ -226,7 +319,7 @@ class SqliteRuns:
                 if value is not None:
                     chains.append(connection, chain, SETTLED, key, value, at=now)
             for data in copy.blobs:
-                put_blob(connection, data, run.id)
+                put_blob(connection, chains, data, run.id, at=now)
 
         await self._database.transact(add)
 
@@ -235,7 +328,7 @@ class SqliteRuns:
 
         def verify(connection: sqlite3.Connection) -> Verification:
             if run_id is not None:
-                get_run(connection, database.chains, run_id)  # raises `RunUnknown` if there is no such run
+                find_run(connection, database.chains, run_id)  # raises `RunUnknown` if there is no such run
             return verify_journal(connection, database.chains, run_id)
 
         return await database.transact(verify)
@@ -251,21 +344,6 @@ class SqliteRuns:
         await self._database.transact(forget)
         for run_id in run_ids:
             self._lost(run_id)
-
-
-def get_run(connection: sqlite3.Connection, chains: Chains, run_id: str) -> RunRow:
-    """Return the current row of a run. Raises `RunUnknown` if there is none, or `JournalAltered` if it is not the run's."""
-    rows = fetch(connection, f"SELECT {_ROW} FROM runs WHERE id = ?", run_id)
-    if not rows:
-        raise RunUnknown(run_id)
-    try:
-        row = _row(rows[0])
-    except (msgspec.MsgspecError, TypeError):
-        row = None
-    if row is None or row.record.id != run_id:
-        problem = "its row among the runs is not what was recorded"
-        raise chains.altered(run_chain(run_id), 1, problem, what=f"{RUN} {run_id}")
-    return row
 
 
 def put_unit(
@@ -291,28 +369,11 @@ def withdraw(connection: sqlite3.Connection, chains: Chains, now: float, where: 
         chains.append(connection, run_chain(run_id), WITHDRAWN, id, b"", at=now)
 
 
-def _row(row: Sequence[Any]) -> RunRow:
-    record, status, owner, until, changed, outcome, stopping, waiting, deaths = row
-    return RunRow(
-        record=msgspec.msgpack.decode(record, type=RunRecord),
-        status=status,
-        owner=owner,
-        leased_until=until,
-        changed_at=changed,
-        outcome=outcome,
-        questions=waiting,
-        stopping=bool(stopping),
-        deaths=deaths,
-    )
-
-
-def _deaths(connection: sqlite3.Connection, row: RunRow, progress: int) -> int:
+def _deaths(row: StoredRun, progress: int) -> int:
     """Return how many consecutive processes have died while they executed this run, without any progress."""
     if row.status != "running" or not row.owner:
         return 0
-    query = "SELECT progress FROM runs WHERE id = ?"
-    before = connection.execute(query, (row.record.id,)).fetchone()[0]
-    return row.deaths + 1 if before == progress else 1
+    return row.deaths + 1 if row.progress == progress else 1
 
 
 def _check_new(connection: sqlite3.Connection, run_id: str) -> None:
@@ -335,7 +396,8 @@ def _insert(
 ) -> None:
     record = encode(run, f"run {run.id!r} began with")
     ids = run.id, run.session_id, run.principal
-    connection.execute(_INSERT, (*ids, status, *lease, run.began_at, changed_at, record, outcome))
+    row = StoredRun(*ids, status, *lease, run.began_at, changed_at, 0, 0, 0, record, outcome)
+    insert_run(connection, chains, row)
     chain = run_chain(run.id)
     chains.append(connection, chain, RUN, run.id, record, at=run.began_at)
     add_to_session(connection, chains, run.session_id, RUN, run.id, chain, at=run.began_at)

@@ -10,11 +10,18 @@ import sqlite3
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 
 from handrail.errors import JournalError
 
-VERSION = 8
+VERSION = 9
 """Version of the schema. A journal with another version is refused."""
+
+APPLICATION_ID = 0x48726A6C
+"""The number in the header of the file that says that it is a journal. It spells "Hrjl"."""
+_MAGIC = b"SQLite format 3\0"
+_HEADER_BYTES = 100
+_ID_AT = slice(68, 72)
 
 # A table with large values has rowids. Without them, SQLite reads every row whole that it passes on its way to another.
 _TABLES: Sequence[str] = (
@@ -23,7 +30,7 @@ _TABLES: Sequence[str] = (
         id TEXT PRIMARY KEY, session_id TEXT NOT NULL, principal TEXT NOT NULL, status TEXT NOT NULL,
         owner TEXT NOT NULL, leased_until REAL NOT NULL, began_at REAL NOT NULL, changed_at REAL NOT NULL,
         stopping INTEGER NOT NULL DEFAULT 0, deaths INTEGER NOT NULL DEFAULT 0, progress INTEGER NOT NULL DEFAULT 0,
-        record BLOB NOT NULL, outcome BLOB NOT NULL
+        record BLOB NOT NULL, outcome BLOB NOT NULL, mac BLOB NOT NULL
     )""",
     "CREATE INDEX runs_by_time ON runs (began_at)",
     "CREATE INDEX runs_of_a_session ON runs (session_id, began_at)",
@@ -49,7 +56,8 @@ _TABLES: Sequence[str] = (
     "CREATE INDEX open_questions_to_a_principal ON questions (principal, asked_at) WHERE answer IS NULL",
     """CREATE TABLE tickets (
         run_id TEXT NOT NULL, place TEXT NOT NULL, text TEXT NOT NULL, open INTEGER NOT NULL,
-        holder TEXT NOT NULL, held_until REAL NOT NULL, deposit BLOB NOT NULL, PRIMARY KEY (run_id, place)
+        holder TEXT NOT NULL, held_until REAL NOT NULL, deposit BLOB NOT NULL, mac BLOB NOT NULL,
+        PRIMARY KEY (run_id, place)
     )""",
     "CREATE TABLE blobs (digest TEXT PRIMARY KEY, data BLOB NOT NULL)",
     "CREATE TABLE blob_runs (run_id TEXT, digest TEXT, PRIMARY KEY (run_id, digest)) WITHOUT ROWID",
@@ -62,6 +70,45 @@ Schema = Mapping[str, tuple[str, str, str | None]]
 """The type, table and statement of each table, index, trigger and view, by name."""
 
 
+def is_blank(path: str) -> bool:
+    """Return whether a file is empty, so that a journal may be created in it; False for a journal.
+
+    Raises `JournalError` for the database of another program. SQLite is not asked before the file is known to be a
+    journal, because it would apply and delete the files beside the database, and create others.
+    """
+    try:
+        with open(path, "rb") as file:
+            header = file.read(_HEADER_BYTES)
+    except OSError:  # SQLite reports it
+        return False
+    if not header:
+        return True
+    if header[:16] != _MAGIC or len(header) < _HEADER_BYTES:  # SQLite would overwrite a very short file
+        problem = "it can't be opened: file is not a database"
+        raise JournalError(path, problem, "Pass the path of a journal or of a new file.")
+    if header[_ID_AT] != APPLICATION_ID.to_bytes(4, "big"):
+        _check_unmarked(path)
+    return False
+
+
+def _check_unmarked(path: str) -> None:
+    """Raise `JournalError` unless a database without a journal's number is one, such as a restored dump."""
+    connection = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1", uri=True)
+    try:
+        distrust_schema(connection)
+        _check(connection, path, read_schema(connection))
+    except (sqlite3.Error, UnicodeError):
+        raise _not_a_journal(path) from None
+    finally:
+        connection.close()
+
+
+def _not_a_journal(path: str) -> JournalError:
+    return JournalError(
+        path, "this is a database, but not a journal", "Pass the path of a journal or of a new file."
+    )
+
+
 def create_tables(connection: sqlite3.Connection, path: str) -> bool:
     """Create the tables in an empty database and return True. If there are tables, check them and return False.
 
@@ -71,6 +118,13 @@ def create_tables(connection: sqlite3.Connection, path: str) -> bool:
     if found:
         _check(connection, path, found)
         return False
+    ((pages,),) = connection.execute("PRAGMA page_count")
+    if pages > 1:
+        raise JournalError(
+            path,
+            "it is damaged: its list of tables is empty",
+            "Restore the file from a backup, or use a new one.",
+        )
     for each in _TABLES:
         connection.execute(each)
     return True
@@ -129,6 +183,25 @@ def find_alteration(connection: sqlite3.Connection, path: str) -> JournalError |
         return None
 
 
+def are_intact(connection: sqlite3.Connection, *tables: str) -> bool:
+    """Return whether tables agree with their indexes. This reads all their rows: about 3 µs each."""
+    try:
+        return all(
+            connection.execute(f"PRAGMA integrity_check({each})").fetchone() == ("ok",) for each in tables
+        )
+    except (sqlite3.Error, UnicodeError):
+        return False
+
+
+def find_damage(connection: sqlite3.Connection) -> list[str]:
+    """Return what SQLite finds wrong with the structure of the whole file, in its own words."""
+    try:
+        found = [str(problem) for (problem,) in connection.execute("PRAGMA integrity_check(20)")]
+    except (sqlite3.Error, UnicodeError) as error:
+        return [str(error)]
+    return [] if found == ["ok"] else found
+
+
 def _alteration(path: str, found: Schema) -> JournalError | None:
     problem = describe_difference(found, expected_schema())
     if not problem:
@@ -150,9 +223,7 @@ def _check(connection: sqlite3.Connection, path: str, found: Schema) -> None:
     else:
         version = ""
     if not version.isdecimal():
-        raise JournalError(
-            path, "this is a database, but not a journal", "Pass the path of a journal or of a new file."
-        )
+        raise _not_a_journal(path)
     if int(version) != VERSION:
         raise JournalError(
             path,

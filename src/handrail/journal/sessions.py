@@ -12,7 +12,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 
 from handrail.errors import JournalAltered
-from handrail.journal.chains import SESSIONS, Chains, Record, decision_chain, fetch, session_chain
+from handrail.journal.chains import SESSIONS, Chains, Record, decision_chain, fetch, reading, session_chain
 
 RUN, DECISIONS, SESSION, FORGOTTEN = "run", "decisions", "session", "forgotten"
 
@@ -54,12 +54,17 @@ def forget_in_session(
     chains.append(connection, SESSIONS, FORGOTTEN, session_id, b"", at=at)
 
 
-def check_session(connection: sqlite3.Connection, chains: Chains, session_id: str) -> None:
-    """Raise `JournalAltered` unless the session has exactly the runs and decisions that began in it and were not forgotten.
+def check_session(connection: sqlite3.Connection, chains: Chains, session_id: str) -> list[str]:
+    """Return the ids of a session's runs, in the order in which they began. The runs themselves are not verified.
 
-    The runs themselves are not verified.
+    Raises `JournalAltered` unless the session has exactly the runs and decisions that began in it and were not forgotten.
     """
     chain = session_chain(session_id)
+    with reading(chains, chain, 1):
+        return _check_session(connection, chains, session_id, chain)
+
+
+def _check_session(connection: sqlite3.Connection, chains: Chains, session_id: str, chain: str) -> list[str]:
     records = chains.read(connection, chain)
     begun = _begun(chains, chain, records, RUN)
     found: dict[tuple[str, str], object] = {
@@ -71,6 +76,7 @@ def check_session(connection: sqlite3.Connection, chains: Chains, session_id: st
             if rows:
                 found[kind, principal] = rows[0][0]
     _compare(chains, chain, len(records), begun, found)
+    return [key for kind, key in begun if kind == RUN]
 
 
 def session_alterations(

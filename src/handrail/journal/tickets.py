@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from handrail.errors import OutcomeUnknown, TicketError
-from handrail.journal.chains import run_chain
+from handrail.errors import OutcomeUnknown, RunUnknown, TicketError
+from handrail.journal.chains import Chains, fetch, reading, run_chain
 from handrail.journal.database import Database
 from handrail.journal.lease import LEASE_SECONDS, check_owner, is_free
+from handrail.journal.run_rows import find_run
 from handrail.journal.verification import DEPOSIT, TICKET, add_outside, verified
 from handrail.records import OVER
 
@@ -39,9 +40,9 @@ class SqliteTickets:
 
         def issue(connection: sqlite3.Connection) -> str:
             check_owner(connection, database.owner, run_id)
-            found = _get(connection, run_id, place)
+            found = _get(connection, database.chains, run_id, place)
             ticket = _Ticket(text) if found is None else msgspec.structs.replace(found, open=True)
-            _put(connection, run_id, place, ticket)
+            _put(connection, database.chains, run_id, place, ticket)
             chain = run_chain(run_id)
             if found is None:
                 database.chains.append(connection, chain, TICKET, place, text.encode(), at=now)
@@ -55,7 +56,7 @@ class SqliteTickets:
         now = database.now()
 
         def claim(connection: sqlite3.Connection) -> bytes:
-            ticket = _get_open(connection, run_id, place)
+            ticket = _get_open(connection, database.chains, run_id, place)
             if ticket.deposit:
                 return verified(connection, database.chains, run_id).deposits[place]
             if not is_free(ticket.holder, ticket.held_until, now, by):
@@ -66,32 +67,34 @@ class SqliteTickets:
             if ticket.holder not in ("", by) and not again:
                 raise OutcomeUnknown(f"the redemption of ticket {run_id}{place}")
             held = msgspec.structs.replace(ticket, holder=by, held_until=now + LEASE_SECONDS)
-            _put(connection, run_id, place, held)
+            _put(connection, database.chains, run_id, place, held)
             return b""
 
         return await database.transact(claim, synced=False)
 
     async def release(self, run_id: str, place: str, by: str, /) -> None:
+        database = self._database
+
         def release(connection: sqlite3.Connection) -> None:
-            ticket = _get(connection, run_id, place)
+            ticket = _get(connection, database.chains, run_id, place)
             if ticket is not None and ticket.holder == by and not ticket.deposit:
                 free = msgspec.structs.replace(ticket, holder="", held_until=0.0)
-                _put(connection, run_id, place, free)
+                _put(connection, database.chains, run_id, place, free)
 
-        await self._database.transact(release)
+        await database.transact(release)
 
     async def deposit(self, run_id: str, place: str, by: str, body: bytes, /) -> None:
         database = self._database
         now = database.now()
 
         def deposit(connection: sqlite3.Connection) -> None:
-            ticket = _get_open(connection, run_id, place)
+            ticket = _get_open(connection, database.chains, run_id, place)
             if ticket.holder != by:
                 raise TicketError(
                     "its claim was not renewed in time, and another process is redeeming it",
                     "Make sure that the process is not suspended while it works.",
                 )
-            _put(connection, run_id, place, msgspec.structs.replace(ticket, deposit=body))
+            _put(connection, database.chains, run_id, place, msgspec.structs.replace(ticket, deposit=body))
             add_outside(connection, database.chains, run_id, DEPOSIT, place, body, at=now)
 
         await database.transact(deposit)
@@ -104,9 +107,15 @@ class SqliteTickets:
             found: dict[str, bytes] = {}
             deposits: Mapping[str, bytes] | None = None
             for place in places:
-                ticket = _get(connection, run_id, place)
+                ticket = _get(connection, database.chains, run_id, place)
                 if ticket is not None:
-                    _put(connection, run_id, place, msgspec.structs.replace(ticket, open=False))
+                    _put(
+                        connection,
+                        database.chains,
+                        run_id,
+                        place,
+                        msgspec.structs.replace(ticket, open=False),
+                    )
                     if ticket.deposit or ticket.holder:
                         if deposits is None:
                             deposits = verified(connection, database.chains, run_id).deposits
@@ -116,26 +125,42 @@ class SqliteTickets:
         return await database.transact(close)
 
 
-def _get(connection: sqlite3.Connection, run_id: str, place: str) -> _Ticket | None:
-    query = f"SELECT {_COLUMNS} FROM tickets WHERE run_id = ? AND place = ?"
-    row = connection.execute(query, (run_id, place)).fetchone()
-    return None if row is None else _Ticket(row[0], bool(row[1]), *row[2:])
+def _get(connection: sqlite3.Connection, chains: Chains, run_id: str, place: str) -> _Ticket | None:
+    query = f"SELECT {_COLUMNS}, mac FROM tickets WHERE run_id = ? AND place = ?"
+    chain, what = run_chain(run_id), f"{TICKET} {place}"
+    with reading(chains, chain, 1, what):
+        rows = fetch(connection, query, run_id, place)
+    if not rows:
+        return None
+    *values, mac = rows[0]
+    if not chains.is_row("tickets", (run_id, place, *values), mac):
+        records = chains.read(connection, chain)
+        link = next((each.link for each in records if (each.kind, each.key) == (TICKET, place)), 1)
+        raise chains.altered(chain, link, "its row is not what was recorded", what=what)
+    return _Ticket(values[0], bool(values[1]), *values[2:])
 
 
-def _put(connection: sqlite3.Connection, run_id: str, place: str, ticket: _Ticket) -> None:
-    query = f"INSERT OR REPLACE INTO tickets (run_id, place, {_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)"
-    connection.execute(query, (run_id, place, *msgspec.structs.astuple(ticket)))
+def _put(connection: sqlite3.Connection, chains: Chains, run_id: str, place: str, ticket: _Ticket) -> None:
+    query = f"INSERT OR REPLACE INTO tickets (run_id, place, {_COLUMNS}, mac) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    text, is_open, holder, until, deposit = msgspec.structs.astuple(ticket)
+    values = run_id, place, text, int(is_open), holder, float(until), deposit
+    connection.execute(query, (*values, chains.row_mac("tickets", values)))
 
 
-def _get_open(connection: sqlite3.Connection, run_id: str, place: str) -> _Ticket:
-    run = connection.execute("SELECT status FROM runs WHERE id = ?", (run_id,)).fetchone()
-    ticket = _get(connection, run_id, place)
+def _get_open(connection: sqlite3.Connection, chains: Chains, run_id: str, place: str) -> _Ticket:
+    try:
+        run = find_run(connection, chains, run_id)
+    except RunUnknown:
+        run = None
+    ticket = _get(connection, chains, run_id, place)
+    if run is not None and ticket is None:
+        verified(connection, chains, run_id)  # raises `JournalAltered` if the ticket has lost its row
     if run is None or ticket is None:
         raise TicketError(
             "it is not in this journal",
             "Open the journal of the run that issued it, not a copy of the journal.",
         )
-    if run[0] in OVER:
+    if run.status in OVER:
         raise TicketError(f"its run {run_id!r} is over", "Get a ticket from a run that is still active.")
     if not ticket.open:
         raise TicketError(

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from handrail.errors import JournalAltered
+from handrail.errors import JournalAltered, RunUnknown
 from handrail.journal.chains import (
     SESSIONS,
     Chains,
@@ -21,25 +21,43 @@ from handrail.journal.chains import (
     decisions_of,
     fetch,
     outside_chain,
+    reading,
     run_chain,
 )
+from handrail.journal.run_rows import COLUMNS, StoredRun, find_run
+from handrail.journal.schema import find_damage
 from handrail.journal.sessions import RUN, check_session, read_decisions, session_alterations
 from handrail.question import Question
-from handrail.records import OVER, CommitUnit, Entry, RunRecord, Verification
+from handrail.records import OVER, CommitUnit, Entry, Verification
 
 OUTCOME, FORK, IMPORT = "outcome", "fork", "import"
 UNIT, VOID = "unit", "void"
 STEP, SETTLED, CLEARED = "step", "step settled", "step cleared"
-QUESTION, WITHDRAWN, TICKET = "question", "withdrawn", "ticket"
+QUESTION, WITHDRAWN, TICKET, BLOB = "question", "withdrawn", "ticket", "blob"
 OUTSIDE = "outside"
 ANSWER, ANSWER_CLEARED, VOTE, DEPOSIT, CANCEL = "answer", "answer cleared", "vote", "deposit", "cancel"
 
 _INTERNAL = frozenset(
-    (RUN, OUTCOME, FORK, IMPORT, UNIT, VOID, STEP, SETTLED, CLEARED, QUESTION, WITHDRAWN, TICKET, OUTSIDE)
+    (
+        RUN,
+        OUTCOME,
+        FORK,
+        IMPORT,
+        UNIT,
+        VOID,
+        STEP,
+        SETTLED,
+        CLEARED,
+        QUESTION,
+        WITHDRAWN,
+        TICKET,
+        BLOB,
+        OUTSIDE,
+    )
 )
 """The kinds of records in a run's chain that are not entries."""
 
-_BOOKKEEPING = frozenset(("deadline", "call begun", "call tried", "verb", STEP, FORK, IMPORT, OUTSIDE))
+_BOOKKEEPING = frozenset(("deadline", "call begun", "call tried", "verb", STEP, FORK, IMPORT, BLOB, OUTSIDE))
 """The kinds of records that do not count as progress of a run."""
 
 _ATTEMPT = re.compile(r"~\d+")
@@ -101,6 +119,16 @@ class RunRecords:
                 (question.body, None, None) if answer is None else (question.body, answer.body, answer.at)
             )
         return found
+
+    @property
+    def open_questions(self) -> dict[str, bytes]:
+        """The questions that have no answer."""
+        return {id: question for id, (question, answer, _) in self.questions.items() if answer is None}
+
+    @property
+    def blobs(self) -> set[str]:
+        """The digests of the blobs that the run refers to."""
+        return {each.key for each in self.own if each.kind == BLOB}
 
     @property
     def tickets(self) -> dict[str, bytes]:
@@ -172,16 +200,33 @@ def end_of(status: str, outcome: bytes) -> tuple[str, bytes]:
 
 def verified(connection: sqlite3.Connection, chains: Chains, run_id: str) -> RunRecords:
     """Return the records of a run. Raises `JournalAltered` if they, or the tables that repeat them, were altered."""
-    chain = run_chain(run_id)
     records = _read(connection, chains, run_id)
-    void = records.voided
+    with reading(chains, run_chain(run_id), 1, f"{RUN} {run_id}"):
+        _check_indexes(connection, chains, run_id, records)
+        _check_row(connection, chains, run_id, records)
+        _check_questions(connection, chains, run_id, records)
+        _check_tickets(connection, chains, run_id, records)
+    return records
+
+
+_INDEXES = """SELECT link, 'state' FROM records INDEXED BY units_to_apply WHERE chain = :chain AND state = 'committed'
+    UNION ALL SELECT link, 'kind' FROM records INDEXED BY undone_calls WHERE chain = :chain AND kind IN ('undone', 'told')"""
+
+
+def _check_indexes(connection: sqlite3.Connection, chains: Chains, run_id: str, records: RunRecords) -> None:
+    """Raise `JournalAltered` unless states are as recorded and the indexes find what other runs look for in this one."""
+    chain, void = run_chain(run_id), records.voided
+    expected: set[tuple[int, str]] = set()
     for each in records.own:
         if each.kind == UNIT and (each.state == "void") != (each.link in void):
             raise chains.altered(chain, each.link, "its state is not what was recorded", each)
-    _check_row(connection, chains, run_id, records)
-    _check_questions(connection, chains, run_id, records)
-    _check_tickets(connection, chains, run_id, records)
-    return records
+        if each.state == "committed":
+            expected.add((each.link, "state"))
+        if each.kind in ("undone", "told"):
+            expected.add((each.link, "kind"))
+    found = set(connection.execute(_INDEXES, {"chain": chain}).fetchall())
+    for link, _ in sorted(expected ^ found):
+        raise chains.altered(chain, link, "an index of the journal does not agree with it")
 
 
 def read_outside(connection: sqlite3.Connection, chains: Chains, run_id: str) -> list[Record]:
@@ -212,28 +257,28 @@ def _check_outside(chains: Chains, run_id: str, records: RunRecords) -> None:
 
 def _check_row(connection: sqlite3.Connection, chains: Chains, run_id: str, records: RunRecords) -> None:
     chain = run_chain(run_id)
-    query = "SELECT record, session_id, principal, began_at, status, outcome FROM runs WHERE id = ?"
-    row = next(iter(fetch(connection, query, run_id)), None)
+    rows = fetch(connection, f"SELECT {COLUMNS} FROM runs WHERE id = ?", run_id)
     began = next((each for each in records.own if each.kind == RUN), None)
     if began is None:
-        if row is not None:
+        if rows:
             raise chains.altered(chain, 1, "it is missing", what=f"{RUN} {run_id}")
         return
-    if row is None:
+    if not rows:
         raise chains.altered(chain, began.link, "its row among the runs is missing", began)
-    body, session_id, principal, began_at, status, outcome = row
-    if body == began.body:
-        record = msgspec.msgpack.decode(began.body, type=RunRecord)
-        if (run_id, session_id, principal, began_at) == (
+    row = StoredRun(*rows[0][:-1])
+    if row.record == began.body:
+        record = row.decoded
+        if (run_id, row.session_id, row.principal, row.began_at) == (
             record.id,
             record.session_id,
             record.principal,
             record.began_at,
         ):
-            if end_of(status, outcome) == records.outcome:
+            if end_of(row.status, row.outcome) != records.outcome:
+                end = next((each for each in reversed(records.own) if each.kind == OUTCOME), began)
+                raise chains.altered(chain, end.link, "the run's outcome is not what was recorded", end)
+            if chains.is_row("runs", row, rows[0][-1]):
                 return
-            end = next((each for each in reversed(records.own) if each.kind == OUTCOME), began)
-            raise chains.altered(chain, end.link, "the run's outcome is not what was recorded", end)
     raise chains.altered(chain, began.link, "its row among the runs is not what was recorded", began)
 
 
@@ -292,16 +337,14 @@ def verify_session(connection: sqlite3.Connection, chains: Chains, run_id: str) 
     Returns the run's own records.
     """
     records = verified(connection, chains, run_id)
-    row = connection.execute("SELECT session_id, principal FROM runs WHERE id = ?", (run_id,)).fetchone()
-    if row is not None:
-        session_id, principal = row
-        others = connection.execute(
-            "SELECT id FROM runs WHERE session_id = ? AND id != ?", (session_id, run_id)
-        ).fetchall()
-        for (other,) in others:
+    try:
+        run = find_run(connection, chains, run_id)
+    except RunUnknown:
+        return records
+    for other in check_session(connection, chains, run.session_id):
+        if other != run_id:
             verified(connection, chains, other)
-        check_session(connection, chains, session_id)
-        read_decisions(connection, chains, session_id, principal)
+    read_decisions(connection, chains, run.session_id, run.principal)
     return records
 
 
@@ -372,9 +415,26 @@ def _alterations(
         except JournalAltered as altered:
             yield altered
     yield from session_alterations(connection, chains, sessions)
-    for digest, data in fetch(connection, "SELECT digest, data FROM blobs"):
-        if not is_intact(digest, data):
-            yield JournalAltered(chains.path, "blob", digest, 1, "", "its bytes were changed")
+    yield from _blob_alterations(connection, chains)
+    for problem in find_damage(connection):
+        yield JournalAltered(chains.path, "file", "", 0, "", problem)
+
+
+def _blob_alterations(connection: sqlite3.Connection, chains: Chains) -> Iterator[JournalAltered]:
+    try:
+        digests = [digest for (digest,) in fetch(connection, "SELECT digest FROM blobs")]
+        noted = [digest for (digest,) in fetch(connection, "SELECT key FROM records WHERE kind = ?", BLOB)]
+    except sqlite3.Error:  # the check of the whole file reports it
+        return
+    for digest in {**dict.fromkeys(digests), **dict.fromkeys(noted)}:
+        try:
+            with reading(chains, f"blob {digest}", 1):
+                found = fetch(connection, "SELECT data FROM blobs WHERE digest = ?", digest)
+            if not found or not is_intact(digest, found[0][0]):
+                problem = "its bytes were changed" if found else "its bytes are missing"
+                raise chains.altered(f"blob {digest}", 1, problem)
+        except JournalAltered as altered:
+            yield altered
 
 
 def is_intact(digest: str, data: object) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -36,6 +36,7 @@ from handrail.models import (
     ModelUnavailable,
 )
 from handrail.models.providers import Key
+from handrail.models.recorder import current_recorder
 from handrail.threads import forget_closed
 from handrail.tools.result import clean_text
 
@@ -204,19 +205,20 @@ class Endpoint:
 
     @asynccontextmanager
     async def _post(self, path: str, body: bytes) -> AsyncGenerator[aiohttp.ClientResponse]:
+        recorder = current_recorder()
+        headers = self._headers if recorder is not None and recorder.replays else self._with_key()
         client = await _client()
-        aiohttp = _aiohttp()
+        aiohttp, url = _aiohttp(), self._base_url + path
         data: Any = io.BytesIO(body) if len(body) >= _LARGE else body
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=self._silence)
         failure: ModelError
         try:
-            async with client.post(
-                self._base_url + path,
-                data=data,
-                headers=self._with_key(),
-                timeout=timeout,
-                allow_redirects=False,
-            ) as response:
+            send = partial(
+                client.post, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+            )
+            async with (
+                send() if recorder is None else recorder.post(send, url, body, self._key()) as response
+            ):
                 if response.status != 200:
                     raise await self._failure(response)
                 yield response
@@ -234,6 +236,9 @@ class Endpoint:
         raise failure from None  # raised outside `except`: aiohttp's error, which may hold the headers, must not become its context
 
     # Secrets.
+
+    def _key(self) -> str:
+        return next(filter(None, (key.find() for key in self._keys)), "")
 
     def _with_key(self) -> dict[str, str]:
         for key in self._keys:

@@ -1,5 +1,6 @@
 """Fake models, people, shells and clocks, for testing applications that are built on Handrail."""
 
+from handrail.testing.cassette import Cassette, CassetteError
 from handrail.testing.contexts import (
     TICKET_KEY,
     Recorded,
@@ -17,6 +18,8 @@ from handrail.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_vir
 __all__ = [
     "TICKET_KEY",
     "Agent",
+    "Cassette",
+    "CassetteError",
     "FakeShell",
     "Nobody",
     "Person",

@@ -1,0 +1,151 @@
+"""Rows of the table `runs`: how each run began, its status, its lease and its outcome.
+
+Unlike records, a row is replaced when a run's status or lease changes, so it carries a MAC of its own.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from handrail.errors import JournalAltered, RunUnknown
+from handrail.journal.chains import Chains, decode_text, fetch, outside_chain, reading, run_chain
+from handrail.records import RunRecord, RunRow, RunStatus
+
+
+class StoredRun(NamedTuple):
+    """A row of the table `runs`, without its MAC."""
+
+    id: str
+    session_id: str
+    principal: str
+    status: RunStatus
+    owner: str
+    leased_until: float
+    began_at: float
+    changed_at: float
+    stopping: int
+    deaths: int
+    progress: int
+    record: bytes
+    outcome: bytes
+
+    @property
+    def decoded(self) -> RunRecord:
+        """How the run began."""
+        return msgspec.msgpack.decode(self.record, type=RunRecord)
+
+    def shown(self, questions: int) -> RunRow:
+        """Return the row as readers of the journal see it, with the number of the run's open questions."""
+        return RunRow(
+            record=self.decoded,
+            status=self.status,
+            owner=self.owner,
+            leased_until=self.leased_until,
+            changed_at=self.changed_at,
+            outcome=self.outcome,
+            questions=questions,
+            stopping=bool(self.stopping),
+            deaths=self.deaths,
+        )
+
+
+_OWN = StoredRun._fields
+COLUMNS = ", ".join(f"runs.{each}" for each in (*_OWN, "mac"))
+WAITING = "(SELECT count(*) FROM questions WHERE run_id = runs.id AND answer IS NULL)"
+"""Counts the open questions of a run."""
+_INSERT = f"INSERT INTO runs ({', '.join(_OWN)}, mac) VALUES ({', '.join('?' * (len(_OWN) + 1))})"
+_UPDATE = f"UPDATE runs SET {', '.join(f'{each} = ?' for each in (*_OWN, 'mac'))} WHERE id = ?"
+_REAL = ("leased_until", "began_at", "changed_at")
+
+
+def insert_run(connection: sqlite3.Connection, chains: Chains, row: StoredRun) -> None:
+    """Add the row of a new run."""
+    connection.execute(_INSERT, _sealed(chains, row))
+
+
+def update_run(connection: sqlite3.Connection, chains: Chains, row: StoredRun, **changes: Any) -> StoredRun:
+    """Replace the row of a run by one with these changes, and return that row."""
+    changed = row._replace(**changes)
+    connection.execute(_UPDATE, (*_sealed(chains, changed), row.id))
+    return changed
+
+
+def _sealed(chains: Chains, row: StoredRun) -> tuple[Any, ...]:
+    row = row._replace(**{each: float(getattr(row, each)) for each in _REAL})  # as SQLite returns them
+    return (*row, chains.row_mac("runs", row))
+
+
+def find_run(connection: sqlite3.Connection, chains: Chains, run_id: str) -> StoredRun:
+    """Return the row of a run. Raises `RunUnknown` if there is none, or `JournalAltered` if it is not as it was written."""
+    chain = run_chain(run_id)
+    with reading(chains, chain, 1, f"run {run_id}"):
+        rows = fetch(connection, f"SELECT {COLUMNS} FROM runs WHERE id = ?", run_id)
+        if rows:
+            return check_run(chains, rows[0], run_id)
+        query = (
+            "SELECT 1 FROM chains WHERE chain IN (?, ?) UNION ALL SELECT 1 FROM records WHERE chain IN (?, ?)"
+        )
+        names = chain, outside_chain(run_id)
+        if not fetch(connection, f"{query} LIMIT 1", *names, *names) or not _has_begun(connection, chain):
+            raise RunUnknown(run_id)
+    raise chains.altered(chain, 1, "its row among the runs is missing", what=f"run {run_id}")
+
+
+def _has_begun(connection: sqlite3.Connection, chain: str) -> bool:
+    """Return whether a chain is that of a recorded run. Calls, questions and steps may be recorded without a run."""
+    query = "SELECT 1 FROM records WHERE chain = ? AND link <= 2 AND kind IN ('run', 'fork', 'import')"
+    return bool(fetch(connection, query, chain))
+
+
+def check_run(chains: Chains, values: Sequence[Any], run_id: str | None = None) -> StoredRun:
+    """Return a row that was read from the table. Raises `JournalAltered` if it is not as it was written."""
+    row, mac = StoredRun(*values[: len(_OWN)]), values[len(_OWN)]
+    named = str(row.id) if run_id is None else run_id
+    if not chains.is_row("runs", row, mac) or row.id != named:
+        problem = "its row among the runs is not what was recorded"
+        raise chains.altered(run_chain(named), 1, problem, what=f"run {named}")
+    return row
+
+
+def rescue_runs(connection: sqlite3.Connection, chains: Chains) -> Iterator[StoredRun | JournalAltered]:
+    """Yield every run that can still be read from a damaged journal, and an error for every run that can't.
+
+    Indexes are not used. The table is read from both ends, because SQLite can't read past a damaged page.
+    """
+    found: dict[str, None] = {}
+    for order in ("", " DESC"):
+        query = f"SELECT {COLUMNS} FROM runs NOT INDEXED ORDER BY rowid{order}"
+        for values in _readable(connection, query):
+            if str(values[0]) not in found:
+                found[str(values[0])] = None
+                try:
+                    yield check_run(chains, values)
+                except JournalAltered as altered:
+                    yield altered
+    for query in ("SELECT chain FROM chains", "SELECT chain FROM records WHERE link = 1"):
+        for (chain,) in _readable(connection, query):
+            kind, _, id = str(chain).partition(" ")
+            if kind == "run" and id not in found:
+                found[id] = None
+                try:
+                    find_run(connection, chains, id)
+                except RunUnknown:
+                    continue
+                except JournalAltered as altered:
+                    yield altered
+
+
+def _readable(connection: sqlite3.Connection, query: str) -> Iterator[Any]:
+    """Yield the rows that a query finds, up to the first damaged one."""
+    before = connection.text_factory
+    connection.text_factory = decode_text
+    try:
+        yield from connection.execute(query)
+    except (sqlite3.DatabaseError, OverflowError, MemoryError):
+        return
+    finally:
+        connection.text_factory = before

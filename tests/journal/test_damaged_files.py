@@ -1,0 +1,274 @@
+"""Damaged and foreign files: a journal is read exactly as it was written, or the error names the run and the record."""
+
+import asyncio
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from handrail import SqliteJournal
+from handrail.cli.runs_commands import app
+from handrail.errors import JournalAltered, JournalError
+from support.damage import RUNS, Reading, quiet, read_journal, write_journal
+
+PAGE = 4096
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("clean") / "runs.db"
+    write_journal(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(clean: Path) -> Reading:
+    """Read the journal twice: the first time may renew a ticket's claim."""
+    found = read_journal(clean)
+    assert found == read_journal(clean)
+    assert not any(isinstance(each, JournalError) for each in found.values())
+    return found
+
+
+@pytest.fixture
+def path(clean: Path, tmp_path: Path) -> Path:
+    return copied(clean, tmp_path)
+
+
+def copied(clean: Path, folder: Path) -> Path:
+    for suffix in ("", ".key"):
+        shutil.copy(f"{clean}{suffix}", folder / f"runs.db{suffix}")
+    return folder / "runs.db"
+
+
+def damaged(found: Reading) -> set[str]:
+    """Return the runs of which something can't be read."""
+    return {
+        name.split(":")[0] for name, each in found.items() if isinstance(each, JournalError) and ":" in name
+    }
+
+
+def run_of(item: Any) -> str:
+    """Return the id of the run that something in a list belongs to."""
+    if isinstance(item, tuple):
+        return str(item[0])  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return item.record.id if hasattr(item, "record") else item.run_id
+
+
+def check(found: Reading, expected: Reading) -> None:
+    """Check that everything was read as it was written, or is reported. A list may leave out runs that are reported."""
+    if set(found) == {"journal"}:
+        assert isinstance(found["journal"], JournalError)
+        return
+    bad = damaged(found)
+    for name, wanted in expected.items():
+        got = found[name]
+        if isinstance(got, JournalError) or got == wanted:
+            continue
+        assert isinstance(got, tuple), name
+        if name == "sessions of ada":
+            assert set(got) <= set(wanted), name
+            assert bad, name
+        else:
+            assert list(got) == [each for each in wanted if run_of(each) not in bad or each in got], name
+
+
+def damage(kind: str, at: int, data: bytes) -> bytes:
+    """Flip the bit, cut the file at the byte, or fill the page with zeros, that `at` falls on."""
+    changed = bytearray(data)
+    if kind == "flip":
+        changed[at // 8 % len(data)] ^= 1 << at % 8
+    elif kind == "cut":
+        del changed[1 + at % (len(data) - 1) :]  # an empty file is a new journal
+    else:
+        page = at % (len(data) // PAGE) * PAGE
+        changed[page : page + PAGE] = bytes(PAGE)
+    return bytes(changed)
+
+
+@given(kind=st.sampled_from(["flip", "flip", "flip", "cut", "zero"]), at=st.integers(0, 2**21))
+def test_any_damage_is_reported_or_harmless(
+    clean: Path, expected: Reading, tmp_path_factory: pytest.TempPathFactory, kind: str, at: int
+):
+    """A flipped bit, a cut or a zeroed page gives the same data or an error in words, wherever it is."""
+    path = copied(clean, tmp_path_factory.mktemp("damaged"))
+    path.write_bytes(damage(kind, at, path.read_bytes()))
+    check(read_journal(path), expected)
+    shutil.rmtree(path.parent)
+
+
+@given(at=st.integers(0, 255))
+def test_a_damaged_key_is_reported(clean: Path, tmp_path_factory: pytest.TempPathFactory, at: int):
+    """A flipped bit in the key is reported when the journal is opened."""
+    path = copied(clean, tmp_path_factory.mktemp("damaged"))
+    key = Path(f"{path}.key")
+    key.write_bytes(damage("flip", at, key.read_bytes()))
+    with pytest.raises(JournalError, match="its records were not written with this key"):
+        SqliteJournal(path)
+
+
+def flip_in(path: Path, text: bytes) -> None:
+    """Flip a bit in the only place in which a text occurs in a file."""
+    data = bytearray(path.read_bytes())
+    assert data.count(text) == 1
+    data[data.index(text)] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("run_id", ["tea", "tea-2", "cake", "soup"])
+def test_the_error_names_the_run_and_the_record_and_the_other_runs_are_readable(
+    path: Path, expected: Reading, run_id: str
+):
+    """One flipped bit in a record makes its run unreadable, and no run of another session."""
+    connection = sqlite3.connect(path)
+    query = "SELECT link, mac FROM records WHERE chain = ? AND key = ?"
+    link, mac = connection.execute(query, (f"run {run_id}", f"{run_id}-call-3")).fetchone()
+    session = connection.execute("SELECT session_id FROM runs WHERE id = ?", (run_id,)).fetchone()[0]
+    same = {id for (id,) in connection.execute("SELECT id FROM runs WHERE session_id = ?", (session,))}
+    connection.close()
+    flip_in(path, mac)
+    found = read_journal(path)
+    for name in ("calls", "entries", "steps", "questions", "votes", "blobs"):
+        error = found[f"{run_id}: {name}"]
+        assert isinstance(error, JournalAltered)
+        assert (error.chain, error.id, error.record) == ("run", run_id, link)
+        assert f"run '{run_id}', record {link} (unit {run_id}-call-3): it is not what was recorded" in str(
+            error
+        )
+        for other in set(RUNS) - same:
+            assert found[f"{other}: {name}"] == expected[f"{other}: {name}"]
+    assert found["runs"] == expected["runs"]
+
+
+def row_damage(path: Path, run_id: str) -> None:
+    """Flip a bit in the MAC of a run's row."""
+    connection = sqlite3.connect(path)
+    (mac,) = connection.execute("SELECT mac FROM runs WHERE id = ?", (run_id,)).fetchone()
+    connection.close()
+    flip_in(path, mac)
+
+
+def test_a_list_leaves_out_a_damaged_run_and_logs_it(
+    path: Path, expected: Reading, caplog: pytest.LogCaptureFixture
+):
+    """A list has all runs but the damaged one, whatever page it is on, and the log names that one once."""
+    row_damage(path, "cake")
+    journal = SqliteJournal(path, watch=None, inline=True)
+    found = [row.record.id for row in asyncio.run(journal.runs.list())]
+    pages: list[str] = []
+    before = None
+    while page := asyncio.run(journal.runs.list(limit=2, before=before)):
+        pages += [row.record.id for row in page]
+        before = page[-1].record.mark
+    journal.close()
+    assert found == pages == [row.record.id for row in expected["runs"] if row.record.id != "cake"]
+    [logged] = caplog.messages
+    assert "a run is not listed: " in logged
+    assert "run 'cake', record 1 (run cake): its row among the runs is not what was recorded" in logged
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list"],
+        ["show", "cake"],
+        ["verify"],
+        ["verify", "cake"],
+        ["resume", "cake", "--app", "support.recorded:PROMPT"],
+    ],
+)
+@pytest.mark.parametrize("how", ["row", "record", "page", "cut", "zeros", "text"])
+def test_the_command_line_says_it_in_words(path: Path, how: str, words: list[str]):
+    """No command shows an exception, whatever is damaged."""
+    if how == "row":
+        row_damage(path, "cake")
+    elif how == "record":
+        flip_in(path, record_mac(path))
+    elif how == "page":
+        zero_leaf(path)
+    else:
+        data = path.read_bytes()
+        changed = {"cut": data[: len(data) // 2 + 7], "zeros": bytes(len(data)), "text": b"no database " * 99}
+        path.write_bytes(changed[how])
+    with quiet():
+        result = CliRunner().invoke(app, [*words, "--journal", str(path)], prog_name="handrail runs")
+    assert "defect" not in result.output
+    assert "Traceback" not in result.output
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    if words != ["list"] or how not in ("row", "record", "page"):
+        assert result.exit_code != 0
+        assert any(each in result.output for each in ("damaged", "not a database", "not a journal"))
+
+
+def record_mac(path: Path) -> bytes:
+    """Return the MAC of a record of the run `cake`, to find it in the file."""
+    connection = sqlite3.connect(path)
+    query = "SELECT mac FROM records WHERE chain = 'run cake' AND link = 4"
+    (mac,) = connection.execute(query).fetchone()
+    connection.close()
+    return mac
+
+
+def zero_leaf(path: Path) -> None:
+    """Fill with zeros the page that holds a record of the run `cake`."""
+    mac, data = record_mac(path), path.read_bytes()
+    path.write_bytes(damage("zero", data.index(mac) // PAGE, data))
+
+
+def test_verify_names_every_damaged_run(path: Path):
+    """`handrail runs verify` lists each damaged run with its record."""
+    for run_id in ("cake", "soup"):
+        row_damage(path, run_id)
+    result = CliRunner().invoke(app, ["verify", "--journal", str(path)], prog_name="handrail runs")
+    assert result.exit_code == 1
+    for run_id in ("cake", "soup"):
+        assert f"run '{run_id}', record 1 (run {run_id}): its row among the runs is not" in result.output
+
+
+# --- foreign files ---
+
+
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Return the mode and the bytes of every file in a folder."""
+    return {each.name: (each.stat().st_mode, each.read_bytes()) for each in folder.iterdir()}
+
+
+@pytest.mark.parametrize("mode", ["DELETE", "WAL", "WAL, in use"])
+@pytest.mark.parametrize("table", ["t", "about", "records", ""])
+def test_a_foreign_database_is_not_touched(tmp_path: Path, mode: str, table: str):
+    """The database of another program, and the files beside it, are the same after it was refused as a journal."""
+    path = tmp_path / "other.db"
+    foreign = sqlite3.connect(path, isolation_level=None)
+    foreign.execute(f"PRAGMA journal_mode = {mode.split(',')[0]}")
+    if table:
+        foreign.execute(f"CREATE TABLE {table} (x)")
+        foreign.execute(f"INSERT INTO {table} VALUES (1)")
+    else:
+        foreign.execute("PRAGMA user_version = 7")
+    if "in use" not in mode:
+        foreign.close()
+    for each in tmp_path.iterdir():
+        os.chmod(each, 0o600)
+    before = contents(tmp_path)
+    with pytest.raises(JournalError, match=r"not a journal|altered its schema"):
+        SqliteJournal(path)
+    assert contents(tmp_path) == before
+    foreign.close()
+
+
+def test_a_journal_is_recognised_after_a_kill_at_any_moment_of_its_creation(tmp_path: Path):
+    """The number that marks a journal is in the file itself before anything is in the log."""
+    journal = SqliteJournal(tmp_path / "runs.db", watch=None)
+    copy = tmp_path / "copy.db"
+    for suffix in ("", "-wal", ".key"):
+        shutil.copy(tmp_path / f"runs.db{suffix}", f"{copy}{suffix}")
+    journal.close()
+    again = SqliteJournal(copy)
+    assert again.id == journal.id
+    again.close()

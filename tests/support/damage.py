@@ -1,0 +1,183 @@
+"""A journal with a little of everything, every way to read it, and damage to its file."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from handrail import SqliteJournal
+from handrail.errors import JournalError, TicketError
+from handrail.journal.run_rows import find_run, update_run
+from handrail.question import Answer, Question, Vote
+from handrail.records import CommitUnit, Decision, Entry, RunCopy, RunRecord, RunRow
+
+RUNS = ("tea", "tea-2", "cake", "soup", "copy", "parked")
+SESSIONS = ("s", "t", "u")
+QUESTION: dict[str, Any] = {
+    "kind": "approval", "name": "pay", "message": "Pay?", "payload": {}, "schema": {}, "digest": "d",
+    "principal": "ada", "asked_by": (), "call_id": "c", "asked_at": datetime(2030, 1, 1, tzinfo=UTC),
+}  # fmt: skip
+
+
+class Reading(dict[str, Any]):
+    """What each way to read a journal returned, or the `JournalError` that it raised."""
+
+    def __repr__(self) -> str:  # the whole of it would be longer than Hypothesis wants to print
+        return f"<reading of {len(self)}>"
+
+
+def _run(id: str, session: str, at: float) -> RunRecord:
+    return RunRecord(
+        id=id, session_id=session, principal="ada", prompt="p" * 300, model="test:m", began_at=at
+    )
+
+
+def _unit(run_id: str, session: str, number: int, *, files: bool = False) -> CommitUnit:
+    return CommitUnit(
+        run_id=run_id,
+        session_id=session,
+        call_id=f"{run_id}-call-{number}",
+        result=b"result %d" % number * 20,
+        files=[{"root": "r"}] if files else [],
+    )
+
+
+def write_journal(path: Path) -> None:
+    """Write a journal with six runs in three sessions: running, finished, parked and copied ones."""
+    asyncio.run(_write(path))
+
+
+async def _write(path: Path) -> None:
+    journal = SqliteJournal(path, watch=None, inline=True)
+    for number, (id, session) in enumerate((("tea", "s"), ("tea-2", "s"), ("cake", "t"), ("soup", "u"))):
+        await journal.runs.begin(_run(id, session, float(number)))
+        await journal.calls.note(id, Entry("model answer", "1", 1.0, b"answer" * 50))
+        await journal.blobs.put(b"bytes of " + id.encode(), run_id=id)
+        for each in range(6):
+            await journal.calls.commit(_unit(id, session, each))
+        await journal.calls.note(id, Entry("undone", f"{id}-call-1", 1.0, b""))
+        await journal.steps.run(f"{id}/step", _value, run_id=id)
+        journal._database.transact_now(  # pyright: ignore[reportPrivateUsage]
+            journal.questions._put(Question(id=f"{id}.1", run_id=id, **QUESTION))  # pyright: ignore[reportPrivateUsage]
+        )
+        journal.tickets.issue(id, ".1", f"ticket of {id}")
+        journal.tickets.issue(id, ".2", f"other ticket of {id}")
+        await journal.tickets.claim(id, ".1", "worker", False)
+        await journal.tickets.deposit(id, ".1", "worker", b"deposit" * 10)
+        decision = Decision(
+            session_id=session, principal="ada", kind="remembered", id=id, at=1.0, body=b"yes"
+        )
+        journal.decisions.write(decision, run_id=id)
+        if id != "tea":
+            vote = Vote(question_id=f"{id}.1", digest="d", by="bob", roles=(), approved=True)
+            await journal.votes.cast(id, vote)
+            journal.questions.answer(Answer(question_id=f"{id}.1", digest="d", by="ada", value={"n": 1}))
+    await journal.calls.commit(_unit("soup", "u", 9, files=True))
+    await journal.runs.leave("tea-2", "done", b"outcome" * 9)
+    await journal.runs.leave("cake", "failed", b"broken" * 9)
+    for id, source in (("copy", ""), ("parked", "cake#1")):
+        row = RunRow(record=_run(id, "u", 9.0 + len(id)), status="parked")
+        units = [_unit(id, "u", each) for each in range(3)]
+        await journal.runs.add(RunCopy(row=row, units=units, steps=[("k", b"\x01")], forked_from=source))
+    await journal.runs.stop("parked")
+    journal.close()
+
+
+async def _value() -> str:
+    return "value" * 20
+
+
+@contextmanager
+def quiet() -> Generator[None]:
+    """Keep the log silent about damage."""
+    logs = [logging.getLogger(name) for name in ("handrail.journal", "handrail.questions")]
+    for each in logs:
+        each.disabled = True
+    try:
+        yield
+    finally:
+        for each in logs:
+            each.disabled = False
+
+
+def read_journal(path: Path) -> Reading:
+    """Read a journal in every way. Damage is represented by its `JournalError`; any other error is raised."""
+    with quiet():
+        try:
+            journal = SqliteJournal(path, watch=None, inline=True)
+        except JournalError as error:
+            return Reading(journal=error)
+        try:
+            return asyncio.run(_read(journal))
+        finally:
+            journal.close()
+
+
+async def _read(journal: SqliteJournal) -> Reading:
+    found = Reading(journal=journal.id)
+
+    async def put(name: str, read: Callable[[], Awaitable[Any]]) -> None:
+        try:
+            found[name] = await read()
+        except JournalError as error:
+            found[name] = error
+
+    for id in RUNS:
+        await put(f"{id}: row", lambda id=id: journal.runs.get(id))
+        await put(f"{id}: calls", lambda id=id: journal.calls.load(id))
+        await put(f"{id}: entries", lambda id=id: journal.calls.entries(id))
+        await put(f"{id}: steps", lambda id=id: journal.steps.load(id))
+        await put(f"{id}: questions", lambda id=id: journal.questions.history(id))
+        await put(f"{id}: open questions", lambda id=id: journal.questions.open(id))
+        await put(f"{id}: votes", lambda id=id: journal.votes.on(id, f"{id}.1", "d"))
+        await put(f"{id}: blobs", lambda id=id: _blobs(journal, id))
+        await put(f"{id}: ticket", lambda id=id: _claim(journal, id))
+        await put(f"{id}: later", lambda id=id: journal.calls.later(_unit(id, "", 2)))
+    for id in SESSIONS:
+        await put(f"session {id}: calls", lambda id=id: journal.calls.load_session(id))
+        await put(f"session {id}: marks", lambda id=id: journal.calls.marks(id))
+        await put(f"session {id}: runs", lambda id=id: journal.runs.list(session_id=id))
+        await put(f"session {id}: decisions", lambda id=id: journal.decisions.read(id, "ada"))
+    await put("unapplied", lambda: journal.calls.unapplied())
+    await put("runs", lambda: journal.runs.list())
+    await put("runs of ada", lambda: journal.runs.list(principal="ada"))
+    await put("sessions of ada", lambda: journal.runs.sessions("ada"))
+    await put("open questions", lambda: journal.questions.open())
+    await put("verification", lambda: _verify(journal))
+    return found
+
+
+async def _blobs(journal: SqliteJournal, run_id: str) -> list[bytes]:
+    return [await journal.blobs.get(digest) for digest in await journal.blobs.list(run_id)]
+
+
+async def _claim(journal: SqliteJournal, run_id: str) -> Any:
+    try:
+        return await journal.tickets.claim(run_id, ".1", "worker", False)
+    except TicketError as error:  # the run is over, or has no ticket
+        return str(error)
+
+
+async def _verify(journal: SqliteJournal) -> Any:
+    found = await journal.runs.verify()
+    if found.altered:
+        raise found.altered[0]
+    return found
+
+
+def set_lease(journal: SqliteJournal, run_id: str, owner: str | None = None, until: float = 0.0) -> None:
+    """Give the lease of a run an end, and another owner if one is named, as if that process held it."""
+    database = journal._database  # pyright: ignore[reportPrivateUsage]
+
+    def change(connection: sqlite3.Connection) -> None:
+        row = find_run(connection, database.chains, run_id)
+        held = row.owner if owner is None else owner
+        update_run(connection, database.chains, row, owner=held, leased_until=until)
+
+    database.transact_now(change)
