@@ -67,7 +67,7 @@ async def test_the_models_that_work_here(monkeypatch: pytest.MonkeyPatch):
     assert before["ollama"] == "down"
     monkeypatch.setenv("GROQ_API_KEY", "k")
     assert {name for name, state in (await states()).items() if state == "ready"} == {"local", "demo", "groq"}
-    async with raw_server(whole({"data": [{"id": "llama3"}, 7]})) as server:
+    async with raw_server(whole({"data": [{"id": "llama3"}, {}]})) as server:
         monkeypatch.setenv("OLLAMA_BASE_URL", server.url)
         found = {each.provider: each for each in await survey()}
         assert found["ollama"].state == "ready"

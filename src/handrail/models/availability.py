@@ -75,11 +75,18 @@ async def _ask(name: str, row: Provider, address: str) -> Availability:
     return Availability(name, "ready", f"at {address}", models)
 
 
+class _Listed(msgspec.Struct):
+    """A server's answer, as far as it is read."""
+
+    data: list[Any] = []
+
+
 def _names(name: str, listed: Any) -> tuple[str, ...]:
-    data: Any = listed.get("data") if isinstance(listed, dict) else None  # pyright: ignore[reportUnknownMemberType]
-    items: list[Any] = data if isinstance(data, list) else []
-    ids = [each.get("id") for each in items if isinstance(each, dict)]
-    return tuple(f"{name}:{each}" for each in ids if isinstance(each, str))
+    try:
+        ids = [each["id"] for each in msgspec.convert(listed, _Listed).data if "id" in each]
+    except (msgspec.ValidationError, TypeError):
+        return ()  # not every server lists its models in this form
+    return tuple(f"{name}:{each}" for each in ids)
 
 
 def _embedded(name: str) -> Availability:

@@ -17,7 +17,6 @@ from typing import Any
 from handrail.errors import DefinitionError
 from handrail.messages import Model
 from handrail.models.providers import BRIDGED, PROVIDERS, WIRES
-from handrail.neighbours import find_app, import_app, is_neighbour, load_file
 from handrail.spelling import nearest
 
 _MODULE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
@@ -113,6 +112,8 @@ def _own_model(name: str, module: str, attribute: str, folder: Path | None) -> M
 
 
 def _import(module: str, folder: Path | None) -> ModuleType:
+    from handrail.neighbours import import_app, load_file  # only a model of one's own needs it
+
     file = _file_of(module, folder)
     if file is None or _is_installed(module):
         return import_app(module)
@@ -127,6 +128,8 @@ def _is_module(module: str, folder: Path | None) -> bool:
         return False
     if _file_of(module, folder) is not None:
         return True
+    from handrail.neighbours import find_app
+
     try:
         return find_app(module) is not None
     except (ImportError, ValueError):  # a parent package is missing, or a module was created without a spec
@@ -134,6 +137,8 @@ def _is_module(module: str, folder: Path | None) -> bool:
 
 
 def _is_installed(module: str) -> bool:
+    from handrail.neighbours import is_neighbour
+
     top = module.partition(".")[0]
     try:
         return not is_neighbour(top) and importlib.util.find_spec(top) is not None

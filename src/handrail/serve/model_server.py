@@ -269,21 +269,24 @@ def _tools(body: dict[str, Any], by_user: bool) -> tuple[list[_ClientTool], bool
 
 
 def _output(wanted: Any) -> _ClientSchema | None:
-    match (wanted or {}).get("type", "text"):
+    given: Any = wanted or {"type": "text"}
+    kind: Any = given["type"]
+    match kind:
         case "text":
             return None
         case "json_object":
             return _ClientSchema({"type": "object"})
         case "json_schema":
-            schema = wanted["json_schema"]["schema"]
+            schema: Any = given["json_schema"]["schema"]
             check_foreign(schema, "response_format")
             return _ClientSchema(schema)
-        case kind:
+        case _:
             raise BadRequest(f"there is no response format {kind!r}.")
 
 
 def _wants_usage(body: dict[str, Any]) -> bool:
-    return bool((body.get("stream_options") or {}).get("include_usage"))
+    options: Any = body.get("stream_options")
+    return isinstance(options, dict) and bool(cast("dict[str, Any]", options).get("include_usage"))
 
 
 # --- answers ---
@@ -299,13 +302,14 @@ class _Answer:
         self._head = {"id": f"chatcmpl-{random_id()}", "created": int(SYSTEM_CLOCK.now().timestamp())}
 
     async def whole(self) -> dict[str, Any]:
-        text, calls, usage, reason = "", {}, Usage(), "stop"
+        text, usage, reason = "", Usage(), "stop"
+        calls: dict[int, dict[str, Any]] = {}
         async for part in self._model.stream(self.request):
             match part:
                 case TextPart(piece):
                     text += piece
                 case CallPart():
-                    call: dict[str, Any] = calls.setdefault(part.index, _call(part))
+                    call = calls.setdefault(part.index, _call(part))
                     call["function"]["arguments"] += part.arguments
                 case UsagePart(usage):
                     pass
@@ -331,13 +335,10 @@ class _Answer:
                     case TextPart(piece):
                         yield self._chunk({"content": piece})
                     case CallPart():
-                        call = {"index": part.index, "function": {"arguments": part.arguments}}
+                        call: dict[str, Any] = {"index": part.index, "function": {}}
                         if part.index not in begun:
-                            call = {
-                                **_call(part),
-                                **call,
-                                "function": {**_call(part)["function"], **call["function"]},
-                            }
+                            call |= _call(part)
+                        call["function"]["arguments"] = part.arguments
                         begun.add(part.index)
                         yield self._chunk({"tool_calls": [call]})
                     case UsagePart(usage):
