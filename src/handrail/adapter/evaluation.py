@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -165,7 +165,10 @@ async def _go(
     forward = forward_events(session, options.bus, heard)
     run_id = frame.run_context.run_id
     try:
-        with conversation, nullcontext() if workers is None else workers.enter(frame):
+        async with AsyncExitStack() as during:
+            during.enter_context(conversation)
+            if workers is not None:
+                await during.enter_async_context(workers.enter(frame))
             rendered = prompt.render(
                 options.params, session=session, opened=options.opened, deadline=frame.deadline
             )

@@ -307,7 +307,7 @@ def tree_data(tree: RunTree) -> dict[str, Any]:
 
 def question_data(question: Question) -> dict[str, Any]:
     return {
-        "id": question.id, "kind": question.kind, "name": question.name, "message": question.message,
+        "id": question.id, "kind": question.kind, "name": question.name, "title": question.title, "message": question.message,
         "payload": question.payload, "schema": question.schema, "digest": question.digest,
         "rows": msgspec.to_builtins(question.rows),
     }  # fmt: skip
