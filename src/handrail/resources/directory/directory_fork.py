@@ -40,7 +40,7 @@ from handrail.resources.layer import ABSENT, TOP, Layer, Node, Shared
 from handrail.resources.long_paths import reach
 from handrail.resources.mount import Layers
 from handrail.resources.overlay import PREPARED, Overlay
-from handrail.resources.paths import ParsedPath, join, on_disk, split
+from handrail.resources.paths import ParsedPath, ancestors, join, on_disk, split
 from handrail.resources.startup_files import is_allowed, run_by
 
 _KEPT_FILE, _KEPT = 1024 * 1024, 64 * 1024 * 1024
@@ -153,12 +153,23 @@ class DirectoryFork(Linked, FileFork):
     def _run_later(self) -> Mapping[str, str]:
         # A file also counts if a link where a startup file belongs, such as `.git/hooks/pre-commit`, leads to it.
         changed = {path: node for path, node, _ in self._changes() if node.version and not node.is_folder}
-        found = {path: run_by(path, is_link=is_link(node)) for path, node in changed.items()}
+        found = {
+            path: run_by(path, is_link=is_link(node)) or self._run_by_repository(path, is_link(node))
+            for path, node in changed.items()
+        }
         for link, target in self._ground.startup_links() if found else ():
             for path in changed:
                 if not found[path] and (path == target or path.startswith(f"{target}/")):
                     found[path] = f"{run_by(link, is_link=True)}, as {link}"
         return {path: program for path, program in found.items() if program}
+
+    def _run_by_repository(self, path: str, is_link: bool) -> str:
+        """Return the program that runs a file of a bare git repository, whatever the repository's folder is called, or ""."""
+        for folder in ("", *ancestors(path)):
+            program = run_by(f".git/{path[len(folder) + 1 if folder else 0 :]}", is_link=is_link)
+            if program and self._look(folder, "HEAD").version:
+                return program
+        return ""
 
     # --- the end of a call ------------------------------------------------------------------------
 

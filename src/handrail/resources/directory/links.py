@@ -72,7 +72,7 @@ class Ground(Shared):
             raise PathRefused(path, "uncommitted changes are staged there. Choose another path")
 
     def startup_links(self) -> Iterator[tuple[str, str]]:
-        """Yield each link at a startup file's location, with the path under the root that it leads to."""
+        """Yield each link at a startup file's location, with each path under the root that it leads through or to."""
         self.jail.check_in_place()
         root = os.path.realpath(self.jail.root)
         there = PLACES.keys() & os.listdir(root)
@@ -84,9 +84,9 @@ class Ground(Shared):
         for place in places:
             at = os.path.join(root, on_disk(place))
             if os.path.islink(at) or ("/" in place and os.path.islink(os.path.dirname(at))):
-                target = os.path.realpath(at)
-                if target.startswith(f"{root}/"):
-                    yield place, spelled(target[len(root) + 1 :])
+                for target in _trail(at):
+                    if target.startswith(f"{root}/"):
+                        yield place, spelled(target[len(root) + 1 :])
 
     def refuse_around(self, path: str) -> None:
         """Raise `FileError` if a folder to be moved or deleted contains a reserved name, at any depth."""
@@ -328,6 +328,17 @@ class Linked(Layer):
             found = self._followed(source, last=False)
             self._ground.refuse_around(found)
             super().move(found, self._followed(target, last=False))
+
+
+def _trail(link: str) -> Iterator[str]:
+    """Yield the paths of all links that a link leads through, and the path that it finally leads to."""
+    at = link
+    for _ in range(_FOLLOWED):
+        if not os.path.islink(at):
+            break
+        at = os.path.normpath(os.path.join(os.path.realpath(os.path.dirname(at)), os.readlink(at)))
+        yield at
+    yield os.path.realpath(link)
 
 
 def _can_be_said(path: str) -> bool:
