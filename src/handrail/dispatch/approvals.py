@@ -283,12 +283,28 @@ def _can_be_decided(attempt: Attempt) -> bool:
 def why_ask(attempt: Attempt) -> str | None:
     """Return why the changes that a call made in its fork need approval, or None if they do not."""
     files, why = attempt.open_transaction.startup_files(), attempt.preview
-    if files:
-        reason = reason_to_ask(files)
-        why = reason if why is None else f"{why}; {reason}"
+    outside = _outside_scope(attempt) if attempt.checked else ()
+    reasons = [reason_to_ask(files)] if files else []
+    if outside:
+        reasons.append(f"{attempt.name} changes paths outside its scope: {', '.join(outside)}")
+    if reasons:
+        why = "; ".join(reasons if why is None else (why, *reasons))
         if EFFECTS[attempt.tool.effect].previewed and not attempt.tool.reenters:
             attempt.preview = why  # if the folder changes meanwhile, the call runs again, for a new diff
     return why
+
+
+def _outside_scope(attempt: Attempt) -> list[str]:
+    """Return the paths that a call changed outside the scope of its policies, unless they were approved by name before."""
+    found: dict[str, None] = {}
+    for policy, _ in attempt.checked:
+        judge = getattr(policy, "paths_outside", None)
+        if judge is not None:
+            found.update(dict.fromkeys(judge(attempt.tool, context=attempt.policy_context)))
+    if not found or not attempt.has_asked or attempt.preview is not None:
+        return list(found)
+    named = paths_of(attempt, _params_that_came(attempt), False) or ()
+    return [path for path in found if not any(path == each or path.startswith(f"{each}/") for each in named)]
 
 
 def diff_of(transaction: Transaction) -> str:
