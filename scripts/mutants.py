@@ -155,9 +155,23 @@ MUTANTS = [
     Mutant(
         "foreign edit overwritten",
         "resources/directory/commit.py",
-        "            self._disk.exchange(slots, step.slot, there, name)\n            if not self._as_expected(step):\n",
-        "            self._disk.exchange(slots, step.slot, there, name)\n            if False:\n",
+        "            if busy or not _is_expected(step, slots, step.slot, displaced):\n",
+        "            if False:\n",
         "tests/resources/directory/test_directory.py",
+    ),
+    Mutant(
+        "newer save overwritten",
+        "resources/directory/commit.py",
+        "            if _identity_in(slots, step.slot) == ours:\n",
+        "            if True:\n",
+        "tests/resources/directory/test_processes.py",
+    ),
+    Mutant(
+        "two processes rename at once",
+        "resources/directory/rename_lock.py",
+        "            _take(fd)\n",
+        "",
+        "tests/resources/directory/test_processes.py",
     ),
     Mutant(
         "links followed by the kernel",
@@ -314,7 +328,7 @@ MUTANTS = [
     Mutant(
         "private part of a handoff on the event bus",
         "handoff/acts.py",
-        'fill(made, "shown", _without_private)',
+        'fill(made, "shown", without_private)',
         "pass",
         "tests/handoff/test_privacy.py",
     ),
@@ -457,8 +471,8 @@ MUTANTS = [
     Mutant(
         "a timeout counts as a cancel from outside",
         "cancellation.py",
-        "            self.task.uncancel()\n            return True\n",
-        "            return True\n",
+        "        else:\n            self.task.uncancel()\n        return True\n",
+        "        return True\n",
         "tests/dispatch/test_gate.py::test_timeouts_nest",
     ),
     Mutant(

@@ -39,7 +39,7 @@ async def find_account(params: Wanted, *, context: ToolContext) -> Parked[Accoun
 
 @get_user_input.client
 async def fill_in(form: Form, *, context: UserContext) -> Filled:
-    return await context.wait_for("input-form", form, Filled)
+    return await context.wait_for("input-form", form, Filled, message="Please fill in this form.")
 
 
 @get_user_input.after

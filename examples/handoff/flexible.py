@@ -52,7 +52,7 @@ async def choose(menu: Menu, *, context: ToolContext) -> Choice:
     if context.prompt_model:
         return await context.prompt_model(f"Choose from: {', '.join(menu.choices)}", Choice)
     if context.wait_for:
-        return await context.wait_for("pick", menu, Choice)
+        return await context.wait_for("pick", menu, Choice, message="Which one do you choose?")
     return Choice(menu.choices[-1])
 
 

@@ -49,7 +49,7 @@ async def do(task: Task, *, context: ToolContext) -> Done:
     if context.prompt_model:
         return await context.prompt_model(f"Do this: {task.task}", Done)
     if context.wait_for:
-        return await context.wait_for("do", task, Done)
+        return await context.wait_for("do", task, Done, message="Please do this task.")
     return Done("left undone")
 
 

@@ -74,7 +74,7 @@ async def read_it(shown: Shown, *, context: ToolContext) -> Slip:
         examples = (HERE / "clerk.md").read_text().strip()
         return await context.prompt_model(f"Message: {shown.text}\nSlip:", Slip, system=examples)
     if context.wait_for:
-        return await context.wait_for("slip", shown, Slip)
+        return await context.wait_for("slip", shown, Slip, message="Please fill in the slip.")
     return Slip(about="nobody read it", folder="money", sender="unknown")
 
 

@@ -105,7 +105,7 @@ def summary(killed: RunTree, run: RunTree, asked: int, before: Listing, folder: 
         if word == "rolled back":
             _say(" " * 15, f"It wrote bills.csv and the message before it failed: {left}.")
         else:
-            _say(" " * 15, "A rule in this example approved the diff above. No person was asked.")
+            _say(" " * 15, f"A rule in this example {word} the diff above. No person was asked.")
     _say(("  resumed      ", "bold"), f"{_recorded(killed)} were not done again.")
     _say(" " * 15, f"After the kill {asked} answers were asked for; there are {len(_turns(run))} in all.")
 

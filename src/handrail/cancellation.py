@@ -54,6 +54,10 @@ class CancelScope(msgspec.Struct, eq=False):
     _timeout_left: float | None = None
     _deadline: Deadline | None = None
     _deadline_timer: Timer | None = None
+    notify: Callable[[], None] | None = None
+    """Tells the work that it must stop, before the cancellation lands; None if the work does not listen."""
+    _landing: int = 0
+    """How many cancellations land in the next pass of the loop."""
 
     @property
     def interrupted(self) -> bool:
@@ -75,10 +79,39 @@ class CancelScope(msgspec.Struct, eq=False):
         """
         if self._deadline_timer is not None:
             self._stop(self._deadline_timer)
-        return self.task.cancelling() > self._before
+        if self.task.cancelling() > self._before:
+            self._landing = 0
+            return True
+        return False
+
+    def interrupt(self) -> None:
+        """Cancel the work in the next pass of the loop, so that whoever waits for its signal runs before."""
+        if self.notify is not None:
+            self.notify()
+        self._landing += 1
+        self._before -= 1  # it counts already
+        self.task.get_loop().call_soon(self._land)
+
+    def _land(self) -> None:
+        if self._landing:
+            self._withdraw()
+            self.task.cancel()
+
+    def _withdraw(self) -> None:
+        self._landing -= 1
+        self._before += 1
+
+    def _run_out(self) -> None:
+        """Cancel the work because its time is over."""
+        if self.notify is None:
+            self.task.cancel()
+        else:
+            self.interrupt()
 
     def absorb(self) -> None:
         """Take back every cancellation since the scope was opened, because a different error is raised instead."""
+        while self._landing:
+            self._withdraw()
         while self.task.cancelling() > self._before:
             self.task.uncancel()
 
@@ -99,7 +132,7 @@ class CancelScope(msgspec.Struct, eq=False):
         """Cancel the work when the deadline passes. The deadline may be paused in the meantime."""
         self._deadline = deadline
         self._deadline_timer = timers_of(self.task.get_loop()).start(
-            max(deadline.remaining(), 0), self.task.cancel, deadline.remaining
+            max(deadline.remaining(), 0), self._run_out, deadline.remaining
         )
 
     def explain(self, error: BaseException, doing: str) -> BaseException:
@@ -123,7 +156,7 @@ class CancelScope(msgspec.Struct, eq=False):
         timers, extend = timers_of(self.task.get_loop()), None
         if excused is not None:
             extend = partial(_increase, excused, [excused()])
-        self._timeout = timers.start(seconds, self.task.cancel, extend, self._timeout_left)
+        self._timeout = timers.start(seconds, self._run_out, extend, self._timeout_left)
 
     def stop_timeout(self) -> None:
         """Stop the timeout, because the work is over. Raises `TimedOut` if only the timeout cancelled it."""
@@ -150,10 +183,13 @@ class CancelScope(msgspec.Struct, eq=False):
 
     def _stop(self, timer: Timer) -> bool:
         """Stop a timer. If it has cancelled the task, take that back and return True; a second call returns False."""
-        if timer.stop():
+        if not timer.stop():
+            return False
+        if self._landing:
+            self._withdraw()  # it has not landed yet
+        else:
             self.task.uncancel()
-            return True
-        return False
+        return True
 
 
 _current_task: Callable[[asyncio.AbstractEventLoop], Any] = asyncio.current_task
@@ -308,23 +344,25 @@ def _settle(task: asyncio.Task[Any]) -> None:
 
 
 class Cancellation:
-    """The cancellation of one run, as a node in the tree of runs. `tasks` returns the run's active tasks.
+    """The cancellation of one run, as a node in the tree of runs. `work` returns the run's active scopes, or its task.
 
-    Cancelling marks this run and every run below it, then cancels their tasks, children first. Each call
-    rolls back and publishes its end before the call around it unwinds. A run that was already cancelled
+    Cancelling marks this run and every run below it, then cancels their work, children first. A scope is cancelled
+    in the next pass of the loop, so that whoever waits for the signal of a call runs before that. Each call rolls back and publishes its end before the call around it unwinds. A run that was already cancelled
     keeps its reason, and is not cancelled again while it unwinds.
     """
 
-    __slots__ = ("_children", "_parent", "_tasks", "_watchers", "cancelled", "reason")
+    __slots__ = ("_children", "_parent", "_watchers", "_work", "cancelled", "reason")
 
     def __init__(
-        self, tasks: Callable[[], Iterable[asyncio.Task[Any]]], parent: Cancellation | None = None
+        self,
+        work: Callable[[], Iterable[CancelScope | asyncio.Task[Any]]],
+        parent: Cancellation | None = None,
     ) -> None:
         self.cancelled = parent.cancelled if parent is not None else False
         self.reason = parent.reason if parent is not None else ""
         self._parent = parent
         self._children: dict[Cancellation, None] = {}
-        self._tasks = tasks
+        self._work = work
         self._watchers: list[Watcher] = []
         if parent is not None:
             parent._children[self] = None
@@ -369,10 +407,14 @@ class Cancellation:
         stopping.append(self)
 
     def _stop(self, done: set[asyncio.Task[Any]]) -> None:
-        for task in tuple(self._tasks()):
+        for each in tuple(self._work()):
+            task = each.task if isinstance(each, CancelScope) else each
             if task not in done and not task.done():
                 done.add(task)
-                task.cancel()
+                if isinstance(each, CancelScope):
+                    each.interrupt()
+                else:
+                    task.cancel()
 
     def _tell_watchers(self) -> None:
         watchers, self._watchers = self._watchers, []

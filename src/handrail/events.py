@@ -85,7 +85,10 @@ class Progress(Fact, frozen=True):
 
 
 class Emitted(Fact, frozen=True):
-    """A tool published its own `event` with `context.emit`."""
+    """A tool published its own `event` with `context.emit`. Those who subscribed to the event's own type hear it too.
+
+    An act of a handoff publishes under the id and the name of the handoff's call.
+    """
 
     call_id: str
     tool: str
@@ -165,6 +168,28 @@ class QuestionAnswered(Fact, frozen=True):
     call_id: str
     outcome: str
     by: str
+    run_context: RunContext
+
+
+class HandoffParked(Fact, frozen=True):
+    """The first act of a handoff has parked, and somebody is asked to decide. The private data is not part of it."""
+
+    call_id: str
+    tool: str
+    path: tuple[str, ...]
+    public: Any
+    """The public data as plain JSON, with its secrets masked."""
+    run_context: RunContext
+
+
+class HandoffAnswered(Fact, frozen=True):
+    """The decision of a handoff was made, by a person, a model or the `client` act itself."""
+
+    call_id: str
+    tool: str
+    path: tuple[str, ...]
+    answer: Any
+    """The answer as plain JSON, with its secrets masked."""
     run_context: RunContext
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
 from typing import (
     TYPE_CHECKING,
@@ -475,7 +475,7 @@ class Workers(Protocol):
 class WorkerSource(Protocol):
     """A source of a run's workers: a registry, or one of its workers."""
 
-    def enter(self, frame: Any, /) -> AbstractContextManager[None]:
+    def enter(self, frame: Any, /) -> AbstractAsyncContextManager[None]:
         """Make the workers available to the frame's run during the block."""
         ...
 

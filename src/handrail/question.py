@@ -6,6 +6,7 @@ other than the one that asked.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Any, Literal, cast
@@ -86,6 +87,28 @@ class Vote(msgspec.Struct, frozen=True, kw_only=True):
     at: float = 0.0
 
 
+class Wording(msgspec.Struct, frozen=True):
+    """What a person reads above the data of a question: a sentence, and a heading if there is one."""
+
+    message: str
+    title: str = ""
+
+    @classmethod
+    def of(cls, kind: str, message: str | None, title: str | None) -> Wording:
+        """Return the wording of a question of this kind. What is not given is made from the kind's words."""
+        for name, given in (("message", message), ("title", title)):
+            if given is not None and (not isinstance(given, str) or not given.strip()):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
+                raise DefinitionError(
+                    f"wait_for({kind!r}): the {name} is {given!r}. Pass a text that a person can read, or leave it out."
+                )
+        words = " ".join(re.findall(r"[^\W_]+", kind))
+        if message is None:
+            message = f"Please answer: {words or kind}."
+        if title is None:
+            title = words[:1].upper() + words[1:]
+        return cls(message, title)
+
+
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """A question that a run asks a person.
 
@@ -117,8 +140,15 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     """The keys under which the answer can be remembered. They are recorded but never shown."""
     quorums: tuple[Quorum, ...] = ()
     """The people who decide an approval instead of the principal. All quorums must be met."""
+    title: str = ""
+    """A heading for people; "" if there is none. Invisible characters in it are escaped."""
     secret: bool = False
     """Whether the answer may contain a secret. If so, it is recorded masked, and accepted only while the asker waits."""
+
+    @property
+    def askers(self) -> tuple[str, ...]:
+        """The path of calls that leads to the asker, without the acts of handoffs, for people to read."""
+        return tuple(name for name in self.asked_by if "." not in name)
 
     @property
     def rows(self) -> tuple[Row, ...]:

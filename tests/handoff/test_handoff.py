@@ -688,8 +688,8 @@ async def more_arguments(offer: Offer, more: int, *, context: ToolContext) -> Pi
 
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
-    ({"before": None}, "it has no act `before`"),
-    ({"after": None}, "it has no act `after`"),
+    ({"before": None}, "what is private without a `before` is None"),
+    ({"after": None}, "the type of the answer is not declared"),
     ({"before": no_context}, "its `before` takes no `context`"),
     ({"before": other_params}, "`params` is Deal and what its `before` takes is annotated Offer"),
     ({"params": None}, "its `before` takes Deal, and it has no params"),
@@ -761,7 +761,7 @@ def test_an_act_is_defined_once_and_before_it_is_used() -> None:
     with pytest.raises(ToolDefinitionError, match="two acts `before`"):
         game.before(deal)
     for use in (open_gate, lambda tools: Prompt("p", "Go.", tools=tools)):  # pyright: ignore
-        with pytest.raises(ToolDefinitionError, match="no act `after`"):
+        with pytest.raises(ToolDefinitionError, match="the type of the answer is not declared"):
             use([game])  # pyright: ignore
     game.after(settle)
     open_gate([game])

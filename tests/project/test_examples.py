@@ -102,7 +102,7 @@ SHOWN = {
     ],
     "handoff/streaming.py": [
         "heard Step(step=1, total=2)\nheard Step(step=2, total=2)\nCompleted(completed=2)\n",
-        "work_through.client says Step(step=1, total=1)\n1\n",
+        "work_through says Step(step=1, total=1)\n1\n",
     ],
 }
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from handrail import CallFailed, Declined, ToolContext, ToolResult
 from handrail.errors import NotSupported, QuestionTimedOut, ToolValidationError
+from handrail.question import Wording
 from handrail.testing import (
     Recorded,
     agent_context,
@@ -223,8 +224,10 @@ def test_everything_done_is_recorded_in_order():
         emitted=[Choice(selected="tea")],
         approvals=["sure?", "fs.write"],
         questions=[("pick", {"choices": []})],
+        wordings=[Wording("Please answer: pick.", "Pick")],
         prompts=[],
         calls=[("add", {"a": 1}), ("worker", {"input": "input"})],
+        workers=[("worker", "input", ())],
         once={"key": "value"},
         beats=2,
     )
@@ -269,10 +272,8 @@ class Kept:
     "member",
     [
         "adapter",
-        "approval_controller",
         "prompt",
         "resources",
-        "signal",
     ],
 )
 def test_a_member_that_was_not_given_says_how_to_give_it(member: str):

@@ -91,7 +91,7 @@ class CallAdapter:
         async def evaluate() -> PromptResponse[OutputT]:
             frame, conversation = await _nest(attempt, number, verb, prompt, given, levels)
             frame.model.adapter = self._bind  # an agent's adapter may differ from its caller's
-            with nullcontext() if given.workers is None else given.workers.enter(frame):
+            async with nullcontext() if given.workers is None else given.workers.enter(frame):
                 rendered = prompt.render(
                     given.params, session=attempt.session, opened=given.opened, deadline=frame.deadline
                 )

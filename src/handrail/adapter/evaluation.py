@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -93,11 +93,25 @@ async def resume(
             raise await _set_aside(journal, row)
         if isinstance(options.filesystem, Recoverable):
             await options.filesystem.recover(journal)
+        await _check_applied(journal, run_id)
         resumed = await load_resumed(journal, row, session, clock)
         await keep_decisions(resumed.session, journal)
         return await _go(
             adapter, prompt, resumed.options(options), heard is not None, resumed.log, resumed, heard
         )
+
+
+async def _check_applied(journal: Journal, run_id: str) -> None:
+    """Raise `RunError` if recorded file changes of a run are not applied, because its model relies on them."""
+    for unit in await journal.calls.unapplied():
+        if unit.run_id == run_id:
+            raise RunError(
+                run_id,
+                f"what its call {unit.call_id!r} changed in {unit.root!r} is not applied, because that folder or its "
+                "staged files are not here",
+                "Open that folder, wherever it is now, with --files FOLDER or filesystem=. Or give the changes up: "
+                f"`handrail runs discard {run_id} {unit.call_id}`.",
+            )
 
 
 async def _recorded_answer(
@@ -151,7 +165,10 @@ async def _go(
     forward = forward_events(session, options.bus, heard)
     run_id = frame.run_context.run_id
     try:
-        with conversation, nullcontext() if workers is None else workers.enter(frame):
+        async with AsyncExitStack() as during:
+            during.enter_context(conversation)
+            if workers is not None:
+                await during.enter_async_context(workers.enter(frame))
             rendered = prompt.render(
                 options.params, session=session, opened=options.opened, deadline=frame.deadline
             )

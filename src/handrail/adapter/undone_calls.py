@@ -26,6 +26,8 @@ class UndoneCall(msgspec.Struct, frozen=True):
     """The paths and slices that were restored."""
     stands: list[str] = []
     """The call's external effects, which could not be undone."""
+    discarded: bool = False
+    """Whether only the call's file changes were given up, because they could not be applied. Its events stand."""
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -39,7 +41,7 @@ class UndoneCalls:
     __slots__ = ("calls", "untold")
 
     def __init__(self, calls: Mapping[str, UndoneCall], told: Collection[str]) -> None:
-        self.calls = calls
+        self.calls = {call_id: call for call_id, call in calls.items() if not call.discarded}
         self.untold = {call_id: call for call_id, call in calls.items() if call_id not in told}
 
 
@@ -77,6 +79,13 @@ async def tell_undone(run: Run, place: Place) -> None:
 def _words(undone: Mapping[str, UndoneCall]) -> str:
     lines: list[str] = []
     for call_id, call in undone.items():
+        if call.discarded:
+            lost = ", ".join(call.places)
+            lines.append(
+                f"The call {call.tool} ({call_id}) was recorded, but its changes to files were lost before they were "
+                f"applied. These were not changed: {lost}."
+            )
+            continue
         places = f" These were restored: {', '.join(call.places)}." if call.places else ""
         stands = f" Could not be undone: {', '.join(call.stands)}." if call.stands else ""
         lines.append(

@@ -21,6 +21,7 @@ from handrail.events import (
     Advised,
     ApprovalDecided,
     CallStatus,
+    Emitted,
     ModelFailed,
     ModelRequested,
     ModelResponded,
@@ -139,6 +140,20 @@ class Activity:
         if row is not None:
             row.message, row.done, row.total = event.message, event.done, event.total
         return []
+
+    def on_emitted(self, event: Emitted) -> list[Text]:
+        """Return the line of an event that a tool emitted: the tool's name, and the event as people read arguments."""
+        row = self.rows.get(event.call_id)
+        path = (event.tool,) if row is None else row.path
+        text = Text(indent((*path, "")))
+        text.append("· ", "cyan")
+        text.append(escape_line(event.tool, _MAX_NAME), "bold")
+        text.append(f" #{event.call_id.rpartition('.')[2]}", "bold")  # two calls of one tool are told apart
+        text.append(f" {escape_line(type(event.event).__name__, _MAX_NAME)}", "dim")
+        shown = format_arguments(_plain_arguments(event.event), _MAX_ARGUMENTS)
+        if shown:
+            text.append(f" {shown}")
+        return [text]
 
     def _headings(self, path: tuple[str, ...]) -> list[Text]:
         """Return the enclosing calls' headings to print above a call's line.
@@ -262,6 +277,7 @@ _HANDLERS: dict[type, Any] = {
     ToolInvoked: Activity.on_invoked,
     ToolRolledBack: Activity.on_rolled_back,
     Progress: Activity.on_progress,
+    Emitted: Activity.on_emitted,
     ApprovalDecided: Activity.on_decided,
     PromptRendered: Activity.on_rendered,
     ModelRequested: Activity.on_requested,

@@ -173,7 +173,9 @@ class Conversation:
     async def recover(self) -> None:
         """Apply changes that a killed process recorded but did not apply. Must be called before the files are used."""
         if self.files is not None and self.journal is not None:
-            await self.files.recover(self.journal)
+            recovered = await self.files.recover(self.journal)
+            for each in recovered.unapplied:
+                self.view.note(f"{each} `handrail runs show {each.run_id}` says more.", "yellow")
 
     def _begin(self, message: str) -> RunStream[Any]:
         """Start a turn. Each turn has its own deadline, and all turns share one budget."""

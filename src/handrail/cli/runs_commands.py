@@ -90,8 +90,10 @@ async def show(
     full: Annotated[bool, typer.Option("--full", help="Don't shorten texts and diffs.")] = False,
 ) -> Report:
     """Show a run as a tree of answers, calls and questions, with times, cost and diffs."""
-    tree = await runs.show(journal, (await RecordedRun.find(journal, run)).id)
-    return Report(view.tree_data(tree), view.run_tree(tree, full))
+    recorded = await RecordedRun.find(journal, run)
+    tree = await runs.show(journal, recorded.id)
+    advice = [f"To give these changes up: {recorded.next_command('discard')} CALL"] if tree.unapplied else []
+    return Report(view.tree_data(tree), view.run_tree(tree, full), *advice)
 
 
 @command("verify")
@@ -327,6 +329,22 @@ async def undo(
         done = await runs.undo(journal, recorded.id, call, folder)
     data = {"run_id": recorded.id, "call_id": call, "paths": list(done.paths), "slices": list(done.slices)}
     return Report({**data, "stands": list(done.stands)}, *view.undo_lines(done))
+
+
+@command("discard")
+async def discard(
+    journal: SqliteJournal,
+    run: RunId,
+    call: Annotated[str, typer.Argument(help="The call's id, as `show` prints it.")],
+) -> Report:
+    """Give up the file changes of a call that can't be applied, because their folder is gone. The model is told."""
+    recorded = await RecordedRun.find(journal, run)
+    paths = await runs.discard(journal, recorded.id, call)
+    data = {"run_id": recorded.id, "call_id": call, "paths": paths}
+    lines = (
+        f"Discarded what {call} changed: {', '.join(map(escape, paths))}. The model is told in its next turn."
+    )
+    return Report(data, lines)
 
 
 @command("replay")

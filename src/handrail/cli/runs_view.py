@@ -88,8 +88,8 @@ def run_table(lines: Sequence[RunLine], now: float) -> Any:
 
 
 def _waits(line: RunLine) -> str:
-    waiting = line.row.questions
-    return f"{waiting} answer{'' if waiting == 1 else 's'}" if waiting else ""
+    counts = {"answer": line.row.questions, "folder": line.unapplied}
+    return ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for what, count in counts.items() if count)
 
 
 # --- a tree ---
@@ -120,6 +120,8 @@ def run_tree(tree: RunTree, full: bool) -> Any:
     for asked in tree.questions:
         if asked.answer is None:
             shown.add(question_text(asked.question, full))
+    for each in tree.unapplied:
+        shown.add(Text(f"! {escape(str(each))}", "red"))
     return shown
 
 
@@ -288,6 +290,7 @@ def run_data(line: RunLine) -> dict[str, Any]:
         "run_id": line.id, "standing": line.standing, "session_id": record.session_id, "prompt": record.prompt,
         "model": record.model, "app": record.app, "began_at": record.began_at, "changed_at": line.row.changed_at,
         "questions": line.row.questions, "forked_from": record.forked_from, "stopping": line.row.stopping,
+        "unapplied": line.unapplied,
     }  # fmt: skip
 
 
@@ -297,13 +300,14 @@ def tree_data(tree: RunTree) -> dict[str, Any]:
         "text": tree.outcome.text, "error": tree.outcome.error, "usage": tree.usage,
         "cost": None if tree.cost is None else str(tree.cost),
         "waiting": [question_data(asked.question) for asked in tree.questions if asked.answer is None],
+        "unapplied": tree.unapplied,
     }  # fmt: skip
     return msgspec.json.decode(msgspec.json.encode(said, enc_hook=pydantic_core.to_jsonable_python))
 
 
 def question_data(question: Question) -> dict[str, Any]:
     return {
-        "id": question.id, "kind": question.kind, "name": question.name, "message": question.message,
+        "id": question.id, "kind": question.kind, "name": question.name, "title": question.title, "message": question.message,
         "payload": question.payload, "schema": question.schema, "digest": question.digest,
         "rows": msgspec.to_builtins(question.rows),
     }  # fmt: skip

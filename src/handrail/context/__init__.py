@@ -7,7 +7,7 @@ It is a view of a `ContextSource`. Two of its verbs need an environment: `wait_f
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -33,11 +33,10 @@ from handrail.context.facts import (
     WorkerMessage,
 )
 from handrail.context.ticket import Ticket
+from handrail.context.verbs import PromptModel, WaitFor
 from handrail.errors import NotRendered
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
     from handrail.deadline import Deadline
     from handrail.operation import Done, Home, Operation
     from handrail.protocols import (
@@ -55,56 +54,6 @@ if TYPE_CHECKING:
         SessionView,
     )
     from handrail.tools import Tool, ToolResult
-
-
-class WaitFor(Protocol):
-    """Asks the person in the environment, and returns the answer, validated against `schema`.
-
-    Raises `Declined`, `QuestionCancelled` or `QuestionTimedOut` if there is no answer. Pass a type that is not a
-    class, such as `Literal["a", "b"]`, as `TypeAdapter(...)`.
-    """
-
-    @overload
-    def __call__(
-        self, kind: str, payload: object, schema: type[T], *, timeout: float | None = None
-    ) -> Operation[T]: ...
-    @overload
-    def __call__(
-        self, kind: str, payload: object, schema: TypeAdapter[T], *, timeout: float | None = None
-    ) -> Operation[T]: ...
-
-
-class PromptModel(Protocol):
-    """Asks a model once for a structured, validated answer, with a limited number of repair turns.
-
-    `on_text` is called with each chunk of text as the model writes it. Tools run through the gate, within the call's
-    limits.
-    """
-
-    @overload
-    def __call__(
-        self,
-        prompt: str,
-        schema: type[T],
-        *,
-        system: str | None = None,
-        model: str | None = None,
-        temperature: float | None = None,
-        tools: Sequence[Tool[Any, Any]] = (),
-        on_text: Callable[[str], None] | None = None,
-    ) -> Operation[T]: ...
-    @overload
-    def __call__(
-        self,
-        prompt: str,
-        schema: TypeAdapter[T],
-        *,
-        system: str | None = None,
-        model: str | None = None,
-        temperature: float | None = None,
-        tools: Sequence[Tool[Any, Any]] = (),
-        on_text: Callable[[str], None] | None = None,
-    ) -> Operation[T]: ...
 
 
 class ContextSource(Protocol):
@@ -193,6 +142,7 @@ __all__ = [
     "Extras",
     "Invocation",
     "MessageCallback",
+    "PromptModel",
     "RateLimit",
     "RegistryView",
     "RequestView",
@@ -201,6 +151,7 @@ __all__ = [
     "Ticket",
     "ToolContext",
     "UserContext",
+    "WaitFor",
     "WorkerContext",
     "WorkerFacts",
     "WorkerMessage",

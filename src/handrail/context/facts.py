@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -120,7 +120,8 @@ class WorkerMessage(msgspec.Struct, frozen=True):
         return self.path[-1]
 
 
-MessageCallback = Callable[[WorkerMessage], None]
+MessageCallback = Callable[[WorkerMessage], Awaitable[None] | None]
+"""A function that is called with each message. If it is async, it is awaited, in the order of the messages."""
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ from handrail.guard.approval_memory import NEVER_REMEMBERED, Asks, Coverage, Rec
 from handrail.operation import Operation
 from handrail.place import Place
 from handrail.protocols import ApprovalRequest, Filesystem
-from handrail.question import DecisionKeys
+from handrail.question import DecisionKeys, Wording
 from handrail.rendering import exact, visible
 from handrail.replay.log import RunLog
 from handrail.resources.paths import HasLinks, parse_path
@@ -96,7 +96,7 @@ async def ask_approval(
         question_id or attempt.next_approval_id(),
         "approval",
         name,
-        reason,
+        Wording(reason),
         payload,
         APPROVAL_SCHEMA,
         frame.options.approval_seconds,

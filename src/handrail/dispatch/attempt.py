@@ -397,12 +397,14 @@ class Attempt(msgspec.Struct, eq=False):
         return DONE
 
     def report_progress(self, message: str, done: float | None, total: float | None) -> Done:
-        self._publish(Progress(self.id, self.name, message, done, total, self.run_context))
+        about = self.call.whole
+        self._publish(Progress(about.id, about.tool_name, message, done, total, self.run_context))
         return DONE
 
     def emit(self, event: object) -> Done:
         check_event(event)
-        self._publish(Emitted(self.id, self.name, event, self.run_context))
+        about = self.call.whole
+        self._publish(Emitted(about.id, about.tool_name, event, self.run_context))
         return DONE
 
     def _publish(self, fact: Progress | Emitted) -> None:
@@ -411,7 +413,7 @@ class Attempt(msgspec.Struct, eq=False):
             publish(fact)
             return
         before = self.frame.monotonic()
-        around = list(self._with_outer())
+        around = list(self.with_outer())
         for each in around:
             each._telling = before
         try:
@@ -422,7 +424,7 @@ class Attempt(msgspec.Struct, eq=False):
                 each.lost -= took
                 each._telling = None
 
-    def _with_outer(self) -> Iterator[Attempt]:
+    def with_outer(self) -> Iterator[Attempt]:
         """Iterate over this attempt and the attempts around it, innermost first."""
         each: Attempt | None = self
         while each is not None:
@@ -447,7 +449,7 @@ class Attempt(msgspec.Struct, eq=False):
             "permission",
             f"request_permission({kind!r})",
             kind,
-            f"{self.name} asks for the permission {kind!r}",
+            f"{self.call.tool_name} asks for the permission {kind!r}",
         )
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Operation[ToolResult[Any]]:

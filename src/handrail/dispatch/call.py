@@ -80,6 +80,19 @@ class Call(msgspec.Struct, frozen=True, eq=False):
     _place: Place | None = None
 
     @property
+    def whole(self) -> Call:
+        """The call that this one is a part of, such as the handoff of an act; itself if it is not a part."""
+        whole = self
+        while whole.kind.is_part and whole.parent is not None:
+            whole = whole.parent.call
+        return whole
+
+    @property
+    def tool_name(self) -> str:
+        """The name of the tool as its author gave it. The name of an act is `tool.act`."""
+        return self.name.partition(".")[0]
+
+    @property
     def frame(self) -> Frame:
         """The run that this call belongs to."""
         return self.gate.frame

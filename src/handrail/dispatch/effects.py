@@ -21,6 +21,7 @@ from handrail.dispatch.transaction import Settled
 from handrail.errors import EffectRefused, OutcomeUnknown
 from handrail.journal.local import LocalSteps
 from handrail.operation import Operation
+from handrail.question import Wording
 from handrail.raised_errors import in_short, log_error
 from handrail.schema import Schema
 from handrail.threads import call_either
@@ -122,7 +123,9 @@ class _Step(msgspec.Struct, frozen=True, eq=False):
             attempt.question_id(f"once {key}"),
             "input",
             f"did {key!r} happen",
-            f"The process ended while {attempt.name} was doing {key!r}, so it is unknown whether that happened. Did it?",
+            Wording(
+                f"The process ended while {attempt.name} was doing {key!r}, so it is unknown whether that happened. Did it?"
+            ),
             {"tool": attempt.name, "key": key},
             wanted.json_schema,
             None,

@@ -342,9 +342,9 @@ class Frame:
             return False
         return ("user" not in needs or self.can_ask(tool)) and ("model" not in needs or self.can_prompt(tool))
 
-    def _at_work(self) -> Collection[asyncio.Task[Any]]:
+    def _at_work(self) -> Collection[CancelScope | asyncio.Task[Any]]:
         if self.live or self.task is None:
-            return [scope.task for attempt, scope in self.live.items() if not attempt.kind.undoes]
+            return [scope for attempt, scope in self.live.items() if not attempt.kind.undoes]
         return (self.task,)
 
     @property

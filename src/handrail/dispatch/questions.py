@@ -24,7 +24,7 @@ from handrail.errors import (
 from handrail.events import QuestionAnswered, QuestionAsked
 from handrail.journal.digest import digest
 from handrail.operation import Operation
-from handrail.question import Answer, DecisionKeys, Question, QuestionKind, Quorum, rows_of_payload
+from handrail.question import Answer, DecisionKeys, Question, QuestionKind, Quorum, Wording, rows_of_payload
 from handrail.rendering import exact
 from handrail.replay.marks import has_secret, mark_given, was_given_secret
 from handrail.replay.parked_run import end_grace
@@ -44,15 +44,24 @@ _HAS_SECRET = (
 def wait_for(attempt: Attempt) -> WaitFor:
     """Return the `wait_for` verb of one call."""
 
-    def verb(kind: str, payload: object, schema: Any, *, timeout: float | None = None) -> Operation[Any]:
+    def verb(
+        kind: str,
+        payload: object = None,
+        schema: Any = None,
+        *,
+        message: str | None = None,
+        title: str | None = None,
+        timeout: float | None = None,
+    ) -> Operation[Any]:
         attempt.home.check()
         if timeout is not None and not is_span(timeout):
             raise DefinitionError(
                 f"wait_for({kind!r}): the timeout is {timeout!r}. Pass a positive number of seconds, or None for no timeout."
             )
+        wording = Wording.of(kind, message, title)
         number = attempt.next_verb(f"wait_for {kind}")
         return Operation(
-            lambda: _wait_for(attempt, number, kind, payload, schema, timeout),
+            lambda: _wait_for(attempt, number, kind, wording, payload, schema, timeout),
             f"wait_for({kind!r})",
             attempt.home,
         )
@@ -61,12 +70,17 @@ def wait_for(attempt: Attempt) -> WaitFor:
 
 
 async def _wait_for(
-    attempt: Attempt, number: int, kind: str, payload: object, schema: Any, timeout: float | None
+    attempt: Attempt,
+    number: int,
+    kind: str,
+    wording: Wording,
+    payload: object,
+    schema: Any,
+    timeout: float | None,
 ) -> Any:
     await note_verb(attempt, number, f"wait_for {kind}")
-    return await ask_value(
-        attempt, number, "input", kind, f"{attempt.name} asks: {kind}", payload, _schema(schema), timeout
-    )
+    wanted = _schema(str if schema is None else schema)
+    return await ask_value(attempt, number, "input", kind, wording, payload, wanted, timeout)
 
 
 async def ask_value(
@@ -74,14 +88,14 @@ async def ask_value(
     number: int,
     of: QuestionKind,
     kind: str,
-    message: str,
+    wording: Wording,
     payload: object,
     wanted: Schema[Any],
     timeout: float | None = None,
 ) -> Any:
     """Ask a person for a value. Only an answer that matches the schema is accepted."""
     question = question_of(
-        attempt, attempt.question_id(number), of, kind, message, payload, wanted.json_schema, timeout
+        attempt, attempt.question_id(number), of, kind, wording, payload, wanted.json_schema, timeout
     )
     if wanted.secret:
         question = msgspec.structs.replace(question, secret=True)
@@ -206,7 +220,7 @@ def question_of(
     question_id: str,
     kind: QuestionKind,
     name: str,
-    message: str,
+    wording: Wording,
     payload: object,
     schema: dict[str, Any],
     timeout: float | None,
@@ -222,7 +236,7 @@ def question_of(
         raise ToolError(f"the question of {attempt.name} can't be shown: {error}") from None
     payload = pydantic_core.from_json(shown)
     rows = [[row.name, row.whole] for row in rows_of_payload(kind, payload)]
-    message = exact(message)  # it may quote what a model wrote
+    message, title = exact(wording.message), exact(wording.title)  # they may quote what a model wrote
     principal = frame.session.principal
     people = [(quorum.role, quorum.approvals) for quorum in quorums]
     covered = (
@@ -233,6 +247,7 @@ def question_of(
         question_id,
         principal,
         *([people] if people else ()),
+        *([["title", title]] if title else ()),
     )
     return Question(
         id=question_id,
@@ -250,6 +265,7 @@ def question_of(
         run_id=frame.run_context.request_id,
         decision_keys=decision_keys,
         quorums=quorums,
+        title=title,
     )
 
 

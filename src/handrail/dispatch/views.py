@@ -108,17 +108,26 @@ class CallApprovals:
 
 
 class CallSignal:
-    """Tells a handler whether its call was cancelled or has run out of time."""
+    """Tells a handler whether its call was cancelled or has run out of time, its own or that of a call around it.
+
+    It fires one pass of the loop before the cancellation lands in an async handler, so that a task that waits for it
+    can clean up.
+    """
 
     __slots__ = ("_attempt",)
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
+        for each in attempt.with_outer():
+            scope = each.frame.live.get(each)
+            if scope is not None:
+                scope.notify = each.stop
 
     @property
     def cancelled(self) -> bool:
         """Whether the call must stop. It stays true after the call, for a thread that outlives the call."""
-        return self._attempt.stopped or self._attempt.frame.cancellation.cancelled
+        attempt = self._attempt
+        return attempt.frame.cancellation.cancelled or any(each.stopped for each in attempt.with_outer())
 
     def wait(self) -> Operation[None]:
         """Wait until the call must stop."""
@@ -132,7 +141,8 @@ class CallSignal:
         loop = asyncio.get_running_loop()
         stopped: asyncio.Future[None] = loop.create_future()
         wake = lambda: None if stopped.done() else stopped.set_result(None)  # noqa: E731  # it is only ever passed on
-        forget = [self._attempt.on_stop(wake), self._attempt.frame.cancellation.on_cancel(wake)]
+        forget = [each.on_stop(wake) for each in self._attempt.with_outer()]
+        forget.append(self._attempt.frame.cancellation.on_cancel(wake))
         try:
             await stopped
         finally:

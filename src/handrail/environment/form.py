@@ -333,10 +333,13 @@ def _scopes(payload: dict[str, Any]) -> list[str]:
 
 def asker(question: Question) -> str:
     """Return the path of calls that led to a question, outermost first, or else the question's name."""
-    return " › ".join(escape_line(name, 60) for name in question.asked_by) or escape_line(question.name)
+    return " › ".join(escape_line(name, 60) for name in question.askers) or escape_line(question.name)
 
 
-def _tool(question: Question) -> str:
+def _subject(question: Question) -> str:
+    """Return what a question is about: the tool of an approval, or else the question's title."""
+    if question.kind != "approval":
+        return exact_line(question.title or question.name)
     return exact_line(str(_payload(question).get("tool", question.name)))
 
 
@@ -345,11 +348,11 @@ def describe(question: Question, title: str, width: int, *, whole: bool = False)
 
     Every line except the title is behind a bar.
     """
-    name = _tool(question)
+    name = _subject(question)
     lines = [clip(title.format(name=name), width - 1)]
     if lines[0] != title.format(name=name):
         lines += barred(name, width)
-    if len(question.asked_by) > 1:
+    if len(question.askers) > 1:
         lines += barred(f"asked by {asker(question)}", width)
     limit = None if whole else MESSAGE_LINES
     lines += _shorten(_message(question, width), limit, width)
@@ -405,7 +408,7 @@ async def fill_in_approval(
             dialog.say(f"  │  {line}")
     dialog.say(f"  {style('v', 'bold')}  view everything")
     keys = ", ".join(each.key for each in choices)
-    prompt = f"  {_tool(question)}: your choice, then Enter: "
+    prompt = f"  {_subject(question)}: your choice, then Enter: "
     while True:
         typed = (await dialog.line(prompt)).strip()
         key = typed.casefold()

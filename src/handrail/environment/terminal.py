@@ -169,7 +169,7 @@ class TerminalEnvironment(Environment):
 
     async def _fill_in(self, question: Question, dialog: TerminalDialog) -> Any:
         style = self._style
-        first, *lines = describe(question, "? Please fill in: {name}", self._size().columns, whole=True)
+        first, *lines = describe(question, "? {name}", self._size().columns, whole=True)
         dialog.say(f"{style('?', 'yellow', 'bold')}{style(first[1:], 'bold')}")
         for line in lines:
             dialog.say(line)

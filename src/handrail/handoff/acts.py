@@ -37,9 +37,11 @@ from handrail.errors import (
     TransientError,
     VisibilityExpansionRequired,
 )
+from handrail.events import HandoffAnswered, HandoffParked
+from handrail.question import Wording
 from handrail.raised_errors import leaves_of
 from handrail.replay.marks import has_secret
-from handrail.schema import Schema
+from handrail.schema import Schema, is_instance
 from handrail.schema.kinds import describe_kind
 from handrail.schema.problems import describe
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
@@ -196,6 +198,12 @@ class ActRunner:
         self._ids[part.id] = act.name
         return await attempt.gate.pass_through(part)
 
+    def note(self, kind: type[HandoffParked] | type[HandoffAnswered], data: Any) -> None:
+        """Record how far the handoff is."""
+        attempt = self._attempt
+        fact = kind(attempt.id, attempt.name, attempt.path, data, attempt.run_context)
+        attempt.frame.session.record(fact)
+
     def done(self) -> None:
         """Finish the acts. From now on, the outer call is responsible for their effects."""
         transaction = self._attempt.open_transaction
@@ -207,12 +215,15 @@ class ActRunner:
 
 @dataclass(frozen=True, slots=True)
 class Acts:
-    """The three acts of a handoff, with their schemas and tools."""
+    """The three acts of a handoff, with their schemas and tools. An act that is not defined is None.
+
+    Without a `before`, the params are the public data. Without an `after`, the answer is the result.
+    """
 
     handoff: Tool[Any, Any]
-    before: Act
+    before: Act | None
     client: Act | None
-    after: Act
+    after: Act | None
     private: Schema[Any]
     public: Schema[Any]
     answer: Schema[Any]
@@ -220,25 +231,38 @@ class Acts:
     asks: Tool[Any, Any]
     ends: Tool[Any, Any]
 
-    async def play(self, context: ToolContext) -> ToolResult[Any]:
+    async def play(self, params: Any, context: ToolContext) -> ToolResult[Any]:
         """Run one call of the handoff. Apart from its acts it has no effects, so it can be run again."""
         runner = ActRunner(context)
-        begun = await runner.run(_with(self.begins, self.before, None, self._begun, without_words))
+        begun = await self.begin(runner, params)
         if not begun.success:
             return begun
         state = cast("Begun[Any, Any, Any]", begun.value)
         if state.parked is None:
             runner.done()
             return ToolResult(begun.message, state.value, True, begun.exclude_value_from_context)
+        runner.note(HandoffParked, self.public.hide(state.parked.public))
         answered = await runner.run(self.asking(state.parked.public), only_asks=True)
         if not answered.success:
             return answered
-        given = (state.parked.private, answered.value)
-        ends = _with(self.ends, self.after, given, None, without_words)
-        ended = await runner.run(ends, has_secret=has_secret(self.answer, answered.value))
+        runner.note(HandoffAnswered, self.answer.hide(answered.value))
+        ended = await self.end(runner, state.parked.private, answered.value)
         if ended.success:
             runner.done()
         return ended
+
+    async def begin(self, runner: ActRunner, params: Any) -> ToolResult[Any]:
+        """Run `before`, if there is one. The value of the result is a `Begun`."""
+        if self.before is None:
+            return ToolResult("", Begun[Any, Any, Any](Parked(None, params)))
+        return await runner.run(_with(self.begins, self.before, None, self._begun, without_words))
+
+    async def end(self, runner: ActRunner, private: Any, answer: Any) -> ToolResult[Any]:
+        """Run `after`, if there is one. Otherwise the answer is the result."""
+        if self.after is None:
+            return ToolResult("", answer)
+        ends = _with(self.ends, self.after, (private, answer), None, without_words)
+        return await runner.run(ends, has_secret=has_secret(self.answer, answer))
 
     def asking(self, public: Any) -> Tool[Any, Any]:
         """Return the tool of the `client` act for this public data.
@@ -293,10 +317,8 @@ class Acts:
             parsed = self.answer.parse_value(value)
         except ToolValidationError as error:
             raise WrongResult(f"its answer does not fit: {error}") from None
-        kind: Any = (
-            self.answer.annotation
-        )  # a value that already has this type is returned unchanged, with its secrets
-        return ToolResult("", value if isinstance(kind, type) and isinstance(value, kind) else parsed)
+        # A value that already has this type is returned unchanged, with its secrets.
+        return ToolResult("", value if is_instance(value, self.answer.annotation) else parsed)
 
 
 async def _hand_over(
@@ -307,7 +329,7 @@ async def _hand_over(
     attempt.home.check()
     number = attempt.next_verb(f"handoff {name}")
     await note_verb(attempt, number, f"handoff {name}")
-    return await ask_value(attempt, number, "handoff", name, message, public, answer)
+    return await ask_value(attempt, number, "handoff", name, Wording.of(name, message, None), public, answer)
 
 
 def _attempt_of(context: ToolContext) -> Attempt:
@@ -341,7 +363,7 @@ def act_tool(
     )
     fill(made, "name", f"{handoff.name}.{name}")  # neither a model nor `context.call` can use such a name
     if name == "before":
-        fill(made, "shown", _without_private)
+        fill(made, "shown", without_private)
     elif name == "client" and made.result_schema is not None and made.result_schema.secret:
         fill(made, "shown", _masked_by(made.result_schema))
     return made
@@ -364,7 +386,7 @@ def _effect(effect: Effect, act: str) -> Effect:
     return "irreversible" if effect == "compensable" else effect  # only the whole handoff can be compensated
 
 
-def _without_private(result: ToolResult[Any]) -> ToolResult[Any]:
+def without_private(result: ToolResult[Any]) -> ToolResult[Any]:
     """Return the result of `before` without its private part."""
     came: Any = result.value
     if not isinstance(came, Begun):

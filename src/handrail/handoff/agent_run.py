@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypedDict, Unpack
 
 import msgspec
 from typing_extensions import TypeVar
 
+from handrail.callbacks import Callback
 from handrail.clock import Clock
 from handrail.deadline import Deadline
 from handrail.dispatch.call import PART, new_call
@@ -51,7 +52,7 @@ def run_as_agent(
     params: ParamsT | None = None,
     *,
     model: Model | str,
-    on_emit: Callable[[object], None] | None = None,
+    on_emit: Callable[[object], Awaitable[None] | None] | None = None,
     tools: Iterable[Tool[Any, Any]] = (),
     policies: Iterable[ToolPolicy] = (),
     **arguments: Unpack[ActArguments],
@@ -59,7 +60,7 @@ def run_as_agent(
     """Run the `client` act on this public data with a model, and return the act's answer.
 
     Neither `before` nor `after` runs. To run all acts, use `gate.invoke` or `context.call`. The act may
-    `call` the given `tools`, and what it emits is passed to `on_emit` at once. Nobody can approve anything, so a call
+    `call` the given `tools`, and what it emits is passed to `on_emit` at once; an async `on_emit` is awaited. Nobody can approve anything, so a call
     that needs approval is denied. If a handler calls this, whatever the policies of its run deny is denied too. An act
     that fails raises `CallFailed`.
     """
@@ -90,9 +91,11 @@ def run_as_agent(
         where = frame.session
         run_id = frame.run_context.run_id
 
+        tell = None if on_emit is None else Callback(on_emit, "on_emit")
+
         def told(event: Emitted) -> None:
-            if on_emit is not None and is_in_run(event.run_context.run_id, run_id):
-                on_emit(event.event)
+            if tell is not None and is_in_run(event.run_context.run_id, run_id):
+                tell(event.event)
 
         stop = where.dispatcher.subscribe(Emitted, told)
         gate = Gate(frame)
@@ -100,6 +103,8 @@ def run_as_agent(
             return (await _run_alone(gate, act, sent)).unwrap()
         finally:
             stop()
+            if tell is not None:
+                await tell.finish()
             frame.cancellation.close()
             await frame.world.resources.close_logged()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Unpack, cast, get_args, get_origin
 
-from typing_extensions import TypeVar
+from typing_extensions import TypeForm, TypeVar
 
 from handrail.context import ToolContext
+from handrail.dispatch.options import GateArguments
 from handrail.errors import ToolDefinitionError
 from handrail.handoff.acts import (
     Act,
@@ -23,6 +24,8 @@ from handrail.handoff.acts import (
     read_act,
     schema_for,
 )
+from handrail.operation import Operation
+from handrail.protocols import ToolPolicy
 from handrail.schema.problems import describe
 from handrail.tools import Tool, ToolResult
 from handrail.tools.checks import check_words
@@ -74,6 +77,8 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
       `before` or `after` is reported only by its type. To tell a model more, return `ToolResult.error`.
     - Without a `client`, the environment's person or model answers; a person gets a form created from the
       answer's type. `client` and `after` may take `params` too.
+    - Without a `before`, the params are the public data. Without an `after`, the answer is the result. So a handoff
+      with only a `client` is one function.
     - The acts are inner calls of one call: if one fails, all are rolled back.
     - A handoff is a tool. Once its acts are defined, use it wherever a tool is accepted.
     """
@@ -89,16 +94,16 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         description: str,
         *,
         params: type[ParamsT] | None = None,
-        answer: type[AnswerT] | None = None,
+        answer: TypeForm[AnswerT] = MISSING,
         **options: Unpack[ToolOptions],
     ) -> None:
         async def play(params: Any, *, context: ToolContext) -> ToolResult[Any]:
-            return await self.acts.play(context)
+            return await self.acts.play(params, context)
 
         given: dict[str, Any] = {**options}
         super().__init__(name, description, play, params=params, **given)
         fill(self, "reenters", True)
-        fill(self, "_answer", MISSING if answer is None else answer)
+        fill(self, "_answer", answer)
         fill(self, "_namespace", {})
         fill(self, "_defined", {})
         fill(self, "_acts", None)
@@ -142,15 +147,57 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         """Define the last act, which receives the answer and returns the result for the model."""
         return self._define("after", self._read("after", function), function)
 
+    # Halves, for an orchestrator of one's own.
+
+    def start(
+        self,
+        params: ParamsT | None = None,
+        *,
+        policies: Iterable[ToolPolicy] = (),
+        **arguments: Unpack[GateArguments],
+    ) -> Operation[Parked[Any, Any] | ToolResult[Any]]:
+        """Run the first half of the handoff, without an adapter: take a call through the gate and run `before`.
+
+            parked = await pick_card.start(Deal(cards=3))
+            result = await pick_card.finish(parked, Pick(index=1))
+
+        Returns the parked data, which you may keep for as long as you like, or a `ToolResult` if the call failed, was
+        denied, or ended early. Show only `parked.public`. What `before` did is committed before this returns.
+        """
+        from handrail.handoff import halves
+
+        return Operation(
+            lambda: halves.start(self.acts, params, policies, arguments), f"start({self.name!r})"
+        )
+
+    def finish(
+        self,
+        parked: Parked[Any, Any],
+        answer: AnswerT,
+        params: ParamsT | None = None,
+        **arguments: Unpack[GateArguments],
+    ) -> Operation[ToolResult[Any]]:
+        """Run the second half of the handoff: validate the answer, run `after`, and return its result.
+
+        The private data and the answer may be plain JSON values, as they are read back from a store. Raises
+        `ToolValidationError` if one of them does not fit, before anything has run. Call it once for each `start`: every
+        call runs `after`.
+        """
+        from handrail.handoff import halves
+
+        return Operation(
+            lambda: halves.finish(self.acts, parked, answer, params, arguments), f"finish({self.name!r})"
+        )
+
     @property
     def acts(self) -> Acts:
-        """The three acts of the handoff. Raises `ToolDefinitionError` if `before` or `after` is missing."""
+        """The acts of the handoff. Raises `ToolDefinitionError` if they do not fit together."""
         if self._acts is None:
             fill(self, "_acts", self._complete())
         return cast(Acts, self._acts)
 
     def check_complete(self) -> None:
-        """Raise `ToolDefinitionError` if `before` or `after` is missing, or if the acts do not fit together."""
+        """Raise `ToolDefinitionError` if the acts do not fit together, or if the type of the answer is unknown."""
         _ = self.acts
 
     # Definition.
@@ -213,25 +260,27 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
 
     def _complete(self) -> Acts:
         """Create the acts from the functions that were defined."""
-        for name in ("before", "after"):
-            if name not in self._defined:
-                raise ToolDefinitionError(
-                    self.name,
-                    f"it has no act `{name}`",
-                    f"Define it with `@{self.name}.{name}`, before the handoff is used: {_FORMS[name]}.",
-                )
-        before, client, after = self._defined["before"], self._defined.get("client"), self._defined["after"]
-        private, public, early = parked_types(self.name, before)
-        said = (self._answer, after.takes[1], MISSING if client is None else client.returns)
+        before, client, after = (self._defined.get(name) for name in ("before", "client", "after"))
+        self._check_alone(before, client, after)
+        private, public, early = (
+            (None, self.params, None) if before is None else parked_types(self.name, before)
+        )
+        said = (
+            self._answer,
+            MISSING if after is None else after.takes[1],
+            MISSING if client is None else client.returns,
+        )
         answer = next((each for each in said if each not in (MISSING, Any)), Any)
         if Any not in said and answer is Any:
             raise ToolDefinitionError(
                 self.name,
                 "the type of the answer is not declared",
-                "Annotate the answer that its `after` takes.",
+                f"Declare it: Handoff({self.name!r}, ..., answer=...), or annotate what its `client` returns "
+                "or the answer that its `after` takes.",
             )
-        late = self._result_of(after)
-        result = late if always_parks(before) or early == late else either(late, early)
+        late = answer if after is None else self._result_of(after)
+        parks = before is None or always_parks(before)
+        result = late if parks or early == late else either(late, early)
         acts = Acts(
             self,
             before,
@@ -246,6 +295,21 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         )
         self._take_result(acts, acts.ends if result == late else act_tool(self, "after", None, result))
         return acts
+
+    def _check_alone(self, before: Act | None, client: Act | None, after: Act | None) -> None:
+        """Raise `ToolDefinitionError` if an act expects data from a `before` that there is not."""
+        if before is not None:
+            return
+        if client is not None:
+            check_fit(self.name, "`params`", self.params, "what its `client` takes", client.takes[0])
+        if after is not None:
+            check_fit(
+                self.name,
+                "what is private without a `before`",
+                None,
+                "the first of its `after`",
+                after.takes[0],
+            )
 
     def _take_result(self, acts: Acts, whole: Tool[Any, Any]) -> None:
         """Set the handoff's result type and requirements from its acts."""

@@ -20,7 +20,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, M
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -35,6 +35,7 @@ from handrail.models import (
     ModelRequestRefused,
     ModelUnavailable,
 )
+from handrail.models.recorder import current_recorder
 from handrail.threads import forget_closed
 from handrail.tools.result import clean_text
 
@@ -193,19 +194,20 @@ class Provider:
 
     @asynccontextmanager
     async def _post(self, path: str, body: bytes) -> AsyncGenerator[aiohttp.ClientResponse]:
+        recorder = current_recorder()
+        headers = self._headers if recorder is not None and recorder.replays else self._with_key()
         client = await _client()
-        aiohttp = _aiohttp()
+        aiohttp, url = _aiohttp(), self._base_url + path
         data: Any = io.BytesIO(body) if len(body) >= _LARGE else body
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=self._silence)
         failure: ModelError
         try:
-            async with client.post(
-                self._base_url + path,
-                data=data,
-                headers=self._with_key(),
-                timeout=timeout,
-                allow_redirects=False,
-            ) as response:
+            send = partial(
+                client.post, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
+            )
+            async with (
+                send() if recorder is None else recorder.post(send, url, body, self._key()) as response
+            ):
                 if response.status != 200:
                     raise await self._failure(response)
                 yield response

@@ -1,4 +1,4 @@
-"""Operations on recorded runs: list, show, cancel, fork, undo, replay, export, import and forget.
+"""Operations on recorded runs: list, show, cancel, fork, undo, discard, replay, export, import and forget.
 
 They all work on a journal. None of them needs the process that executed the run.
 """
@@ -8,6 +8,7 @@ from handrail.runs.copies import export, fork, import_
 from handrail.runs.replay import Divergence, replay
 from handrail.runs.transcript import said, session
 from handrail.runs.tree import CallNode, RunTree, Turn, show
+from handrail.runs.unapplied import discard, unapplied
 from handrail.runs.undo import Undoing, undo
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Undoing",
     "approvals",
     "cancel",
+    "discard",
     "export",
     "forget",
     "fork",
@@ -28,5 +30,6 @@ __all__ = [
     "said",
     "session",
     "show",
+    "unapplied",
     "undo",
 ]

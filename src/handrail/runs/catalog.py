@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
@@ -34,6 +35,8 @@ class RunLine(msgspec.Struct, frozen=True):
 
     row: RunRow
     standing: Standing
+    unapplied: int = 0
+    """How many of the run's calls have recorded file changes that are not applied."""
 
     @property
     def id(self) -> str:
@@ -56,6 +59,7 @@ async def list_runs(
     `before`.
     """
     now = clock.now().timestamp()
+    waiting = Counter(unit.run_id for unit in await journal.calls.unapplied())
     found: list[RunLine] = []
     while len(found) < limit:
         if session_id is None:
@@ -65,7 +69,7 @@ async def list_runs(
         else:
             whole = await journal.runs.list(session_id=session_id, principal=principal)
             page = [row for row in reversed(whole) if before is None or row.record.mark < before]
-        lines = (RunLine(row, standing_of(row, now)) for row in page)
+        lines = (RunLine(row, standing_of(row, now), waiting[row.record.id]) for row in page)
         found += [line for line in lines if not standing or line.standing in standing]
         if session_id is not None or len(page) < _PAGE:
             break
@@ -79,7 +83,7 @@ async def forget(
     """Delete finished runs from the journal, except those that ended at or after `before`, and the newest `keep`.
 
     A run is deleted only together with its whole session: each run builds on the earlier ones, so a session with an
-    unfinished or newer run is kept. Data that a folder keeps for undo stays in the folder. Returns
+    unfinished or newer run, or with changes that are not applied, is kept. Data that a folder keeps for undo stays in the folder. Returns
     the ids of the deleted runs or, with `dry`, of those that would be deleted.
     """
     if before is None and keep is None:
@@ -88,7 +92,7 @@ async def forget(
         raise DefinitionError("`before` has no time zone. Pass one, for example `datetime.now(UTC)`.")
     until = None if before is None else before.timestamp()
     sessions: dict[str, list[RunRow]] = {}
-    staying: set[str] = set()
+    staying = {unit.session_id for unit in await journal.calls.unapplied()}
     for number, row in enumerate(await _all_runs(journal)):
         session = row.record.session_id
         sessions.setdefault(session, []).append(row)

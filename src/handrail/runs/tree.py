@@ -19,6 +19,8 @@ from handrail.models.prices import tariff_of
 from handrail.place import RUN, Place
 from handrail.records import CommitUnit, Entry, QuestionRecord, RunRow
 from handrail.replay.records import InnerCall
+from handrail.resources.directory.recovery import Unapplied
+from handrail.runs.unapplied import unapplied
 
 Standing = Literal["running", "parked", "interrupted", "done", "failed", "cancelled"]
 """The standing of a run: its status, or `interrupted` if it is running without a live owner."""
@@ -97,6 +99,8 @@ class RunTree(msgspec.Struct, kw_only=True):
     """All questions of the run, open and answered."""
     usage: Usage
     cost: Decimal | None
+    unapplied: Sequence[Unapplied] = ()
+    """The run's calls whose recorded file changes are not applied, and why."""
 
     @property
     def steps(self) -> int:
@@ -107,12 +111,13 @@ class RunTree(msgspec.Struct, kw_only=True):
 async def show(journal: Journal, run_id: str, *, clock: Clock = SYSTEM_CLOCK) -> RunTree:
     """Return the tree of a run, with its turns, calls, times, costs, diffs and questions."""
     row = await journal.runs.get(run_id)
-    return _Builder(
+    tree = _Builder(
         row,
         await journal.calls.entries(run_id),
         await journal.calls.load(run_id),
         await journal.questions.history(run_id),
     ).tree(standing_of(row, clock.now().timestamp()))
+    return msgspec.structs.replace(tree, unapplied=await unapplied(journal, run_id))
 
 
 class _Builder:

@@ -54,12 +54,16 @@ async def undo(
     that it drops the call immediately; otherwise that happens when the session is next evaluated.
     """
     row = await journal.runs.get(run_id)
-    await _check_nobody_works(journal, row, clock)
+    await check_nobody_works(journal, row, clock)
     unit = await _unit_of(journal, run_id, call_id)
     entries = {(entry.kind, entry.key): entry for entry in await journal.calls.entries(run_id)}
     done = entries.get(("undone", call_id))
     if done is not None:
-        raise UndoRefused(call_id, (), "it has already been undone")
+        given_up = msgspec.msgpack.decode(done.body, type=UndoneCall).discarded
+        raise UndoRefused(call_id, (), f"it has already been {'discarded' if given_up else 'undone'}")
+    if any((each.run_id, each.call_id) == (run_id, call_id) for each in await journal.calls.unapplied()):
+        problem = "its changes are not applied yet. Open its folder with this journal first, or discard them"
+        raise UndoRefused(call_id, (), problem)
     _refuse_built_on(unit, await journal.calls.later(unit))
     now = clock.now().timestamp()
     paths: Sequence[str] = ()
@@ -83,7 +87,7 @@ async def undo(
     return Undoing(call_id, unit.tool, paths, slices, unit.effects)
 
 
-async def _check_nobody_works(journal: Journal, row: RunRow, clock: Clock) -> None:
+async def check_nobody_works(journal: Journal, row: RunRow, clock: Clock) -> None:
     """Raise `RunBusy` if a live process owns a run of the same session."""
     now = clock.now().timestamp()
     for other in await journal.runs.list(session_id=row.record.session_id):

@@ -148,8 +148,7 @@ class Schema(Generic[T]):
 
     def clear(self, value: object) -> bytes:
         """Return a value as JSON text with its secrets unmasked. Parse the text immediately, and never keep it."""
-        kind = get_origin(self.annotation) or self.annotation
-        if not isinstance(kind, type) or not isinstance(value, kind):
+        if not is_instance(value, get_origin(self.annotation) or self.annotation):
             return clear_json(value)
         try:
             if self.secret:
@@ -187,6 +186,14 @@ class Schema(Generic[T]):
 
     def __repr__(self) -> str:
         return f"Schema({self.annotation!r})"
+
+
+def is_instance(value: object, annotation: Any) -> bool:
+    """Return whether a value is an instance of a class. False for `Any`, a TypedDict and everything else that is not one."""
+    try:
+        return isinstance(annotation, type) and isinstance(value, annotation)
+    except TypeError:
+        return False
 
 
 @lru_cache(maxsize=512)

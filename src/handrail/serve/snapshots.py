@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -16,13 +16,14 @@ from handrail.adapter.run_record import decode_begin, decode_outcome
 from handrail.errors import JournalAltered
 from handrail.journals import Journal
 from handrail.messages import AssistantMessage, Usage
-from handrail.place import RUN, Place, is_in_run
+from handrail.place import RUN, Place, inner_call_id, is_in_run
 from handrail.question import Question
-from handrail.records import OVER, RunRow
+from handrail.records import OVER, QuestionRecord, RunRow
 from handrail.runs import CallNode, RunTree, Turn, show
 from handrail.runs.tree import Nested as NestedRun
 from handrail.serve.agui.interrupts import holder, question_json
 from handrail.serve.agui.translator import Translator, messages_snapshot
+from handrail.serve.agui.wire_events import plain_json
 from handrail.serve.feed import Event, FellBehind, Item
 from handrail.serve.live_run import LiveRun
 from handrail.serve.refusals import ThreadUnknown
@@ -99,6 +100,7 @@ async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
         "calls": calls,
         "subagents": _agents(found, since),
         "questions": [await _question_json(journal, each) for each in found.questions],
+        "closed": [each for run in found.runs for each in run.closed],
         "runs": [run.line for run in found.runs],
         "usage": usage_json(usage),
         "cost": format_cost(sum(known, Decimal(0)) if known else None),
@@ -113,6 +115,23 @@ async def _question_json(journal: Journal, question: Question) -> dict[str, Any]
         votes = await journal.votes.on(question.run_id, question.id, question.digest)
         shown["votes"] = [vote.by for vote in votes]
     return shown
+
+
+def _closed_json(asked: QuestionRecord) -> dict[str, Any]:
+    """Return a closed question in the JSON form that the page reads, with the answer as it was recorded."""
+    question, answer = asked.question, asked.answer
+    assert answer is not None
+    value: Any = answer.value if answer.outcome == "answered" else None
+    outcome: str = answer.outcome
+    if question.kind == "approval" and isinstance(value, dict):
+        outcome = "approved" if cast("dict[str, Any]", value).get("approved") else "denied"
+        value = None
+    return {
+        "question": question_json(question),
+        "outcome": outcome,
+        "by": answer.by,
+        "answer": plain_json(value),
+    }
 
 
 def _agents(found: _State, since: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -261,6 +280,8 @@ class _RunSummary(NamedTuple):
     subagents: Sequence[dict[str, Any]]
     usage: Usage
     cost: Decimal | None
+    closed: Sequence[dict[str, Any]]
+    """The questions that people have answered, with their answers."""
 
 
 _caches: WeakKeyDictionary[Journal, OrderedDict[tuple[str, float], _RunSummary]] = WeakKeyDictionary()
@@ -295,9 +316,16 @@ async def _summarize(journal: Journal, row: RunRow, said: Sequence[RunMessage]) 
         ids = _ids_by_place(row.record.id, () if row.status in OVER else said)
         for each in tree.calls:
             each.id = each.id or ids.get(each.place, "")  # an unfinished call has no recorded id
+            for inner in each.calls if each.id else ():  # a call comes before the calls in it
+                attempt = inner.place.attempt_at(each.place) or 1
+                inner.id = inner.id or inner_call_id(each.id, attempt, inner.place.number)
         calls = {each.id: call_facts(each, row.record.id) for each in tree.calls if each.id}
+        for each in tree.calls:
+            for inner in each.calls if each.id else ():
+                calls[inner.id]["parent_call_id"] = each.id
         subagents = list(_subagents(tree.calls, row.record.id))
-        found = _RunSummary(run_line(row, tree), calls, subagents, tree.usage, tree.cost)
+        closed = [_closed_json(asked) for each in tree.calls for asked in each.questions if asked.answer]
+        found = _RunSummary(run_line(row, tree), calls, subagents, tree.usage, tree.cost, closed)
         if row.status in OVER:
             cache[key] = found
             if len(cache) > _MOST_CACHED:
@@ -350,6 +378,8 @@ def call_facts(call: CallNode, run_id: str) -> dict[str, Any]:
         "undone": call.undone,
         "run_id": run_id,
     }
+    if call.status not in ("ok", "open") and call.message:
+        facts["reason"] = call.message
     turns = [turn for nested in _runs_inside(call) for turn in nested.turns]
     if turns:
         usage, cost = Usage(), Decimal(0)

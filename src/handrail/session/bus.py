@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import EventRefused
+from handrail.events import Emitted
 from handrail.timers import timers_of
 
 T = TypeVar("T")
@@ -32,7 +33,8 @@ class Dispatcher:
     """Delivers events to subscribers immediately, on the publisher's thread, in the order of subscription.
 
     An error in a subscriber is logged and stops neither the others nor the run. A subscription to a
-    type also receives events of its subclasses; one to `object` receives everything. If the
+    type also receives events of its subclasses; one to `object` receives everything. A subscription to the type of an
+    event that a tool emits receives that event; one to `Emitted` or `object` receives the `Emitted` around it. If the
     subscribers change while an event is being published, the change takes effect with the next event.
 
     A subscriber that blocks is named in a warning, once for each type of event. The time that it takes from the event
@@ -109,8 +111,25 @@ class Dispatcher:
     def _match(self, kind: type) -> tuple[Listener, ...]:
         with self._lock:
             found = tuple(each.listener for each in self._listeners if issubclass(kind, each.kind))
+            if kind is Emitted and any(not issubclass(kind, each.kind) for each in self._listeners):
+                found += (self._unwrap,)
             self.matching[kind] = found
         return found
+
+    def _unwrap(self, emitted: Emitted) -> None:
+        """Deliver a tool's event to those who subscribed to its own type, and so don't hear `Emitted`."""
+        event = emitted.event
+        with self._lock:
+            listeners = [
+                each.listener
+                for each in self._listeners
+                if isinstance(event, each.kind) and not issubclass(Emitted, each.kind)
+            ]
+        for listener in listeners:
+            try:
+                listener(event)
+            except (Exception, CancelledError):
+                subscriber_raised(event)
 
 
 def _name_of(listener: Listener) -> str:

@@ -1,9 +1,11 @@
 """Fake models, people, shells and clocks, for testing applications that are built on Handrail."""
 
+from handrail.testing.cassette import Cassette, CassetteError
 from handrail.testing.contexts import (
     TICKET_KEY,
     Recorded,
     agent_context,
+    cancel,
     expire,
     headless_context,
     recorded,
@@ -17,6 +19,8 @@ from handrail.testing.virtual_time import VirtualClock, VirtualTimeLoop, run_vir
 __all__ = [
     "TICKET_KEY",
     "Agent",
+    "Cassette",
+    "CassetteError",
     "FakeShell",
     "Nobody",
     "Person",
@@ -25,6 +29,7 @@ __all__ = [
     "VirtualClock",
     "VirtualTimeLoop",
     "agent_context",
+    "cancel",
     "expire",
     "headless_context",
     "recorded",

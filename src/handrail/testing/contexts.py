@@ -34,11 +34,13 @@ from handrail.context import (
 )
 from handrail.deadline import Deadline
 from handrail.errors import CallFailed, Declined, NotSupported
+from handrail.events import ApprovalRemembered
 from handrail.limits import BudgetTracker, Heartbeat
 from handrail.operation import DONE, Done, Home, Operation
 from handrail.place import RUN
+from handrail.question import Wording
 from handrail.resources.memory import MemoryFilesystem
-from handrail.schema import Schema
+from handrail.schema import Schema, to_json
 from handrail.session import Session
 from handrail.session.bus import check_event
 from handrail.threads import background_loop, run_on
@@ -67,8 +69,14 @@ class Recorded:
     emitted: list[object] = field(default_factory=list[object])
     approvals: list[str] = field(default_factory=list[str])
     questions: list[tuple[str, object]] = field(default_factory=list[tuple[str, object]])
+    wordings: list[Wording] = field(default_factory=list[Wording])
+    """What a person would have read with each question."""
     prompts: list[str] = field(default_factory=list[str])
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
+    workers: list[tuple[str, Any, tuple[Any, ...]]] = field(
+        default_factory=list[tuple[str, Any, tuple[Any, ...]]]
+    )
+    """The calls to workers, each with its input and attachments. They are also in `calls`."""
     once: dict[str, Any] = field(default_factory=dict[str, Any])
     beats: int = 0
 
@@ -95,15 +103,18 @@ def worker_context(
     attachments: Sequence[Attachment] = (),
     creation_defaults: Mapping[str, Any] | None = None,
     message_callback: MessageCallback | None = None,
+    answers: Answers | None = None,
+    replies: Answers | None = None,
     **given: Any,
 ) -> WorkerContext:
     """Create a context for testing a worker's tools.
 
-    `workers` has the descriptions of the workers that it may call, by name, and `results` has their answers.
+    `workers` has the descriptions of the workers that it may call, by name, and `results` has their answers. With
+    `answers` there is a person to ask, and with `replies` a model.
     """
     listed = RegistryView(dict(workers or {}))
     facts = WorkerFacts(name, listed, creation_defaults or {}, tuple(attachments), message_callback)
-    return _context(WorkerContext, None, None, {**given, "worker": facts})
+    return _context(WorkerContext, answers, replies, {**given, "worker": facts})
 
 
 def recorded(context: ToolContext) -> Recorded:
@@ -112,6 +123,14 @@ def recorded(context: ToolContext) -> Recorded:
     if not isinstance(call, MockCall):
         raise NotSupported("recorded", "Only contexts created by `handrail.testing` keep a record.")
     return call.recorded
+
+
+def cancel(context: ToolContext) -> None:
+    """Fire a context's signal, as the gate does when a call is cancelled or its time is over. May be called from any thread."""
+    signal: object = context.signal
+    if not isinstance(signal, MockSignal):
+        raise NotSupported("cancel", "Only contexts created by `handrail.testing` can be cancelled this way.")
+    signal.fire()
 
 
 def expire(context: ToolContext) -> None:
@@ -237,6 +256,7 @@ class MockCall:
 
     def call_worker(self, name: str, input: Any, attachments: Sequence[Any]) -> Operation[Any]:
         async def run() -> Any:
+            self.recorded.workers.append((name, input, tuple(attachments)))
             result = await self.call_tool(name, {"input": input})
             if not result.success:
                 raise CallFailed(name, result)
@@ -261,6 +281,45 @@ class MockCall:
         ).seal(TICKET_KEY)
 
 
+class MockSignal:
+    """The signal of a context for tests, which `cancel` fires."""
+
+    def __init__(self, call: MockCall) -> None:
+        self._home = call.home
+        self._fired = asyncio.Event()
+        self.cancelled = False
+        """Whether the signal has fired."""
+
+    def wait(self) -> Operation[None]:
+        """Wait until the signal fires."""
+        self._home.check()
+
+        async def wait() -> None:
+            await self._fired.wait()
+
+        return Operation(wait, "signal.wait()", self._home)
+
+    def fire(self) -> None:
+        """Fire the signal, once and for all."""
+        self.cancelled = True
+        if asyncio._get_running_loop() is self._home.loop:  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
+            self._fired.set()
+        else:
+            self._home.loop.call_soon_threadsafe(self._fired.set)
+
+
+@dataclass(frozen=True)
+class MockApprovals:
+    """The approvals of a context for tests: no mode, and the remembered decisions that were given."""
+
+    mode: str | None = None
+    remembered: tuple[ApprovalRemembered, ...] = ()
+
+    def list(self) -> tuple[ApprovalRemembered, ...]:
+        """Return the remembered decisions."""
+        return self.remembered
+
+
 class _Rules:
     """Finds the prepared answer to a question, and validates it like a real one."""
 
@@ -269,26 +328,45 @@ class _Rules:
         self._answers = answers
 
     def wait_for(
-        self, kind: str, payload: object, schema: Any, *, timeout: float | None = None
+        self,
+        kind: str,
+        payload: object = None,
+        schema: Any = None,
+        *,
+        message: str | None = None,
+        title: str | None = None,
+        timeout: float | None = None,
     ) -> Operation[Any]:
         self._call.home.check()
+        wording = Wording.of(kind, message, title)
 
         async def run() -> Any:
             self._call.recorded.questions.append((kind, payload))
+            self._call.recorded.wordings.append(wording)
             if kind not in self._answers:
                 raise Declined(kind, f"no answer was prepared for {kind!r}")
-            return Schema[Any](schema).parse_value(_given(self._answers[kind], payload))
+            return Schema[Any](str if schema is None else schema).parse_value(
+                _given(self._answers[kind], payload)
+            )
 
         return Operation(run, f"wait_for({kind!r})", self._call.home)
 
-    def prompt_model(self, prompt: str, schema: Any, **options: Any) -> Operation[Any]:
+    def prompt_model(
+        self, prompt: str, schema: Any, *, on_text: Callable[[str], None] | None = None, **options: Any
+    ) -> Operation[Any]:
         self._call.home.check()
 
         async def run() -> Any:
             self._call.recorded.prompts.append(prompt)
             for piece, answer in self._answers.items():
                 if piece in prompt:
-                    return Schema[Any](schema).parse_value(_given(answer, prompt))
+                    wanted = Schema[Any](schema)
+                    value = wanted.parse_value(_given(answer, prompt))
+                    if on_text is not None:  # in two chunks, as a model would write it
+                        text = to_json(value).decode()
+                        on_text(text[: len(text) // 2])
+                        on_text(text[len(text) // 2 :])
+                    return value
             raise NotSupported(
                 "prompt_model",
                 f"No reply was prepared for the prompt {prompt!r}. Pass `agent_context({{'a piece of it': reply}})`.",
@@ -312,6 +390,8 @@ _IN_MEMORY: dict[str, Callable[[MockCall], Any]] = {
     "event_bus": lambda call: call.session.dispatcher,
     "filesystem": lambda call: MemoryFilesystem(),
     "heartbeat": lambda call: Heartbeat(),
+    "signal": lambda call: MockSignal(call),
+    "approval_controller": lambda call: MockApprovals(),
     "budget_tracker": lambda call: BudgetTracker(),
     "cost_tracker": lambda call: call.budget_tracker,
 }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -261,8 +261,8 @@ class WorkerRegistry:
             )
         return made
 
-    @contextmanager
-    def enter(self, frame: Frame, /) -> Generator[None]:
+    @asynccontextmanager
+    async def enter(self, frame: Frame, /) -> AsyncGenerator[None]:
         """Let every run of an adapter call all workers, as in `Adapter(model, workers=registry)`."""
         prompt: Any = frame.model.prompt
         offered = (

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ import msgspec
 
 from handrail.adapter.call_adapter import CallAdapter
 from handrail.agent import AgentTool, result_of
+from handrail.callbacks import Callback
 from handrail.context import (
     Attachment,
     MessageCallback,
@@ -83,8 +84,8 @@ class WorkerRun:
     given: WorkerSettings
     path: tuple[str, ...]
 
-    @contextmanager
-    def enter(self, frame: Frame, /) -> Generator[None]:
+    @asynccontextmanager
+    async def enter(self, frame: Frame, /) -> AsyncGenerator[None]:
         worker, callback = self.worker, self.given.message_callback
         frame.workers = Reach(self.registry, worker, self.given)
         frame.worker = WorkerFacts(
@@ -98,16 +99,18 @@ class WorkerRun:
             yield
             return
         run_id = frame.run_context.run_id
+        tell = Callback(callback, "message_callback")
 
         def hear(added: MessageAdded) -> None:
             if added.run_id == run_id:
-                callback(WorkerMessage(self.path, added.message))
+                tell(WorkerMessage(self.path, added.message))
 
         stop = frame.session.dispatcher.subscribe(MessageAdded, hear)
         try:
             yield
         finally:
             stop()
+            await tell.finish()
 
 
 def worker_tool(worker: Worker, find: Callable[[], Worker]) -> AgentTool:

@@ -42,8 +42,11 @@ async def wherever(context: ToolContext) -> None:
         assert_type(await context.wait_for("pick", {}, list[str], timeout=3), list[str])
         assert_type(await context.wait_for("pick", {}, COLOURS), Literal["red", "blue"])
         assert_type(await context.wait_for("pick", {}, TypeAdapter(int | str)), int | str)
-        context.wait_for("a", 1, Literal["red"])  # expect-error: reportCallIssue, reportArgumentType
-        await context.wait_for("pick", {})  # expect-error: reportCallIssue
+        assert_type(await context.wait_for("a", 1, Literal["red"]), Literal["red"])
+        assert_type(await context.wait_for("a", schema=int | None, message="Which?", title="A"), int | None)
+        assert_type(await context.wait_for("pick", {}), str)
+        assert_type(await context.wait_for("pick", message="Which?"), str)
+        context.wait_for("pick", {}, 3)  # expect-error: reportCallIssue, reportArgumentType
     if context.prompt_model is not None:
         assert_type(await context.prompt_model("pick", Choice), Choice)
         assert_type(await context.prompt_model("pick", COLOURS, temperature=0.5), Literal["red", "blue"])

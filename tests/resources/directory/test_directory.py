@@ -392,7 +392,10 @@ def test_undo_outlives_the_process(folders: Folders):
 
 
 def test_what_is_kept_is_bounded(folders: Folders):
-    """Undo data is limited in calls and in bytes. The oldest is dropped first, and the folder does not change."""
+    """Undo data is limited in calls and in bytes, and the folder does not change.
+
+    The oldest is dropped first, except that a call that alone takes more than half of the bytes does not displace others.
+    """
     files = folders({"a": "x" * 1000}, keep_calls=3, keep_bytes=5000)
     for number in range(6):
         committed(files, f"call{number}", lambda f, number=number: f.write("a", str(number) * 1000))
@@ -401,8 +404,13 @@ def test_what_is_kept_is_bounded(folders: Folders):
         files.undo("call2")
     committed(files, "large", lambda f: f.write("b", "x" * 5000))
     committed(files, "larger", lambda f: f.delete("b"))
-    assert len(list(files.staging.glob("done/*"))) == 0
-    assert files.read("a") == "5" * 1000
+    assert sum(path.stat().st_size for path in files.staging.glob("done/*/*")) <= 5000
+    with pytest.raises(
+        UndoRefused, match="what it replaced was too large to keep, because at most 5000 bytes"
+    ):
+        files.undo("larger")
+    assert files.undo("call5") == ("a",)
+    assert files.read("a") == "4" * 1000
 
 
 # --- the staging folder, and folders that can't be used ---------------------------------------------

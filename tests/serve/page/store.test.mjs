@@ -203,3 +203,40 @@ test("times, counts and prices have a short form", () => {
   const now = Date.parse("2026-05-31T12:00:00Z");
   assert.deepEqual(["11:59:50", "11:30:00", "09:00:00"].map((time) => words.ago(`2026-05-31T${time}Z`, now)), ["now", "30 min", "3 h"]);
 });
+
+const told = (name, value) => ({ type: "CUSTOM", name, value });
+const inner = (id, parent, status, facts = {}) =>
+  told("handrail.call", { call_id: id, tool: id, status, parent_call_id: parent, ...facts });
+
+test("calls that a tool made itself are found under its card, at any depth", () => {
+  const view = played([RUN, ...CALL, inner("c1.1", "c1", "denied", { reason: "Not today." }), inner("c1.1.1", "c1.1", "error")]);
+  assert.deepEqual(store.innerOf(view, "c1").map((call) => call.facts.reason), ["Not today."]);
+  assert.deepEqual(store.allInside(view, "c1").map((call) => call.id), ["c1.1", "c1.1.1"]);
+  assert.deepEqual(store.innerOf(view, "c2"), []);
+  assert.deepEqual(view.entries[""], [{ kind: "call", id: "c1" }]);
+});
+
+test("events that two tools emit at once are kept with their calls", () => {
+  const emitted = (tool, id, what) => told(tool, { call_id: id, type: "Found", event: { what }, run_id: "r1" });
+  const view = played([RUN, ...CALL, emitted("search", "c1", "tea"), emitted("constructor", "c2", "rum"), emitted("search", "c1", "gin")]);
+  assert.deepEqual(view.calls.c1.emitted.map((each) => each.event.what), ["tea", "gin"]);
+  assert.deepEqual(view.calls.c2.emitted, [{ tool: "constructor", type: "Found", event: { what: "rum" } }]);
+  const many = played(Array.from({ length: 150 }, (_, index) => emitted("search", "c1", index)), view);
+  assert.equal(many.calls.c1.emitted.length, 100);
+  assert.equal(many.calls.c1.emitted.at(-1).event.what, 149);
+  assert.equal(played([told("other", { text: "of somebody else" }), told("other", undefined)], view), view);
+});
+
+test("answers stay after a reload, with the card around the act that asked", () => {
+  const question = { ...QUESTION, kind: "handoff", call_id: "c1.2", message: "When shall we come?" };
+  const closed = { question, outcome: "answered", by: "ada", answer: { day: "Monday" } };
+  const view = store.fromSnapshot({
+    id: "t",
+    status: "idle",
+    messages: [{ id: "m", role: "assistant", toolCalls: [{ id: "c1", function: { name: "book", arguments: "{}" } }] }],
+    calls: { c1: { status: "ok" }, "c1.2": { tool: "book.client", status: "ok", parent_call_id: "c1" } },
+    closed: [closed],
+  });
+  assert.deepEqual(store.closedOf(view, "c1"), [closed]);
+  assert.deepEqual(store.closedOf(view, "c2"), []);
+});

@@ -3,7 +3,8 @@
     .<name>.handrail/
         identity               which root this folder belongs to
         at-work/<process>/     the forks and commits of one process, which holds a lock on its folder
-        done/<when>-<call>/    what one of the most recent commits displaced, with its manifest
+        done/<when>-<call>-…/  what one of the most recent commits displaced, with its manifest
+        renaming               names the commit that is being applied
 
 The first write creates the staging folder, so a process that only reads never creates one.
 """
@@ -16,6 +17,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Generator, Iterator
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 
@@ -25,10 +27,12 @@ from handrail.clock import Clock
 from handrail.errors import Conflict, DefinitionError, FileError, UndoRefused
 from handrail.ids import random_id
 from handrail.records import CallKey
-from handrail.resources.directory.commit import Commit, Manifest, Step, members_of, opposites, shown_version
+from handrail.resources.directory.commit import Commit, Manifest, Step, opposites, shown_version
 from handrail.resources.directory.content import version_of
 from handrail.resources.directory.disk import Disk
-from handrail.resources.directory.jail import Jail
+from handrail.resources.directory.history import History
+from handrail.resources.directory.jail import Jail, refusal
+from handrail.resources.directory.rename_lock import RenameLock
 from handrail.resources.directory.staging import (
     IDENTITY,
     belongs,
@@ -41,15 +45,10 @@ from handrail.resources.directory.staging import (
 log = logging.getLogger("handrail.files")
 
 MANIFEST = "manifest"
-_COMMIT, _UNDO = "commit", "undo"
+_COMMIT, _UNDO, _GONE = "commit", "undo", "gone"
 _READY = 8
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """A commit that can be undone: the folder that holds what it displaced, and that folder's size in bytes."""
-
-    folder: Path
-    size: int
+_TRIES = 8
+"""How often to try to create a process's folder that others remove, taking it for that of a dead process."""
 
 
 class Area:
@@ -63,13 +62,15 @@ class Area:
         self._wanted = folder
         self._folder = folder if fixed else None
         self._clock = clock
-        self._keep_calls, self._keep_bytes = keep
+        self._keep = keep
+        self._renames = RenameLock(jail, disk, lambda: self.folder, self._settle_interrupted)
         self._lock = -1
+        self._process = 0
         self._mine: Path | None = None
         self.root_id = ""
         """The root's id, once this process has its own folder."""
         self._numbers = count()
-        self._kept: list[Kept] | None = None
+        self._not_kept: list[Commit] = []
         self._synced = False
         self._ready: dict[str, list[Path]] = {}
 
@@ -84,8 +85,12 @@ class Area:
 
     def at(self, folder: Path) -> Area:
         """Return an area for a different staging folder of the same root."""
-        keep = self._keep_calls, self._keep_bytes
-        return self if folder == self.folder else Area(self.jail, self.disk, folder, self._clock, keep)
+        return self if folder == self.folder else Area(self.jail, self.disk, folder, self._clock, self._keep)
+
+    @cached_property
+    def history(self) -> History:
+        """The commits that can be undone."""
+        return History(self.folder / "done", self.disk, self._clock, *self._keep)
 
     def is_own(self) -> bool:
         """Return whether the staging folder exists and belongs to this root."""
@@ -94,21 +99,27 @@ class Area:
 
     @property
     def mine(self) -> Path:
-        """The folder of this process, created on first use."""
-        if self._mine is None:
-            self._mine = self._make()
+        """The folder of this process, created on first use. A forked process gets a folder of its own."""
+        if self._mine is None or self._process != os.getpid():
+            self.abandon()
+            self._mine, self._process = self._make(), os.getpid()
         return self._mine
+
+    def abandon(self) -> None:
+        """Stop using this process's folder, because somebody deleted it or because it belongs to a parent process."""
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock, self._mine, self._synced = -1, None, False
+        self._renames.close()
+        self._not_kept.clear()
+        self._ready.clear()
 
     def _make(self) -> Path:
         root = self.jail.root
         try:
             if os.statvfs(root).f_flag & os.ST_RDONLY or not os.access(root, os.W_OK | os.X_OK):
                 raise FileError(".", f"{str(root)!r} is read-only. Make it writable, or use another folder")
-            for folder in (self.folder, self.folder / "at-work", self.folder / "done"):
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(folder, 0o700)
-            mine = self.folder / "at-work" / random_id()
-            os.mkdir(mine, 0o700)
+            mine = self._make_part()
         except OSError as error:
             if isinstance(error, FileError):
                 raise
@@ -116,21 +127,41 @@ class Area:
             raise FileError(
                 ".", self._with_hint(f"changes can't be staged in {str(self.folder)!r} ({why})")
             ) from None
-        lock = os.open(mine, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            if facts_of(lock).mount != facts_of(self.jail.fd).mount:
+            if facts_of(self._lock).mount != facts_of(self.jail.fd).mount:
                 problem = f"{str(self.folder)!r} is on a different disk from {str(root)!r}"
                 raise FileError(".", self._with_hint(problem))
             self._refuse_case_insensitive(mine)
             self.root_id = claim(self.folder, root, self.jail.fd)
         except BaseException:
-            os.close(lock)
+            self.abandon()
             os.rmdir(mine)
             raise
-        self._lock = lock
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self._sweep(mine)
         return mine
+
+    def _make_part(self) -> Path:
+        """Create and lock a folder for this process.
+
+        Before it is locked, a different process may take it for that of a dead one and remove it.
+        """
+        for _ in range(_TRIES):
+            for folder in (self.folder, self.folder / "at-work", self.folder / "done"):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(folder, 0o700)
+            mine = self.folder / "at-work" / random_id()
+            with contextlib.suppress(FileNotFoundError):
+                os.mkdir(mine, 0o700)
+                lock = os.open(mine, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                    if os.path.samestat(os.stat(mine), os.fstat(lock)):
+                        self._lock, lock = lock, -1
+                        return mine
+                finally:
+                    if lock >= 0:
+                        os.close(lock)
+        raise FileError(".", self._with_hint(f"somebody keeps deleting {str(self.folder)!r}"))
 
     def _with_hint(self, problem: str) -> str:
         return f"{problem}. Pass staging= with a writable folder on the same disk"
@@ -153,12 +184,28 @@ class Area:
         for other, lock in self.abandoned(mine):
             try:
                 with reported(other):
-                    for commit in self.begun(other, ""):
-                        with reported(commit.folder):
-                            self.settle(commit)
-                    self.forget_part(other)
+                    self._settle_part(other)
             finally:
                 os.close(lock)
+
+    @contextlib.contextmanager
+    def unused(self, part: str) -> Generator[bool]:
+        """Hold the lock on a process's folder, and yield whether no other process that is alive has it."""
+        try:
+            lock = os.open(self.folder / "at-work" / part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            yield True
+            return
+        try:
+            mine = self._lock >= 0 and os.path.samestat(os.fstat(lock), os.fstat(self._lock))
+            if not mine:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+        finally:
+            os.close(lock)
 
     def abandoned(self, mine: Path | None = None) -> Iterator[tuple[Path, int]]:
         """Yield the folder of each dead process, with the descriptor of a lock that this process now holds on it."""
@@ -186,51 +233,79 @@ class Area:
         yielded with an empty one.
         """
         for folder in sorted(part.iterdir()):
-            if folder.name.startswith(f"{_COMMIT}-{journal}-") if journal else "-" not in folder.name:
-                manifest = read_manifest(folder)
+            name = folder.name
+            if name.startswith(f"{_COMMIT}-{journal}-" if journal else (_COMMIT, _UNDO)) and (
+                journal or not name.startswith(f"{_COMMIT}-")
+            ):
+                manifest = read_manifest(
+                    folder, f"{_UNDO}-{part.name}" if name.startswith(_UNDO) else MANIFEST
+                )
                 if manifest is None and journal:
                     where = f"{part.name}/{folder.name}"
                     manifest = Manifest(call_id="", root="", staging="", folder=where, journal=journal)
+                if manifest is None and name.startswith(_UNDO):
+                    manifest = Manifest(call_id="", root="", staging="", folder="")
                 if manifest is not None:
-                    yield Commit(self.jail, self.disk, folder, manifest)
+                    yield self.commit(folder, manifest)
+
+    def commit(self, folder: Path, manifest: Manifest) -> Commit:
+        """Return the commit whose slots are in this folder."""
+        return Commit(self.jail, self.disk, folder, manifest, self._renames)
+
+    def _settle_interrupted(self, folder: Path) -> None:
+        """Settle the commit that a process was applying when it died."""
+        undo = folder.name.startswith(_UNDO)
+        manifest = read_manifest(folder, f"{_UNDO}-{folder.parent.name}" if undo else MANIFEST)
+        if manifest is not None:
+            with reported(folder):
+                self.commit(folder, manifest).settle_interrupted()
 
     def settle(self, commit: Commit) -> tuple[str, ...]:
         """Finish an unrecorded commit if any of its steps was done, and discard it otherwise.
 
         Returns the paths whose steps failed, which are left as they are.
         """
-        if commit.is_begun():
-            left = commit.finish()
-            if not commit.folder.name.startswith(_UNDO):
-                self.retire(commit)
-                return left
-            self.disk.forget(
-                commit.folder
-            )  # an undo is not kept, because undoing it would repeat the call's changes
-            return left
-        self.disk.forget(commit.folder)
-        return ()
+        is_undo = commit.folder.name.startswith(_UNDO)
+        begun = commit.is_begun()
+        left = commit.finish() if begun else ()
+        if is_undo and (left or not begun):
+            self._give_back(commit.folder)
+        elif is_undo or not begun:
+            self._remove(commit.folder)  # an undo is not kept: undoing it would repeat the call's changes
+        else:
+            self.retire(commit)
+        return left
 
     def close(self) -> None:
-        """Remove this process's folder, unless a journal may still need it, and release the lock."""
-        if self._mine is not None:
+        """Remove this process's folder, unless a journal or an undo may still need it, and release the lock."""
+        if self._mine is not None and self._process == os.getpid():
             with reported(self._mine):
-                self.forget_part(self._mine)
-            os.close(self._lock)
-            self._lock, self._mine, self._synced = -1, None, False
-            self._ready.clear()
+                self._settle_part(self._mine)
+        self.abandon()
+
+    def _settle_part(self, part: Path) -> None:
+        for commit in list(self.begun(part, "")):
+            with reported(commit.folder):
+                self.settle(commit)
+        self.forget_part(part)
 
     def forget_part(self, part: Path) -> None:
-        """Remove a process's folder, unless it contains a commit that a journal may have recorded."""
-        if not any(any(folder.iterdir()) for folder in part.glob(f"{_COMMIT}-*")):
+        """Remove a process's folder, unless it contains a commit that a journal may have recorded, or an undo."""
+        kept = (*part.glob(f"{_COMMIT}-*"), *part.glob(f"{_UNDO}*"))
+        if not any(any(folder.iterdir()) for folder in kept):
             self.disk.forget(part)
 
     # --- commits ----------------------------------------------------------------------------------
 
     def new_folder(self, kind: str) -> Path:
-        """Create an empty folder in this process's folder."""
+        """Create an empty folder in this process's folder, which is created again if somebody has deleted it."""
         folder = self.mine / f"{kind}{self.number()}"
-        self.disk.folder(folder, 0o700)
+        try:
+            self.disk.folder(folder, 0o700)
+        except FileNotFoundError:
+            self.abandon()
+            folder = self.mine / folder.name
+            self.disk.folder(folder, 0o700)
         return folder
 
     def number(self) -> int:
@@ -269,55 +344,109 @@ class Area:
         finally:
             os.close(fd)
 
-    def write_manifest(self, folder: Path, manifest: Manifest) -> None:
-        self.disk.write(folder / MANIFEST, msgspec.msgpack.encode(manifest))
+    def write_manifest(self, folder: Path, manifest: Manifest, name: str = MANIFEST) -> None:
+        self.disk.write(folder / name, msgspec.msgpack.encode(manifest))
 
     def retire(self, commit: Commit) -> None:
-        """Keep what an applied commit displaced, and remove the oldest kept commits while they exceed the limits."""
-        kept = self._all_kept()
-        when = int(self._clock.now().timestamp() * 1_000_000)
-        short = _short(commit.manifest.key)
-        folder = self.folder / "done" / f"{when:020d}-{short}"
-        while folder.exists():
-            when += 1
-            folder = folder.with_name(f"{when:020d}-{short}")
-        self.disk.retire(commit.folder, folder)
-        commit.folder = folder
-        kept.append(Kept(folder, _size(folder)))
-        total = sum(each.size for each in kept)
-        while kept and (len(kept) > self._keep_calls or total > self._keep_bytes):
-            oldest = kept.pop(0)
-            total -= oldest.size
-            self.disk.forget(oldest.folder)
+        """Keep what an applied commit displaced, and remove the oldest kept commits while they exceed the limits.
+
+        Never fails, because the commit is made. If the disk reports an error, it is tried again with the next commit.
+        """
+        waiting, self._not_kept = [*self._not_kept, commit], []
+        for each in waiting:
+            try:
+                each.folder = self.history.add(each.folder, _short(each.manifest.key), self._aside)
+            except OSError as error:
+                log.warning("what %r displaced can't be undone for now: %s", each.manifest.call_id, error)
+                if each.folder.exists():
+                    self._not_kept.append(each)
+
+    def discard(self, commit: Commit) -> None:
+        """Remove a commit that was not made. It is kept if some of its steps could not be reverted."""
+        if commit.is_stuck:
+            self.retire(commit)
+        else:
+            with reported(commit.folder):
+                self._remove(commit.folder)
+
+    def _remove(self, folder: Path) -> None:
+        """Remove a commit's folder. It is renamed first, so that nobody takes what is left of it for a commit."""
+        gone = folder.with_name(f"{_GONE}.{folder.name}")
+        with contextlib.suppress(FileNotFoundError):
+            self.disk.retire(folder, gone)
+            self.disk.forget(gone)
+
+    def _aside(self) -> Path:
+        return self.mine / f"{_GONE}{self.number()}"
 
     def done(self, key: CallKey) -> Commit | None:
         """Return a call's newest kept commit, or None. The call's run and journal must match too."""
-        for kept in reversed(self._all_kept()):
-            if kept.folder.name.endswith(f"-{_short(key)}"):
-                manifest = read_manifest(kept.folder)
-                if manifest is not None and _is_of(manifest.key, key):
-                    return Commit(self.jail, self.disk, kept.folder, manifest)
+        found = self._find(key)
+        if found is None:
+            # A process that died may have left it among its own files.
+            if self.is_own():
+                self._sweep(self.mine)
+            found = self._find(key)
+        return found
+
+    def _find(self, key: CallKey) -> Commit | None:
+        for kept in self.history.find(_short(key)) if self.is_own() else ():
+            folder = self.history.path(kept)
+            manifest = read_manifest(folder)
+            if manifest is not None and _is_of(manifest.key, key):
+                return self.commit(folder, manifest)
         return None
+
+    def why_not_kept(self, key: CallKey) -> str:
+        """Explain why there is no kept commit of a call."""
+        history = self.history
+        if any(kept.is_dropped for kept in history.find(_short(key))):
+            return (
+                f"what it replaced was too large to keep, because at most {history.keep_bytes} bytes are kept"
+            )
+        if history.is_full:
+            return f"it changed no files, or it is too old: only the last {history.keep_calls} calls are kept"
+        return "it changed no files here, or it was undone already"
 
     def undo(self, commit: Commit) -> tuple[str, ...]:
         """Undo an applied commit by applying the opposite steps as a new commit. Returns the restored paths, sorted.
 
-        Raises `UndoRefused`, and changes nothing, if someone has changed one of its paths since.
+        The order is that of any commit: the manifest is written, the kept commit is claimed, its files are renamed, and
+        only then is it removed. If anything fails before, it is kept as it was. Raises `UndoRefused`, and changes
+        nothing, if someone has changed one of its paths since.
         """
         steps = opposites([step for step in commit.manifest.steps if commit.is_done(step)])
-        call_id = commit.manifest.call_id
+        call_id, synced = commit.manifest.call_id, bool(commit.manifest.journal)
         against = sorted(step.where for step in steps if not self._is_unchanged(step))
         if against:
             raise UndoRefused(call_id, against, "changed since by another call or by someone else")
-        pending = self._take_up(commit, msgspec.structs.replace(commit.manifest, steps=steps, journal=""))
+        manifest = msgspec.structs.replace(commit.manifest, steps=steps, journal="")
+        folder = self.mine / f"{_UNDO}{self.number()}.{commit.folder.name}"
+        name = f"{_UNDO}-{self.mine.name}"
         try:
-            pending.apply(lenient=True)
-        except Conflict as conflict:
-            self._give_back(pending, commit)
-            raise UndoRefused(
-                call_id, conflict.places, "changed just now by another call or by someone else"
-            ) from None
-        self.disk.forget(pending.folder)
+            self.disk.forget(commit.folder / name)
+            self.write_manifest(commit.folder, manifest, name)
+            if synced:
+                self.sync(commit.folder, [name])
+            self.disk.retire(commit.folder, folder)
+        except OSError as error:
+            if not commit.folder.exists():
+                raise UndoRefused(call_id, (), "a different process has just undone or removed it") from None
+            with contextlib.suppress(OSError):
+                self.disk.forget(commit.folder / name)
+            raise refusal(".", error) from None
+        pending = self.commit(folder, manifest)
+        try:
+            pending.apply(synced=synced, lenient=True)
+        except BaseException as error:
+            with reported(folder):
+                self._give_back(folder)
+            if isinstance(error, Conflict):
+                problem = "changed just now by another call or by someone else"
+                raise UndoRefused(call_id, error.places, problem) from None
+            raise
+        with reported(folder):
+            self._remove(folder)
         return tuple(sorted(step.where for step in steps))
 
     def _is_unchanged(self, step: Step) -> bool:
@@ -327,28 +456,11 @@ class Area:
             return step.do == "put" and not step.before
         return step.do == "change" or shown_version(version_of(found[0])) == step.before
 
-    def _take_up(self, commit: Commit, manifest: Manifest) -> Commit:
-        """Turn a kept commit into a pending one with a new manifest."""
-        folder = self.mine / f"{_UNDO}{self.number()}"
-        self._kept = [kept for kept in self._all_kept() if kept.folder != commit.folder]
-        self.disk.retire(commit.folder, folder)
-        self.disk.write(folder / f"{MANIFEST}.new", msgspec.msgpack.encode(manifest))
-        os.replace(folder / f"{MANIFEST}.new", folder / MANIFEST)
-        return Commit(self.jail, self.disk, folder, manifest)
-
-    def _give_back(self, at_work: Commit, kept: Commit) -> None:
-        """Move a pending undo back to the kept commits, with the commit's original manifest."""
-        self.disk.write(at_work.folder / f"{MANIFEST}.new", msgspec.msgpack.encode(kept.manifest))
-        os.replace(at_work.folder / f"{MANIFEST}.new", at_work.folder / MANIFEST)
-        self.disk.retire(at_work.folder, kept.folder)
-        self._kept = None
-
-    def _all_kept(self) -> list[Kept]:
-        if self._kept is None:
-            done = self.folder / "done"
-            paths = sorted(done.iterdir()) if done.is_dir() and self.is_own() else []
-            self._kept = [Kept(path, _size(path)) for path in paths]
-        return self._kept
+    def _give_back(self, folder: Path) -> None:
+        """Move a claimed commit back into the history. What of it is still to be undone, its slots show."""
+        with contextlib.suppress(OSError):
+            self.disk.forget(folder / f"{_UNDO}-{folder.parent.name}")
+        self.history.put_back(folder, folder.name.partition(".")[2])
 
 
 @contextlib.contextmanager
@@ -360,10 +472,10 @@ def reported(leftover: Path) -> Generator[None]:
         log.warning("%s was not cleaned up, because the disk reported an error: %s", leftover, error)
 
 
-def read_manifest(folder: Path) -> Manifest | None:
+def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest | None:
     """Read a commit's manifest. Returns None if it is missing or incomplete."""
     try:
-        return msgspec.msgpack.decode((folder / MANIFEST).read_bytes(), type=Manifest)
+        return msgspec.msgpack.decode((folder / name).read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -373,14 +485,6 @@ def case_insensitive(root: Path) -> DefinitionError:
         f"{str(root)!r} does not distinguish 'a' from 'A', so two paths could be one file. "
         "Use a folder on a case-sensitive disk."
     )
-
-
-def _size(folder: Path) -> int:
-    total = 0
-    for path, _ in members_of(folder):
-        with contextlib.suppress(OSError):
-            total += os.lstat(folder / path).st_size
-    return total
 
 
 def _is_of(found: CallKey, wanted: CallKey) -> bool:

@@ -11,9 +11,11 @@ A step is a single rename, or the change of one folder. It says what it expects 
 reverting, continuing after a crash and undoing use the same mechanism.
 
 The commit's own folder, which nobody else writes to, shows whether a step was done: a slot that still holds the new
-content has not been put. So any process can continue a commit from any point. What a step displaces is checked
-after the rename, when nobody can reach it by its path any more. If it is not what was expected, someone has changed
-it, and the step is reverted.
+content has not been put. So any process can continue a commit from any point. All renames of a commit are made
+under the folder's `RenameLock`, so no other commit comes between them. People and other programs don't know that
+lock. So what a step displaces is checked before the rename, and again afterwards, when nobody can reach it by its
+path any more. If it is not what was expected, someone has changed it, and it is put back unless they have put
+something newer there meanwhile.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ from handrail.errors import Conflict, FileError
 from handrail.records import CallKey
 from handrail.resources.directory.content import Folder, identity, version_of
 from handrail.resources.directory.disk import Disk
-from handrail.resources.directory.jail import Jail, refusal
+from handrail.resources.directory.jail import Jail, open_beneath, refusal
+from handrail.resources.directory.rename_lock import RenameLock
+from handrail.resources.directory.writers import Busy, Unexpected, unwritten
 from handrail.resources.facts import Facts
 from handrail.resources.layer import Node, Over
 from handrail.resources.paths import ancestors, join, reserved_in, split
@@ -188,66 +192,109 @@ def opposites(steps: Sequence[Step]) -> tuple[Step, ...]:
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV}
 
 
-class Unexpected(Exception):
-    """Raised if what a step displaces is not what the step expects."""
-
-
 class Commit:
     """One commit to one folder: its slots and the steps that use them."""
 
-    def __init__(self, jail: Jail, disk: Disk, folder: Path, manifest: Manifest) -> None:
+    def __init__(self, jail: Jail, disk: Disk, folder: Path, manifest: Manifest, lock: RenameLock) -> None:
         self._jail = jail
         self._disk = disk
+        self._lock = lock
         self.folder = folder
         self.manifest = manifest
+        self.is_stuck = False
+        """Whether some steps could not be reverted, so that the slots hold content that is nowhere else."""
 
     def apply(self, *, synced: bool = False, lenient: bool = False) -> None:
         """Do every step or none.
 
-        If someone else has changed a path, restores everything and raises `Conflict` with that path. With `synced`,
-        the result survives a power cut. With `lenient`, a folder that should be removed but is not empty is kept.
+        If someone else has changed a path, restores everything and raises `Conflict` with that path. If a path can't
+        be restored, because the disk reports errors, the `FileError` names it. With `synced`, the result survives a
+        power cut. With `lenient`, a folder that should be removed but is not empty is kept.
         """
-        done: list[Step] = []
         with self._folders() as folders:
-            for step in self.manifest.steps:
-                path = step.where
-                try:
-                    if self._do(step, folders):
-                        done.append(step)
-                except Unexpected:
-                    if lenient and step.do == "take" and step.tree == EMPTY and self._is_filled(path):
-                        continue
-                    self._take_back(done, folders)
-                    raise Conflict([path]) from None
-                except OSError as error:
-                    self._take_back(done, folders)
-                    if error.errno in _GONE:
-                        raise Conflict([path]) from None
-                    raise error if isinstance(error, FileError) else refusal(path, error) from None
+            with self._lock.held(self.folder):
+                self._do_all(folders, lenient)
             if synced:
                 folders.sync(self._disk)
 
+    def _do_all(self, folders: Folders, lenient: bool) -> None:
+        path = "."
+        try:
+            for step in self.manifest.steps:
+                path = step.where
+                try:
+                    self._do(step, folders)
+                except Unexpected:
+                    if not (lenient and step.do == "take" and step.tree == EMPTY and self._is_filled(path)):
+                        raise
+        except BaseException as error:
+            stuck = self._take_back(folders)
+            if stuck:
+                self.is_stuck = True
+                problem = f"the disk reported an error in the middle of the changes ({_reason(error)}), and what was there before could not be restored in {', '.join(stuck)}. Undo this call"
+                raise FileError(stuck[0], problem) from error
+            if isinstance(error, Busy):
+                problem = (
+                    "another program is writing it at this moment. Try again when it has closed the file"
+                )
+                raise FileError(path, problem) from None
+            if isinstance(error, Unexpected) or (isinstance(error, OSError) and error.errno in _GONE):
+                raise Conflict([path]) from None
+            if isinstance(error, OSError) and not isinstance(error, FileError):
+                raise refusal(path, error) from None
+            raise
+
     def revert(self) -> None:
         """Revert every step that was done. Paths that someone has changed since are left as they are."""
-        with self._folders() as folders:
-            self._take_back([step for step in self.manifest.steps if self.is_done(step)], folders)
+        with self._folders() as folders, self._lock.held(self.folder):
+            self.is_stuck = bool(self._take_back(folders))
 
     def finish(self, *, synced: bool = False) -> tuple[str, ...]:
         """Do the remaining steps. Returns the paths whose steps failed, which are left as they are.
 
         A step fails if someone else has changed its path, or if the disk reports an error.
         """
-        left: list[str] = []
         with self._folders() as folders:
-            for step in self.manifest.steps:
-                if not self.is_done(step):
-                    try:
-                        self._do(step, folders)
-                    except (Unexpected, OSError):
-                        left.append(step.where)
+            with self._lock.held(self.folder):
+                left = self._do_rest(folders)
             if synced:
                 folders.sync(self._disk)
+        return left
+
+    def settle_interrupted(self) -> None:
+        """Finish a commit whose process died while it held the lock, if any step was done. The caller holds the lock."""
+        if self.is_begun():
+            with self._folders() as folders:
+                self._do_rest(folders)
+
+    def _do_rest(self, folders: Folders) -> tuple[str, ...]:
+        left: list[str] = []
+        for step in self.manifest.steps:
+            try:
+                if not self.is_done(step):
+                    self._do(step, folders)
+                elif step.do != "change" and not self._was_checked(step, folders):
+                    left.append(step.where)
+            except (Unexpected, OSError):
+                left.append(step.where)
         return tuple(left)
+
+    def _was_checked(self, step: Step, folders: Folders) -> bool:
+        """Return whether a step that was done displaced what it expected.
+
+        If the process died before it could check that, what somebody else had there is put back.
+        """
+        displaced = _identity_in(folders.slots, step.slot)
+        if displaced == step.before or not displaced:
+            return True
+        folder, name = split(step.where)
+        there = folders.open(folder)
+        now = _identity_in(there, name)
+        if step.do == "take" and not now:
+            self._disk.place(folders.slots, step.slot, there, name)
+        elif step.do == "put" and now == step.after:
+            self._exchange_back(step, there, name, folders.slots)
+        return False
 
     def is_done(self, step: Step) -> bool:
         """Return whether a step was done, judging by the slot's content or the folder's facts."""
@@ -263,21 +310,41 @@ class Commit:
 
     @contextlib.contextmanager
     def _folders(self) -> Generator[Folders]:
-        folders = Folders(self._jail, self.folder)
+        try:
+            folders = Folders(self._jail, self.folder)
+        except FileNotFoundError:
+            problem = (
+                "the staged changes were deleted before they could be applied. Nothing was changed. Try again"
+            )
+            raise FileError(self.manifest.paths[0], problem) from None
         try:
             yield folders
         finally:
             folders.close()
 
-    def _take_back(self, done: Sequence[Step], folders: Folders) -> None:
-        for step in opposites(done):
-            with contextlib.suppress(
-                Unexpected, OSError
-            ):  # someone may have changed the path since, so it is left alone
-                self._do(step, folders)
+    def _take_back(self, folders: Folders) -> list[str]:
+        """Revert the steps that were done. Returns the paths that could not be restored.
 
-    def _do(self, step: Step, folders: Folders) -> bool:
-        """Do one step. Returns False if there was nothing to do, because the folder that it creates already exists."""
+        What someone has changed since is left alone, and is not returned.
+        """
+        stuck: list[str] = []
+        for step in reversed(self.manifest.steps):
+            with contextlib.suppress(Unexpected, OSError):
+                if self.is_done(step):
+                    self._do(step.opposite(), folders)
+            if step.do != "change" and self._is_left(step):
+                stuck.append(step.where)
+        return sorted(stuck)
+
+    def _is_left(self, step: Step) -> bool:
+        """Return whether a path still holds what a reverted step put there, or lacks what the step took."""
+        found = self._jail.look(step.where)
+        if step.do == "put":
+            return found is not None and shown_version(version_of(found[0])) == step.after
+        return found is None and not _identity_at(self.folder / step.slot)
+
+    def _do(self, step: Step, folders: Folders) -> None:
+        """Do one step. Does nothing if the folder that it creates already exists."""
         path = step.where
         if reserved_in(path):
             raise Unexpected  # no call makes such a step, so someone has changed the manifest
@@ -286,34 +353,67 @@ class Commit:
         if step.do == "change":
             if step.facts is not None:
                 self._disk.change_folder(there, name, step.facts)
+        elif not step.before:
+            self._create(step, there, name, slots)
+        elif not _is_expected(step, there, name):
+            raise Unexpected
         elif step.do == "take":
             self._disk.place(there, name, slots, step.slot)
-            if not self._as_expected(step):
+            if not _is_expected(step, slots, step.slot):
                 self._disk.place(slots, step.slot, there, name)
-                raise Unexpected
-        elif step.before:
-            self._disk.exchange(slots, step.slot, there, name)
-            if not self._as_expected(step):
-                self._disk.exchange(slots, step.slot, there, name)
                 raise Unexpected
         else:
-            try:
-                self._disk.place(slots, step.slot, there, name)
-            except FileExistsError:
-                found = os.stat(name, dir_fd=there, follow_symlinks=False)
-                if step.folder and stat.S_ISDIR(found.st_mode):
-                    return False
+            self._exchange(step, there, name, slots)
+
+    def _exchange(self, step: Step, there: int, name: str, slots: int) -> None:
+        with unwritten(there, name) as is_unwritten:
+            self._disk.exchange(slots, step.slot, there, name)
+            displaced = _identity_in(slots, step.slot)
+            if not displaced:
+                return  # somebody deleted the staging folder just now, so there is nothing to put back
+            busy = not is_unwritten()
+            if busy or not _is_expected(step, slots, step.slot, displaced):
+                self._exchange_back(step, there, name, slots)
+                raise Busy if busy else Unexpected
+
+    def _create(self, step: Step, there: int, name: str, slots: int) -> None:
+        try:
+            self._disk.place(slots, step.slot, there, name)
+        except FileExistsError:
+            found = os.stat(name, dir_fd=there, follow_symlinks=False)
+            if not (step.folder and stat.S_ISDIR(found.st_mode)):
                 raise Unexpected from None
-        return True
+
+    def _exchange_back(self, step: Step, there: int, name: str, slots: int) -> None:
+        """Put back what someone else had at a path, unless they have put something newer there meanwhile."""
+        ours = step.after
+        while True:
+            theirs = _identity_in(slots, step.slot)
+            try:
+                self._disk.exchange(slots, step.slot, there, name)
+            except FileNotFoundError:  # they have deleted ours
+                try:
+                    self._disk.place(slots, step.slot, there, name)
+                except FileExistsError:
+                    continue
+                return
+            if _identity_in(slots, step.slot) == ours:
+                return
+            ours = theirs  # what they saved meanwhile is in the slot, and newer than what was just put back
 
     def _is_filled(self, path: str) -> bool:
         return next(self._jail.scan(path), None) is not None
 
-    def _as_expected(self, step: Step) -> bool:
-        slot = self.folder / step.slot
-        if _identity_at(slot) != step.before:
-            return False
-        return not step.tree or digest(members_of(slot)) == step.tree
+
+def _is_expected(step: Step, folder: int, name: str, found: str | None = None) -> bool:
+    """Return whether a name holds what a step expects to displace."""
+    if (_identity_in(folder, name) if found is None else found) != step.before:
+        return False
+    return not step.tree or digest(members_of(folder, name)) == step.tree
+
+
+def _reason(error: BaseException) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
 
 
 class Folders:
@@ -344,21 +444,36 @@ class Folders:
         self._open.clear()
 
 
-def members_of(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the relative path and the identity of everything in a folder, at any depth."""
-    pending = [(folder, "")]
-    while pending:
-        here, prefix = pending.pop()
-        with os.scandir(here) as entries:
-            for entry in entries:
-                path = join(prefix, entry.name)
-                yield path, shown_version(version_of(entry.stat(follow_symlinks=False)))
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append((Path(entry.path), path))
+def members_of(folder: int, name: str) -> Iterator[tuple[str, str]]:
+    """Yield the relative path and the identity of everything in a folder, at any depth. `folder` is open above it."""
+    top = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        pending = [""]
+        while pending:
+            prefix = pending.pop()
+            here = open_beneath(top, prefix, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                with os.scandir(here) as entries:
+                    for entry in entries:
+                        path = join(prefix, entry.name)
+                        yield path, shown_version(version_of(entry.stat(follow_symlinks=False)))
+                        if entry.is_dir(follow_symlinks=False):
+                            pending.append(path)
+            finally:
+                os.close(here)
+    finally:
+        os.close(top)
 
 
 def _identity_at(path: Path) -> str:
     try:
         return shown_version(version_of(os.lstat(path)))
+    except FileNotFoundError:
+        return ""
+
+
+def _identity_in(folder: int, name: str) -> str:
+    try:
+        return shown_version(version_of(os.stat(name, dir_fd=folder, follow_symlinks=False)))
     except FileNotFoundError:
         return ""

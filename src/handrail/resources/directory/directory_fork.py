@@ -236,7 +236,7 @@ class DirectoryFork(Linked, FileFork):
             super().drop()
             commit, self._commit = self._commit, None
             if commit is not None:
-                self._ground.area.disk.forget(commit.folder)
+                self._ground.area.discard(commit)
             self._clear()
 
     def _clear(self) -> None:

@@ -102,6 +102,10 @@ class Disk:
             os.chown(path, status.st_uid, status.st_gid, follow_symlinks=False)
         os.chmod(path, stat.S_IMODE(status.st_mode) & ~SET_ID)
 
+    def mark(self, fd: int, data: bytes) -> None:
+        """Write a few bytes to the beginning of an open file."""
+        os.pwrite(fd, data, 0)
+
     def sync_file(self, path: Path) -> None:
         """Sync the content of a file."""
         with contextlib.suppress(OSError):  # a link can't be opened, and syncing its folder is enough

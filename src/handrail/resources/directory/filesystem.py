@@ -110,14 +110,12 @@ class DirectoryFilesystem(Linked):
         """
         ground = self._ground
         with ground.lock:
-            commit = ground.area.done(CallKey(call_id, run_id, place, journal))
+            key = CallKey(call_id, run_id, place, journal)
+            commit = ground.area.done(key)
             if commit is None:
                 where = f" in run {run_id!r}" if run_id else " outside a run (name the run with run_id=)"
-                raise UndoRefused(
-                    call_id,
-                    (),
-                    f"no commit of this call is kept{where}: it changed no files, or it is too old",
-                )
+                why = ground.area.why_not_kept(key)
+                raise UndoRefused(call_id, (), f"no commit of this call is kept{where}: {why}")
             for path in commit.manifest.paths:
                 refuse_claimed(self._claimed or {}, path)
             return ground.area.undo(commit)

@@ -20,7 +20,7 @@ from handrail.errors import RunUnknown
 from handrail.journals import Journal
 from handrail.records import CommitUnit
 from handrail.resources.directory.area import MANIFEST, Area, read_manifest, reported
-from handrail.resources.directory.commit import Commit, Manifest, shown_version
+from handrail.resources.directory.commit import Manifest, shown_version
 from handrail.resources.directory.content import version_of
 from handrail.resources.directory.jail import Jail
 from handrail.resources.directory.staging import (
@@ -80,6 +80,9 @@ async def recover(jail: Jail, area: Area, lock: Any, journal: Journal) -> Recove
         for manifest, state in zip(manifests, states, strict=True):
             if state not in (APPLIED, PENDING):
                 unapplied.append(Unapplied(unit.run_id, unit.call_id, manifest.root, state))
+    if unapplied:  # others may have applied or voided some of them since
+        still = {(unit.run_id, unit.call_id) for unit in await journal.calls.unapplied()}
+        unapplied = [each for each in unapplied if (each.run_id, each.call_id) in still]
     for each in unapplied:
         log.warning("%s", each)
     known = {each["folder"] for unit in units for each in unit.files}
@@ -204,12 +207,19 @@ class _Recovery:
             return state
         area = self._area.at(staging)
         folder = staging / "at-work" / manifest.folder
-        if read_manifest(folder) is None:
-            area.disk.forget(folder / MANIFEST)
-            area.write_manifest(folder, manifest)
-        commit = Commit(self._jail, area.disk, folder, manifest)
-        self.left += commit.finish(synced=True)
-        area.retire(commit)
+        with area.unused(folder.parent.name) as unused:
+            if not unused:
+                return PENDING  # its process is about to apply it
+            if not folder.exists():
+                return _state_in(
+                    manifest, staging, self._jail
+                )  # its process has applied or reverted it meanwhile
+            if read_manifest(folder) is None:
+                area.disk.forget(folder / MANIFEST)
+                area.write_manifest(folder, manifest)
+            commit = area.commit(folder, manifest)
+            self.left += commit.finish(synced=True)
+            area.retire(commit)
         return APPLIED
 
     def begun(self, journal: str, known: set[str]) -> list[tuple[str, str]]:

@@ -35,6 +35,20 @@ def stage_commit(jail: Jail, area: Area, over: Over, key: CallKey, *, synced: bo
     changes = list(in_order(over))
     if not changes:
         return None
+    try:
+        return _stage(jail, area, over, changes, key, synced=synced)
+    except FileNotFoundError:
+        # Somebody has deleted the staging folder, which is made again. A second failure has a different reason.
+        area.abandon()
+    try:
+        return _stage(jail, area, over, changes, key, synced=synced)
+    except FileNotFoundError as error:
+        raise refusal(".", error) from None
+
+
+def _stage(
+    jail: Jail, area: Area, over: Over, changes: list[Change], key: CallKey, *, synced: bool
+) -> Commit:
     stager = _Stager(jail, area, area.commit_folder(key.journal, synced=synced))
     try:
         steps = stager.steps(changes, over)
@@ -53,11 +67,13 @@ def stage_commit(jail: Jail, area: Area, over: Over, key: CallKey, *, synced: bo
         if synced:
             area.sync(stager.folder, [step.slot for step in steps if step.do == "put"])
     except BaseException as error:
+        if isinstance(error, FileNotFoundError) and not stager.folder.exists():
+            raise
         area.disk.forget(stager.folder)
         if isinstance(error, OSError) and not isinstance(error, FileError):
             raise refusal(stager.at, error) from None
         raise
-    return Commit(jail, area.disk, stager.folder, manifest)
+    return area.commit(stager.folder, manifest)
 
 
 class _Stager:

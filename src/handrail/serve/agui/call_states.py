@@ -138,6 +138,8 @@ class CallStates:
         call.facts |= {"status": event.status, "seconds": round(event.seconds, 6)}
         if event.status == "ok":
             call.facts.pop("rolled_back", None)  # an earlier attempt was rolled back, but this one succeeded
+        else:
+            call.facts["reason"] = clean(event.result.message)
         return [_call_event(call)]
 
     def commit(self, call_id: str, diff: str, paths: list[str]) -> Event:

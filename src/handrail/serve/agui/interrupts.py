@@ -192,7 +192,9 @@ def frontend_tool(name: str, description: str, parameters: Any = None) -> Fronte
 
     async def ask(params: None, *, context: UserContext) -> ToolResult[Any]:
         asked = {"tool": name, "arguments": params}
-        came = await context.wait_for(FRONTEND_TOOL, asked, Outcome)
+        came = await context.wait_for(
+            FRONTEND_TOOL, asked, Outcome, message=f"The client runs its own tool {name}.", title=name
+        )
         if came.error is not None:
             return ToolResult.error(came.error if not came.content else f"{came.error}\n{came.content}")
         return ToolResult.ok(None, came.content)

@@ -351,8 +351,13 @@ class Translator:
         ]
 
     def _emitted(self, event: Emitted, run: OpenRun) -> list[Event]:
-        name = type(event.event).__name__
-        return [custom(name, plain_json(event.event), run.tag)]
+        value = {
+            "type": type(event.event).__name__,
+            "event": plain_json(event.event),
+            "call_id": event.call_id,
+            "run_id": event.run_context.run_id,
+        }
+        return [custom(event.tool, value, run.tag)]
 
     def _answered(self, event: QuestionAnswered, run: OpenRun) -> list[Event]:
         return self.close(event.question_id, event.outcome, event.by)

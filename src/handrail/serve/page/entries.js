@@ -7,7 +7,7 @@ import { drawnFor, useNow } from "./hooks.js";
 import { Icon } from "./icons.js";
 import { Markdown } from "./markdown.js";
 import { Closed, Question } from "./question.js";
-import { agentsOf, isAsked, isOver, questionsOf } from "./store.js";
+import { agentsOf, allInside, closedOf, innerOf, isAsked, isOver, questionsOf } from "./store.js";
 import { Component, html, useState } from "./vendor/standalone.js";
 import { count, dollars, duration, many, STATUS } from "./words.js";
 
@@ -72,7 +72,7 @@ const Card = drawnFor(
   ({ id, view }) => {
     const agents = agentsOf(view, id);
     // If the call has agents, anything may have changed. If not, only these may have.
-    return [view.calls[id], view.activities[`progress-${id}`], agents.length ? view : null, ...questionsOf(view, id), ...closedOf(view, id)];
+    return [view.calls[id], view.activities[`progress-${id}`], agents.length ? view : null, ...allInside(view, id), ...questionsOf(view, id), ...closedOf(view, id)];
   },
   ({ id, view, conversation }) => {
     const call = view.calls[id];
@@ -90,6 +90,8 @@ const Card = drawnFor(
       </div>
       ${!isShown && html`<${Arguments} text=${call.arguments ?? ""} writing=${Boolean(call.writing)} />`}
       <${Progress} activity=${isOver(facts.status) ? null : view.activities[`progress-${id}`]} tool=${call.name} />
+      <${Emitted} call=${call} />
+      <${Inner} id=${id} view=${view} />
       ${agents.length > 0 &&
       html`<div class="agents" role="group" aria-label=${`Agents of ${call.name}`}>
         ${agents.map((agent) => html`<${Agent} key=${agent.id} agent=${agent} view=${view} conversation=${conversation} />`)}
@@ -103,13 +105,48 @@ const Card = drawnFor(
   },
 );
 
-const closedOf = (view, id) => Object.values(view.closed).filter((closed) => closed.question.call_id === id);
-
 function statusOf(call, questions) {
   if (questions.length) return "waiting";
   if (call.facts?.status) return call.facts.status;
   if (call.writing) return "writing";
   return call.result === undefined ? "running" : "ok";
+}
+
+/** The events that a call's tool emitted, in order. */
+function Emitted({ call }) {
+  if (!call.emitted?.length) return null;
+  return html`<ul class="emitted" aria-label=${`Events of ${call.name ?? call.facts?.tool}`}>
+    ${call.emitted.map((each) => html`<li><span class="soft">${each.type}</span> ${shortJson(each.event)}</li>`)}
+  </ul>`;
+}
+
+function shortJson(value) {
+  if (value === null || typeof value !== "object") return String(value ?? "");
+  const parts = Object.entries(value).map(([key, each]) => `${key}: ${typeof each === "string" ? each : JSON.stringify(each)}`);
+  const text = parts.join(", ");
+  return text.length > 200 ? `${text.slice(0, 199)}…` : text;
+}
+
+const ROLLED_BACK = ["error", "timed out", "cancelled", "conflict"];
+
+/** The calls that a tool made itself: those that emitted events, and those that did not succeed, with the reason. */
+function Inner({ id, view }) {
+  return innerOf(view, id).map((call) => {
+    const { tool = "", status, reason, rolled_back: rolledBack } = call.facts ?? {};
+    const failed = isOver(status) && status !== "ok" && !tool.includes("."); // the failure of a handoff's act is the handoff's
+    if (!failed && !call.emitted?.length) return html`<${Inner} key=${call.id} id=${call.id} view=${view} />`;
+    return html`<div key=${call.id} class="inner" role="group" aria-label=${`${tool}, ${STATUS[status] ?? status}`}>
+      <p class="inner-head">
+        <span class=${`status ${(status ?? "running").replace(" ", "-")}`}><${Icon} name=${status ?? "running"} /><span>${STATUS[status] ?? status}</span></span>
+        <code class="tool">${tool}</code>
+      </p>
+      <${Emitted} call=${call} />
+      ${failed && reason && html`<p class="reason"><bdi>${reason}</bdi></p>`}
+      ${failed && rolledBack?.not_undone?.length > 0 && html`<${RolledBack} told=${rolledBack} />`}
+      ${failed && ROLLED_BACK.includes(status) && !rolledBack?.not_undone?.length && html`<p class="soft"><${Icon} name="undo" /> Rolled back.</p>`}
+      <${Inner} id=${call.id} view=${view} />
+    </div>`;
+  });
 }
 
 /** The duration so far, and the cost of nested runs. */

@@ -56,6 +56,7 @@ export function Question({ question, conversation }) {
     value: drafts.get(question.id),
     keep: (value) => drafts.set(question.id, value),
   };
+  const askers = (question.asked_by ?? []).filter((name) => !name.includes(".")); // without the acts of handoffs
   const Body = question.kind === "approval" ? Approval : Asked;
   const label = question.kind === "approval" ? `Approval of ${question.payload?.tool ?? question.name}` : `Question: ${question.message || question.name}`;
   return html`<section
@@ -73,7 +74,7 @@ export function Question({ question, conversation }) {
     }}
   >
     <p class="unseen" role="alert">${label}</p>
-    ${question.asked_by?.length > 1 && html`<p class="asked-by soft">asked by ${question.asked_by.join(" › ")}</p>`}
+    ${askers.length > 1 && html`<p class="asked-by soft">asked by ${askers.join(" › ")}</p>`}
     <${Expiry} at=${question.expires_at} />
     <${Body} question=${question} give=${give} busy=${busy || (question.kind === "approval" && !shown)} draft=${draft} fields=${problem?.fields ?? []} keys=${keys} />
     ${problem && html`<p class="problem" role="alert">${problem.message}</p>`}
@@ -101,6 +102,7 @@ function Asked({ question, give, busy, draft, fields }) {
   const own = rendererFor(question.name);
   const Renderer = own ?? QuestionForm;
   return html`<div class="asked">
+    ${question.title && html`<h3><bdi>${question.title}</bdi></h3>`}
     <div class="asking"><${Icon} name="waiting" /><p class="why"><bdi>${question.message || question.name}</bdi></p></div>
     ${!own && html`<${Rows} rows=${question.rows} />`}
     <${Renderer}
@@ -119,5 +121,6 @@ const OUTCOMES = { answered: "Answered", approved: "Allowed", denied: "Denied", 
 
 /** A closed question: one line, with who answered it. */
 export function Closed({ closed }) {
-  return html`<p class="closed soft">${OUTCOMES[closed.outcome] ?? closed.outcome}${closed.by ? ` by ${closed.by}` : ""}: ${closed.question.message || closed.question.name}</p>`;
+  const answer = closed.answer === undefined || closed.answer === null ? "" : typeof closed.answer === "string" ? closed.answer : JSON.stringify(closed.answer);
+  return html`<p class="closed soft">${OUTCOMES[closed.outcome] ?? closed.outcome}${closed.by ? ` by ${closed.by}` : ""}: ${closed.question.message || closed.question.name}${answer && html` <bdi class="answer">${answer}</bdi>`}</p>`;
 }

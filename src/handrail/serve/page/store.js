@@ -53,6 +53,7 @@ export function fromSnapshot(snapshot) {
   }
   view = withMessages(view, snapshot.messages ?? []);
   for (const [id, facts] of Object.entries(snapshot.calls ?? {})) view = withFacts(view, id, facts);
+  for (const closed of snapshot.closed ?? []) view = { ...view, closed: { ...view.closed, [closed.question.id]: closed } };
   for (const question of snapshot.questions ?? []) view = withQuestion(view, question);
   const last = view.runs.at(-1);
   if (last && (last.status === "failed" || last.status === "cancelled")) {
@@ -142,7 +143,8 @@ const CHANGES = {
     agentEnded(view, event.subagentRunId, event.outcome?.type === "suspended" ? "waiting" : "ok"),
   SUBAGENT_ERROR: (view, event) => agentEnded(view, event.subagentRunId, "error"),
 
-  CUSTOM: (view, event) => CUSTOM[event.name]?.(view, event.value ?? {}, event) ?? view,
+  CUSTOM: (view, event) =>
+    Object.hasOwn(CUSTOM, event.name) ? CUSTOM[event.name](view, event.value ?? {}, event) : withEmitted(view, event.name, event.value),
 };
 
 const CUSTOM = {
@@ -178,6 +180,32 @@ export function isOver(status) {
 /** The nested agents of a call. */
 export function agentsOf(view, callId) {
   return Object.values(view.agents).filter((agent) => agent.callId === callId);
+}
+
+const insides = new WeakMap();
+
+/** The calls that the tool of a call made itself, which have no card of their own. */
+export function innerOf(view, callId) {
+  let inside = insides.get(view.calls);
+  if (!inside) {
+    inside = new Map();
+    for (const call of Object.values(view.calls)) {
+      const outer = call.facts?.parent_call_id;
+      if (outer && !call.name) inside.set(outer, [...(inside.get(outer) ?? []), call]);
+    }
+    insides.set(view.calls, inside);
+  }
+  return inside.get(callId) ?? [];
+}
+
+/** The calls in a call at any depth that have no card of their own. */
+export function allInside(view, callId) {
+  return innerOf(view, callId).flatMap((call) => [call, ...allInside(view, call.id)]);
+}
+
+/** The closed questions of a call, and of the calls in it that have no card of their own. Their ids begin with its id. */
+export function closedOf(view, callId) {
+  return Object.values(view.closed).filter(({ question: { call_id: id = "" } }) => id === callId || (id.startsWith(`${callId}.`) && !view.calls[id]?.name));
 }
 
 /** The open questions of a call. With null, those that belong to no visible call. */
@@ -266,6 +294,16 @@ function closed(view, id) {
 
 function withCall(view, id, part) {
   return { ...view, calls: { ...view.calls, [id]: { ...(view.calls[id] ?? { id }), id, ...part } } };
+}
+
+const MOST_EMITTED = 100;
+
+/** Returns the view with an event that a tool emitted. Only the newest events of a call are kept. */
+function withEmitted(view, tool, value) {
+  const id = value?.call_id;
+  if (!id || !value.type) return view;
+  const emitted = [...(view.calls[id]?.emitted ?? []), { tool, type: value.type, event: value.event }];
+  return withCall(view, id, { emitted: emitted.slice(-MOST_EMITTED) });
 }
 
 function withFacts(view, id, facts) {

@@ -1,0 +1,76 @@
+"""Callbacks that an application passes in, each of which may be async."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, TypeVar
+
+log = logging.getLogger("handrail.callbacks")
+
+T = TypeVar("T")
+
+
+class Callback(Generic[T]):
+    """Calls a function that may be async with one value after another, from any thread.
+
+    A plain function is called at once. The awaitables of an async one are awaited one by one, in the order of the
+    calls, and `finish` waits for the last one. An error is logged and does not affect the run.
+    """
+
+    def __init__(self, function: Callable[[T], Awaitable[Any] | Any], name: str) -> None:
+        """Create a callback in the event loop in which its awaitables are to run."""
+        self._function = function
+        self._name = name
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[Awaitable[Any]] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def __call__(self, value: T) -> None:
+        """Call the function with this value."""
+        try:
+            came = self._function(value)
+        except Exception:
+            log.exception("%s raised; the run goes on", self._name)
+            return
+        if inspect.isawaitable(came):
+            self._waiting.append(came)
+            if asyncio._get_running_loop() is self._loop:  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
+                self._start()
+            else:
+                self._loop.call_soon_threadsafe(self._start)
+
+    async def finish(self) -> None:
+        """Wait until everything has been awaited. If this is cancelled, what has not been awaited is dropped."""
+        self._start()
+        while self._task is not None:
+            task = self._task
+            try:
+                await asyncio.shield(task)
+            except asyncio.CancelledError:
+                task.cancel()
+                while self._waiting:
+                    _close(self._waiting.popleft())
+                raise
+            self._start()
+
+    def _start(self) -> None:
+        if self._waiting and (self._task is None or self._task.done()):
+            self._task = self._loop.create_task(self._await_all())
+        elif self._task is not None and self._task.done():
+            self._task = None
+
+    async def _await_all(self) -> None:
+        while self._waiting:
+            try:
+                await self._waiting.popleft()
+            except Exception:
+                log.exception("%s raised; the run goes on", self._name)
+
+
+def _close(awaitable: Awaitable[Any]) -> None:
+    if inspect.iscoroutine(awaitable):
+        awaitable.close()

@@ -1,0 +1,41 @@
+"""`Recorder`: sees what models send over HTTP, and may answer in a provider's place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any, Protocol
+
+Send = Callable[[], AbstractAsyncContextManager[Any]]
+"""Sends a request. The response is an aiohttp response, or has those of its members that `models/http.py` uses."""
+
+
+class Recorder(Protocol):
+    """Sees all requests of all models over HTTP while it is in use, and may answer them itself."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether the answers come from a recording, so that no key is needed."""
+        ...
+
+    def post(self, send: Send, url: str, body: bytes, key: str) -> AbstractAsyncContextManager[Any]:
+        """Return the response to a request. Calling `send` sends the request to the provider."""
+        ...
+
+
+_recorders: list[Recorder] = []
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Generator[None]:
+    """Let a recorder see all requests in this process. If several are in use, only the newest one sees them."""
+    _recorders.append(recorder)
+    try:
+        yield
+    finally:
+        _recorders.remove(recorder)
+
+
+def current_recorder() -> Recorder | None:
+    """Return the recorder that sees the next request, if there is one."""
+    return _recorders[-1] if _recorders else None

@@ -1,0 +1,207 @@
+"""`History`: what the most recent commits displaced, kept so that they can be undone.
+
+Each kept commit is a folder, whose name says when it was made, by which call, and how many bytes it holds. So a listing
+of the names is all that several processes need to share one history. A rename claims a kept commit: whoever renames
+it away may use or remove it.
+
+The history is limited in calls and in bytes. Files that also exist elsewhere, such as one that a call has moved, don't
+count. If there are too many bytes, a commit that takes more than half of them goes first, and the oldest otherwise.
+So one large call can't displace all others. An empty file remains of what did not fit, so that undo can say so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from handrail.clock import Clock
+from handrail.resources.directory.disk import Disk
+
+_DROPPED = "dropped"
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A commit in the history."""
+
+    name: str
+    call: str
+    """A digest of the call's key."""
+    own: int = 0
+    """Bytes of the files that exist nowhere else."""
+    shared: int = 0
+    """Bytes of the files that had other names too when the commit was made."""
+    is_dropped: bool = False
+    """Whether what it displaced did not fit and is no longer there."""
+
+
+class History:
+    """The kept commits of one folder, oldest first. Other processes may add and remove some at any time."""
+
+    def __init__(self, folder: Path, disk: Disk, clock: Clock, keep_calls: int, keep_bytes: int) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._clock = clock
+        self.keep_calls = keep_calls
+        self.keep_bytes = keep_bytes
+        self._kept: list[Kept] = []
+        self._total = 0
+        """An upper bound of the bytes that are kept, which counts shared files too."""
+        self._listed_at = -1
+
+    def add(self, commit: Path, call: str, aside: Callable[[], Path]) -> Path:
+        """Move a commit's folder into the history, and remove what exceeds the limits. Returns the new path.
+
+        Folders to be removed are renamed to paths that `aside` returns first.
+        """
+        try:
+            listed_at = os.stat(self._folder).st_mtime_ns
+        except FileNotFoundError:
+            self._disk.folder(self._folder, 0o700)
+            listed_at = -1
+        if listed_at != self._listed_at or listed_at < 0:
+            self._list()
+        own, shared = _sizes(commit)
+        when = int(self._clock.now().timestamp() * 1_000_000)
+        if self._kept:
+            when = max(when, int(self._kept[-1].name.partition("-")[0]) + 1)
+        while True:
+            kept = Kept(f"{when:020d}-{call}-{own}-{shared}", call, own, shared)
+            try:
+                self._disk.retire(commit, self.path(kept))
+                break
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+            when += 1  # a different process took this name in the same microsecond
+        self._kept.append(kept)
+        self._total += own + shared
+        self._trim(aside)
+        self._listed_at = os.stat(self._folder).st_mtime_ns
+        return self._folder / kept.name
+
+    def find(self, call: str) -> Iterable[Kept]:
+        """Return the kept commits of a call, newest first."""
+        self._list()
+        return [kept for kept in reversed(self._kept) if kept.call == call]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether adding a commit removes an older one."""
+        return len(self._kept) >= self.keep_calls
+
+    def path(self, kept: Kept) -> Path:
+        """Return the folder of a kept commit."""
+        return self._folder / kept.name
+
+    def put_back(self, commit: Path, name: str) -> None:
+        """Move a claimed commit back to where it was."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self._folder, 0o700)
+        self._disk.retire(commit, self._folder / name)
+        self._listed_at = -1
+
+    def _list(self) -> None:
+        try:
+            names = sorted(os.listdir(self._folder))
+        except FileNotFoundError:
+            names = []
+        self._kept = [kept for name in names if (kept := _parse(name)) is not None]
+        self._total = sum(kept.own + kept.shared for kept in self._kept)
+
+    def _trim(self, aside: Callable[[], Path]) -> None:
+        kept = self._kept
+        while len(kept) > self.keep_calls:
+            self._total -= kept[0].own + kept[0].shared
+            self._remove(kept.pop(0), aside)
+        if self._total <= self.keep_bytes:
+            return
+        links = {each.name: _links(self.path(each)) for each in kept if each.shared}
+        while kept and _held(kept, links) > self.keep_bytes:
+            large = (each for each in kept if _held([each], links) > self.keep_bytes // 2)
+            victim = next(large, None) or next(each for each in kept if not each.is_dropped)
+            at = kept.index(victim)
+            self._total -= victim.own + victim.shared
+            kept[at] = Kept(
+                f"{victim.name.partition('-')[0]}-{victim.call}-{_DROPPED}", victim.call, is_dropped=True
+            )
+            with contextlib.suppress(OSError):  # it only explains why the commit is gone
+                os.close(os.open(self.path(kept[at]), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            self._remove(victim, aside)
+
+    def _remove(self, kept: Kept, aside: Callable[[], Path]) -> None:
+        if kept.is_dropped:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path(kept))
+            return
+        gone = aside()
+        with contextlib.suppress(FileNotFoundError):  # a different process has claimed it
+            self._disk.retire(self.path(kept), gone)
+            self._disk.forget(gone)
+
+
+def _parse(name: str) -> Kept | None:
+    when, _, rest = name.partition("-")
+    call, *sizes = rest.split("-")
+    if not when.isdecimal():
+        return None
+    if sizes == [_DROPPED]:
+        return Kept(name, call, is_dropped=True)
+    own, shared = (int(size) if size.isdecimal() else 0 for size in (*sizes, "", "")[:2])
+    return Kept(name, call, own, shared)
+
+
+_Links = dict[tuple[int, int], tuple[int, int, int]]
+"""For each file in a commit: how many of its names are there, how many names it has at all, and its bytes."""
+
+
+def _held(kept: Iterable[Kept], links: dict[str, _Links]) -> int:
+    """Return the bytes that removing these commits would free."""
+    total = 0
+    seen: dict[tuple[int, int], int] = {}
+    for each in kept:
+        if each.name not in links:
+            total += each.own
+        for inode, (here, names, size) in links.get(each.name, {}).items():
+            seen[inode] = seen.get(inode, 0) + here
+            if seen[inode] == names:
+                total += size
+    return total
+
+
+def _sizes(folder: Path) -> tuple[int, int]:
+    own = shared = 0
+    for found in _files(folder):
+        if found.st_nlink == 1:
+            own += _size(found)
+        else:
+            shared += _size(found)
+    return own, shared
+
+
+def _links(folder: Path) -> _Links:
+    links: _Links = {}
+    for found in _files(folder):
+        inode = (found.st_dev, found.st_ino)
+        links[inode] = (links.get(inode, (0,))[0] + 1, found.st_nlink, _size(found))
+    return links
+
+
+def _files(folder: Path) -> Iterable[os.stat_result]:
+    pending = [os.fspath(folder)]
+    while pending:
+        here = pending.pop()
+        with contextlib.suppress(OSError), os.scandir(here) as entries:  # others may be removing it
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                else:
+                    yield entry.stat(follow_symlinks=False)
+
+
+def _size(found: os.stat_result) -> int:
+    return min(found.st_size, found.st_blocks * 512)  # a sparse file takes less than its size

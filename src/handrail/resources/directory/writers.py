@@ -1,0 +1,58 @@
+"""Writers: whether some program has a file open for writing at this moment.
+
+What a program writes to a file after a commit has displaced it would be lost. The kernel knows the writers of a file:
+it grants a lease only for a file that nobody has open for writing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import signal
+import stat
+from collections.abc import Callable, Generator
+
+
+class Unexpected(Exception):
+    """Raised if what a step displaces is not what the step expects."""
+
+
+class Busy(Unexpected):
+    """Raised if someone is writing what a step displaces."""
+
+
+_SET_SIGNAL = 10
+"""Number of the `F_SETSIG` command of `fcntl`, which Python does not name."""
+
+
+@contextlib.contextmanager
+def unwritten(folder: int, name: str) -> Generator[Callable[[], bool]]:
+    """Check that no program has a file open for writing, and yield a function that checks it again.
+
+    What a program writes to a displaced file would be lost. Raises `Busy` if somebody writes.
+    """
+    fd = -1
+    try:
+        with contextlib.suppress(OSError):  # somebody has replaced it, or this process may not read it
+            if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+                # Who opens a file with a lease causes a signal, by default one that ends this process.
+                fcntl.fcntl(fd, _SET_SIGNAL, signal.SIGURG)
+        if fd >= 0 and not _has_no_writer(fd):
+            raise Busy
+        yield lambda: fd < 0 or _has_no_writer(fd)
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _has_no_writer(fd: int) -> bool:
+    """Return whether nobody has a file open for writing. The kernel grants a lease only for such a file."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as error:
+        return error.errno != errno.EAGAIN  # otherwise this disk has no leases
+    return True

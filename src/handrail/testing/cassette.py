@@ -1,0 +1,412 @@
+"""`Cassette`: records what models and their providers say over HTTP, and replays it without a network or a key."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# Requests and answers are plain JSON.
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import msgspec
+
+from handrail.models.recorder import Send, recording
+
+Mode = Literal["auto", "record", "replay"]
+
+_KEPT_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-request-id", "request-id")
+_KEPT_PREFIXES = ("x-ratelimit-", "anthropic-ratelimit-")
+_SCRUBBED = "[secret]"
+_VERSION = 1
+_SHORTEST_SECRET = 4
+_SHOWN = 60
+"""Maximum number of characters of a value that an error shows."""
+
+
+class CassetteError(AssertionError):
+    """Raised if a recording can't be used, or if a request is not the recorded one."""
+
+
+class Response(msgspec.Struct, omit_defaults=True):
+    """What a provider answered."""
+
+    status: int = 200
+    headers: dict[str, str] = {}
+    body: list[str] = []
+    """The body as text, line by line, so that a changed recording is easy to read in a diff."""
+    base64: str = ""
+    """The body, if it is not valid UTF-8."""
+    ending: Literal["complete", "cut", "silent"] = "complete"
+    """Whether the body was complete, the connection was lost, or the application stopped waiting."""
+    error: str = ""
+    """Why there is no response at all."""
+
+    def data(self) -> bytes:
+        return base64.b64decode(self.base64) if self.base64 else "".join(self.body).encode()
+
+
+class Exchange(msgspec.Struct):
+    """One request and its response."""
+
+    url: str
+    request: Any
+    response: Response
+
+
+class _File(msgspec.Struct):
+    version: int
+    exchanges: list[Exchange]
+
+
+class Cassette:
+    """Records the traffic of models over HTTP to a file, and replays it: `with Cassette("tests/weather.json"): ...`.
+
+    With the mode "auto", a file that exists is replayed, and otherwise a new one is recorded. On a build server, where
+    `CI` is set, nothing is recorded. The environment variable `HANDRAIL_CASSETTES` (`record` or `replay`) overrides
+    "auto".
+
+    Keys are not written to the file, nor are the `secrets`, which are replaced wherever they occur. A request is
+    answered by the first recorded one that is equal to it and was not used yet, so concurrent requests may come in any
+    order. A request that was not recorded raises `CassetteError`, which names the first difference. So does a recorded
+    request that is not made. If a request contains something that changes, such as the time, pass `normalise`, which
+    gets the request as JSON data and returns what to record and compare.
+
+    Models that use the library of a bridge are not recorded, because they don't use Handrail's HTTP client.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        mode: Mode = "auto",
+        secrets: Iterable[str] = (),
+        normalise: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        self._mode: Mode = mode
+        self._secrets = set[str]()
+        self._normalise = normalise
+        for secret in secrets:
+            self._hide(secret, strict=True)
+        self._exchanges: list[Exchange] = []
+        self._left: list[Exchange] = []
+        self._made = 0
+        self._stack = ExitStack()
+        self._replays = False
+
+    @property
+    def replays(self) -> bool:
+        """Whether the answers come from the file. This is decided when the cassette is entered."""
+        return self._replays
+
+    def __enter__(self) -> Self:
+        self._replays = self._decide()
+        self._exchanges, self._made = (self._load() if self._replays else []), 0
+        self._left = list(self._exchanges)
+        self._stack.enter_context(recording(self))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._stack.close()
+        if not self._replays:
+            self._save()
+        elif self._left and kind is None:
+            first = self._left[0]
+            raise CassetteError(
+                f"{self.path} has {len(self._exchanges)} recorded requests, of which {len(self._left)} were not made. "
+                f"The first of them is request {self._exchanges.index(first) + 1}, to {first.url}. {self._advice()}"
+            )
+
+    def _decide(self) -> bool:
+        mode = self._mode
+        if mode == "auto":
+            chosen = os.environ.get("HANDRAIL_CASSETTES", "")
+            if chosen not in ("", "auto", "record", "replay"):
+                raise CassetteError(f"HANDRAIL_CASSETTES is {chosen!r}. Use 'auto', 'record' or 'replay'.")
+            if chosen in ("record", "replay"):
+                return chosen == "replay"
+            return self.path.exists() or bool(os.environ.get("CI"))
+        return mode == "replay"
+
+    # --- requests -----------------------------------------------------------------------------
+
+    def post(self, send: Send, url: str, body: bytes, key: str) -> Any:
+        """Answer a request from the file, or send it and record the answer."""
+        self._made += 1
+        if key:
+            self._hide(key)
+        request = self._scrubbed(msgspec.json.decode(body))
+        if self._normalise is not None:
+            request = self._normalise(request)
+        url = self._without_secrets(url)
+        if self._replays:
+            return _replayed(self._find(url, request).response)
+        return self._recorded(send, url, request)
+
+    @asynccontextmanager
+    async def _recorded(self, send: Send, url: str, request: Any) -> AsyncGenerator[Any]:
+        import aiohttp
+
+        exchange = Exchange(url, request, Response())
+        self._exchanges.append(exchange)
+        response, tape = exchange.response, _Tape()
+        try:
+            async with send() as answer:
+                response.status = answer.status
+                response.headers = {
+                    name.lower(): self._without_secrets(value)
+                    for name, value in answer.headers.items()
+                    if name.lower() in _KEPT_HEADERS or name.lower().startswith(_KEPT_PREFIXES)
+                }
+                tape.started = True
+                yield _Answer(response.status, answer.headers, _Taped(answer.content, tape))
+        except aiohttp.ClientError as error:
+            if tape.started:
+                response.ending = "cut"
+            else:
+                response.error = self._without_secrets(str(error)) or type(error).__name__
+            raise
+        except (asyncio.CancelledError, GeneratorExit, TimeoutError):
+            response.ending = "silent"
+            raise
+        finally:
+            _put_body(response, self._without_secrets_in(tape.data))
+
+    def _find(self, url: str, request: Any) -> Exchange:
+        for number, each in enumerate(self._left):
+            if each.url == url and each.request == request:
+                return self._left.pop(number)
+        if not self._left:
+            raise CassetteError(
+                f"request {self._made} to {url} is not in {self.path}: all of its {len(self._exchanges)} recorded "
+                f"requests were already answered. {self._advice()}"
+            )
+        nearest = next((each for each in self._left if each.url == url), self._left[0])
+        number = self._exchanges.index(nearest) + 1
+        where, recorded, made = _difference(
+            {"url": nearest.url, "body": nearest.request}, {"url": url, "body": request}
+        )
+        raise CassetteError(
+            f"request {self._made} is not in {self.path}. Its first difference from recorded request {number} is at "
+            f"{where}: recorded {recorded}, now {made}. {self._advice()}"
+        )
+
+    def _advice(self) -> str:
+        return (
+            "If this change is intended, delete the file and run the test again with the provider's key set."
+        )
+
+    # --- the file -----------------------------------------------------------------------------
+
+    def _load(self) -> list[Exchange]:
+        try:
+            found = msgspec.json.decode(self.path.read_bytes(), type=_File)
+        except FileNotFoundError:
+            raise CassetteError(
+                f"there is no recording {self.path}, and none may be made now. Run the test with "
+                "HANDRAIL_CASSETTES=record and the provider's key set."
+            ) from None
+        except msgspec.MsgspecError as error:
+            raise CassetteError(
+                f"{self.path} is not a recording: {error}. Delete it and record it again."
+            ) from None
+        if found.version != _VERSION:
+            raise CassetteError(
+                f"{self.path} has the format {found.version}, but this version of Handrail reads {_VERSION}. Record it again."
+            )
+        return found.exchanges
+
+    def _save(self) -> None:
+        """Write the recording, and replace an older one only when it is complete. Nothing is written for no traffic."""
+        if not self._exchanges:
+            return
+        for number, each in enumerate(self._exchanges, 1):
+            if any(secret in text for text in _joined(each.response.data()) for secret in self._secrets):
+                raise CassetteError(
+                    f"{self.path} was not written: the answer to request {number} contains a secret in several pieces, "
+                    "which can't be replaced. Change the prompt so that the model does not repeat it."
+                )
+        file = msgspec.json.format(msgspec.json.encode(_File(_VERSION, self._exchanges)), indent=1)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        new = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
+        new.write_bytes(file + b"\n")
+        new.replace(self.path)
+
+    # --- secrets ------------------------------------------------------------------------------
+
+    def _hide(self, secret: str, *, strict: bool = False) -> None:
+        if len(secret) >= _SHORTEST_SECRET:
+            self._secrets.add(secret)
+        elif strict:
+            raise CassetteError(
+                f"a secret of {len(secret)} characters can't be found reliably in a recording. "
+                f"Use secrets of at least {_SHORTEST_SECRET} characters."
+            )
+
+    def _without_secrets(self, text: str) -> str:
+        for secret in sorted(self._secrets, key=len, reverse=True):
+            for form in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]):
+                text = text.replace(form, _SCRUBBED)
+        return text
+
+    def _without_secrets_in(self, data: bytes) -> bytes:
+        return self._without_secrets(data.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+
+    def _scrubbed(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._without_secrets(value)
+        if isinstance(value, list):
+            return [self._scrubbed(each) for each in value]
+        if isinstance(value, dict):
+            return {self._without_secrets(name): self._scrubbed(each) for name, each in value.items()}
+        return value
+
+
+# --- responses ------------------------------------------------------------------------------------
+
+
+class _Tape:
+    """The bytes of a response so far."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.started = False
+
+
+class _Content:
+    """A body that is already there."""
+
+    def __init__(self, response: Response) -> None:
+        self._response = response
+        self._is_read = False
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        if not self._is_read:
+            self._is_read = True
+            data = self._response.data()
+            if data:
+                yield data
+        await _end(self._response.ending)
+
+    async def read(self) -> bytes:
+        return b"".join([chunk async for chunk in self.iter_any()])
+
+
+class _Taped:
+    """The body of a real response. What is read from it is kept."""
+
+    def __init__(self, content: Any, tape: _Tape) -> None:
+        self._content = content
+        self._tape = tape
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        async for chunk in self._content.iter_any():
+            self._tape.data += chunk
+            yield chunk
+
+    async def read(self) -> bytes:
+        return b"".join([chunk async for chunk in self.iter_any()])
+
+
+class _Answer:
+    """What the models use of an aiohttp response."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], content: _Content | _Taped) -> None:
+        self.status = status
+        self.headers = headers
+        self.content = content
+
+    async def read(self) -> bytes:
+        return await self.content.read()
+
+
+@asynccontextmanager
+async def _replayed(response: Response) -> AsyncGenerator[_Answer]:
+    import aiohttp
+
+    if response.error:
+        raise aiohttp.ClientConnectionError(response.error)
+    yield _Answer(response.status, response.headers, _Content(response))
+
+
+async def _end(ending: str) -> None:
+    import aiohttp
+
+    if ending == "cut":
+        raise aiohttp.ClientPayloadError("the recorded connection was lost here")
+    if ending == "silent":
+        await asyncio.Event().wait()
+
+
+def _put_body(response: Response, data: bytes) -> None:
+    try:
+        response.body = data.decode().splitlines(keepends=True)
+    except UnicodeDecodeError:
+        response.base64 = base64.b64encode(data).decode()
+
+
+def _joined(data: bytes) -> Iterable[str]:
+    """Return the texts that a stream of events delivers in pieces, each joined over all events."""
+    texts: dict[str, str] = {}
+    for line in data.decode(errors="replace").splitlines():
+        if not line.startswith("data:"):
+            continue
+        try:
+            event: Any = msgspec.json.decode(line[5:])
+        except (msgspec.DecodeError, RecursionError):
+            continue
+        for where, text in _leaves(event, ""):
+            texts[where] = texts.get(where, "") + text
+    return texts.values()
+
+
+def _leaves(value: Any, where: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield where, value
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield from _leaves(each, f"{where}.{name}")
+    elif isinstance(value, list):
+        for number, each in enumerate(value):
+            yield from _leaves(each, f"{where}[{number}]")
+
+
+# --- differences ----------------------------------------------------------------------------------
+
+
+def _difference(recorded: Any, made: Any, where: str = "") -> tuple[str, str, str]:
+    """Return the place of the first difference between two values that differ, and both values there."""
+    if isinstance(recorded, dict) and isinstance(made, dict):
+        for name in [*recorded, *(each for each in made if each not in recorded)]:
+            place = f"{where}.{name}" if where else str(name)
+            if name not in made:
+                return place, _shown(recorded[name]), "nothing"
+            if name not in recorded:
+                return place, "nothing", _shown(made[name])
+            if recorded[name] != made[name]:
+                return _difference(recorded[name], made[name], place)
+    if isinstance(recorded, list) and isinstance(made, list):
+        for number, (old, new) in enumerate(zip(recorded, made, strict=False)):
+            if old != new:
+                return _difference(old, new, f"{where}[{number}]")
+        place = f"{where}[{min(len(recorded), len(made))}]"
+        longer = recorded if len(recorded) > len(made) else made
+        shown = _shown(longer[min(len(recorded), len(made))])
+        return (place, shown, "nothing") if longer is recorded else (place, "nothing", shown)
+    if isinstance(recorded, str) and isinstance(made, str):
+        pairs = enumerate(zip(recorded, made, strict=False))
+        differs = next((number for number, (old, new) in pairs if old != new), min(len(recorded), len(made)))
+        start = max(0, differs - _SHOWN // 2)
+        return where, _shown(recorded[start:]), _shown(made[start:])
+    return where, _shown(recorded), _shown(made)
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text)} characters)"

@@ -1,0 +1,206 @@
+"""The signal of a call: it fires for each reason to stop, in async and sync handlers, before the cancellation lands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from handrail import Deadline, Handoff, Tool, ToolContext, ToolResult, open_gate
+from handrail.clock import Clock
+from handrail.dispatch import Gate
+from handrail.errors import ContextExpired
+from handrail.testing import VirtualClock, run_virtual
+
+REASONS = ["cancel", "timeout", "deadline"]
+
+
+class Stopped:
+    """What a handler saw while it was stopped."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+
+def gate_of(handler: Any, reason: str, clock: Clock) -> Gate:
+    """Open a gate whose only tool is stopped after five seconds, for this reason."""
+    made = Tool[None, Any](
+        "work", "Works.", handler, effect="read", timeout=5 if reason == "timeout" else None
+    )
+    deadline = Deadline.after(5, clock=clock) if reason == "deadline" else None
+    return open_gate([made], clock=clock, deadline=deadline)
+
+
+async def stop(gate: Gate, reason: str, name: str = "work") -> None:
+    """Call a tool, and stop it."""
+    calling = asyncio.ensure_future(gate.invoke(name))
+    if reason == "cancel":
+        await asyncio.sleep(5)
+        gate.cancel()
+    await asyncio.wait({calling})
+    if not calling.cancelled():
+        calling.exception()
+
+
+def run(make: Callable[[Stopped], Any], reason: str) -> list[str]:
+    """Stop the handler that `make` returns in virtual time, and return what it saw."""
+    stopped = Stopped()
+
+    async def main() -> None:
+        await stop(gate_of(make(stopped), reason, VirtualClock()), reason)
+
+    run_virtual(main)
+    return stopped.seen
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_handler_that_waits_for_its_signal_runs_before_it_is_cancelled(reason: str) -> None:
+    """`await context.signal.wait()` returns in an async handler; the cancellation lands at its next `await`."""
+
+    def make(stopped: Stopped) -> Any:
+        async def work(params: None, *, context: ToolContext) -> ToolResult[None]:
+            assert not context.signal.cancelled
+            await context.signal.wait()
+            stopped.seen.append(f"signal {context.signal.cancelled}")
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                stopped.seen.append("cancelled")
+                raise
+            return ToolResult.ok(None)
+
+        return work
+
+    assert run(make, reason) == ["signal True", "cancelled"]
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_task_beside_the_work_runs_before_the_work_is_cancelled(reason: str) -> None:
+    """A task in a group that waits for the signal runs before the work is cancelled, so that it can clean up."""
+
+    def make(stopped: Stopped) -> Any:
+        async def work(params: None, *, context: ToolContext) -> ToolResult[None]:
+            async def clean_up() -> None:
+                await context.signal.wait()
+                stopped.seen.append("cleaned up")
+
+            async with asyncio.TaskGroup() as group:
+                group.create_task(clean_up())
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    stopped.seen.append(f"cancelled {context.signal.cancelled}")
+            return ToolResult.ok(None)
+
+        return work
+
+    assert run(make, reason) == ["cleaned up", "cancelled True"]
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_handler_that_polls_its_signal_sees_it(reason: str) -> None:
+    """An async handler that polls sees the signal, and may return; the call is stopped all the same."""
+
+    def make(stopped: Stopped) -> Any:
+        async def work(params: None, *, context: ToolContext) -> ToolResult[None]:
+            signal = context.signal
+            try:
+                await asyncio.sleep(60)
+            finally:
+                stopped.seen.append(f"signal {signal.cancelled}")
+            return ToolResult.ok(None)
+
+        return work
+
+    assert run(make, reason) == ["signal True"]
+
+
+@pytest.mark.parametrize("reason", REASONS)
+async def test_a_sync_handler_sees_its_signal(reason: str) -> None:
+    """A handler in a thread waits for its signal, which fires for each reason."""
+    seen, started, over = list[str](), asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def work(params: None, *, context: ToolContext) -> ToolResult[None]:
+        signal = context.signal
+        loop.call_soon_threadsafe(started.set)
+        with contextlib.suppress(ContextExpired):  # the call may be over before the thread waits
+            signal.wait().wait()
+        seen.append(f"signal {signal.cancelled}")
+        loop.call_soon_threadsafe(over.set)
+        return ToolResult.ok(None)
+
+    made = Tool[None, Any](
+        "work", "Works.", work, effect="read", timeout=0.2 if reason == "timeout" else None
+    )
+    gate = open_gate([made], deadline=Deadline.after(0.2) if reason == "deadline" else None)
+    calling = asyncio.ensure_future(gate.invoke("work"))
+    if reason == "cancel":
+        await started.wait()
+        gate.cancel()
+    await asyncio.wait({calling})
+    if not calling.cancelled():
+        calling.exception()
+    await over.wait()
+    assert seen == ["signal True"]
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_the_signal_of_an_inner_call_fires_with_the_outer_one(reason: str) -> None:
+    """When the outer call is stopped, the signals of the calls and acts in it fire too."""
+    stopped = Stopped()
+    ask = Handoff("ask", "Ask.", answer=str, effect="read")
+
+    @ask.client
+    async def answer(public: None, *, context: ToolContext) -> str:
+        await context.signal.wait()
+        stopped.seen.append("inner")
+        await asyncio.sleep(60)
+        return ""
+
+    async def work(params: None, *, context: ToolContext) -> ToolResult[None]:
+        await context.call("ask")
+        return ToolResult.ok(None)
+
+    async def main() -> None:
+        gate = gate_of(work, reason, VirtualClock())
+        gate.frame.show([*gate.frame.tools.values(), ask], ())
+        await stop(gate, reason)
+
+    run_virtual(main)
+    assert stopped.seen == ["inner"]
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_call_that_returns_at_its_signal_is_stopped_and_its_caller_is_cancelled_once(reason: str) -> None:
+    """A handler that returns as soon as its signal fires is rolled back, and nothing lands on its caller later."""
+    after = list[str]()
+
+    async def work(params: None, *, context: ToolContext) -> ToolResult[None]:
+        await context.signal.wait()
+        return ToolResult.ok(None)
+
+    async def call(gate: Gate) -> None:
+        try:
+            result = await gate.invoke("work")
+            after.append(str(result.success))
+        except (asyncio.CancelledError, Exception) as error:
+            after.append(type(error).__name__)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        after.append("went on")
+
+    async def main() -> None:
+        gate = gate_of(work, reason, VirtualClock())
+        calling = asyncio.ensure_future(call(gate))
+        if reason == "cancel":
+            await asyncio.sleep(5)
+            gate.cancel()
+        await asyncio.wait({calling})
+
+    run_virtual(main)
+    ends = {"cancel": "CancelledError", "timeout": "False", "deadline": "PromptEvaluationError"}
+    assert after == [ends[reason], "went on"]

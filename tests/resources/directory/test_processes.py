@@ -1,0 +1,493 @@
+"""Several processes change one folder, with people beside them: nothing is lost, and each call is told the truth."""
+
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import DirectoryFilesystem, SqliteJournal, ToolContext, tool
+from handrail.errors import Conflict, FileError
+from handrail.journal.sqlite import MemoryJournal
+from handrail.records import CallKey
+from handrail.resources.directory import area
+from handrail.resources.directory.disk import Disk
+from handrail.resources.facts import Facts
+from support import SUPPORT, importing_support
+from support.filesystems import Folders, aside, commit, fill, tree
+from support.rig import Rig
+
+DEEP = bool(os.environ.get("HANDRAIL_DEEP"))
+COUNTS = (
+    ["--processes", "2", "3", "4", "8", "--updates", "2000", "--kills", "20", "--rounds", "10"]
+    if DEEP
+    else ["--processes", "3", "--updates", "12", "--kills", "1"]
+)
+
+
+@pytest.mark.once
+@pytest.mark.timeout(36_000 if DEEP else 120)
+@pytest.mark.parametrize("journaled", ["no", "yes"])
+def test_processes_lose_nothing(tmp_path: Path, journaled: str):
+    """Processes that change shared files, are killed and go on lose no update, tear no file and report no false failure.
+
+    No save of an editor that works on one of the files is lost either.
+    """
+    ran = subprocess.run(
+        [sys.executable, str(SUPPORT / "folder_processes.py"), *COUNTS, "--journaled", journaled, "--where", str(tmp_path)],
+        capture_output=True, text=True, env=importing_support(),
+    )  # fmt: skip
+    reports = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert reports, ran.stderr
+    for report in reports:
+        assert report["succeeded"] >= report["processes"] * int(COUNTS[COUNTS.index("--updates") + 1])
+        assert report["clean"], (report, ran.stderr[-2000:])
+
+
+# --- exclusive renames ------------------------------------------------------------------------------
+
+
+class Hooked(Disk):
+    """A disk that calls a function before or after each exchange, with the exchange's number."""
+
+    def __init__(self, before: Callable[[int], Any] = id, after: Callable[[int], Any] = id) -> None:
+        self._before, self._after = before, after
+        self.exchanges = 0
+
+    def exchange(self, source: int, name: str, target: int, other: str) -> None:
+        self.exchanges += 1
+        self._before(self.exchanges)
+        super().exchange(source, name, target, other)
+        self._after(self.exchanges)
+
+
+def save(path: Path, text: str) -> None:
+    """Save a file as most editors do."""
+    path.with_name(f"{path.name}.swp").write_text(text)
+    path.with_name(f"{path.name}.swp").rename(path)
+
+
+def is_locked(folder: Path) -> bool:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(fd)
+
+
+def test_no_other_commit_comes_between_the_renames(folders: Folders):
+    """The folder is locked from the check of a commit to its last rename, and free afterwards."""
+    held: list[bool] = []
+    look = lambda _: held.append(is_locked(files.root))  # noqa: E731  # it is only ever passed on
+    files = folders({"a": "1", "b": "1"}, disk=Hooked(look, look))
+    fork = files.fork("call")
+    fork.write("a", "2")
+    fork.write("b", "2")
+    fork.prepare()
+    fork.stage(CallKey("call"))
+    assert not is_locked(files.root)
+    fork.apply()
+    assert held == [True] * 4
+    assert not is_locked(files.root)
+    fork.applied()
+    files.undo("call")
+    assert held == [True] * 8
+
+
+@pytest.mark.parametrize("how", ["rename", "in place", "deleted"])
+@pytest.mark.parametrize("times", range(1, 5))
+def test_what_is_saved_while_a_step_is_taken_back_stays(folders: Folders, how: str, times: int):
+    """If somebody saves a file again while their first save is put back, the newest save stays."""
+
+    def meddle(number: int) -> None:
+        if number > times:
+            return
+        if number > 1 and how == "in place":
+            (files.root / "a").write_text(f"theirs {number}, longer {'x' * number}")
+        elif number > 1 and how == "deleted":
+            (files.root / "a").unlink()
+            (files.root / "a").write_text(f"theirs {number}, longer {'x' * number}")
+        else:
+            save(files.root / "a", f"theirs {number}, longer {'x' * number}")
+
+    disk = Hooked(meddle)
+    files = folders({"a": "1"}, disk=disk)
+    fork = files.fork("call")
+    fork.write("a", "ours")
+    fork.prepare()
+    with pytest.raises(Conflict, match="a"):
+        fork.apply()
+    assert disk.exchanges == times + 1
+    assert files.read("a") == f"theirs {times}, longer {'x' * times}"
+    assert aside(files) == []
+
+
+def test_what_is_deleted_while_a_step_is_taken_back_does_not_take_a_save_along(folders: Folders):
+    """If somebody deletes a call's file while a save that came before it is put back, the save is put back."""
+
+    def meddle(number: int) -> None:
+        save(files.root / "a", "theirs") if number == 1 else (files.root / "a").unlink()
+
+    files = folders({"a": "1"}, disk=Hooked(meddle))
+    fork = files.fork("call")
+    fork.write("a", "ours")
+    fork.prepare()
+    with pytest.raises(Conflict, match="a"):
+        fork.apply()
+    assert files.read("a") == "theirs"
+
+
+def test_a_save_during_the_first_step_is_seen_before_the_second(folders: Folders):
+    """If somebody saves the second file of a commit while the first is renamed, the first is restored."""
+    disk = Hooked(lambda number: save(files.root / "b", "theirs") if number == 1 else None)
+    files = folders({"a": "1", "b": "1"}, disk=disk)
+    fork = files.fork("call")
+    fork.write("a", "ours")
+    fork.write("b", "ours")
+    fork.prepare()
+    with pytest.raises(Conflict, match="b"):
+        fork.apply()
+    assert tree(files) == {"a": "1", "b": "theirs"}
+    assert disk.exchanges == 2
+
+
+def test_a_file_that_somebody_is_writing_is_not_replaced(folders: Folders):
+    """If a program has a file open for writing, a commit to it fails in words, and what the program writes is there."""
+    files = folders({"a": "1", "b": "1"})
+    with (files.root / "a").open("w") as theirs:
+        fork = files.fork("call")
+        fork.write("b", "ours")
+        fork.write("a", fork.read("a") + "ours")
+        fork.prepare()
+        with pytest.raises(FileError, match="'a': another program is writing it at this moment"):
+            fork.apply()
+        theirs.write("theirs")
+    assert tree(files) == {"a": "theirs", "b": "1"}
+    files.write("a", "ours")
+    assert files.read("a") == "ours"
+
+
+def test_who_only_reads_a_file_is_not_in_the_way(folders: Folders):
+    """A file that a program has open for reading can be replaced."""
+    files = folders({"a": "1"})
+    with (files.root / "a").open():
+        files.write("a", "2")
+    assert files.read("a") == "2"
+
+
+DYING = """
+    import os, sys
+    from handrail import DirectoryFilesystem
+    from handrail.records import CallKey
+    from handrail.resources.directory.disk import Disk
+    class Dying(Disk):
+        def exchange(self, source, name, target, other):
+            super().exchange(source, name, target, other)
+            os._exit(1)
+    files = DirectoryFilesystem(sys.argv[1], disk=Dying())
+    if sys.argv[2] == "undo":
+        files.undo("call")
+    fork = files.fork("call")
+    fork.write("a", "2")
+    fork.write("b", "2")
+    fork.prepare()
+    fork.stage(CallKey("call", journal=sys.argv[2]))
+    fork.apply()
+"""
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("journal", ["", "recorded"])
+def test_nobody_builds_on_half_a_commit(folders: Folders, journal: str):
+    """A process that is killed between two renames is finished by the next commit, even of a process that ran before."""
+    files = folders({"a": "1", "b": "1"})
+    files.write("c", "1")
+    subprocess.run([sys.executable, "-c", textwrap.dedent(DYING), str(files.root), journal], check=False)
+    assert sorted(tree(files).values(), key=str) == ["1", "1", "2"]
+    files.write("c", "2")
+    assert tree(files) == {"a": "2", "b": "2", "c": "2"}
+    assert (files.staging / "renaming").read_bytes()[:1] == b"\0"
+
+
+# --- the truth about a call ----------------------------------------------------------------------------
+
+
+class Failing(Disk):
+    """A disk on which the operations that `fails` selects report an error."""
+
+    def __init__(self) -> None:
+        self.fails: Callable[[str, tuple[Any, ...]], bool] = lambda name, args: False
+
+    def __getattribute__(self, name: str) -> Any:
+        found = object.__getattribute__(self, name)
+        if name.startswith("_") or not callable(found) or name == "fails":
+            return found
+
+        def maybe(*args: Any) -> Any:
+            if self.fails(name, args):
+                raise OSError(28, "No space left on device")
+            return found(*args)
+
+        return maybe
+
+
+@tool(effect="staged", description="Write a file.")
+async def put(path: str, context: ToolContext) -> None:
+    context.filesystem.write(path, "ours")
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_call_whose_files_are_written_succeeds(folders: Folders, recorded: bool):
+    """If what a call displaced can't be put into the history, the call still succeeds. It can be undone later."""
+
+    async def main() -> None:
+        disk = Failing()
+        files = folders({"a": "1"}, disk=disk)
+        rig = Rig([put], files=files, journal=MemoryJournal() if recorded else None)
+        disk.fails = lambda name, args: name == "retire"
+        assert (await rig.call("put", path="a")).success
+        assert files.read("a") == "ours"
+        assert not list(files.staging.glob("done/*"))
+        disk.fails = lambda name, args: False
+        assert (await rig.call("put", path="b")).success
+        assert len(list(files.staging.glob("done/*"))) == 2
+
+    asyncio.run(main())
+
+
+def test_what_is_not_in_the_history_yet_is_put_there_at_the_end(folders: Folders):
+    """What could not be put into the history is put there when the folder is closed, or by the next process."""
+    disk = Failing()
+    files = folders({"a": "1"}, disk=disk)
+    disk.fails = lambda name, args: name == "retire"
+    fork = files.fork("call")
+    fork.write("a", "2")
+    fork.prepare()
+    fork.stage(CallKey("call"))
+    fork.apply()
+    fork.applied()
+    disk.fails = lambda name, args: False
+    files.close()
+    again = DirectoryFilesystem(files.root)
+    assert again.undo("call") == ("a",)
+    assert again.read("a") == "1"
+    again.close()
+
+
+def test_a_path_that_can_not_be_restored_is_named(folders: Folders):
+    """If the disk fails in the middle and also while steps are reverted, the error names the paths, and undo restores them."""
+    disk = Failing()
+    files = folders({"a": "1", "b": "1", "c": "1"}, disk=disk)
+    fork = files.fork("call")
+    for name in "abc":
+        fork.write(name, "2")
+    fork.prepare()
+    fork.stage(CallKey("call"))
+    seen: list[str] = []
+    disk.fails = lambda name, args: name == "exchange" and (seen.append(args[3]) or len(seen) > 2)
+    with pytest.raises(FileError, match=r"could not be restored in a, b\. Undo this call"):
+        fork.apply()
+    disk.fails = lambda name, args: False
+    fork.drop()
+    assert tree(files) == {"a": "2", "b": "2", "c": "1"}
+    assert files.undo("call") == ("a", "b")
+    assert tree(files) == {"a": "1", "b": "1", "c": "1"}
+
+
+def test_two_processes_share_one_history(folders: Folders):
+    """Processes that keep and remove commits of the same history don't trip over each other."""
+    one = folders({"a": "1"}, keep_calls=2)
+    two = DirectoryFilesystem(one.root, keep_calls=2)
+    for number in range(6):
+        for files in (one, two):
+            fork = files.fork("call")
+            fork.write("a", f"{number} {id(files)}")
+            fork.prepare()
+            fork.stage(CallKey(f"call {number} {files is one}"))
+            fork.apply()
+            fork.applied()
+    assert len(list(one.staging.glob("done/*"))) == 2
+    assert one.undo("call 5 False") == ("a",)
+    assert two.undo("call 5 True") == ("a",)
+    two.close()
+
+
+def test_a_commit_that_is_pruned_meanwhile_is_no_trouble(folders: Folders):
+    """A call succeeds if a different process removes the commits of the history that the call is about to remove."""
+
+    class Pruned(Disk):
+        def retire(self, path: Path, new_path: Path) -> None:
+            if path.parent.name == "done":
+                shutil.rmtree(path)
+            super().retire(path, new_path)
+
+    files = folders({"a": "1"}, keep_calls=1, disk=Pruned())
+    for number in range(3):
+        files.write("a", str(number))
+    assert files.read("a") == "2"
+
+
+# --- the staging folder ---------------------------------------------------------------------------------
+
+
+def test_a_starting_process_keeps_its_folder(folders: Folders, monkeypatch: pytest.MonkeyPatch):
+    """If others take a starting process for dead before it holds its lock, it starts again with a new folder."""
+    files = folders({"a": "1"})
+    flock, swept = fcntl.flock, [0]
+
+    def sweep_first(fd: int, how: int) -> None:
+        if swept[0] < 3:
+            swept[0] += 1
+            shutil.rmtree(os.readlink(f"/proc/self/fd/{fd}"))
+        flock(fd, how)
+
+    monkeypatch.setattr(area.fcntl, "flock", sweep_first)
+    files.write("a", "2")
+    assert (files.read("a"), swept) == ("2", [3])
+    assert [path.name for path in files.staging.glob("at-work/*")] == [files._ground.area.mine.name]
+
+
+@pytest.mark.parametrize("journal", ["", "recorded"])
+@pytest.mark.parametrize("synced", [False, True])
+@pytest.mark.parametrize("what", ["", "at-work", "done", "at-work/*"])
+def test_a_deleted_staging_folder_is_made_again(folders: Folders, what: str, synced: bool, journal: str):
+    """If somebody deletes the staging folder or a part of it, the next call makes it again, and succeeds."""
+    files = folders({"a": "1"})
+    for number in range(3):
+        fork = files.fork("call")
+        fork.write("a", str(number))
+        fork.prepare()
+        for path in files.staging.parent.glob(f"{files.staging.name}/{what}".rstrip("/")):
+            shutil.rmtree(path)
+        fork.stage(CallKey("call", journal=journal), synced=synced)
+        fork.apply(synced=synced)
+        fork.applied()
+        assert files.read("a") == str(number)
+    assert files.undo("call", journal=journal) == ("a",)
+    assert files.read("a") == "1"
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("when", ["staged", "applied"])
+def test_a_staging_folder_deleted_in_between(folders: Folders, when: str, recorded: bool):
+    """If the staging folder is deleted after the bytes are staged, nothing is changed and the call is told so.
+
+    If it is deleted after the renames, the call succeeds.
+    """
+
+    class Deleting(Disk):
+        def write(self, path: Path, data: bytes, facts: Facts | None = None) -> None:
+            super().write(path, data, facts)
+            if when == "staged" and path.name == "manifest" and deleted:
+                deleted.pop()
+                shutil.rmtree(files.staging)
+
+        def exchange(self, source: int, name: str, target: int, other: str) -> None:
+            super().exchange(source, name, target, other)
+            if when == "applied" and deleted:
+                deleted.pop()
+                shutil.rmtree(files.staging)
+
+    async def main() -> None:
+        rig = Rig([put], files=files, journal=MemoryJournal() if recorded else None)
+        result = await rig.call("put", path="a")
+        if when == "staged":
+            assert "the staged changes were deleted" in result.message
+            assert files.read("a") == "1"
+        else:
+            assert result.success
+            assert files.read("a") == "ours"
+        assert (await rig.call("put", path="b")).success
+
+    deleted = [1]
+    files = folders({"a": "1"}, disk=Deleting())
+    asyncio.run(main())
+
+
+@pytest.mark.once
+def test_a_forked_process_has_a_folder_of_its_own(tmp_path: Path):
+    """A process that is forked after the first write commits beside its parent, and neither disturbs the other."""
+    fill(tmp_path, {"root/a": "1"})
+    script = textwrap.dedent("""
+        import os, sys
+        from handrail import DirectoryFilesystem
+        files = DirectoryFilesystem(sys.argv[1])
+        files.write("a", "2")
+        for number in range(3):
+            if os.fork() == 0:
+                for each in range(5):
+                    files.write(f"c{number}", str(each))
+                files.close()
+                os._exit(0)
+        for each in range(5):
+            files.write("b", str(each))
+        assert [os.wait()[1] for _ in range(3)] == [0, 0, 0]
+        files.write("a", "3")
+        files.close()
+    """)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "root")], check=True)
+    files = DirectoryFilesystem(tmp_path / "root")
+    assert tree(files) == {"a": "3", "b": "4", "c0": "4", "c1": "4", "c2": "4"}
+    assert list(files.staging.glob("at-work/*")) == []
+    files.close()
+
+
+def test_recovery_leaves_the_commits_of_live_processes_alone(folders: Folders, tmp_path: Path):
+    """A recovery in one process does not touch a commit that a live process has recorded and is about to apply."""
+
+    async def main() -> None:
+        files = folders({"a": "1"})
+        journal = SqliteJournal(tmp_path / "journal.db")
+        second = DirectoryFilesystem(files.root)
+        beside = SqliteJournal(tmp_path / "journal.db")
+
+        class Recovering(Disk):
+            def exchange(self, source: int, name: str, target: int, other: str) -> None:
+                recovered.append(asyncio.run(_recover()))
+                super().exchange(source, name, target, other)
+
+        async def _recover() -> Any:
+            return await second.recover(beside)
+
+        recovered: list[Any] = []
+        files._ground.area.disk = files._ground.area._renames._disk = Recovering()
+        rig = Rig([put], files=files, journal=journal)
+        assert (await rig.call("put", path="a")).success
+        assert [(each.finished, each.left) for each in recovered] == [((), ())]
+        assert second.read("a") == "ours"
+        assert await journal.calls.unapplied() == ()
+        journal.close()
+        beside.close()
+        second.close()
+
+    asyncio.run(main())
+
+
+def test_commits_of_two_filesystems_agree(folders: Folders):
+    """Of two commits that were prepared from the same file, the second is a conflict, whatever their order of steps."""
+    one = folders({"a": "1", "b": "1"})
+    two = DirectoryFilesystem(one.root)
+    forks = [files.fork("call") for files in (one, two)]
+    for fork in forks:
+        fork.write("a", fork.read("a") + "2")
+        fork.prepare()
+    forks[0].apply()
+    with pytest.raises(Conflict, match="a"):
+        forks[1].apply()
+    fork = two.fork("again")
+    fork.append("a", "3")
+    commit(fork)
+    assert two.read("a") == "123"
+    two.close()

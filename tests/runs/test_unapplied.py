@@ -1,0 +1,146 @@
+"""Recorded file changes whose folder is gone: they stay unapplied and are reported, until somebody discards them."""
+
+import asyncio
+import json
+import sqlite3
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from handrail.cli.runs_commands import app
+from handrail.errors import RunError, RunParked, UndoRefused
+from handrail.events import MessageAdded
+from handrail.messages import UserMessage
+from handrail.resources.directory import DirectoryFilesystem
+from handrail.runs import discard, forget, list_runs, show, unapplied, undo
+from support.recorded import PROMPT, Noted, Recorder, call
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[Recorder]:
+    made = Recorder(tmp_path)
+    yield made
+    made.close()
+
+
+async def lose(recorder: Recorder) -> str:
+    """Record a parked run that wrote a file, as if its process had ended before the file was renamed into place.
+
+    Its folder and its staged files are gone. Returns the id of the call.
+    """
+    with pytest.raises(RunParked):
+        await recorder.run(
+            "r", call("note", text="x"), call("write", path="a", text="1"), call("choose"), "end"
+        )
+    _, wrote = await recorder.ids("r")
+    with sqlite3.connect(recorder.base / "runs.db") as connection:
+        connection.execute("UPDATE records SET state = 'committed' WHERE key = ? AND kind = 'unit'", (wrote,))
+    connection.close()
+    recorder.files.close()
+    recorder.folder.rename(recorder.base / "away")
+    recorder.folder.mkdir()
+    recorder.files = DirectoryFilesystem(recorder.folder)
+    return wrote
+
+
+async def test_a_run_is_not_resumed_until_its_changes_are_applied_or_discarded(recorder: Recorder):
+    """A run whose model was told of changes that are not applied does not continue as if they were there."""
+    wrote = await lose(recorder)
+    (question,) = await recorder.journal.questions.open("r")
+    recorder.answer(question, {"n": 1})
+    with pytest.raises(
+        RunError, match=f"what its call '{wrote}' changed in .* is not applied.*runs discard r {wrote}"
+    ):
+        await recorder.adapter("end").resume("r", PROMPT)
+    with pytest.raises(UndoRefused, match="its changes are not applied yet"):
+        await undo(recorder.journal, "r", wrote, recorder.files)
+    assert await discard(recorder.journal, "r", wrote) == ["a"]
+    assert await unapplied(recorder.journal) == ()
+    response = await recorder.adapter("end").resume("r", PROMPT)
+    assert [each.text for each in response.session[Noted].all()] == ["x"]
+    told = [
+        each.message for each in response.session[MessageAdded].all() if isinstance(each.message, UserMessage)
+    ]
+    assert told[-1].text.startswith(
+        f"The call write ({wrote}) was recorded, but its changes to files were lost"
+    )
+    assert "file a" in told[-1].text
+    with pytest.raises(UndoRefused, match="it has already been discarded"):
+        await undo(recorder.journal, "r", wrote, recorder.files)
+
+
+async def test_the_changes_are_applied_where_the_folder_is(recorder: Recorder):
+    """A run continues with its folder at its new place."""
+    await lose(recorder)
+    recorder.files.close()
+    recorder.files = DirectoryFilesystem(recorder.base / "away")
+    (question,) = await recorder.journal.questions.open("r")
+    recorder.answer(question, {"n": 1})
+    await recorder.adapter("end").resume("r", PROMPT)
+    assert await unapplied(recorder.journal) == ()
+    assert (recorder.base / "away" / "a").read_text() == "1"
+
+
+async def test_runs_show_what_is_not_applied(recorder: Recorder):
+    """The list and the tree of a run say that its changes are not applied, and why."""
+    wrote = await lose(recorder)
+    (line,) = await list_runs(recorder.journal)
+    assert line.unapplied == 1
+    (found,) = (await show(recorder.journal, "r")).unapplied
+    assert (found.run_id, found.call_id, found.root) == ("r", wrote, str(recorder.folder))
+    assert found.problem.startswith(
+        "a different folder is there now. If it was moved, open it at its new place"
+    )
+    recorder.folder.rmdir()
+    (found,) = await unapplied(recorder.journal, "r")
+    assert found.problem.startswith("the folder is not there.")
+    assert await unapplied(recorder.journal, "other") == ()
+
+
+async def test_a_run_with_changes_that_are_not_applied_is_not_forgotten(recorder: Recorder):
+    """A finished run is kept as long as its changes are not applied."""
+    await recorder.run("done", call("write", path="a", text="1"), "end")
+    with sqlite3.connect(recorder.base / "runs.db") as connection:
+        connection.execute("UPDATE records SET state = 'committed' WHERE kind = 'unit'")
+    connection.close()
+    now = datetime.max.replace(tzinfo=UTC)
+    assert await forget(recorder.journal, before=now) == ()
+    (wrote,) = await recorder.ids("done")
+    await discard(recorder.journal, "done", wrote)
+    assert await forget(recorder.journal, before=now) == ("done",)
+
+
+async def test_only_what_waits_to_be_applied_is_discarded(recorder: Recorder):
+    """The changes of a call that are applied are not discarded."""
+    await recorder.run("r", call("write", path="a", text="1"), "end")
+    (wrote,) = await recorder.ids("r")
+    with pytest.raises(RunError, match=f"no changes of its call '{wrote}' wait to be applied"):
+        await discard(recorder.journal, "r", wrote)
+
+
+def test_the_command_line_says_what_is_not_applied_and_discards_it(recorder: Recorder):
+    """`list` and `show` report changes that are not applied, and `discard` gives them up."""
+    wrote = asyncio.run(lose(recorder))
+    recorder.journal.close()
+    journal = ["--journal", str(recorder.base / "runs.db")]
+
+    def said(*words: str) -> str:
+        result = CliRunner().invoke(app, [*words, *journal], prog_name="handrail runs")
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    assert "\t1 answer, 1 folder\t" in said("list")
+    assert json.loads(said("list", "--json"))["runs"][0]["unapplied"] == 1
+    shown = said("show", "r")
+    assert (
+        f"! What the call '{wrote}' of run 'r' changed in '{recorder.folder}' is not applied: a different"
+        in shown
+    )
+    assert "To give these changes up: handrail runs discard r" in shown
+    assert json.loads(said("show", "r", "--json"))["unapplied"][0]["call_id"] == wrote
+    assert said("discard", "r", wrote).startswith(f"Discarded what {wrote} changed: a. The model is told")
+    assert "\t1 answer\t" in said("list")
+    assert "not applied" not in said("show", "r")

@@ -1,0 +1,96 @@
+"""Contexts for tests follow the real ones: signals, streamed text, approvals, wordings and workers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from handrail.errors import NotSupported
+from handrail.question import Wording
+from handrail.testing import (
+    agent_context,
+    cancel,
+    headless_context,
+    recorded,
+    user_context,
+    worker_context,
+)
+from handrail.testing.contexts import MockApprovals
+
+
+@dataclass(frozen=True)
+class Name:
+    """An answer."""
+
+    name: str
+
+
+async def test_a_mock_signal_fires_when_the_context_is_cancelled() -> None:
+    """`cancel` fires the signal once: waiting for it returns, then and later."""
+    context = headless_context()
+    assert not context.signal.cancelled
+    waiting = asyncio.ensure_future(context.signal.wait())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    cancel(context)
+    await waiting
+    await context.signal.wait()
+    assert context.signal.cancelled
+
+
+def test_a_sync_handler_waits_for_a_mock_signal() -> None:
+    """A script can wait for a signal that fires from its own thread."""
+    context = headless_context()
+    cancel(context)
+    context.signal.wait().wait()
+    assert context.signal.cancelled
+
+
+def test_only_a_mock_can_be_cancelled() -> None:
+    """A signal that was given is not fired."""
+    with pytest.raises(NotSupported, match="cancelled this way"):
+        cancel(headless_context(signal=object()))
+
+
+async def test_on_text_gets_the_reply_in_chunks() -> None:
+    """The chunks that `on_text` gets make up the reply as the model would write it."""
+    chunks = list[str]()
+    context = agent_context({"name": {"name": "Ada"}})
+    assert await context.prompt_model("Your name?", Name, on_text=chunks.append) == Name("Ada")
+    assert len(chunks) == 2
+    assert "".join(chunks) == '{"name":"Ada"}'
+
+
+async def test_a_question_has_its_wording_and_may_ask_for_text() -> None:
+    """Without a schema the answer is text, and the record has what a person would have read."""
+    context = user_context({"visit": "noon", "meal": "fish"})
+    assert await context.wait_for("visit", message="When shall we come?") == "noon"
+    assert await context.wait_for("meal", {}, Literal["fish", "rice"]) == "fish"
+    assert recorded(context).wordings == [
+        Wording("When shall we come?", "Visit"),
+        Wording("Please answer: meal.", "Meal"),
+    ]
+
+
+def test_a_mock_has_approvals() -> None:
+    """By default there is no mode and nothing is remembered; both can be given."""
+    assert (headless_context().approval_controller.mode, headless_context().approval_controller.list()) == (
+        None,
+        (),
+    )
+    assert headless_context(approval_controller=MockApprovals("strict")).approval_controller.mode == "strict"
+
+
+async def test_a_worker_may_have_a_person_and_records_its_attachments() -> None:
+    """A worker's context can have a person or a model, and its record lists the workers that were called."""
+    context = worker_context(results={"reader": "read"}, answers={"meal": "fish"}, replies={"meal": "rice"})
+    assert await context.call_worker("reader", "go", attachments=["a.txt"]) == "read"
+    assert recorded(context).workers == [("reader", "go", ("a.txt",))]
+    assert context.wait_for is not None
+    assert context.prompt_model is not None
+    assert await context.wait_for("meal") == "fish"
+    assert await context.prompt_model("Which meal?", str) == "rice"
+    assert worker_context().wait_for is None
