@@ -158,8 +158,34 @@ def oidc() -> str:
     return "a provider can be configured"
 
 
+def mcp() -> str:
+    """Check that a run uses the tool of an MCP server, which is started as a command."""
+    from handrail import ToolCall
+    from handrail.mcp import McpTools
+
+    program = (
+        "from mcp.server.mcpserver import MCPServer\n"
+        "server = MCPServer('trial')\n"
+        "@server.tool()\n"
+        "def double(n: int) -> int:\n"
+        "    return 2 * n\n"
+        "server.run('stdio')\n"
+    )
+    section = McpTools("trial", command=[sys.executable, "-I", "-c", program])
+    model = ScriptedModel([ToolCall("double", {"n": 21}), "done"])
+
+    async def use() -> None:
+        async with section:
+            await Adapter(model).evaluate(Prompt("p", ["Answer.", section]), "Hello")
+
+    asyncio.run(use())
+    told = model.requests[-1].messages[-1]
+    assert "42" in told.text, told
+    return "a tool of an MCP server was called"
+
+
 USES: dict[str, Callable[[], str]] = {
-    use.__name__: use for use in (models, local, prices, bridge, workers, cli, serve, oidc)
+    use.__name__: use for use in (models, local, prices, bridge, workers, cli, serve, oidc, mcp)
 }
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import support
 from handrail.cli import main
 from handrail.cli.workers_commands import STARTER
 from handrail.errors import DefinitionError
@@ -217,6 +218,24 @@ def test_an_agent_of_a_module_is_run_and_resumed(folder: Path, here: Here):
         "from handrail import ScriptedModel\nmodel = ScriptedModel(['It is paid now.'])\n"
     )
     assert here("runs", "resume", newest["run_id"], "--model", "after:model")[:2] == (0, "It is paid now.\n")
+
+
+@pytest.mark.parametrize(("approve", "told"), [("all", "echo: a"), ("strict", "denied")])
+def test_an_agent_uses_the_servers_of_a_file(folder: Path, here: Here, approve: str, told: str):
+    """`handrail run --mcp` adds the tools of the servers in a file, and each call needs approval."""
+    server = Path(support.__path__[0]) / "mcp_server.py"
+    servers = {"trial": {"command": sys.executable, "args": [str(server)]}}
+    (folder.parent / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    (folder.parent / "guide.py").write_text(
+        "from handrail import Agent, ScriptedModel, ToolCall\n"
+        "def answer(request):\n"
+        "    said = request.messages[-1]\n"
+        "    return said.text if len(request.messages) > 1 else ToolCall('echo', {'text': 'a'})\n"
+        "model = ScriptedModel(answer)\n"
+        "agent = Agent(model, 'Go.')\n"
+    )
+    code, out, error = here("run", "guide:agent", "x", "-q", "--approve", approve, "--mcp", "mcp.json")
+    assert told in out, (code, error)
 
 
 def test_a_resumed_agent_keeps_its_own_model_and_resources(folder: Path, here: Here):

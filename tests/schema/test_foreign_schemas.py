@@ -79,6 +79,12 @@ def test_a_long_chain_of_references_is_refused() -> None:
     assert "levels" in found.what
 
 
+def test_names_that_a_pattern_may_allow_are_not_refused() -> None:
+    """A name that `patternProperties` may allow is not called unknown."""
+    schema = {"type": "object", "patternProperties": {"^x-": {}}, "additionalProperties": False}
+    assert misfits(schema, {"x-a": 1}) == []
+
+
 def test_messages_are_bounded() -> None:
     """Neither a huge enum nor thousands of unknown fields produce a huge message."""
     choice = {

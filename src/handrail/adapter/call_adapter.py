@@ -92,6 +92,7 @@ class CallAdapter:
             frame, conversation = await _nest(attempt, number, verb, prompt, given, levels)
             frame.model.adapter = self._bind  # an agent's adapter may differ from its caller's
             async with nullcontext() if given.workers is None else given.workers.enter(frame):
+                await prompt.connect()
                 rendered = prompt.render(
                     given.params, session=attempt.session, opened=given.opened, deadline=frame.deadline
                 )

@@ -169,6 +169,7 @@ async def _go(
             during.enter_context(conversation)
             if workers is not None:
                 await during.enter_async_context(workers.enter(frame))
+            await prompt.connect()
             rendered = prompt.render(
                 options.params, session=session, opened=options.opened, deadline=frame.deadline
             )

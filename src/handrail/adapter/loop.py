@@ -101,6 +101,8 @@ async def run_until_done(run: Run) -> Outcome:
     repairs = turns = 0
     try:
         while True:
+            if run.rendered.live:
+                run.refresh()
             answer = await ask(run)
             turns += 1
             calls = conversation.fresh_ids(answer.calls())

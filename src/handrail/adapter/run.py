@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, cast
@@ -15,7 +16,13 @@ from handrail.adapter.response import ANSWER_TOOL, Output
 from handrail.adapter.settings import Settings
 from handrail.dispatch import Gate
 from handrail.dispatch.frame import Frame
-from handrail.errors import BudgetExceededError, DeadlineExceededError, LimitError, PromptEvaluationError
+from handrail.errors import (
+    BudgetExceededError,
+    DeadlineExceededError,
+    LimitError,
+    PromptEvaluationError,
+    PromptValidationError,
+)
 from handrail.events import PromptExecuted, PromptRendered
 from handrail.guard.policy import check_verdicts, within_scope
 from handrail.messages import Message, ModelRequest, Offered, Sent, Usage
@@ -26,6 +33,8 @@ from handrail.protocols import Filesystem, Forkable, SessionView
 from handrail.resources.bindings import CallResources
 from handrail.tools import Tool
 from handrail.tools.named_tools import check_named_tools
+
+log = logging.getLogger("handrail.adapter")
 
 _AROUND = 128
 """Upper bound for the number of bytes that a provider's format adds to a schema."""
@@ -194,6 +203,24 @@ class Run:
             self.counted = (known, tokens + sum(map(_size_of, shown)))
         self._allow(opening.rendered)
         return tuple(tool.name for tool in shown)
+
+    def refresh(self) -> None:
+        """Offer the current tools of live sections. If they have changed, the provider's cache is lost once."""
+        try:
+            rendered = self.rendered.refreshed()
+        except PromptValidationError as error:
+            # The run goes on with the tools it has. Calls to those that are gone fail and say so.
+            log.warning("the changed tools of prompt %r can't be offered: %s", self.prompt_name, error)
+            return
+        if rendered is self.rendered:
+            return
+        self.rendered = rendered
+        deferred = {offered.tool.name for offered in self.tools if offered.deferred}
+        shown = [tool for tool in rendered.tools if self.frame.offers(tool)]
+        self.tools = Sent(Offered(tool, tool.name in deferred) for tool in (*shown, *self._extra_tools))
+        self._request = None
+        self.counted = (0, 0)
+        self._allow(rendered)
 
     def _allow(self, rendered: RenderedPrompt[Any]) -> None:
         policies = [within_scope(scoped.policy, scoped.tools) for scoped in rendered.policies]

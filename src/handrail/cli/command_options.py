@@ -87,6 +87,14 @@ class WorkerOptions:
     ] = "ask"
     files: FilesFolder = None
     startup_files: StartupFiles = None
+    mcp: Annotated[
+        Path | None,
+        typer.Option(
+            "--mcp",
+            metavar="FILE",
+            help="An mcp.json: the tools of its MCP servers can be used too. Each call needs approval.",
+        ),
+    ] = None
     deadline: Annotated[
         str | None,
         typer.Option(

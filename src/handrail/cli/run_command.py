@@ -54,6 +54,7 @@ from handrail.session import Session
 if TYPE_CHECKING:
     from handrail.adapter import PromptResponse
     from handrail.adapter.stream import RunStream
+    from handrail.mcp import McpTools
     from handrail.workers import Worker
 
 
@@ -77,6 +78,8 @@ class Subject(NamedTuple):
     folder: Path | None
     """The worker's folder, or None for an agent."""
     stream: Callable[..., RunStream[Any]]
+    servers: tuple[McpTools, ...] = ()
+    """The MCP servers whose tools are added to the worker's own. An agent has them in its prompt."""
 
     @classmethod
     def find(cls, options: WorkerOptions) -> Subject:
@@ -91,7 +94,8 @@ class Subject(NamedTuple):
         registry, model = worker.registry, find_model(options.model)
         stream = functools.partial(registry.stream, worker.name, models=registry.all_on(model))
         shown = str(options.model or worker.model or "no model")
-        return cls(worker.name, worker.description or "", shown, registry.folder, stream)
+        servers = _servers(options)
+        return cls(worker.name, worker.description or "", shown, registry.folder, stream, servers)
 
     @classmethod
     def _of_agent(cls, options: WorkerOptions) -> Subject:
@@ -118,6 +122,11 @@ class Subject(NamedTuple):
             adapter = copy.copy(agent.adapter)
             adapter.model = find_model(options.model)
             agent = Agent(adapter, agent.prompt, description=agent.description)
+        if options.mcp is not None:
+            from handrail.guard import CapabilityPolicy
+
+            prompt = agent.prompt.extended(_servers(options, policies=[CapabilityPolicy()]))
+            agent = Agent(agent.model, prompt, description=agent.description)
 
         def stream(message: str, *, attachments: tuple[Path, ...], **arguments: Any) -> RunStream[Any]:
             if attachments:
@@ -127,6 +136,15 @@ class Subject(NamedTuple):
             return agent.stream(message, app=f"{module.__name__}:{name}", **arguments)
 
         return cls(agent.name, agent.description, agent.adapter.model.name, None, stream)
+
+
+def _servers(options: WorkerOptions, **more: Any) -> tuple[McpTools, ...]:
+    """Return the MCP servers of the file that `--mcp` names."""
+    if options.mcp is None:
+        return ()
+    from handrail.mcp import load_servers
+
+    return load_servers(options.mcp, **more)
 
 
 class Conversation:
@@ -177,10 +195,15 @@ class Conversation:
             for each in recovered.unapplied:
                 self.view.note(f"{each} `handrail runs show {each.run_id}` says more.", "yellow")
 
-    def _begin(self, message: str) -> RunStream[Any]:
+    async def _begin(self, message: str) -> RunStream[Any]:
         """Start a turn. Each turn has its own deadline, and all turns share one budget."""
+        added: list[Any] = []
+        for server in self.subject.servers:
+            await server.connect()
+            added += server.current_tools()
         return self.subject.stream(
             message,
+            **({"tools": added} if added else {}),
             attachments=self._attachments,
             session=self.session,
             journal=self.journal,
@@ -205,7 +228,7 @@ class Conversation:
                 loop.call_soon_threadsafe(view.show, event)
 
         async def respond() -> PromptResponse[Any]:
-            return await self._begin(message).response
+            return await (await self._begin(message)).response
 
         with view.begin():
             unsubscribe = self.session.dispatcher.subscribe(object, show)

@@ -5,12 +5,13 @@ A plan is built once, when its prompt is defined.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 
-from handrail.prompt.section import Condition, Section, condition_of
+from handrail.prompt.section import Condition, LiveSection, Section, condition_of
 from handrail.prompt.template import Template, template_of
 from handrail.protocols import ToolPolicy
 from handrail.schema import to_json
@@ -36,6 +37,16 @@ class Node(msgspec.Struct, frozen=True):
     tools: tuple[AnyTool, ...]
     policies: tuple[ToolPolicy, ...]
     children: tuple[Node, ...]
+    live: LiveSection | None = None
+    """The section, if its tools can change during a run."""
+
+    def refreshed(self) -> Node:
+        """Return the node with the current tools of live sections; the node itself if nothing has changed."""
+        tools = self.tools if self.live is None else self.live.current_tools()
+        children = tuple(child.refreshed() for child in self.children)
+        if tools is self.tools and all(map(operator.is_, children, self.children)):
+            return self
+        return msgspec.structs.replace(self, tools=tools, children=children)
 
 
 class Planned(msgspec.Struct, frozen=True):
@@ -58,6 +69,7 @@ class Planned(msgspec.Struct, frozen=True):
         if not self.enabled.evaluate(prompt, self.path, given):
             return None
         visibility = self.visibility.evaluate(prompt, self.path, given)
+        live = section if isinstance(section, LiveSection) else None
         return Node(
             self.path,
             section.title,
@@ -66,9 +78,10 @@ class Planned(msgspec.Struct, frozen=True):
             "" if self.summary is None else self.summary.fill(values),
             self.examples,
             visibility == "summary",
-            self.tools,
+            self.tools if live is None else live.current_tools(),
             tuple(section.policies),
             resolved(prompt, self.children, values, given),
+            live,
         )
 
 

@@ -16,12 +16,14 @@ from handrail.errors import DefinitionError, PromptDefinitionError, PromptRender
 from handrail.prompt.plan import OPENER, AnyTool, Planned, Words, all_of, examples_of, plan, resolved
 from handrail.prompt.rendering import RenderedPrompt, Tree, check_policy_names, check_tool_names
 from handrail.prompt.section import (
+    LiveSection,
     Section,
     as_sections,
     check_placeholders,
     check_policies,
     check_sections,
     check_tools,
+    connect,
     shown,
     walk,
 )
@@ -61,6 +63,8 @@ class Checked(msgspec.Struct, frozen=True):
     output_schema: Schema[Any] | None
     is_fixed: bool
     """Whether every rendering of the prompt is the same, except for the opened sections."""
+    is_live: bool
+    """Whether the tools of a section can change during a run."""
 
 
 @dataclasses.dataclass(frozen=True, init=False)
@@ -155,6 +159,22 @@ class Prompt(Generic[OutputT]):
     def __hash__(self) -> int:
         return hash(self.name)
 
+    def extended(self, sections: Sequence[Section[Any]]) -> Prompt[OutputT]:
+        """Return a copy of the prompt with these sections after its own."""
+        given: dict[str, Any] = {
+            field: getattr(self, field)
+            for field in (
+                *("name", "tools", "output", "policies"),
+                *("feedback", "completion", "resources", "overrides"),
+            )
+        }
+        return cast("Prompt[OutputT]", Prompt(sections=(*self.sections, *sections), **given))
+
+    async def connect(self) -> None:
+        """Connect the sections whose tools come from elsewhere. Runs do this before they render the prompt."""
+        if self._checked.is_live:
+            await connect(self.sections)
+
     def render(
         self,
         params: Any = None,
@@ -218,6 +238,7 @@ def _check(prompt: Prompt[Any]) -> Checked:
         plans = check.overridden_texts(params_type, words)
     tools = tuple((words or Words()).tool(tool) for tool in prompt.tools)
     every = tuple(all_of(plans))
+    is_live = any(isinstance(one.section, LiveSection) for one in every)
     return Checked(
         params_type=params_type,
         reader=ParamsReader(prompt.name, params_type, check.namespace),
@@ -228,7 +249,9 @@ def _check(prompt: Prompt[Any]) -> Checked:
         examples=examples_of(tools),
         output_schema=check.output(),
         is_fixed=params_type is None
-        and all(one.enabled.is_fixed and one.visibility.is_fixed for one in every),
+        and all(one.enabled.is_fixed and one.visibility.is_fixed for one in every)
+        and not is_live,
+        is_live=is_live,
     )
 
 

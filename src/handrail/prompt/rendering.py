@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Generic
 
@@ -48,8 +49,10 @@ class Tree:
         "_by_path",
         "every_tool",
         "examples",
+        "live",
         "nodes",
         "output_schema",
+        "own_policies",
         "policies",
         "prompt",
         "secretive",
@@ -76,7 +79,9 @@ class Tree:
             [("the prompt itself", tools)]
             + [(f"section {node.path!r}", node.tools) for node in _all_of(nodes)],
         )
+        self.own_policies = policies
         self.policies = self._scoped(policies)
+        self.live = any(node.live is not None for node in self._by_path.values())
         self.every_tool = (*self.tools, *(tool for node in self._by_path.values() for tool in node.tools))
         answers = output_schema is not None and output_schema.secret
         self.secretive = answers or any(tool.secret for tool in self.every_tool)
@@ -93,6 +98,13 @@ class Tree:
                 scopes[id(policy)] = (policy, None if so_far is None else so_far | below)
         check_policy_names(self.prompt, [policy for policy, _ in scopes.values()])
         return tuple(ScopedPolicy(policy, scope) for policy, scope in scopes.values())
+
+    def refreshed(self) -> Tree:
+        """Return the tree with the current tools of live sections; the tree itself if nothing has changed."""
+        nodes = tuple(node.refreshed() for node in self.nodes)
+        if all(map(operator.is_, nodes, self.nodes)):
+            return self
+        return Tree(self.prompt, nodes, self.tools, self.examples, self.own_policies, self.output_schema)
 
     def summaries(self, paths: Iterable[str]) -> frozenset[str]:
         """Return the paths of the summaries to open so that these sections, and those around them, are shown in full."""
@@ -166,6 +178,22 @@ class RenderedPrompt(Generic[OutputT]):
     def secretive(self) -> bool:
         """Whether the output can contain a secret, or a tool takes one, even if it is not shown."""
         return self._tree.secretive
+
+    @property
+    def live(self) -> bool:
+        """Whether the tools of a section can change during the run."""
+        return self._tree.live
+
+    def refreshed(self) -> RenderedPrompt[OutputT]:
+        """Return the prompt with the current tools of live sections, and the same text.
+
+        Returns the prompt itself if nothing has changed. Raises `PromptValidationError` if two tools now have the
+        same name.
+        """
+        tree = self._tree.refreshed()
+        if tree is self._tree:
+            return self
+        return dataclasses.replace(tree.rendered(self.opened, self.deadline), text=self.text)
 
     @property
     def every_tool(self) -> tuple[AnyTool, ...]:

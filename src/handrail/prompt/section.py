@@ -223,6 +223,28 @@ class MarkdownSection(Section[ParamsT], Generic[ParamsT]):
         return f"{'#' * min(depth + 2, 6)} {self.title}"
 
 
+class LiveSection(MarkdownSection[Any]):
+    """A section whose tools come from elsewhere, such as an MCP server, and can change during a run.
+
+    A run calls `connect` before it renders its prompt, and `current_tools` before each request to the model.
+    """
+
+    @abc.abstractmethod
+    async def connect(self) -> None:
+        """Make the tools available. Raises a `HandrailError` if the run can't begin without them."""
+
+    @abc.abstractmethod
+    def current_tools(self) -> tuple[Tool[Any, Any], ...]:
+        """Return the tools as they are now. While nothing changes, it is the same tuple."""
+
+
+async def connect(sections: Sequence[Section[Any]]) -> None:
+    """Connect every live section among these and their children."""
+    for _, section in walk(sections):
+        if isinstance(section, LiveSection):
+            await section.connect()
+
+
 class PlainSection(MarkdownSection[Any]):
     """A section created from a plain string. It has no heading."""
 

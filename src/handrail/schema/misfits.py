@@ -227,7 +227,7 @@ class Comparison:
         for name, part in value.items():
             if name in fields:
                 yield from self._compare(fields[name], part, at.inside(name))
-            elif schema.get("additionalProperties") is False:
+            elif schema.get("additionalProperties") is False and not schema.get("patternProperties"):
                 yield _Mistake(at.inside(name), partial(_unknown, fields))
 
     def _in_list(self, schema: Any, value: list[Any], at: _Spot) -> Iterator[_Mistake]:

@@ -383,9 +383,13 @@ class Area:
         """Return a call's newest kept commit, or None. The call's run and journal must match too."""
         found = self._find(key)
         if found is None:
-            # A process that died may have left it among its own files.
+            # A process that died may have left it among its own files, and so may an undo that failed.
             if self.is_own():
                 self._sweep(self.mine)
+                for commit in list(self.begun(self.mine, "")):
+                    if commit.folder.name.startswith(_UNDO):
+                        with reported(commit.folder):
+                            self.settle(commit)
             found = self._find(key)
         return found
 

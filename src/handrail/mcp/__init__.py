@@ -1,0 +1,44 @@
+"""MCP, both ways: the tools of MCP servers in a prompt, and an app as an MCP server.
+
+    from handrail.mcp import McpTools
+    Prompt("guide", ["Answer briefly.", McpTools(command=["npx", "@scope/server", "folder"])])
+
+Needs `pip install 'handrail[mcp]'`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from handrail.errors import DefinitionError
+
+if TYPE_CHECKING:
+    from handrail.mcp.config import load_servers
+    from handrail.mcp.section import McpTools
+
+__all__ = ["McpTools", "load_servers"]
+
+REQUIRED = ("mcp", "mcp_types", "httpx2", "starlette", "uvicorn")
+"""The packages that MCP needs. The `mcp` extra installs them."""
+_HOMES = {"McpTools": "section", "load_servers": "config"}
+
+
+def missing_extra(name: str) -> DefinitionError:
+    """Return the error to raise when `name`, a package that the `mcp` extra installs, is missing."""
+    return DefinitionError(
+        f"MCP needs {name}, which is not installed. Install it with: pip install 'handrail[mcp]'"
+    )
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return getattr(import_module(f"{__name__}.{home}"), name)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in REQUIRED:
+            raise
+        raise missing_extra(missing) from None

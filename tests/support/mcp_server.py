@@ -1,0 +1,116 @@
+"""An MCP server of the 2025-11-25 generation that misbehaves on request: `python mcp_server.py [STATE_FILE]`.
+
+It is written without the SDK, so that it can send what the SDK would not. The state file, if any, holds the names of the
+tools it lists besides the usual ones.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+NOTHING = {"type": "object", "properties": {}}
+TOOLS = {
+    "echo": {"inputSchema": TEXT, "annotations": {"readOnlyHint": True}},
+    "Send.Mail": {"inputSchema": TEXT},
+    "pixels": {"inputSchema": NOTHING},
+    "die": {"inputSchema": NOTHING, "annotations": {"readOnlyHint": True}},
+    "flood": {"inputSchema": NOTHING},
+    "huge": {"inputSchema": NOTHING},
+    "rubbish": {"inputSchema": TEXT},
+    "hang": {"inputSchema": NOTHING},
+    "ask": {"inputSchema": NOTHING},
+    "change": {"inputSchema": TEXT},
+    "remote": {"inputSchema": {"type": "object", "properties": {"a": {"$ref": "https://example.com/a"}}}},
+}
+extra: list[str] = []
+state = Path(sys.argv[1]) if len(sys.argv) > 1 else None
+
+
+def send(message: object) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def reply(id: object, result: object) -> None:
+    send({"jsonrpc": "2.0", "id": id, "result": result})
+
+
+def text(words: str, error: bool = False) -> dict[str, object]:
+    return {"content": [{"type": "text", "text": words}], "isError": error}
+
+
+def notify(method: str, **params: object) -> None:
+    send({"jsonrpc": "2.0", "method": method, "params": params})
+
+
+def listed() -> list[dict[str, object]]:
+    more = extra + (state.read_text().split() if state is not None and state.exists() else [])
+    names = {**TOOLS, **{name: {"inputSchema": TEXT} for name in more}}
+    return [{"name": name, "description": f"Does {name}.", **rest} for name, rest in names.items()]
+
+
+def call(id: object, name: str, arguments: dict[str, str], meta: dict[str, object]) -> None:
+    match name:
+        case "die":
+            if state is None:
+                os._exit(1)
+            marked = state.with_suffix(".died")
+            if not marked.exists():
+                marked.touch()
+                os._exit(1)
+            reply(id, text("survived"))
+        case "flood":
+            while True:
+                notify("notifications/message", level="info", data="x" * 100)
+        case "huge":
+            sys.stdout.write("x" * (17 * 1024 * 1024))
+            sys.stdout.flush()
+            time.sleep(60)
+        case "rubbish":
+            sys.stdout.write(arguments["text"] + "\n")
+            reply(id, {"content": "not a list"} if arguments["text"] == "answer" else text("after rubbish"))
+        case "hang":
+            return
+        case "pixels":
+            reply(id, {"content": [{"type": "image", "data": "AAAA" * 4000, "mimeType": "image/png"}]})
+        case "ask":
+            schema = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]}
+            params = {"message": "Which size?", "requestedSchema": schema}
+            send({"jsonrpc": "2.0", "id": "q1", "method": "elicitation/create", "params": params})
+            answer = json.loads(sys.stdin.readline())["result"]
+            reply(id, text(json.dumps(answer)))
+        case "change":
+            extra.append(arguments["text"])
+            notify("notifications/tools/list_changed")
+            reply(id, text("changed"))
+        case _:
+            if "progressToken" in meta:
+                notify("notifications/progress", progressToken=meta["progressToken"], progress=1, total=2)
+            reply(id, text(f"{name}: {arguments.get('text')}"))
+
+
+for line in sys.stdin:
+    message = json.loads(line)
+    id, params = message.get("id"), message.get("params") or {}
+    match message.get("method"):
+        case "initialize":
+            about = {"name": "trial", "version": "1"}
+            reply(
+                id,
+                {
+                    "protocolVersion": "2025-11-25",
+                    "capabilities": {"tools": {"listChanged": True}},
+                    "serverInfo": about,
+                },
+            )
+        case "tools/list":
+            reply(id, {"tools": listed()})
+        case "tools/call":
+            call(id, params["name"], params.get("arguments") or {}, params.get("_meta") or {})
+        case _ if id is not None:
+            send({"jsonrpc": "2.0", "id": id, "error": {"code": -32601, "message": "no such method"}})
+        case _:
+            pass
