@@ -35,14 +35,14 @@ def first_hidden(value: object, shown: object, where: str = "", *, masked: bool 
     return None
 
 
-def in_order(value: object, shown: Any) -> Any:
+def in_order(value: Any, shown: Any) -> Any:
     """Return the JSON of a value with the items of its sets sorted. A set has no order that outlives the process."""
     if isinstance(value, RootModel):
         value = cast("RootModel[Any]", value).root
     if isinstance(value, Set) and isinstance(shown, list):
         items = cast("list[Any]", shown)
         return sorted(items, key=lambda item: msgspec.json.encode(item, order="sorted"))
-    fields = _fields(value)
+    fields = _fields(cast(object, value))
     if isinstance(shown, dict):
         known = cast("dict[str, Any]", shown)
         if fields is not None:
@@ -54,7 +54,7 @@ def in_order(value: object, shown: Any) -> Any:
     elif isinstance(shown, list) and isinstance(value, list | tuple) and len(value) == len(shown):  # pyright: ignore[reportUnknownArgumentType]
         pairs = zip(cast("Sequence[Any]", value), cast("list[Any]", shown), strict=True)
         return [in_order(part, written) for part, written in pairs]
-    return shown
+    return cast(object, shown)
 
 
 def _parts(value: Any, shown: Any, where: str, masked: bool) -> Iterator[tuple[str, Any, Any]]:
