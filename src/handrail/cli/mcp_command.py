@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from handrail.agent import Agent
-from handrail.cli.command_options import UsageError, open_files, search_here
+from handrail.cli.command_options import open_files, search_here
+from handrail.cli.outcome import UsageError
 from handrail.prompt import Prompt
 from handrail.serve.sources import load_module
 
