@@ -469,6 +469,13 @@ MUTANTS = [
         "tests/guard/test_approvals.py::test_time_a_person_takes_does_not_count_towards_the_timeout",
     ),
     Mutant(
+        "a cancellation lands together with the signal",
+        "cancellation.py",
+        "        self.task.get_loop().call_soon(self._land)",
+        "        self._land()",
+        "tests/dispatch/test_signal.py",
+    ),
+    Mutant(
         "a timeout counts as a cancel from outside",
         "cancellation.py",
         "        else:\n            self.task.uncancel()\n        return True\n",

@@ -156,8 +156,8 @@ class Adapter:
 
         Whatever is recorded is not published again, because the session has it: messages, the model's answers,
         finished calls and nested runs. An interrupted call is entered again and repeats its events with the same
-        ids: `ToolStarted`, `QuestionAsked` and `ApprovalRequested`. A run publishes `PromptRendered` again once it
-        gets past its record.
+        ids: `ToolStarted`, `QuestionAsked`, `ApprovalRequested`, `HandoffParked` and `HandoffAnswered`. A run publishes
+        `PromptRendered` again once it gets past its record.
         """
         options = self._options.updated("resume_stream", ResumeArguments, arguments)
         heard = Dispatcher()

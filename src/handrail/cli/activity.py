@@ -148,7 +148,8 @@ class Activity:
         text = Text(indent((*path, "")))
         text.append("· ", "cyan")
         text.append(escape_line(event.tool, _MAX_NAME), "bold")
-        text.append(f" #{event.call_id.rpartition('.')[2]}", "bold")  # two calls of one tool are told apart
+        if row is not None and row.place is not None:
+            text.append(f" #{row.place.number}", "bold")  # two calls of one tool are told apart
         text.append(f" {escape_line(type(event.event).__name__, _MAX_NAME)}", "dim")
         shown = format_arguments(_plain_arguments(event.event), _MAX_ARGUMENTS)
         if shown:

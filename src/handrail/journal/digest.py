@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import logging
 import os
 import secrets
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ import msgspec
 import pydantic_core
 
 from handrail.errors import JournalError
-from handrail.journal.location import KEY_SUFFIX, check_private
+from handrail.journal.location import KEY_SUFFIX, check_private, create_folders, state_folder
+
+log = logging.getLogger("handrail.journal")
 
 KEY_VARIABLE = "HANDRAIL_KEY"
 _KEY_BYTES = 32
@@ -51,6 +55,42 @@ def key_beside(journal: str, is_new: bool) -> bytes:
             "Restore the original file.",
         )
     return key
+
+
+def folder_key() -> bytes:
+    """Return the key that signs what this user's processes stage in folders, kept as a journal's key is.
+
+    It is derived from `HANDRAIL_KEY` if that is set, or else kept in a file beside the journals, where tools can't reach
+    it. If no file can be kept there, the key lasts as long as the process.
+    """
+    given = os.environ.get(KEY_VARIABLE)
+    if given:
+        return hashlib.sha256(b"handrail folders\0" + given.encode()).digest()
+    try:
+        return _kept_key(state_folder() / f"folders{KEY_SUFFIX}")
+    except (OSError, JournalError) as error:
+        return _key_of_this_process(str(error))
+
+
+@lru_cache(maxsize=8)
+def _kept_key(path: Path) -> bytes:
+    create_folders(path.parent)
+    if not path.exists():
+        _make(path)
+    check_private(str(path), path)
+    key = path.read_bytes()
+    if len(key) != _KEY_BYTES:
+        raise JournalError(str(path), f"it has {len(key)} bytes", "Restore the original file.")
+    return key
+
+
+@lru_cache(maxsize=1)
+def _key_of_this_process(problem: str) -> bytes:
+    log.warning(
+        "no key can be kept, so commits that this process leaves unfinished can't be finished or undone by another one: %s",
+        problem,
+    )
+    return new_key()
 
 
 def key_check(key: bytes, journal: str) -> str:

@@ -33,18 +33,18 @@ from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.history import History
 from handrail.resources.directory.jail import Jail, refusal
 from handrail.resources.directory.rename_lock import RenameLock
+from handrail.resources.directory.signature import MANIFEST, is_foreign, read_manifest, sign
 from handrail.resources.directory.staging import (
     IDENTITY,
     belongs,
     claim,
-    facts_of,
     find_staging,
     read_identity,
+    status_of,
 )
 
 log = logging.getLogger("handrail.files")
 
-MANIFEST = "manifest"
 _COMMIT, _UNDO, _GONE = "commit", "undo", "gone"
 _READY = 8
 _TRIES = 8
@@ -80,7 +80,7 @@ class Area:
     def folder(self) -> Path:
         """The staging folder. Unless it is fixed, it is found by the identity of the root."""
         if self._folder is None:
-            self._folder = find_staging(facts_of(self.jail.fd), self._wanted)
+            self._folder = find_staging(status_of(self.jail.fd), self._wanted)
         return self._folder
 
     def at(self, folder: Path) -> Area:
@@ -95,7 +95,7 @@ class Area:
     def is_own(self) -> bool:
         """Return whether the staging folder exists and belongs to this root."""
         found = read_identity(self.folder)
-        return found is not None and belongs(found, self.folder, facts_of(self.jail.fd))
+        return found is not None and belongs(found, self.folder, status_of(self.jail.fd))
 
     @property
     def mine(self) -> Path:
@@ -128,7 +128,7 @@ class Area:
                 ".", self._with_hint(f"changes can't be staged in {str(self.folder)!r} ({why})")
             ) from None
         try:
-            if facts_of(self._lock).mount != facts_of(self.jail.fd).mount:
+            if status_of(self._lock).mount != status_of(self.jail.fd).mount:
                 problem = f"{str(self.folder)!r} is on a different disk from {str(root)!r}"
                 raise FileError(".", self._with_hint(problem))
             self._refuse_case_insensitive(mine)
@@ -290,9 +290,11 @@ class Area:
         self.forget_part(part)
 
     def forget_part(self, part: Path) -> None:
-        """Remove a process's folder, unless it contains a commit that a journal may have recorded, or an undo."""
+        """Remove a process's folder, unless it contains a commit that a journal may have recorded, an undo, or a commit
+        that this user's Handrail did not make.
+        """
         kept = (*part.glob(f"{_COMMIT}-*"), *part.glob(f"{_UNDO}*"))
-        if not any(any(folder.iterdir()) for folder in kept):
+        if not any(any(folder.iterdir()) for folder in kept) and not any(map(is_foreign, part.iterdir())):
             self.disk.forget(part)
 
     # --- commits ----------------------------------------------------------------------------------
@@ -345,7 +347,7 @@ class Area:
             os.close(fd)
 
     def write_manifest(self, folder: Path, manifest: Manifest, name: str = MANIFEST) -> None:
-        self.disk.write(folder / name, msgspec.msgpack.encode(manifest))
+        self.disk.write(folder / name, sign(manifest))
 
     def retire(self, commit: Commit) -> None:
         """Keep what an applied commit displaced, and remove the oldest kept commits while they exceed the limits.
@@ -383,9 +385,13 @@ class Area:
         """Return a call's newest kept commit, or None. The call's run and journal must match too."""
         found = self._find(key)
         if found is None:
-            # A process that died may have left it among its own files.
+            # A process that died may have left it among its own files, and so may an undo that failed.
             if self.is_own():
                 self._sweep(self.mine)
+                for commit in list(self.begun(self.mine, "")):
+                    if commit.folder.name.startswith(_UNDO):
+                        with reported(commit.folder):
+                            self.settle(commit)
             found = self._find(key)
         return found
 
@@ -470,14 +476,6 @@ def reported(leftover: Path) -> Generator[None]:
         yield
     except OSError as error:
         log.warning("%s was not cleaned up, because the disk reported an error: %s", leftover, error)
-
-
-def read_manifest(folder: Path, name: str = MANIFEST) -> Manifest | None:
-    """Read a commit's manifest. Returns None if it is missing or incomplete."""
-    try:
-        return msgspec.msgpack.decode((folder / name).read_bytes(), type=Manifest)
-    except (OSError, msgspec.DecodeError):
-        return None
 
 
 def case_insensitive(root: Path) -> DefinitionError:

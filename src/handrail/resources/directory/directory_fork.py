@@ -256,6 +256,7 @@ class DirectoryFork(Linked, FileFork):
             self._enter()
             if self._sealed:
                 raise ContextExpired(self._owner)
+            self._ground.jail.check_in_place()
             lowers: list[Path] = [self._ground.jail.root]
             for fork in self._line:
                 if isinstance(fork, DirectoryFork):
@@ -281,6 +282,7 @@ class DirectoryFork(Linked, FileFork):
             top = stack.top
             if top is None:
                 raise ContextError(f"the fork of {self._owner!r} has no layers. Call layers() first")
+            self._ground.jail.check_in_place()  # the command has seen the folder at the path
             entries = list(top.changed())
             for entry in entries:
                 if entry.kind == "other" and not is_pipe_or_socket(entry.status):

@@ -43,7 +43,7 @@ class DirectoryFilesystem(Linked):
     is a separate commit.
 
     - `staging`: the folder for pending changes and displaced files, on the same disk. The default is
-      `.<name>.handrail` beside the root. A folder directly in the root works too and is then hidden, but a
+      `.<name>.handrail` beside the root, or `.staging.handrail` in it if the root is a mount point. A folder directly in the root works too and is then hidden, but a
       command's overlay can't be mounted over such a root.
     - `limits`: how much one call may change, and the maximum size of a file that can be read.
     - `startup_files`: patterns of the startup files that calls may change without a separate approval, such as
@@ -110,6 +110,7 @@ class DirectoryFilesystem(Linked):
         """
         ground = self._ground
         with ground.lock:
+            ground.jail.check_in_place()
             key = CallKey(call_id, run_id, place, journal)
             commit = ground.area.done(key)
             if commit is None:

@@ -120,9 +120,14 @@ class History:
             self._remove(kept.pop(0), aside)
         if self._total <= self.keep_bytes:
             return
-        links = {each.name: _links(self.path(each)) for each in kept if each.shared}
-        while kept and _held(kept, links) > self.keep_bytes:
-            large = (each for each in kept if _held([each], links) > self.keep_bytes // 2)
+        while True:
+            links = {each.name: _links(self.path(each)) for each in kept if each.shared}
+            held = _held(links.values())
+            own = {each.name: each.own for each in kept if each.name not in links}
+            if sum(own.values()) + sum(held.values()) <= self.keep_bytes:
+                return
+            sizes = own | {name: sum(held.get(inode, 0) for inode in here) for name, here in links.items()}
+            large = (each for each in kept if sizes[each.name] > self.keep_bytes // 2)
             victim = next(large, None) or next(each for each in kept if not each.is_dropped)
             at = kept.index(victim)
             self._total -= victim.own + victim.shared
@@ -159,18 +164,16 @@ _Links = dict[tuple[int, int], tuple[int, int, int]]
 """For each file in a commit: how many of its names are there, how many names it has at all, and its bytes."""
 
 
-def _held(kept: Iterable[Kept], links: dict[str, _Links]) -> int:
-    """Return the bytes that removing these commits would free."""
-    total = 0
+def _held(links: Iterable[_Links]) -> dict[tuple[int, int], int]:
+    """Return the bytes of each file that has no name outside of these commits."""
     seen: dict[tuple[int, int], int] = {}
-    for each in kept:
-        if each.name not in links:
-            total += each.own
-        for inode, (here, names, size) in links.get(each.name, {}).items():
+    held: dict[tuple[int, int], int] = {}
+    for each in links:
+        for inode, (here, names, size) in each.items():
             seen[inode] = seen.get(inode, 0) + here
             if seen[inode] == names:
-                total += size
-    return total
+                held[inode] = size
+    return held
 
 
 def _sizes(folder: Path) -> tuple[int, int]:

@@ -173,6 +173,19 @@ class Jail:
         self.root = root
         self.fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
+    def check_in_place(self) -> None:
+        """Raise `FileError` unless the open folder is still the one at its path.
+
+        Reads and commits use the open folder, and commands use the path, so both must be the same folder.
+        """
+        try:
+            if os.path.samestat(os.stat(self.root), os.fstat(self.fd)):
+                return
+        except OSError:
+            pass
+        problem = f"the folder {str(self.root)!r} was moved or replaced while it was open, so nothing was changed. Open the folder again"
+        raise FileError(".", problem)
+
     def close(self) -> None:
         """Close the folder. Safe to call twice."""
         if self.fd >= 0:

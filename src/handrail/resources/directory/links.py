@@ -73,6 +73,7 @@ class Ground(Shared):
 
     def startup_links(self) -> Iterator[tuple[str, str]]:
         """Yield each link at a startup file's location, with the path under the root that it leads to."""
+        self.jail.check_in_place()
         root = os.path.realpath(self.jail.root)
         there = PLACES.keys() & os.listdir(root)
         places = [place for name in there for place in PLACES[name]]
@@ -278,7 +279,7 @@ class Linked(Layer):
                     and not (data.staged or data.kept)
                 ):
                     asked.add(path)
-        holding = files_holding(self._ground.jail.root, text, sorted(asked))
+        holding = files_holding(Path(f"/proc/self/fd/{self._ground.jail.fd}"), text, sorted(asked))
         return frozenset() if holding is None else frozenset(asked - holding)
 
     def _contents_of(self, paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:

@@ -19,17 +19,18 @@ import msgspec
 from handrail.errors import RunUnknown
 from handrail.journals import Journal
 from handrail.records import CommitUnit
-from handrail.resources.directory.area import MANIFEST, Area, read_manifest, reported
+from handrail.resources.directory.area import Area, reported
 from handrail.resources.directory.commit import Manifest, shown_version
 from handrail.resources.directory.content import version_of
 from handrail.resources.directory.jail import Jail
+from handrail.resources.directory.signature import MANIFEST, read_manifest
 from handrail.resources.directory.staging import (
     INSIDE,
     belongs,
     default_staging,
-    facts_of,
     read_identity,
     staging_folders,
+    status_of,
 )
 from handrail.threads import run_in_thread
 
@@ -123,7 +124,7 @@ def state_of(manifest: Manifest) -> str:
         found = read_identity(staging)
         if found is None or found.id != manifest.root_id:
             return f"{str(staging)!r}, where its files are staged, is not there. {_MOVE_BACK}"
-        if not belongs(found, staging, facts_of(jail.fd)):
+        if not belongs(found, staging, status_of(jail.fd)):
             return f"a different folder is there now. {_MOVE_BACK}"
         return _state_in(manifest, staging, jail)
     finally:
@@ -187,7 +188,7 @@ class _Recovery:
 
         There may be several: a root that was moved or mounted elsewhere may have got another one there.
         """
-        root, facts = self._jail.root, facts_of(self._jail.fd)
+        root, facts = self._jail.root, status_of(self._jail.fd)
         places = [self._area.folder, default_staging(root, self._jail.fd), root / INSIDE]
         places += [Path(each.staging) for each in manifests]
         places += staging_folders(root.parent)

@@ -53,20 +53,26 @@ class RenameLock:
             left = os.pread(marks, _LENGTH, 0).partition(b"\0")[0]
             if left:
                 self._heed(os.fsdecode(left))
-            # A commit's folder has the same depth in every staging folder.
-            self._disk.mark(marks, os.fsencode("/".join(commit.parts[-3:])) + b"\0")
+            try:
+                # A commit's folder has the same depth in every staging folder.
+                self._disk.mark(marks, os.fsencode("/".join(commit.parts[-3:])) + b"\0")
+            except OSError as error:
+                raise refusal(".", error) from None
             try:
                 yield
             finally:
-                self._disk.mark(marks, b"\0")
+                with contextlib.suppress(OSError):  # a mark that stays is harmless: the commit is complete
+                    self._disk.mark(marks, b"\0")
         finally:
             os.close(fd)  # releases the lock
 
     def _open(self) -> int:
         if self._marks < 0:
-            self._marks = os.open(
-                self._staging() / MARK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-            )
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            try:
+                self._marks = os.open(self._staging() / MARK, flags, 0o600)
+            except OSError as error:
+                raise refusal(".", error) from None
         return self._marks
 
     def close(self) -> None:

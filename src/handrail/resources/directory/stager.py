@@ -35,6 +35,7 @@ def stage_commit(jail: Jail, area: Area, over: Over, key: CallKey, *, synced: bo
     changes = list(in_order(over))
     if not changes:
         return None
+    jail.check_in_place()
     try:
         return _stage(jail, area, over, changes, key, synced=synced)
     except FileNotFoundError:

@@ -46,7 +46,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
     """The inode of the staging folder."""
 
 
-class Facts(NamedTuple):
+class FolderStatus(NamedTuple):
     """What identifies a folder on disk."""
 
     device: int
@@ -75,7 +75,7 @@ def _find_statx() -> Any:
 _statx = _find_statx()
 
 
-def facts_of(folder: int) -> Facts:
+def status_of(folder: int) -> FolderStatus:
     """Return what identifies an open folder."""
     found = os.fstat(folder)
     born, mount = 0, found.st_dev
@@ -88,7 +88,7 @@ def facts_of(folder: int) -> Facts:
                 born = seconds * 1_000_000_000 + nanoseconds
             if mask & _STATX_MOUNT:
                 (mount,) = struct.unpack_from("Q", buffer, 144)
-    return Facts(found.st_dev, found.st_ino, born, found.st_uid, mount)
+    return FolderStatus(found.st_dev, found.st_ino, born, found.st_uid, mount)
 
 
 # --- where it lies --------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def default_staging(root: Path, folder: int) -> Path:
     except OSError:
         return root / INSIDE
     try:
-        is_mount_point = root == root.parent or facts_of(around).mount != facts_of(folder).mount
+        is_mount_point = root == root.parent or status_of(around).mount != status_of(folder).mount
     finally:
         os.close(around)
     if is_mount_point or not (os.path.lexists(beside) or os.access(root.parent, os.W_OK | os.X_OK)):
@@ -110,7 +110,7 @@ def default_staging(root: Path, folder: int) -> Path:
     return beside
 
 
-def find_staging(root: Facts, wanted: Path) -> Path:
+def find_staging(root: FolderStatus, wanted: Path) -> Path:
     """Return the staging folder of a root: the one at `wanted`, or else the one in the same folder that belongs to it.
 
     If there is none yet, returns a path at which no other root's staging folder is.
@@ -147,7 +147,7 @@ def read_identity(staging: Path) -> Identity | None:
         return None
 
 
-def belongs(found: Identity, staging: Path, root: Facts) -> bool:
+def belongs(found: Identity, staging: Path, root: FolderStatus) -> bool:
     """Return whether a staging folder that records this identity is the one of this root."""
     try:
         own = os.lstat(staging)
@@ -165,7 +165,7 @@ def claim(staging: Path, root: Path, folder: int) -> str:
 
     Raises `FileError` if the staging folder belongs to a different root, or if other users could change what is in it.
     """
-    facts, own = facts_of(folder), os.lstat(staging)
+    facts, own = status_of(folder), os.lstat(staging)
     if not stat.S_ISDIR(own.st_mode) or not _is_private(own, facts):
         problem = f"other users can change {str(staging)!r}, where changes are staged. Remove it, or pass a different staging="
         raise FileError(".", problem)
@@ -183,7 +183,7 @@ def claim(staging: Path, root: Path, folder: int) -> str:
     return found.id
 
 
-def _is_private(staging: os.stat_result, root: Facts) -> bool:
+def _is_private(staging: os.stat_result, root: FolderStatus) -> bool:
     """Return whether only this user, or the owner of the root, can change what is in a staging folder."""
     return staging.st_uid in (os.geteuid(), root.owner) and not staging.st_mode & _OTHERS_WRITE
 
