@@ -489,7 +489,10 @@ class FileError(StateError, OSError):
     """A file operation failed."""
 
     def __init__(self, path: str, problem: str) -> None:
-        super().__init__(f"{path!r}: {problem}")
+        shown = repr(path).replace(
+            r"\\", "\\"
+        )  # a path may contain escapes, which are shown as they are written
+        super().__init__(f"{shown}: {problem}")
         self.path = path
 
 

@@ -109,7 +109,7 @@ async def list_files() -> str:
 
 
 async def test_half_a_character_does_not_end_a_conversation() -> None:
-    """A file name that is not UTF-8 and a lone surrogate in a message are sent with replacement characters."""
+    """A file name that is not UTF-8 is sent escaped, and a lone surrogate in a message as a replacement character."""
     call = {"id": "a", "type": "function", "function": {"name": "list_files", "arguments": "{}"}}
     async with raw_server(said(None, tool_calls=[call]), said("ok")) as raw:
         adapter = Adapter(OpenAIModel("m", base_url=raw.url, key_variable=None))
@@ -120,7 +120,7 @@ async def test_half_a_character_does_not_end_a_conversation() -> None:
     assert response.text == "ok"
     user, _, result = raw.bodies[1]["messages"][1:]
     assert user["content"] == "half \ufffd, whole \U0001f600"
-    assert result["content"] == "caf\ufffd.txt, \u00e9t\u00e9.txt"
+    assert result["content"] == "caf\\xe9.txt, \u00e9t\u00e9.txt"
 
 
 # --- deadlines ---------------------------------------------------------------------------------

@@ -220,7 +220,7 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
     "backslash": (lambda f: f.read("src\\main.py"), PathRefused, "Separate folders with '/'"),
     "surrogate": (lambda f: f.read("a\ud800"), PathRefused, r"'\ud800' can't be encoded as UTF-8"),
     "long name": (lambda f: f.write("ü" * 128, ""), PathRefused, "longer than 255 bytes. Use a shorter one"),
-    "long path": (lambda f: f.write("abc/" * 1025 + "x", ""), PathRefused, "longer than 4096 bytes"),
+    "long path": (lambda f: f.write("abc/" * 8193 + "x", ""), PathRefused, "longer than 32768 bytes"),
     "not text": (lambda f: f.read(3), PathRefused, "a path must be a str, not an int. Pass a str"),  # pyright: ignore[reportArgumentType]
     "unhashable": (lambda f: f.write([], ""), PathRefused, "a path must be a str, not a list"),  # pyright: ignore[reportArgumentType]
     "write to root": (lambda f: f.write(".", ""), PathRefused, "this names a folder, not a file"),

@@ -468,3 +468,41 @@ async def test_a_folder_of_them_that_is_a_link_is_followed(root: Path, place: st
         assert found == "shared/x"
         assert place in program
         fork.drop()
+
+
+@pytest.mark.parametrize("folder", ["mirror", "a/b/mirror", ""])
+@pytest.mark.parametrize("file", ["hooks/pre-receive", "config", "info/attributes"])
+def test_a_bare_repository_of_any_name_counts(root: Path, folder: str, file: str) -> None:
+    """What git runs in a bare repository that somebody made earlier counts, whatever its folder is called."""
+    at = root / folder
+    at.mkdir(parents=True, exist_ok=True)
+    path = f"{folder}/{file}" if folder else file
+    with closing(DirectoryFilesystem(root)) as files:
+        fork = files.fork("call")
+        fork.write(path, "")
+        assert fork.startup_files() == []
+        fork.drop()
+        (at / "HEAD").write_text("ref: refs/heads/main\n")
+        fork = files.fork("call")
+        fork.write(path, "")
+        assert fork.startup_files() == [(path, "git")]
+        assert "runs later: by git" in fork.diff()
+        fork.drop()
+
+
+@pytest.mark.parametrize("changed", ["step", "real"])
+def test_every_link_on_the_way_to_one_counts(root: Path, changed: str) -> None:
+    """If a startup file is a link to a link, a change of either counts."""
+    (root / "conftest.py").symlink_to("step")
+    (root / "step").symlink_to("real")
+    (root / "real").write_text("")
+    (root / "other").write_text("")
+    with closing(DirectoryFilesystem(root)) as files:
+        fork = files.fork("call")
+        if changed == "step":
+            fork.delete("step")
+            fork.move("other", "step")
+        else:
+            fork.write("real", "new")
+        assert [path for path, _ in fork.startup_files()] == [changed]
+        fork.drop()

@@ -100,11 +100,10 @@ def _content(old: str, new: str, base: Node, node: Node) -> Iterator[str]:
     if max(counts) > MAX_LINES:
         yield f"Long files {old} and {new} differ: {counts[0]} lines before, {counts[1]} after"
         return
-    for line in unified_diff(_lines(before), _lines(after), old, new):
-        if line.endswith("\n"):
-            yield exact(line[:-1], tabs=True)
-        else:
-            yield exact(line, tabs=True)
+    for number, line in enumerate(unified_diff(_lines(before), _lines(after), old, new)):
+        text = line.removesuffix("\n")
+        yield text if number < 2 else exact(text, tabs=True)  # the first two lines are the names
+        if text == line:
             yield "\\ No newline at end of file"
 
 
@@ -152,7 +151,8 @@ def _mode(facts: Facts | None) -> str:
 def _said(path: str) -> str:
     """Format a file name for the diff.
 
-    A name with unusual characters is escaped and quoted, so that it can't be mistaken for another line of the diff.
+    A name with unusual characters is escaped and quoted, so that it can't be mistaken for another line of the diff. The
+    only backslashes in a path begin escapes, which stay as they are.
     """
-    shown = exact_line(path)
+    shown = exact_line(path).replace(r"\x5cx", r"\x")
     return shown if shown == path else f'"{shown}"'

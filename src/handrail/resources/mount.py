@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from handrail.resources.long_paths import reach
 from handrail.resources.paths import RESERVED, ancestors
 from handrail.resources.reserved_names import reserved_names
 
@@ -91,15 +92,21 @@ def mask_reserved(mask: Path, root: Path) -> None:
         for folder in ancestors(path):
             if folder not in around:
                 around[folder] = None
-                (mask / folder).mkdir()
-        _white_out(mask / path)
+                with reach(mask / folder) as at:
+                    os.mkdir(at)
+        with reach(mask / path) as at:
+            _white_out(at)
     # Inner folders come first, because a change in them would change the times of outer ones.
     for folder in sorted(around, reverse=True):
-        with contextlib.suppress(FileNotFoundError):  # it was removed meanwhile
-            _imitate(mask / folder, root / folder)
+        with (
+            contextlib.suppress(FileNotFoundError),  # it was removed meanwhile
+            reach(mask / folder) as at,
+            reach(root / folder) as original,
+        ):
+            _imitate(at, original)
 
 
-def _imitate(folder: Path, original: Path) -> None:
+def _imitate(folder: str, original: str) -> None:
     """Give a folder of the mask the owner, mode and times of the original, because they hide those of the original."""
     facts = os.stat(original)
     with contextlib.suppress(PermissionError):
@@ -108,7 +115,7 @@ def _imitate(folder: Path, original: Path) -> None:
     strip_marks(folder)
 
 
-def _white_out(path: Path) -> None:
+def _white_out(path: str) -> None:
     try:
         os.mknod(path, stat.S_IFCHR, os.makedev(0, 0))
     except PermissionError:  # fall back to an empty folder that hides the one below

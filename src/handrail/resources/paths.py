@@ -2,10 +2,15 @@
 
 Every Handrail filesystem parses its paths here, so memory and disk refuse the same paths, and a path names the same
 file in both.
+
+A path is always text that can be sent and recorded. Names on a disk are bytes. So a name that is not UTF-8, or that
+contains a control character or a backslash, is spelled with escapes: `caf\\xe9` is the name `caf` and the byte `e9`. Each
+name has exactly one spelling. Only the code that accesses the disk converts between the two (`spelled`, `on_disk`).
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -19,13 +24,16 @@ from handrail.schema.kinds import describe_kind
 
 MAX_NAME = 255
 """Maximum bytes in one name, as in common filesystems."""
-MAX_PATH = 4096
-"""Maximum bytes in a whole path."""
+MAX_PATH = 32 * 1024
+"""Maximum bytes in a whole path. It is more than a system call accepts, because a path can be followed in parts."""
 
 RESERVED = ".handrail"
 """Name of the folder where Handrail keeps its records. Tools can't access such a folder, and commands can't change one."""
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_ODD = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\\\\\udc80-\udcff]")
+_NOT_UTF8 = re.compile("[\udc80-\udcff]")
+_ESCAPE = re.compile(rb"\\x([0-9a-f]{2})")
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _REMEMBERED = 4096
 _SHORT = 256
@@ -45,6 +53,22 @@ def reserved_in(path: str) -> str:
             if is_reserved(name):
                 return "/".join(names[:at])
     return ""
+
+
+def spelled(name: str) -> str:
+    """Return how a name or a path on disk, as Python decodes it, is spelled in Handrail."""
+    return _ODD.sub(_escaped, name) if _ODD.search(name) else name
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(found[0]))
+
+
+def on_disk(path: str) -> str:
+    """Return a spelled path as Python decodes it from the disk. The reverse of `spelled`."""
+    if "\\" not in path:
+        return path
+    return os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), os.fsencode(path)))
 
 
 class ParsedPath(msgspec.Struct, frozen=True, gc=False):
@@ -141,15 +165,17 @@ def _parse(path: object) -> ParsedPath:
         raise PathRefused(path, "the path is empty. Name a file or a folder; '.' is the root")
     if found := _CONTROL.search(path):
         raise PathRefused(path, f"it contains the control character {found[0]!r}. Remove it")
+    path = _NOT_UTF8.sub(_escaped, path)  # a name that Python has decoded from the disk
     if "\\" in path:
-        raise PathRefused(path, "it contains a backslash. Separate folders with '/'")
+        _check_escapes(path)
     if path.startswith("/") or _ADDRESS.match(path):
         raise PathRefused(
             path, "it is absolute. Paths start at the root of the files, as in 'docs/notes.txt'"
         )
     if path == "~" or path.startswith("~/"):
         raise PathRefused(
-            path, "it starts with '~', and there is no home folder here. Write the path from the root"
+            path,
+            "it starts with '~', and there is no home folder here. Write the path from the root; './~' is a file named '~'",
         )
     names = [name for name in path.split("/") if name not in ("", ".")]
     _check_names(path, names)
@@ -158,13 +184,23 @@ def _parse(path: object) -> ParsedPath:
     return ParsedPath("/".join(names), "/".join(folders), last, as_folder)
 
 
+def _check_escapes(path: str) -> None:
+    raw = on_disk(path)
+    if "\0" in raw:
+        raise PathRefused(path, "it contains the control character '\\x00'. Remove it")
+    if spelled(raw) != path:
+        if path.count("\\") != len(_ESCAPE.findall(os.fsencode(path))):
+            raise PathRefused(path, "it contains a backslash. Separate folders with '/'")
+        raise PathRefused(path, f"its escapes stand for ordinary characters. Write it as {spelled(raw)}")
+
+
 def _check_names(path: str, names: list[str]) -> None:
     if ".." in names:
         raise PathRefused(
             path, "'..' is not allowed, because it could lead out of the root. Write the path from the root"
         )
     try:
-        sizes = [len(name.encode()) for name in names]
+        sizes = [len(os.fsencode(on_disk(name)) if "\\" in name else name.encode()) for name in names]
     except UnicodeEncodeError as error:
         character = path[error.start : error.start + 1]
         raise PathRefused(path, f"{character!r} can't be encoded as UTF-8. Use ordinary characters") from None

@@ -6,6 +6,7 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
+from handrail.resources.long_paths import reach
 from handrail.resources.paths import is_reserved, join
 
 _SETTLED = 2 * 10**9
@@ -37,10 +38,11 @@ class ReservedNames:
             folder = pending.pop()
             at = f"{self._root}/{folder}"
             try:
-                changed = os.lstat(at).st_ctime_ns
-                before = known.get(folder)
-                if before is None or before[0] != changed:
-                    before = (changed if changed + _SETTLED < now else 0, *_read(at, folder))
+                with reach(at) as here:
+                    changed = os.lstat(here).st_ctime_ns
+                    before = known.get(folder)
+                    if before is None or before[0] != changed:
+                        before = (changed if changed + _SETTLED < now else 0, *_read(here, folder))
             except OSError:  # it was removed meanwhile, or may not be read
                 continue
             found[folder] = before

@@ -17,9 +17,9 @@ from handrail.records import Entry, RunRow
 from handrail.replay.records import InnerCall
 from handrail.runs.tree import text_of
 from handrail.serve.agui.message_writer import call_json, result_id, shorten
-from handrail.serve.agui.wire_events import Event, clean
+from handrail.serve.agui.wire_events import Event
 from handrail.session import Session
-from handrail.tools.result import shown_text
+from handrail.tools.result import clean_text, shown_text
 
 
 class RunMessage(NamedTuple):
@@ -175,7 +175,7 @@ def _render_nested(messages: Iterable[RunMessage]) -> Iterator[dict[str, Any]]:
     for run_id, message in messages:
         if not isinstance(message, UserMessage):
             for each in _render_message(run_id, message, turns):
-                yield {**each, "content": clean(each["content"]), "subagentRunId": run_id}
+                yield {**each, "content": clean_text(each["content"]), "subagentRunId": run_id}
 
 
 def _render_message(

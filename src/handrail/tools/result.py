@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
 
 import msgspec
 
 from handrail.errors import CallFailed
 from handrail.schema import to_json
+
+_BYTES = re.compile("(?<![\ud800-\udbff])[\udc80-\udcff]")
+"""Characters that stand for bytes of a file name that are not UTF-8, as Python decodes them."""
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -87,12 +91,16 @@ def json_of(result: ToolResult[Any]) -> bytes:
 
 
 def clean_text(text: str) -> str:
-    """Return text with its lone surrogates replaced, since no provider or journal accepts them. File names may have them."""
+    """Return text without lone surrogates, since no provider or journal accepts them.
+
+    Those that stand for bytes of a file name are escaped as `\\xff`, as in the paths of files. Others are replaced.
+    """
     if text.isascii():
         return text
     try:
         text.encode()
     except UnicodeEncodeError:
+        text = _BYTES.sub(lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", text)
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
 

@@ -126,7 +126,7 @@ def test_modes_links_and_odd_names_come_along(folders: Folders, at: Path):
         "chmod 700 keep; chmod 755 a; ln -s a link; ln -s /etc/passwd out; printf o > 'odd\\name'; mkfifo p"
     )
     taken = command(fork, script, at)[1]
-    assert taken == ("a", "keep/", "link", "odd\\name", "out", "p")
+    assert taken == ("a", "keep/", "link", r"odd\x5cname", "out", "p")
     fork.prepare()
     fork.stage(CallKey("call"))
     fork.apply()

@@ -41,7 +41,7 @@ from handrail.resources.directory.rename_lock import RenameLock
 from handrail.resources.directory.writers import Busy, Unexpected, unwritten
 from handrail.resources.facts import Facts
 from handrail.resources.layer import Node, Over
-from handrail.resources.paths import ancestors, join, reserved_in, split
+from handrail.resources.paths import ancestors, join, on_disk, reserved_in, spelled, split
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -288,7 +288,7 @@ class Commit:
         if displaced == step.before or not displaced:
             return True
         folder, name = split(step.where)
-        there = folders.open(folder)
+        name, there = on_disk(name), folders.open(folder)
         now = _identity_in(there, name)
         if step.do == "take" and not now:
             self._disk.place(folders.slots, step.slot, there, name)
@@ -349,6 +349,7 @@ class Commit:
         if reserved_in(path):
             raise Unexpected  # no call makes such a step, so someone has changed the manifest
         folder, name = split(path)
+        name = on_disk(name)
         there, slots = folders.open(folder), folders.slots
         if step.do == "change":
             if step.facts is not None:
@@ -455,7 +456,7 @@ def members_of(folder: int, name: str) -> Iterator[tuple[str, str]]:
             try:
                 with os.scandir(here) as entries:
                     for entry in entries:
-                        path = join(prefix, entry.name)
+                        path = join(prefix, spelled(entry.name))
                         yield path, shown_version(version_of(entry.stat(follow_symlinks=False)))
                         if entry.is_dir(follow_symlinks=False):
                             pending.append(path)

@@ -37,9 +37,10 @@ from handrail.resources.directory.stager import stage_commit
 from handrail.resources.facts import Attributes, Facts, is_portable, read_attributes
 from handrail.resources.file_fork import FileChange, FileFork
 from handrail.resources.layer import ABSENT, TOP, Layer, Node, Shared
+from handrail.resources.long_paths import reach
 from handrail.resources.mount import Layers
 from handrail.resources.overlay import PREPARED, Overlay
-from handrail.resources.paths import ParsedPath, join, split
+from handrail.resources.paths import ParsedPath, ancestors, join, on_disk, split
 from handrail.resources.startup_files import is_allowed, run_by
 
 _KEPT_FILE, _KEPT = 1024 * 1024, 64 * 1024 * 1024
@@ -152,12 +153,23 @@ class DirectoryFork(Linked, FileFork):
     def _run_later(self) -> Mapping[str, str]:
         # A file also counts if a link where a startup file belongs, such as `.git/hooks/pre-commit`, leads to it.
         changed = {path: node for path, node, _ in self._changes() if node.version and not node.is_folder}
-        found = {path: run_by(path, is_link=is_link(node)) for path, node in changed.items()}
+        found = {
+            path: run_by(path, is_link=is_link(node)) or self._run_by_repository(path, is_link(node))
+            for path, node in changed.items()
+        }
         for link, target in self._ground.startup_links() if found else ():
             for path in changed:
                 if not found[path] and (path == target or path.startswith(f"{target}/")):
                     found[path] = f"{run_by(link, is_link=True)}, as {link}"
         return {path: program for path, program in found.items() if program}
+
+    def _run_by_repository(self, path: str, is_link: bool) -> str:
+        """Return the program that runs a file of a bare git repository, whatever the repository's folder is called, or ""."""
+        for folder in ("", *ancestors(path)):
+            program = run_by(f".git/{path[len(folder) + 1 if folder else 0 :]}", is_link=is_link)
+            if program and self._look(folder, "HEAD").version:
+                return program
+        return ""
 
     # --- the end of a call ------------------------------------------------------------------------
 
@@ -344,11 +356,11 @@ class DirectoryFork(Linked, FileFork):
                 self._ground.refuse_around(entry.path)
             for inside, each, node in reversed(self._below(entry.path, old)):
                 path = join(inside, each)
-                if entry.kind != "folder" or not os.path.lexists(top / path):
+                if entry.kind != "folder" or not _exists(top / on_disk(path)):
                     self._put(inside, each, ABSENT, node)
                     stack.took(path, ABSENT)
                     changed = True
-        node = self._made(entry, top / entry.path, old)
+        node = self._made(entry, top / on_disk(entry.path), old)
         if node is not old:
             if not self._has_folder(folder):
                 self._make_folders(folder, force=True)
@@ -366,7 +378,8 @@ class DirectoryFork(Linked, FileFork):
             facts = self._facts_left(entry, old)
             return old if facts is None else Folder(tick, None, status.st_mtime, facts)
         if entry.kind == "link":
-            return Node(tick, Link(os.readlink(at)), status.st_mtime)
+            with reach(at) as link:
+                return Node(tick, Link(os.readlink(link)), status.st_mtime)
         source = _Staged(at, self._shared.limits.max_file_size)
         content = (Special if entry.kind == "other" else OnDisk)(entry.path, status, source, at)
         return Node(tick, content, status.st_mtime)
@@ -414,7 +427,8 @@ class _Staged:
         self._limit = limit
 
     def read(self, path: str, version: int) -> bytes:
-        fd = os.open(self._at, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with reach(self._at) as at:
+            fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             now = version_of(os.fstat(fd))
             # without ctime, which changes when a layer shares the file
@@ -425,4 +439,10 @@ class _Staged:
             os.close(fd)
 
     def attributes(self, path: str) -> Attributes:
-        return read_attributes(self._at)
+        with reach(self._at) as at:
+            return read_attributes(at)
+
+
+def _exists(path: Path) -> bool:
+    with reach(path) as at:
+        return os.path.lexists(at)

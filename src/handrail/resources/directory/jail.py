@@ -21,7 +21,8 @@ from typing import Any
 from handrail.errors import Conflict, FileError, FileLimitReached
 from handrail.resources.directory.content import NOT_REGULAR, version_of
 from handrail.resources.facts import Facts, read_attributes
-from handrail.resources.paths import RESERVED, is_reserved, join, reserved_in
+from handrail.resources.long_paths import PART, parts_of
+from handrail.resources.paths import RESERVED, is_reserved, join, on_disk, reserved_in, spelled
 
 _OPENAT2 = 437
 """Number of the `openat2` system call, the same on every Linux architecture."""
@@ -97,18 +98,26 @@ has_openat2 = _probe()
 
 
 def open_beneath(folder: int, path: str, flags: int) -> int:
-    """Open a path under a folder. A path that crosses a link is refused (`ELOOP`).
+    """Open a path of any length under a folder. A path that crosses a link is refused (`ELOOP`).
 
     The last name may be a link only with `O_PATH | O_NOFOLLOW`, which opens the link itself.
     """
-    encoded = os.fsencode(path) or b"."
-    if has_openat2:
-        try:
-            return _openat2(folder, encoded, flags)
-        except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
-                raise
-    return open_by_steps(folder, encoded, flags)
+    encoded = os.fsencode(on_disk(path)) or b"."
+    opened = _openat2 if has_openat2 else open_by_steps
+    if len(encoded) <= PART:
+        return opened(folder, encoded, flags)
+    *above, last = parts_of(encoded)
+    here = folder
+    try:
+        for part in above:
+            inner = opened(here, part, os.O_PATH | os.O_DIRECTORY)
+            if here != folder:
+                os.close(here)
+            here = inner
+        return opened(here, last, flags)
+    finally:
+        if here != folder:
+            os.close(here)
 
 
 def move_into(source: int, name: str, target: int, new_name: str) -> None:
@@ -250,7 +259,7 @@ class Jail:
             with os.scandir(fd) as entries:
                 for entry in entries:
                     if not is_reserved(entry.name):
-                        yield entry.name, _kind(entry)
+                        yield spelled(entry.name), _kind(entry)
         finally:
             os.close(fd)
 
@@ -267,9 +276,9 @@ class Jail:
                 with os.scandir(fd) as entries:
                     for entry in entries:
                         if is_reserved(entry.name):
-                            return join(folder, entry.name)
+                            return join(folder, spelled(entry.name))
                         if entry.is_dir(follow_symlinks=False):
-                            pending.append(join(folder, entry.name))
+                            pending.append(join(folder, spelled(entry.name)))
             finally:
                 os.close(fd)
         return ""

@@ -12,10 +12,11 @@ Overlays are mounted with `userxattr`.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import msgspec
@@ -27,8 +28,9 @@ from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.jail import Jail, open_beneath
 from handrail.resources.facts import SET_ID, Facts, facts_at, write_facts
 from handrail.resources.layer import Node, Over
+from handrail.resources.long_paths import reach
 from handrail.resources.mount import OPAQUE, attribute, is_opaque, is_whiteout, strip_marks
-from handrail.resources.paths import is_reserved, join, split
+from handrail.resources.paths import MAX_PATH, is_reserved, join, on_disk, spelled, split
 
 _WHITEOUT, _ORIGIN = "user.overlay.whiteout", "user.overlay.origin"
 MOST = 16
@@ -73,7 +75,17 @@ class Upper:
     ) -> None:
         """Write a node to a path. `fill` copies or links a file that is on disk."""
         self._make_way(path, facts_below)
-        at = self.folder / path
+        with self._reach(path) as at:
+            self._put(at, path, node, base, fill)
+            if os.path.lexists(at):
+                self._written[path] = _mark(_entry(path, at))
+
+    @contextlib.contextmanager
+    def _reach(self, path: str) -> Generator[Path]:
+        with reach(self.folder / on_disk(path)) as at:
+            yield Path(at)
+
+    def _put(self, at: Path, path: str, node: Node, base: Node, fill: Callable[[OnDisk, Path], None]) -> None:
         data = node.data
         if not (node.is_folder and base.is_folder and at.is_dir()):
             self._disk.forget(at)
@@ -93,29 +105,35 @@ class Upper:
             fill(data, at)
         elif isinstance(data, Held):
             self._disk.write(at, data.data, data.facts)
-        if os.path.lexists(at):
-            self._written[path] = _mark(_entry(path, at))
 
     def _make_way(self, path: str, facts_below: Callable[[str], Facts | None]) -> None:
         folder = split(path)[0]
         missing: list[str] = []
-        while folder and not (self.folder / folder).is_dir():
+        while folder and not self._is_folder(folder):
             missing.append(folder)
             folder = split(folder)[0]
         for folder in reversed(missing):
-            at = self.folder / folder
-            self._disk.forget(at)  # a whiteout may be there, but the path is a folder again
-            os.mkdir(at, 0o777)
-            facts = facts_below(folder)
-            if facts is not None:
-                write_facts(at, facts)
-            self._written[folder] = _mark(_entry(folder, at))
+            with self._reach(folder) as at:
+                self._disk.forget(at)  # a whiteout may be there, but the path is a folder again
+                os.mkdir(at, 0o777)
+                facts = facts_below(folder)
+                if facts is not None:
+                    write_facts(at, facts)
+                self._written[folder] = _mark(_entry(folder, at))
+
+    def _is_folder(self, path: str) -> bool:
+        try:
+            with self._reach(path) as at:
+                return at.is_dir()
+        except (FileNotFoundError, NotADirectoryError):  # a folder above it is missing, and the path is long
+            return False
 
     def _under_opaque(self, path: str) -> bool:
         folder = split(path)[0]
         while folder:
-            if is_opaque(self.folder / folder):
-                return True
+            with self._reach(folder) as at:
+                if is_opaque(at):
+                    return True
             folder = split(folder)[0]
         return False
 
@@ -133,41 +151,40 @@ class Upper:
 
     def changed(self) -> Iterator[Entry]:
         """Yield the paths that commands have changed since the previous call. A folder comes before its content."""
-        try:
-            yield from self._changed()
-        except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
-                raise
-            problem = "a command nested its folders too deeply. Keep paths below 4096 bytes"
-            raise FileError(".", problem) from None
-
-    def _changed(self) -> Iterator[Entry]:
         gone = set(self._written)
         pending = [""]
         while pending:
             folder = pending.pop()
-            try:
-                with os.scandir(self.folder / folder) as entries:
-                    found = sorted(entries, key=lambda entry: entry.name)
-            except PermissionError:
-                problem = "a command removed the read permission of this folder. Keep its mode"
-                raise FileError(folder, problem) from None
-            for each in found:
-                if is_reserved(each.name):
-                    continue  # what commands write to reserved names is discarded
-                path = join(folder, each.name)
-                entry = _safe(_entry(path, Path(each.path)), Path(each.path))
-                gone.discard(path)
+            for entry in self._entries(folder):
+                gone.discard(entry.path)
                 if entry.kind == "folder":
-                    pending.append(path)
-                if self._written.get(path) != _mark(entry):
-                    self._written[path] = _mark(entry)
+                    pending.append(entry.path)
+                if self._written.get(entry.path) != _mark(entry):
+                    self._written[entry.path] = _mark(entry)
                     yield entry
         for path in sorted(gone):  # the fork created these paths, so there is nothing below to hide
             del self._written[path]
             yield Entry(path, "gone")
 
+    def _entries(self, folder: str) -> list[Entry]:
+        """Return the entries of a folder, sorted. What commands write to reserved names is left out, and so discarded."""
+        if len(folder) > MAX_PATH:
+            problem = f"a command nested its folders too deeply. Keep paths below {MAX_PATH} bytes"
+            raise FileError(f"{folder[:_SHOWN]}…", problem)
+        try:
+            with self._reach(folder) as here:
+                names = sorted(name for name in os.listdir(here) if not is_reserved(name))
+                found: list[Entry] = []
+                for name in names:
+                    path, at = join(folder, spelled(name)), here / name
+                    found.append(_safe(_entry(path, at), at))
+                return found
+        except PermissionError:
+            problem = "a command removed the read permission of this folder. Keep its mode"
+            raise FileError(folder, problem) from None
 
+
+_SHOWN = 40
 _Mark = tuple[int, bool, Facts | None]
 
 
@@ -300,7 +317,8 @@ class LayerStack:
 
     def _link(self, content: OnDisk, path: Path) -> None:
         if content.staged is not None and not isinstance(content, Special):
-            os.link(content.staged, path, follow_symlinks=False)
+            with reach(content.staged) as staged:
+                os.link(staged, path, follow_symlinks=False)
         else:
             self._copy(content, path)
 
@@ -315,7 +333,8 @@ def copy_out(jail: Jail, area: Area, content: OnDisk, path: Path) -> None:
     if content.staged is None:
         source = open_beneath(jail.fd, content.path, os.O_RDONLY | os.O_NONBLOCK)
     else:
-        source = os.open(content.staged, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with reach(content.staged) as staged:
+            source = os.open(staged, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         area.disk.copy(source, path, content.found)
     finally:

@@ -1,4 +1,4 @@
-"""`Linked`: a layer with symbolic links and with names that can't be written as paths.
+"""`Linked`: a layer with symbolic links.
 
 The kernel never follows a link. A path that crosses a link is resolved here, one name at a time, as the fork sees
 it. A link's target must be inside the root, and following a link counts as reading it.
@@ -28,7 +28,7 @@ from handrail.resources.directory.content import Held, OnDisk, Special, is_link
 from handrail.resources.directory.jail import Jail
 from handrail.resources.facts import Attributes
 from handrail.resources.layer import TOP, Layer, Node, Shared
-from handrail.resources.paths import join, parse_file_path, parse_path, reserved_in, split
+from handrail.resources.paths import join, on_disk, parse_file_path, parse_path, reserved_in, spelled, split
 from handrail.resources.search import line_pattern, sorted_matches
 from handrail.resources.startup_files import HOOKS, PLACES
 
@@ -72,7 +72,7 @@ class Ground(Shared):
             raise PathRefused(path, "uncommitted changes are staged there. Choose another path")
 
     def startup_links(self) -> Iterator[tuple[str, str]]:
-        """Yield each link at a startup file's location, with the path under the root that it leads to."""
+        """Yield each link at a startup file's location, with each path under the root that it leads through or to."""
         self.jail.check_in_place()
         root = os.path.realpath(self.jail.root)
         there = PLACES.keys() & os.listdir(root)
@@ -80,13 +80,13 @@ class Ground(Shared):
         for folder in HOOKS:
             if folder in places:
                 with contextlib.suppress(OSError):
-                    places += [f"{folder}/{name}" for name in os.listdir(os.path.join(root, folder))]
+                    places += [f"{folder}/{spelled(name)}" for name in os.listdir(os.path.join(root, folder))]
         for place in places:
-            at = os.path.join(root, place)
+            at = os.path.join(root, on_disk(place))
             if os.path.islink(at) or ("/" in place and os.path.islink(os.path.dirname(at))):
-                target = os.path.realpath(at)
-                if target.startswith(f"{root}/"):
-                    yield place, target[len(root) + 1 :]
+                for target in _trail(at):
+                    if target.startswith(f"{root}/"):
+                        yield place, spelled(target[len(root) + 1 :])
 
     def refuse_around(self, path: str) -> None:
         """Raise `FileError` if a folder to be moved or deleted contains a reserved name, at any depth."""
@@ -175,7 +175,7 @@ class Linked(Layer):
             if target != root and not target.startswith(f"{root}/"):
                 raise PathRefused(given, "a link in it leads out of the root. Name a path inside the root")
             target = target[len(root) :]
-        names.extendleft(reversed(target.split("/")))
+        names.extendleft(reversed(spelled(target).split("/")))
         return absolute
 
     # --- reading ----------------------------------------------------------------------------------
@@ -211,12 +211,11 @@ class Linked(Layer):
 
     def list(self, path: str = ".", /) -> Sequence[FileInfo]:
         with self._shared.lock:
-            found = super().list(self._followed(path))
-        return tuple(info for info in found if _can_be_said(info.path))
+            return super().list(self._followed(path))
 
     def _info(self, path: str, node: Node) -> FileInfo:
         """Return information on a link's target, or on the link itself if the target does not exist or is outside the root."""
-        if is_link(node) and _can_be_said(path):
+        if is_link(node):
             try:
                 at = parse_path(self._followed(path))
             except PathRefused:
@@ -246,7 +245,7 @@ class Linked(Layer):
             self._enter()
             found: dict[str, bool] = {}
             for name, node in self._list(here).items():
-                if not _can_be_said(name):
+                if not _can_be_said(join(here, name)):
                     continue
                 if is_link(node):
                     if self._kind(join(here, name)) is False:
@@ -331,8 +330,19 @@ class Linked(Layer):
             super().move(found, self._followed(target, last=False))
 
 
+def _trail(link: str) -> Iterator[str]:
+    """Yield the paths of all links that a link leads through, and the path that it finally leads to."""
+    at = link
+    for _ in range(_FOLLOWED):
+        if not os.path.islink(at):
+            break
+        at = os.path.normpath(os.path.join(os.path.realpath(os.path.dirname(at)), os.readlink(at)))
+        yield at
+    yield os.path.realpath(link)
+
+
 def _can_be_said(path: str) -> bool:
-    """Return whether a path on disk can be written as a Handrail path."""
+    """Return whether a path can be given back as it is. One that starts with `~/` or is too long can't."""
     try:
         return parse_path(path).path == path
     except PathRefused:
@@ -363,7 +373,7 @@ def files_holding(root: Path, text: str, paths: Sequence[str]) -> set[str] | Non
 def _holding(program: str, root: Path, text: str, paths: list[str]) -> set[str] | None:
     told = ["--no-config", "--files-with-matches", "--fixed-strings", "--case-sensitive", "--text", "--null"]
     told += ["--encoding", "none", "--no-messages", "--threads", "2", "--regexp", text, "--"]
-    names = [f"./{path}" for path in paths]
+    names = [f"./{on_disk(path)}" for path in paths]
     try:
         ran = subprocess.run(
             [program, *told, *names], cwd=root, stdin=subprocess.DEVNULL, capture_output=True, check=False
@@ -372,7 +382,7 @@ def _holding(program: str, root: Path, text: str, paths: list[str]) -> set[str] 
         return None
     if ran.returncode not in (0, 1):  # status 2 means an error, so the output may be incomplete
         return None
-    return {os.fsdecode(name).removeprefix("./") for name in ran.stdout.split(b"\0") if name}
+    return {spelled(os.fsdecode(name)).removeprefix("./") for name in ran.stdout.split(b"\0") if name}
 
 
 @lru_cache(maxsize=1)

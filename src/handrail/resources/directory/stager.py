@@ -26,8 +26,9 @@ from handrail.resources.directory.jail import Jail, refusal
 from handrail.resources.directory.layer_stack import copy_out
 from handrail.resources.facts import Facts, born_in, write_facts
 from handrail.resources.layer import Node, Over
+from handrail.resources.long_paths import reach
 from handrail.resources.mount import strip_marks
-from handrail.resources.paths import split
+from handrail.resources.paths import on_disk, split
 
 
 def stage_commit(jail: Jail, area: Area, over: Over, key: CallKey, *, synced: bool) -> Commit | None:
@@ -166,7 +167,8 @@ class _Stager:
             self._area.disk.special(slot, data.found)
             return
         if data.staged is not None:
-            os.rename(data.staged, slot)
+            with reach(data.staged) as staged:
+                os.rename(staged, slot)
             if identity(version_of(os.lstat(slot))) != identity(data.version):
                 raise Conflict([data.path])  # a process that the command left behind has written to it since
             strip_marks(slot)
@@ -174,7 +176,7 @@ class _Stager:
         folder, name = split(data.path)
         fd = self._jail.folder(folder)
         try:
-            self._area.disk.link(fd, name, slot)
+            self._area.disk.link(fd, on_disk(name), slot)
         except OSError:
             copy_out(self._jail, self._area, data, slot)
             return

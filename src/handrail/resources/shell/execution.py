@@ -16,6 +16,7 @@ from typing import Literal
 from handrail.clock import Clock
 from handrail.errors import DefinitionError, FileError, FileMissing, PathRefused
 from handrail.resources.mount import Layers, mask_reserved, remove_tree
+from handrail.resources.paths import MAX_PATH, on_disk, spelled
 from handrail.resources.shell.command_process import Outcome, Stop, execute, turn
 from handrail.resources.shell.exposure import hidden_search, needed_exposure
 from handrail.resources.shell.folder_copy import Copy
@@ -196,7 +197,7 @@ class Execution:
             argv=list(self.argv),
             environment={**clean_environment(home, temporary), **settings.environment},
             root=root,
-            cwd=self.cwd,
+            cwd=on_disk(self.cwd),
             view="overlay",
             lowers=[*(os.path.realpath(lower) for lower in layers.lowers[:-1]), f"{shelter}/mask", root],
             upper=os.path.realpath(layers.upper),
@@ -223,13 +224,13 @@ class Execution:
             try:
                 copy.write_back()
             except PermissionError as error:
-                where = os.path.relpath(error.filename or target, target)
+                where = spelled(os.path.relpath(error.filename or target, target))
                 problem = "a command removed the read permission of this folder. Keep its mode"
                 raise FileError(where, problem) from None
             except OSError as error:
                 if error.errno != errno.ENAMETOOLONG:
                     raise
-                problem = "the command nested its folders too deeply. Keep paths below 4096 bytes"
+                problem = f"the command nested its folders too deeply. Keep paths below {MAX_PATH} bytes"
                 raise FileError(self.cwd, problem) from None
         notes = [
             f"The command ran on a copy of the folder: {copy.files} files, {copy.size} bytes, {took:.3g} s to make."

@@ -15,17 +15,22 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 from handrail.resources.facts import Attributes, read_attributes, write_attributes
+from handrail.resources.long_paths import reach
 from handrail.resources.mount import OPAQUE, is_opaque, is_whiteout, remove_tree, strip_marks
-from handrail.resources.paths import is_reserved
+from handrail.resources.paths import MAX_PATH, is_reserved
 
 _FICLONE = 0x40049409
 _TICKS = 200
 
 Fingerprint = tuple[int, int, int, int, int, int, int]
+
+
+_Folder = tuple[Sequence[str], str, str]
+"""A folder to copy: its path in each layer, in the copy, and relative to the root."""
 
 
 class Copy:
@@ -67,39 +72,70 @@ class Copy:
         os.unlink(stamp)
 
     def _copy_folder(self, stack: Sequence[str], target: str, path: str) -> None:
-        self._check()
-        os.mkdir(target, 0o700)
+        pending: list[_Folder] = [(stack, target, path)]
+        made: list[_Folder] = []
+        while pending:
+            self._check()
+            folder = pending.pop()
+            with self._unless_unreadable(folder[1], folder[2]):
+                pending += self._begin_folder(*folder)
+                made.append(folder)
+        for stack, target, path in reversed(made):
+            with self._unless_unreadable(target, path):
+                _copy_metadata(stack[0], target)
+                if path:
+                    self._note(path, target)
+
+    def _begin_folder(self, stack: Sequence[str], target: str, path: str) -> list[_Folder]:
+        """Create a folder in the copy, with its files. Returns its subfolders."""
+        with reach(target) as at:
+            os.mkdir(at, 0o700)
+        folders: list[_Folder] = []
         for name, sources in members(stack).items():
             inner, there = f"{path}/{name}" if path else name, f"{target}/{name}"
-            try:
-                if stat.S_ISDIR(os.lstat(sources[0]).st_mode):
-                    self._copy_folder(sources, there, inner)
-                elif not self._copy_file(sources[0], there, inner):
-                    continue
-            except (PermissionError, FileNotFoundError):
-                self.unread += 1
-                remove_tree(Path(there))  # a partial copy must not count as a change
-                continue
-            self._before[inner] = _fingerprint(there)
-            if stat.S_ISDIR(self._before[inner][0]) and (attributes := read_attributes(there)):
-                self._attributes[inner] = attributes
-            self._names.setdefault(path, set()).add(name)
-        _copy_metadata(stack[0], target)
+            with self._unless_unreadable(there, inner):
+                with reach(sources[0]) as source:
+                    is_folder = stat.S_ISDIR(os.lstat(source).st_mode)
+                if is_folder:
+                    folders.append((sources, there, inner))
+                elif self._copy_file(sources[0], there, inner):
+                    self._note(inner, there)
+        return folders
+
+    @contextlib.contextmanager
+    def _unless_unreadable(self, target: str, path: str) -> Generator[None]:
+        try:
+            yield
+        except (PermissionError, FileNotFoundError):
+            if not path:
+                raise
+            self.unread += 1
+            remove_long(target)  # a partial copy must not count as a change
+
+    def _note(self, path: str, target: str) -> None:
+        self._before[path] = _fingerprint(target)
+        with reach(target) as at:
+            if stat.S_ISDIR(self._before[path][0]) and (attributes := read_attributes(at)):
+                self._attributes[path] = attributes
+        folder, _, name = path.rpartition("/")
+        self._names.setdefault(folder, set()).add(name)
 
     def _copy_file(self, source: str, target: str, path: str) -> bool:
-        facts = os.lstat(source)
-        is_linked = facts.st_nlink > 1 and source == f"{self._upper}/{path}"
-        if is_linked and facts.st_ino in self._links:
-            os.link(f"{self._target}/{self._links[facts.st_ino][0]}", target, follow_symlinks=False)
-        elif stat.S_ISLNK(facts.st_mode):
-            os.symlink(os.readlink(source), target)
-        elif stat.S_ISREG(facts.st_mode):
-            self._copy_content(source, target)
-            self.size += facts.st_size
-        elif stat.S_ISFIFO(facts.st_mode) or stat.S_ISSOCK(facts.st_mode):
-            os.mknod(target, stat.S_IFMT(facts.st_mode) | 0o600)
-        else:
-            return False  # devices are not copied
+        with reach(source) as there, reach(target) as at:
+            facts = os.lstat(there)
+            is_linked = facts.st_nlink > 1 and source == f"{self._upper}/{path}"
+            if is_linked and facts.st_ino in self._links:
+                with reach(f"{self._target}/{self._links[facts.st_ino][0]}") as first:
+                    os.link(first, at, follow_symlinks=False)
+            elif stat.S_ISLNK(facts.st_mode):
+                os.symlink(os.readlink(there), at)
+            elif stat.S_ISREG(facts.st_mode):
+                self._copy_content(there, at)
+                self.size += facts.st_size
+            elif stat.S_ISFIFO(facts.st_mode) or stat.S_ISSOCK(facts.st_mode):
+                os.mknod(at, stat.S_IFMT(facts.st_mode) | 0o600)
+            else:
+                return False  # devices are not copied
         _copy_metadata(source, target)
         if is_linked:
             self._links.setdefault(facts.st_ino, []).append(path)
@@ -123,59 +159,75 @@ class Copy:
 
     def write_back(self) -> None:
         """Update the upper layer so that the merged view equals the copy."""
-        self._settle("", [] if is_opaque(self._upper) else self._lowers)
+        pending: list[tuple[str, Sequence[str]]] = [("", [] if is_opaque(self._upper) else self._lowers)]
+        while pending:
+            pending += self._settle(*pending.pop())
         root = os.lstat(self._target)
         if _facts(root) != _facts(os.lstat(self._upper)):
             _copy_metadata(self._target, self._upper)
 
-    def _settle(self, path: str, lowers: Sequence[str]) -> None:
-        folder = f"{self._target}/{path}" if path else self._target
+    def _settle(self, path: str, lowers: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
+        """Update one folder of the upper layer. Yields its subfolders, with their lower layers."""
+        if len(path) > MAX_PATH:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         prefix = f"{path}/" if path else ""
-        now = {name for name in os.listdir(folder) if not is_reserved(name)}
+        with reach(f"{self._target}/{path}" if path else self._target) as folder:
+            now = {name for name in os.listdir(folder) if not is_reserved(name)}
         below = members(lowers)
         for name in sorted(self._names.get(path, set()) - now):
             self._clear(prefix + name)
             if name in below:
                 self._reach(path)
-                os.mknod(f"{self._upper}/{prefix}{name}", stat.S_IFCHR, 0)
+                with reach(f"{self._upper}/{prefix}{name}") as at:
+                    os.mknod(at, stat.S_IFCHR, 0)
         for name in sorted(now):
-            self._settle_member(prefix + name, below.get(name, []))
+            lower = self._settle_member(prefix + name, below.get(name, []))
+            if lower is not None:
+                yield prefix + name, lower
 
-    def _settle_member(self, path: str, below: Sequence[str]) -> None:
+    def _settle_member(self, path: str, below: Sequence[str]) -> Sequence[str] | None:
+        """Update one path of the upper layer. For a folder, returns its lower layers, and otherwise None."""
         source, target = f"{self._target}/{path}", f"{self._upper}/{path}"
         found, before = _fingerprint(source), self._before.get(path)
         if not stat.S_ISDIR(found[0]):
             if found != before:
                 self._clear(path)
                 self._reach(os.path.dirname(path))
-                strip_marks(source)
-                os.rename(source, target)
-            return
+                with reach(source) as left, reach(target) as at:
+                    strip_marks(left)
+                    os.rename(left, at)
+            return None
         if before is None or not stat.S_ISDIR(before[0]):
             self._clear(path)
             self._reach(path)
             if below:
-                os.setxattr(target, OPAQUE, b"y")
-            below = []
-        elif found[:3] != before[:3] or read_attributes(source) != self._attributes.get(path, ()):
+                with reach(target) as at:
+                    os.setxattr(at, OPAQUE, b"y")
+            return []
+        if found[:3] != before[:3] or _attributes(source) != self._attributes.get(path, ()):
             self._reach(path)
             _copy_metadata(source, target)
-        if below and (not stat.S_ISDIR(os.lstat(below[0]).st_mode) or is_opaque(target)):
-            below = []
-        self._settle(path, below)
+        if below:
+            with reach(below[0]) as at:
+                if not stat.S_ISDIR(os.lstat(at).st_mode) or _is_opaque(target):
+                    return []
+        return below
 
     def _clear(self, path: str) -> None:
         """Remove a path from the upper layer."""
-        remove_tree(Path(self._upper, path))
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # a folder above it is missing
+            remove_long(f"{self._upper}/{path}")
 
     def _reach(self, path: str) -> None:
         """Create a folder and its missing parents in the upper layer, with the metadata they have in the copy."""
-        at = self._upper
-        for name in path.split("/") if path else ():
-            at = f"{at}/{name}"
-            if not os.path.lexists(at):
+        missing: list[str] = []
+        while path and not _exists(f"{self._upper}/{path}"):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for path in reversed(missing):
+            with reach(f"{self._upper}/{path}") as at:
                 os.mkdir(at)
-                _copy_metadata(self._target + at[len(self._upper) :], at)
+            _copy_metadata(f"{self._target}/{path}", f"{self._upper}/{path}")
 
 
 def members(stack: Sequence[str]) -> dict[str, list[str]]:
@@ -188,21 +240,50 @@ def members(stack: Sequence[str]) -> dict[str, list[str]]:
     closed: set[str] = set()
     for at, folder in enumerate(stack):
         try:
-            entries = list(os.scandir(folder))
+            with reach(folder) as here, os.scandir(here) as entries:
+                present = [(each.name, each.stat(follow_symlinks=False)) for each in entries]
         except (FileNotFoundError, NotADirectoryError):
             continue
-        for entry in entries:
-            if entry.name in closed or is_reserved(entry.name):
+        for name, status in present:
+            if name in closed or is_reserved(name):
                 continue
-            if entry.is_dir(follow_symlinks=False):
-                found.setdefault(entry.name, []).append(entry.path)
-                if at + 1 < len(stack) and is_opaque(entry.path):
-                    closed.add(entry.name)
+            path = f"{folder}/{name}"
+            if stat.S_ISDIR(status.st_mode):
+                found.setdefault(name, []).append(path)
+                if at + 1 < len(stack) and _is_opaque(path):
+                    closed.add(name)
             else:
-                closed.add(entry.name)
-                if entry.name not in found and not is_whiteout(entry.stat(follow_symlinks=False)):
-                    found[entry.name] = [entry.path]
+                closed.add(name)
+                if name not in found and not is_whiteout(status):
+                    found[name] = [path]
     return found
+
+
+def _is_opaque(path: str) -> bool:
+    try:
+        with reach(path) as at:
+            return is_opaque(at)
+    except OSError:  # a folder above it is missing, and the path is long
+        return False
+
+
+def _exists(path: str) -> bool:
+    try:
+        with reach(path) as at:
+            return os.path.lexists(at)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def _attributes(path: str) -> Attributes:
+    with reach(path) as at:
+        return read_attributes(at)
+
+
+def remove_long(path: str) -> None:
+    """Remove a file or folder whose path may be longer than a system call accepts."""
+    with reach(path) as at:
+        remove_tree(Path(at))
 
 
 def changes(upper: Path) -> Iterator[tuple[str, str]]:
@@ -221,7 +302,8 @@ def changes(upper: Path) -> Iterator[tuple[str, str]]:
 
 
 def _fingerprint(path: str) -> Fingerprint:
-    facts = os.lstat(path)
+    with reach(path) as at:
+        facts = os.lstat(at)
     # The ctime (the fifth field) can't be forged.
     return (*_facts(facts), facts.st_ino, facts.st_ctime_ns, facts.st_size, facts.st_mtime_ns)
 
@@ -232,12 +314,13 @@ def _facts(facts: os.stat_result) -> tuple[int, int, int]:
 
 def _copy_metadata(source: str, target: str) -> None:
     """Copy owner, attributes, mode and times."""
-    facts = os.lstat(source)
-    there = os.lstat(target)
-    if (facts.st_uid, facts.st_gid) != (there.st_uid, there.st_gid):
-        with contextlib.suppress(PermissionError):
-            os.chown(target, facts.st_uid, facts.st_gid, follow_symlinks=False)
-    if not stat.S_ISLNK(facts.st_mode):
-        os.chmod(target, stat.S_IMODE(facts.st_mode))
-        write_attributes(target, read_attributes(source))
-    os.utime(target, ns=(facts.st_atime_ns, facts.st_mtime_ns), follow_symlinks=False)
+    with reach(source) as original, reach(target) as at:
+        facts = os.lstat(original)
+        there = os.lstat(at)
+        if (facts.st_uid, facts.st_gid) != (there.st_uid, there.st_gid):
+            with contextlib.suppress(PermissionError):
+                os.chown(at, facts.st_uid, facts.st_gid, follow_symlinks=False)
+        if not stat.S_ISLNK(facts.st_mode):
+            os.chmod(at, stat.S_IMODE(facts.st_mode))
+            write_attributes(at, read_attributes(original))
+        os.utime(at, ns=(facts.st_atime_ns, facts.st_mtime_ns), follow_symlinks=False)

@@ -28,7 +28,8 @@ from handrail.place import Place, outer_call_ids
 from handrail.question import Question
 from handrail.serve.agui.interrupts import CallAt, holder, interrupt_id, place_of_question
 from handrail.serve.agui.message_writer import OpenRun
-from handrail.serve.agui.wire_events import Event, clean, custom, wire_event
+from handrail.serve.agui.wire_events import Event, custom, wire_event
+from handrail.tools.result import clean_text
 
 CALL = "handrail.call"
 
@@ -127,7 +128,10 @@ class CallStates:
     def roll_back(self, event: ToolRolledBack, run: OpenRun) -> list[Event]:
         call = self._live.get(event.call_id)
         if call is not None:
-            call.facts["rolled_back"] = {"reason": clean(event.reason), "not_undone": list(event.not_undone)}
+            call.facts["rolled_back"] = {
+                "reason": clean_text(event.reason),
+                "not_undone": list(event.not_undone),
+            }
         return []
 
     def finish(self, event: ToolInvoked, run: OpenRun) -> list[Event]:
@@ -139,7 +143,7 @@ class CallStates:
         if event.status == "ok":
             call.facts.pop("rolled_back", None)  # an earlier attempt was rolled back, but this one succeeded
         else:
-            call.facts["reason"] = clean(event.result.message)
+            call.facts["reason"] = clean_text(event.result.message)
         return [_call_event(call)]
 
     def commit(self, call_id: str, diff: str, paths: list[str]) -> Event:
@@ -166,7 +170,7 @@ class CallStates:
         content = {
             "callId": event.call_id,
             "tool": event.tool,
-            "message": clean(str(event.message)),
+            "message": clean_text(str(event.message)),
             "done": _finite(event.done),
             "total": _finite(event.total),
         }
@@ -288,7 +292,7 @@ class Subagents:
 
     def _error(self, run_id: str, reason: str) -> Event:
         said, _, why = reason.partition(": ")
-        error = SubagentErrorEvent(subagent_run_id=run_id, message=clean(why or said), code=said)
+        error = SubagentErrorEvent(subagent_run_id=run_id, message=clean_text(why or said), code=said)
         return wire_event(error, run_id)
 
     def suspend(self, questions: Sequence[Question]) -> list[Event]:

@@ -20,7 +20,8 @@ from ag_ui.core import (
 from handrail.events import CallDelta
 from handrail.messages import AssistantMessage, CallAsked
 from handrail.place import split_run_id
-from handrail.serve.agui.wire_events import Event, clean, delta, wire_event
+from handrail.serve.agui.wire_events import Event, delta, wire_event
+from handrail.tools.result import clean_text
 
 MOST_CHARACTERS = 100_000
 """Maximum number of characters of a call's result that are sent to clients."""
@@ -235,7 +236,9 @@ class MessageWriter:
 
     def result(self, call_id: str, text: str, tag: str | None) -> Event:
         """Return the event with the text of a call's result."""
-        result = ToolCallResultEvent(message_id=result_id(call_id), tool_call_id=call_id, content=clean(text))
+        result = ToolCallResultEvent(
+            message_id=result_id(call_id), tool_call_id=call_id, content=clean_text(text)
+        )
         return wire_event(result, tag)
 
     # Single events.

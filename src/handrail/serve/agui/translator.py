@@ -56,14 +56,13 @@ from handrail.serve.agui.message_writer import Known, MessageWriter, OpenRun, sh
 from handrail.serve.agui.wire_events import (
     PROTOCOL,
     Event,
-    clean,
     custom,
     dump,
     plain_json,
     state_patch,
     wire_event,
 )
-from handrail.tools.result import shown_text
+from handrail.tools.result import clean_text, shown_text
 
 CANCELLED = "The run was cancelled."
 _CUT = "The outcome of this call is unknown, because the call that contained it ended first."
@@ -171,7 +170,7 @@ class Translator:
         """Return the events that end the leg because the run has failed."""
         events = [*self._end_writing(), *self._nested.abandon("failed")]
         self._leg_id(events)
-        error = RunErrorEvent(message=clean(message), code=code, usage=self._token_usage())
+        error = RunErrorEvent(message=clean_text(message), code=code, usage=self._token_usage())
         return self._end_leg(events, wire_event(error))
 
     def _finished(self, events: list[Event], outcome: Any, result: Any = None) -> RunFinishedEvent:
@@ -319,7 +318,7 @@ class Translator:
         id = f"{run.id}/user"
         if run.tag is not None or message.by_run:
             return []
-        return [custom("handrail.message", {"id": id, "role": "user", "content": clean(message.text)})]
+        return [custom("handrail.message", {"id": id, "role": "user", "content": clean_text(message.text)})]
 
     def _result(self, call_id: str, text: str, run: OpenRun) -> list[Event]:
         """Return the event with a call's result, or no event if clients don't know the call or already have its result."""
@@ -391,7 +390,7 @@ class Translator:
         return [messages_snapshot(all)]
 
     def _advised(self, event: Advised, run: OpenRun) -> list[Event]:
-        value = {"kind": event.kind, "by": event.by, "text": clean(event.text), "failed": event.failed}
+        value = {"kind": event.kind, "by": event.by, "text": clean_text(event.text), "failed": event.failed}
         return [custom("handrail.advised", value, run.tag)]
 
     def _executed(self, event: PromptExecuted, run: OpenRun) -> list[Event]:

@@ -12,6 +12,8 @@ import msgspec
 import pydantic_core
 from ag_ui.core import BaseEvent, CustomEvent
 
+from handrail.tools.result import clean_text
+
 PROTOCOL = "1.0"
 """The protocol version that this server implements."""
 
@@ -71,15 +73,8 @@ def plain_json(value: object) -> Any:
     try:
         written = pydantic_core.to_json(value, inf_nan_mode="null", fallback=_unknown)
     except (pydantic_core.PydanticSerializationError, ValueError, RecursionError):
-        return clean(repr(value))
+        return clean_text(repr(value))
     return pydantic_core.from_json(written)
-
-
-def clean(text: str) -> str:
-    """Return the text with lone surrogates replaced. File names may contain them, but they can't be encoded as UTF-8."""
-    if text.isascii():
-        return text
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _unknown(value: object) -> Any:
