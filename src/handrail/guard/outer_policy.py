@@ -40,6 +40,8 @@ class OuterPolicy:
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> Awaitable[None] | None:
+        if hasattr(self.policy, "paths_outside"):
+            return None  # what would be asked about is left to the nested run, and asked about when the outer call ends
         return self.policy.on_result(tool, params, result, context=context)
 
 
