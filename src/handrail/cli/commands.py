@@ -136,6 +136,14 @@ def audit(
     raise typer.Exit(users_commands.audit(journal, who, after))
 
 
+@app.command()
+def models(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """List the models that work here, and say what the others need: a key, a server or a package."""
+    from handrail.cli import models_commands
+
+    raise typer.Exit(models_commands.models(as_json))
+
+
 class _RunsGroup(TyperGroup):
     """Loads the commands of `handrail runs` when one of them is used."""
 
@@ -160,6 +168,25 @@ class _UsersGroup(_RunsGroup):
         return typer.main.get_command(users_commands.app)
 
 
+class _ModelGroup(_RunsGroup):
+    """Loads the commands of `handrail model` when one of them is used."""
+
+    def load(self) -> Any:
+        from handrail.cli import models_commands
+
+        return typer.main.get_command(models_commands.app)
+
+
+app.add_typer(
+    typer.Typer(
+        name="model",
+        cls=_ModelGroup,
+        help="Serve the embedded model to other programs.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+)
 app.add_typer(
     typer.Typer(
         name="runs",
