@@ -16,7 +16,7 @@ from handrail.context import ToolContext
 from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions, check_names
 from handrail.errors import DefinitionError, NotSupported
 from handrail.messages import Model
-from handrail.models import check_name
+from handrail.models.names import check_name
 from handrail.operation import Operation
 from handrail.prompt import Prompt, Section
 from handrail.prompt.section import walk

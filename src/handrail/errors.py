@@ -84,6 +84,9 @@ if TYPE_CHECKING:
 class HandrailError(Exception):
     """The root of the tree: `except HandrailError` catches all of Handrail's exceptions."""
 
+    hides_frames = False
+    """Whether a traceback leaves out the frames inside Handrail, because the message says everything."""
+
 
 class DefinitionError(HandrailError, ValueError):
     """A definition or an argument is wrong. Raised as soon as that can be noticed, usually before anything runs."""

@@ -53,6 +53,7 @@ from handrail.events import (
 from handrail.limits import BudgetTracker
 from handrail.messages import AssistantMessage, Price, Sent, ToolMessage, Traits, Usage, UserMessage
 from handrail.models import ModelRateLimited, ModelUnavailable
+from handrail.models.providers import Quirks
 from handrail.models.scripted import Reply
 from handrail.session import load, save
 from handrail.testing import Agent, RecordingSubscriber, VirtualClock, run_virtual
@@ -940,10 +941,10 @@ def test_prompt_model_takes_any_type_and_gives_up_after_two_repairs() -> None:
 
 def test_prompt_model_may_call_tools_and_another_model() -> None:
     """Tools called in `prompt_model` are inner calls, and `model=` selects a different model."""
-    from handrail import models as package
+    from handrail.models import names as package
 
     other = scripted(ToolCall("weather", {"city": "Rome"}), '{"selected": "rain"}', name="test:other")
-    package._made["test:other"] = other
+    package._made["test:other", ""] = other
 
     @tool
     async def choose(context: AgentContext) -> str:
@@ -1038,7 +1039,7 @@ def test_opening_leaves_every_byte_before_it(wire: str) -> None:
 
     def body(request: Any) -> bytes:
         if wire == "chat":
-            return openai._body({"model": "m"}, request, "max_tokens")
+            return openai._body({"model": "m"}, request, Quirks())
         if wire == "responses":
             return responses._body({"model": "m"}, request)
         return AnthropicModel("m")._body(request)

@@ -26,7 +26,7 @@ from handrail.dispatch.options import (
     check_value,
 )
 from handrail.messages import Model
-from handrail.models import model_named
+from handrail.models.names import model_named
 from handrail.operation import Operation
 from handrail.prompt import Prompt
 from handrail.protocols import EventBus, Filesystem, WorkerSource

@@ -116,7 +116,7 @@ def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> P
         schema: Any,
         *,
         system: str | None = None,
-        model: str | None = None,
+        model: Model | str | None = None,
         temperature: float | None = None,
         tools: Sequence[Tool[Any, Any]] = (),
         on_text: Callable[[str], None] | None = None,

@@ -190,7 +190,7 @@ async def _go(
                     options = options.replace(history=tuple(masked(each) for each in history))
             journal = None if log is None else options.journal
             if journal is not None and resumed is None:
-                await begin_run(journal, frame, prompt, rendered, options, adapter.model.name)
+                await begin_run(journal, frame, prompt, rendered, options, adapter.model)
             work = run_in(
                 adapter,
                 frame,
