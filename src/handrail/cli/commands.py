@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from handrail.cli.command_options import JournalFile, ServeOptions, WorkerOptions, takes_options
+from handrail.cli.command_options import FilesFolder, JournalFile, ServeOptions, WorkerOptions, takes_options
 from handrail.cli.outcome import EXIT_CODES
 
 _EPILOG = "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES) + "."
@@ -107,6 +107,17 @@ def serve(options: ServeOptions) -> None:
     from handrail.cli import serve_command
 
     raise typer.Exit(serve_command.serve(options))
+
+
+@app.command(epilog=_EPILOG)
+def mcp(
+    app: Annotated[str, typer.Argument(metavar="APP", help="A module: pkg.mod, pkg.mod:prompt or app.py.")],
+    files: FilesFolder = None,
+) -> None:
+    """Serve the tools of an app to one MCP client, over standard input and output."""
+    from handrail.cli import mcp_command
+
+    raise typer.Exit(mcp_command.serve(app, files))
 
 
 @app.command()
