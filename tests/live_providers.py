@@ -19,8 +19,9 @@ from handrail import Adapter, Deadline, Prompt, PromptEvaluationError, Session
 from handrail.adapter.conversation import check_well_formed, root_conversation
 from handrail.events import TextDelta, ToolInvoked
 from handrail.messages import Model
-from handrail.models import ModelRequestRefused, model_named
+from handrail.models import ModelRequestRefused
 from handrail.models.anthropic import AnthropicModel
+from handrail.models.names import model_named
 from handrail.models.openai import OpenAIModel
 from support.stages import EXAMPLES, SHOWN
 

@@ -215,7 +215,7 @@ def test_a_key_is_needed_at_the_first_run(monkeypatch: pytest.MonkeyPatch) -> No
 def test_naming_a_model_loads_nothing() -> None:
     code = (
         "import sys; from handrail import Agent; Agent('openai:gpt-5', 'Answer.'); "
-        "Agent('some-other:model', 'Answer.'); "
+        "Agent('google:model', 'Answer.'); "
         "print([name for name in sys.modules if name.startswith(('aiohttp', 'handrail.models.openai', 'handrail.models.bridge'))])"
     )
     done = subprocess.run(
@@ -226,7 +226,7 @@ def test_naming_a_model_loads_nothing() -> None:
 
 def test_an_extra_is_needed_at_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "handrail.models.bridge", None)
-    agent = Agent("nobody:model", "Answer.")
+    agent = Agent("google:model", "Answer.")
     with pytest.raises((ImportError, DefinitionError, ModelError)):
         agent.run("go")
 

@@ -16,7 +16,7 @@ from handrail.context import ToolContext
 from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions, check_names
 from handrail.errors import DefinitionError, NotSupported
 from handrail.messages import Model
-from handrail.models import check_name
+from handrail.models.names import check_name
 from handrail.operation import Operation
 from handrail.prompt import Prompt, Section
 from handrail.prompt.section import walk
@@ -140,7 +140,8 @@ class Agent(Generic[OutputT]):
         """Return this agent as a tool for another agent. Each call to the tool runs the agent inside that call.
 
         The tool takes the prompt's params if the prompt has any, or else a `message`. It uses the caller's budget,
-        deadline, session, files and environment, but its own model and workers.
+        deadline, session, files and environment, but its own model and workers. Its own resources come before the
+        caller's.
         """
         if not self.description.strip():
             raise DefinitionError(
@@ -169,12 +170,13 @@ class Agent(Generic[OutputT]):
         attempt = context._source  # pyright: ignore[reportPrivateUsage]  # the run is nested in its frame
         if not isinstance(attempt, Attempt):
             raise NotSupported("adapter", "Call the agent through a gate.")
-        workers = self.adapter.workers
+        own = self.adapter
+        options = RunOptions(workers=own.workers, resources=own.resources)
         if isinstance(params, AgentCall):
-            options = RunOptions(message=params.message, workers=workers)
+            options = options.replace(message=params.message)
         else:
-            options = RunOptions(params=params, workers=workers)
-        response = await self.adapter.inside(attempt).run(self.prompt, options)
+            options = options.replace(params=params)
+        response = await own.inside(attempt).run(self.prompt, options)
         return result_of(self.name, response, self.prompt.output is not None)
 
     def __repr__(self) -> str:

@@ -35,7 +35,7 @@ models in `models`, of serving in `serve.refusals`, and of simulations in `testi
     ├── LimitError                               a limit of the run was reached
     │   ├── DeadlineExceededError (TimeoutError)   .deadline
     │   ├── BudgetExceededError                    .unit, .wanted, .left, .of_root
-    │   └── DepthExceededError (RecursionError)    .path, .limit
+    │   └── DepthExceededError (RecursionError)    .path, .limit, .depth
     ├── StateError                               a session or a resource refused an operation
     │   ├── SessionError (ValueError)              .session
     │   ├── ReducerError (RuntimeError)            .event: a reducer raised; the dispatch was undone
@@ -83,6 +83,9 @@ if TYPE_CHECKING:
 
 class HandrailError(Exception):
     """The root of the tree: `except HandrailError` catches all of Handrail's exceptions."""
+
+    hides_frames = False
+    """Whether a traceback leaves out the frames inside Handrail, because the message says everything."""
 
 
 class DefinitionError(HandrailError, ValueError):
@@ -347,15 +350,16 @@ class BudgetExceededError(LimitError):
 
 
 class DepthExceededError(LimitError, RecursionError):
-    """Calls are nested more deeply than the run allows."""
+    """Calls or runs are nested more deeply than the run allows."""
 
-    def __init__(self, path: Sequence[str], limit: int) -> None:
+    def __init__(self, path: Sequence[str], limit: int, depth: int) -> None:
         super().__init__(
-            f"this call would be nested {len(path) - 1} levels deep, and the limit is {limit}: {' > '.join(path)}. "
+            f"this would be nested {depth} levels deep, and the limit is {limit}: {' > '.join(path)}. "
             "Do the work at a shallower level, or raise the run's depth limit."
         )
         self.path = tuple(path)
         self.limit = limit
+        self.depth = depth
 
 
 class StateError(HandrailError):

@@ -124,6 +124,11 @@ def find_app(name: str) -> ModuleSpec | None:
         return importlib.util.find_spec(name)
 
 
+def is_neighbour(name: str) -> bool:
+    """Return whether a top-level module was loaded from an app's folder."""
+    return name in _finder.homes
+
+
 def load_file(path: Path, name: str) -> ModuleType:
     """Import a file as a module with this name, and return it. The module can import others from the file's folder.
 

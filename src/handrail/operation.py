@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 from handrail.cancellation import CancelScope, open_scope
 from handrail.errors import (
     ContextExpired,
+    HandrailError,
     OperationError,
     OperationHasNoTruth,
     OperationNeverAwaited,
@@ -159,7 +160,12 @@ class Operation(Coroutine[Any, Any, T]):
         if self.home is not None:
             self.home.check()
         loop = self.home.loop if self.home is not None else background_loop()
-        return run_on(loop, _begun(begin), self.name)
+        try:
+            return run_on(loop, _begun(begin), self.name)
+        except HandrailError as error:
+            if error.hides_frames:
+                error.__traceback__ = None
+            raise
 
     def _begin(self) -> Coroutine[Any, Any, T]:
         factory, home = self._take(), self.home

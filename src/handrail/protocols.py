@@ -16,7 +16,6 @@ from typing import (
     ClassVar,
     Literal,
     Protocol,
-    TypedDict,
     TypeVar,
     Unpack,
     runtime_checkable,
@@ -30,9 +29,8 @@ from handrail.question import Answer, Question, Quorum
 if TYPE_CHECKING:
     from handrail.adapter import PromptResponse
     from handrail.context import PromptModel, ToolContext
-    from handrail.deadline import Deadline
+    from handrail.dispatch.options import NestedArguments
     from handrail.events import ApprovalRemembered, ApprovalRevoked
-    from handrail.limits import Budget
     from handrail.messages import Model
     from handrail.operation import Operation
     from handrail.prompt import Prompt
@@ -428,20 +426,11 @@ class Environment(ABC):
         parking.park()
 
 
-class NestedArguments(TypedDict, total=False):
-    """Arguments of a run inside a call. Limits can only be tighter than the call's own."""
-
-    deadline: Deadline | None
-    budget: Budget | None
-    temperature: float | None
-    opened: Sequence[str]
-
-
 class BoundAdapter(Protocol):
     """The run's adapter as a call sees it.
 
-    Its evaluations are part of the call: they use the call's session, bus, resources, broker, journal
-    and place in the tree; `deadline` and `budget` can only be tighter than the call's own.
+    Its evaluations are part of the call and use the call's session, bus, files, broker, journal and place in the tree.
+    `deadline` and `budget` can only be tighter than the call's own.
     """
 
     def evaluate(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable
+from contextvars import Context
 from weakref import WeakKeyDictionary, ref
 
 import msgspec
@@ -13,6 +14,8 @@ from handrail.threads import forget_closed
 
 _FEW = 64
 """The heap is cleaned up once it has more than this many invalid entries and they are more than half of it."""
+_NO_CONTEXT = Context()
+"""The context in which timers fire. The context of whoever started one would keep that call in memory."""
 
 
 class LostTime(msgspec.Struct, eq=False):
@@ -150,7 +153,7 @@ class Timers:
         if self._handle is not None:
             self._handle.cancel()
         self._next = when
-        self._handle = self.loop.call_at(when, self._wake)
+        self._handle = self.loop.call_at(when, self._wake, context=_NO_CONTEXT)
 
     def _wake(self) -> None:
         self._handle = None

@@ -176,7 +176,6 @@ INHERITED = (
     "approvals",
     "approval_seconds",
     "filesystem",
-    "resources",
     "journal",
     "lease",
     "clock",
@@ -184,6 +183,7 @@ INHERITED = (
 )
 OWN = (
     "bus",
+    "resources",
     "workers",
     "run_id",
     "app",

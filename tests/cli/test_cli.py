@@ -19,7 +19,7 @@ from handrail.cli import main
 from handrail.cli.workers_commands import STARTER
 from handrail.errors import DefinitionError
 from handrail.journal.location import default_journal, make_private_folder
-from handrail.models import model_named
+from handrail.models.names import model_named
 from handrail.models.scripted import WHAT_IT_IS, DemoModel
 from support import warm_python
 from support.programs import HANDRAIL, environment, handrail, workers_folder

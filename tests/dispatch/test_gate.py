@@ -655,6 +655,7 @@ def test_only_the_gate_starts_handlers() -> None:
     look = {
         "dispatch/frame.py",
         "dispatch/handlers.py",
+        "handoff/agent_run.py",
         "prompt/plan.py",
         "prompt/rendering.py",
         "workers/functions.py",

@@ -299,12 +299,12 @@ def test_run_as_agent_gives_params_to_a_client_that_takes_them() -> None:
 
 
 def test_run_as_agent_refuses_what_does_not_fit() -> None:
-    """`run_as_agent` refuses data of the wrong type, a tool that is not a handoff, and an act that needs a person."""
+    """`run_as_agent` refuses data of the wrong type, a tool without a handler, and an act that needs a person."""
     game = card_game()
     with pytest.raises(ToolValidationError, match="backs"):
         run_as_agent(game, {"fronts": 1}, model=ScriptedModel([]))
     other: Any = Tool("other", "No handoff.")
-    with pytest.raises(DefinitionError, match="takes a Handoff, not a Tool"):
+    with pytest.raises(DefinitionError, match="has no handler"):
         run_as_agent(other, {}, model=ScriptedModel([]))
 
     async def ask(offer: Offer, *, context: UserContext) -> Pick:

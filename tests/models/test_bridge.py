@@ -43,15 +43,14 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models import (
-    BRIDGED,
-    PROVIDERS,
     ModelAnswerBroken,
     ModelRateLimited,
     ModelRequestRefused,
     ModelUnavailable,
-    model_named,
 )
 from handrail.models.bridge import BridgedModel, kept_of, messages_of
+from handrail.models.names import model_named
+from handrail.models.providers import BRIDGED, PROVIDERS
 from handrail.schema import Schema
 from support.raw_server import raw_server, whole
 
@@ -308,10 +307,10 @@ async def test_must_call_asks_for_a_call():
 
 async def test_a_missing_key_is_said_when_it_is_needed(monkeypatch: pytest.MonkeyPatch):
     """A model can be made without a key, and a request without one is refused."""
-    monkeypatch.delenv("DEEPSEEK_API_KEY", raising=False)
-    model = model_named("deepseek:deepseek-chat")
+    monkeypatch.delenv("TOGETHER_API_KEY", raising=False)
+    model = model_named("together:deepseek-chat")
     assert isinstance(model, BridgedModel)
-    with pytest.raises(ModelRequestRefused, match="DEEPSEEK_API_KEY"):
+    with pytest.raises(ModelRequestRefused, match="TOGETHER_API_KEY"):
         await parts_of(model, asking())
 
 

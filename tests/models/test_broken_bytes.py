@@ -146,7 +146,7 @@ async def test_a_retry_time_that_makes_no_sense_is_not_one(name: str, value: str
     session = Session()
     async with raw_server(limited, served(False, said("chat", False))) as server:
         model: Any = model_at("chat", server.url)
-        model._provider._clock = Standing()
+        model._endpoint._clock = Standing()
         adapter = Adapter(model, retry=Retry(attempts=2, first_wait=0.0, longest_wait=1e12))
         assert (await adapter.evaluate(PLAIN, "hi", session=session)).text == "fine"
     assert [failed.retry_in for failed in session[ModelFailed].all()] == [0.0]

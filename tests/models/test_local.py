@@ -38,8 +38,9 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
-from handrail.models import ModelRequestRefused, ModelUnavailable, engine, model_named
+from handrail.models import ModelRequestRefused, ModelUnavailable, engine
 from handrail.models.local import LocalModel
+from handrail.models.names import model_named
 from handrail.schema import Schema
 from handrail.session import Session
 

@@ -92,11 +92,12 @@ def test_a_planted_key_is_shown_nowhere(
 
 def test_a_provider_that_says_the_key_back_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """A provider's error that contains the key is shown without it."""
-    from handrail.models.http import Provider
+    from handrail.models.http import Endpoint
+    from handrail.models.providers import Key
 
     monkeypatch.setenv("PLANTED_KEY", KEY)
-    provider = Provider(
-        "m", "http://127.0.0.1:1", key_variable="PLANTED_KEY", key_header="x-api-key", key_needed=True
+    provider = Endpoint(
+        "m", "http://127.0.0.1:1", keys=(Key("PLANTED_KEY", "x-api-key", ""),), key_needed=True
     )
     assert (
         provider._without_key(f"Incorrect API key provided: {KEY}.")

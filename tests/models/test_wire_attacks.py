@@ -322,7 +322,7 @@ async def test_a_tool_sees_what_is_left_of_the_providers_limits(
     asks = said(None, tool_calls=[call]).replace(b"content-type", told + b"content-type", 1)
     async with raw_server(asks, said("ok")) as raw:
         model = chat(raw)
-        model._provider._clock = Standing()
+        model._endpoint._clock = Standing()
         await Adapter(model).evaluate(Prompt("p", "Go.", tools=[look]), "hi")
     assert seen == [limit]
 

@@ -104,6 +104,8 @@ def test_a_folder_around_it_stays(folders: Folders, verb: str):
 def test_a_forged_manifest_does_not_reach_it(folders: Folders, tmp_path: Path):
     """Recovery does not carry out a manifest on disk that names a reserved path."""
     files = folders(KEPT)
+    area = files._ground.area
+    assert area.mine.is_dir()  # the staging folder must exist
     slots = tmp_path / "slots"
     fill(slots, {"1": "forged"})
     after = shown_version(version_of(os.lstat(slots / "1")))
@@ -112,7 +114,7 @@ def test_a_forged_manifest_does_not_reach_it(folders: Folders, tmp_path: Path):
         Step(do="take", path=".handrail", slot="2", before="x"),
     ):
         manifest = Manifest(call_id="c", root=str(files.root), staging="", folder="", steps=(step,))
-        left = Commit(files._ground.jail, DISK, slots, manifest).finish()
+        left = Commit(files._ground.jail, DISK, slots, manifest, area._renames).finish()
         assert left == (step.path,)
     assert "new" not in os.listdir(files.root / ".handrail")
 

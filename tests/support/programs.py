@@ -23,7 +23,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from handrail import ToolCall, ToolContext, UserContext, tool
-from handrail import models
+from handrail.models import names
 from handrail.models import ModelRequestRefused
 from handrail.events import ToolInvoked
 from handrail.messages import Usage
@@ -93,7 +93,7 @@ def script(name, *answers):
         said = sum(1 for message in request.messages if type(message).__name__ == "AssistantMessage")
         return answers[min(said, len(answers) - 1)]
 
-    models._made["test:" + name] = ScriptedModel(reply, name="test:" + name)
+    names._made["test:" + name, ""] = ScriptedModel(reply, name="test:" + name)
 
 
 script("hello", Reply("Hello\\x1b[31m there.", usage=Usage(12, 3, requests=1)))
@@ -115,7 +115,7 @@ def pays_each_time(request):
     return "Paid, or not." if over else [ToolCall("pay", {"amount": 5})]
 
 
-models._made["test:again"] = ScriptedModel(pays_each_time, name="test:again")
+names._made["test:again", ""] = ScriptedModel(pays_each_time, name="test:again")
 script("call", [ToolCall("payer", {"input": "pay"})], "Called.")
 '''
 

@@ -89,7 +89,7 @@ def model_for(wire: Any, bodies: Sequence[Sequence[bytes]], stream: bool) -> Any
         note(_PATHS[wire], body)
         yield _Response(left.pop(0) if len(left) > 1 else left[0], stream)
 
-    model._provider._post = post
+    model._endpoint._post = post
     return model
 
 

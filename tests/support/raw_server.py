@@ -21,6 +21,8 @@ class Raw:
         self._answers = list(answers)
         self._writers: list[asyncio.StreamWriter] = []
         self.url = ""
+        self.heads: list[bytes] = []
+        """The request line and headers of each request, in lower case."""
         self.bodies: list[Any] = []
         self.connections = 0
 
@@ -30,10 +32,12 @@ class Raw:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
-                length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
-                body = await reader.readexactly(length)
-                self.bodies.append(json.loads(body))
-                note(head.split(b" ")[1].decode(), body)
+                self.heads.append(head)
+                if not head.startswith(b"get "):
+                    length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
+                    body = await reader.readexactly(length)
+                    self.bodies.append(json.loads(body))
+                    note(head.split(b" ")[1].decode(), body)
                 answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
                 for piece in answer.split(b"<pause>"):
                     writer.write(piece)

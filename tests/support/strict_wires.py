@@ -14,7 +14,8 @@ from typing import Any
 from handrail.adapter.run import Run
 from handrail.messages import ModelRequest
 from handrail.models import anthropic, openai, responses
-from handrail.models.http import Provider
+from handrail.models.http import Endpoint
+from handrail.models.providers import Quirks
 from support import wire_grammar
 
 LONGEST = 64
@@ -56,7 +57,7 @@ def bodies(request: ModelRequest) -> dict[str, bytes]:
     """Return the encoded body of a request, by wire."""
     fields = {"model": "m"}
     return {
-        "chat": openai._body(fields, request, "max_tokens"),
+        "chat": openai._body(fields, request, Quirks()),
         "responses": responses._body(fields, request),
         "messages": _ANTHROPIC._body(request),
     }
@@ -73,10 +74,10 @@ def check_everywhere(request: ModelRequest) -> list[str]:
 
 def watch() -> None:
     """Check all requests that this process makes from now on."""
-    post, request = Provider._post, Run.request
+    post, request = Endpoint._post, Run.request
 
     @asynccontextmanager
-    async def checked_post(self: Provider, path: str, body: bytes) -> AsyncGenerator[Any]:
+    async def checked_post(self: Endpoint, path: str, body: bytes) -> AsyncGenerator[Any]:
         note(path, body)
         async with post(self, path, body) as response:
             yield response
@@ -89,5 +90,5 @@ def watch() -> None:
             refused.extend(check_everywhere(made))
         return made
 
-    Provider._post = checked_post
+    Endpoint._post = checked_post
     Run.request = checked_request

@@ -393,19 +393,17 @@ async def test_limits_of_the_file_hold_nested_and_at_the_root(tmp_path: Path) ->
 
 
 async def test_a_files_depth_is_counted_from_the_worker(tmp_path: Path) -> None:
-    """With `limits: {depth: 0}`, a worker's calls run, but their inner calls do not."""
+    """With `limits: {depth: 0}`, a worker's own calls run, but nothing is nested in them: not even a worker without calls."""
     helper = "---\nlimits: {depth: 0}\nworkers: [helper]\n---\nHelp."
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=helper)
     models = {
-        "helper": ScriptedModel(
-            [ToolCall("helper", {"input": "x"}), *[ToolCall("helper", {"input": "x"}), "in", "out"]]
-        )
+        "helper": ScriptedModel([ToolCall("helper", {"input": "x"}), "out"]),
     }
     watched = Watched()
     script = ScriptedModel([ToolCall("helper", {"input": "x"}), "end"])
     await registry.run("main", "go", model=script, models=models, session=watched.session)
-    assert watched.ended[0] == ("helper > helper > helper", "error")
-    assert "the limit is 1" in models["helper"].requests[2].messages[-1].text
+    assert watched.ended == [("helper > helper", "error"), ("helper", "ok")]
+    assert "nested 2 levels deep, and the limit is 1" in models["helper"].requests[1].messages[-1].text
 
 
 async def test_a_worker_runs_out_of_its_seconds(tmp_path: Path) -> None:

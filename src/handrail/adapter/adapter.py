@@ -17,7 +17,9 @@ from handrail.adapter.settings import (
     one_message,
 )
 from handrail.adapter.stream import RunStream
+from handrail.dispatch.current_call import call_around, check_given, refuse_inside_call
 from handrail.dispatch.options import (
+    DEPTH_LIMIT,
     HostArguments,
     ResumeArguments,
     RunArguments,
@@ -26,7 +28,7 @@ from handrail.dispatch.options import (
     check_value,
 )
 from handrail.messages import Model
-from handrail.models import model_named
+from handrail.models.names import model_named
 from handrail.operation import Operation
 from handrail.prompt import Prompt
 from handrail.protocols import EventBus, Filesystem, WorkerSource
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from handrail.adapter.call_adapter import CallAdapter
     from handrail.context import PromptModel
     from handrail.dispatch.attempt import Attempt
+    from handrail.resources.bindings import Binding
 
 OutputT = TypeVar("OutputT")
 
@@ -83,6 +86,11 @@ class Adapter:
         """The workers that this adapter's runs may call, or None."""
         return self._options.workers
 
+    @property
+    def resources(self) -> tuple[Binding[Any], ...]:
+        """The resources that this adapter's runs bind, in addition to those of their prompts."""
+        return self._options.resources
+
     def with_workers(
         self, workers: WorkerSource, model: Model | None = None, levels: int | None = None
     ) -> Adapter:
@@ -107,11 +115,17 @@ class Adapter:
         """Run the prompt until the model is done.
 
         `params` fills the prompt's templates; a plain string is the user's message. Evaluating again on the
-        same session continues its conversation. `arguments` take precedence over the adapter's own.
+        same session continues its conversation. `arguments` take precedence over the adapter's own. If a tool's
+        handler calls this, the run is part of the handler's call, as with `context.adapter.evaluate`.
         A failing tool never ends a run. An error that does, such as a failed request or a limit, is raised as
         `PromptEvaluationError`.
         """
         options = self._given("evaluate", prompt, params, message, arguments)
+        around = call_around()
+        if around is not None:
+            check_given(around, "evaluate", self._options, arguments)
+            levels = options.depth_limit if options.depth_limit != DEPTH_LIMIT else None
+            return self.inside(around).run(prompt, options, levels=levels)
         return Operation(lambda: self._evaluate(prompt, options), f"evaluate({prompt.name!r})")
 
     def stream(
@@ -128,6 +142,7 @@ class Adapter:
         `.response` is an operation that returns the response. Leaving the stream early, or cancelling its
         response, cancels the run.
         """
+        refuse_inside_call("stream")
         options = self._given("stream", prompt, params, message, arguments)
         session = options.session or Session(new_id=options.new_id)
         run_id = options.run_id or options.new_id()
@@ -146,6 +161,7 @@ class Adapter:
         began with `app="module:name"`. Tools that were added to the run must be passed again. If the session was created
         with its own slice rules, pass `session`: an empty session with the recorded id and the same rules.
         """
+        refuse_inside_call("resume")
         options = self._options.updated("resume", ResumeArguments, arguments)
         return Operation(lambda: self._resume(run_id, prompt, options), f"resume({run_id!r})")
 
@@ -159,6 +175,7 @@ class Adapter:
         ids: `ToolStarted`, `QuestionAsked`, `ApprovalRequested`, `HandoffParked` and `HandoffAnswered`. A run publishes
         `PromptRendered` again once it gets past its record.
         """
+        refuse_inside_call("resume_stream")
         options = self._options.updated("resume_stream", ResumeArguments, arguments)
         heard = Dispatcher()
         return RunStream(

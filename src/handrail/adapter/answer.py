@@ -48,7 +48,7 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
-from handrail.models import ModelAnswerBroken
+from handrail.models import ModelAnswerBroken, ModelKeyMissing
 from handrail.models.grammar import is_object
 from handrail.models.prices import most_of
 from handrail.schema.read_only import read_only
@@ -341,7 +341,9 @@ async def _ask_until_answered(run: Run) -> Answer:
             )
             if wait is None:
                 tries = "" if attempt == 1 else f" It was tried {attempt} times."
-                raise run.failed(error, "request", tries) from error
+                failed = run.failed(error, "request", tries)
+                failed.hides_frames = isinstance(error, ModelKeyMissing)
+                raise failed from None if failed.hides_frames else error
             deadline = run.frame.deadline
             if deadline is not None and deadline.remaining() <= wait:
                 late = f" The next try, in {wait:.1f} s, would be past the deadline."

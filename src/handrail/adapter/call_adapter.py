@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from handrail.adapter.conversation import Conversation
 from handrail.adapter.loop import run_in
 from handrail.adapter.response import Output, PromptResponse, respond
-from handrail.adapter.settings import Settings, one_message
+from handrail.adapter.settings import Settings, check_added, check_files, one_message
 from handrail.context import PromptModel
 from handrail.dispatch.frame import Frame
-from handrail.dispatch.options import RunOptions, check_value
-from handrail.errors import DefinitionError
+from handrail.dispatch.nested_run import nested_run
+from handrail.dispatch.options import NestedArguments, RunOptions, check_value
 from handrail.guard.outer_policy import own_policies
 from handrail.messages import Model
 from handrail.operation import Operation
 from handrail.prompt import Prompt
-from handrail.protocols import NestedArguments
 from handrail.schema import Schema
 from handrail.tools import Tool
 
@@ -34,8 +33,8 @@ _NO_SYSTEM = "You are part of a program. Answer exactly what is asked."
 class CallAdapter:
     """The adapter as one call sees it. Evaluations with it are part of the call.
 
-    They use the call's session, bus, resources, broker, journal, deadline, budget and place in the tree.
-    Limits passed here can only be tighter. Each evaluation has its own conversation.
+    They inherit from the call as `RunOptions.nested` says: limits passed here can only be tighter, and resources
+    replace the call's. Each evaluation has its own conversation.
     """
 
     __slots__ = ("_adapter", "_call", "_settings")
@@ -82,30 +81,50 @@ class CallAdapter:
         attempt = self._call
         attempt.home.check()
         settings = self._settings
-        if model is not None or given.temperature is not None:
-            settings = settings.override(model=model, temperature=given.temperature)
-        _check_bound(attempt, prompt)
+        if model is not None or given.temperature is not None or given.max_tokens is not None:
+            settings = settings.override(
+                model=model, temperature=given.temperature, max_tokens=given.max_tokens
+            )
         verb = f"evaluate {prompt.name}"
         number = attempt.next_verb(verb)
+        given = given.replace(resources=(*given.resources, *prompt.resources))
+        check_added(prompt, given.tools)
 
         async def evaluate() -> PromptResponse[OutputT]:
-            frame, conversation = await _nest(attempt, number, verb, prompt, given, levels)
-            frame.model.adapter = self._bind  # an agent's adapter may differ from its caller's
-            async with nullcontext() if given.workers is None else given.workers.enter(frame):
-                await prompt.connect()
-                rendered = prompt.render(
-                    given.params, session=attempt.session, opened=given.opened, deadline=frame.deadline
-                )
-                outcome = await run_in(
-                    self._adapter, frame, settings, conversation, prompt, rendered, given.message
-                )
+            async with nested_run(attempt, number, verb, given, prompt, levels) as frame:
+                bind_model(frame, self._adapter, settings)
+                check_files(prompt, frame)
+                async with nullcontext() if given.workers is None else given.workers.enter(frame):
+                    await prompt.connect()
+                    rendered = prompt.render(
+                        given.params, session=attempt.session, opened=given.opened, deadline=frame.deadline
+                    )
+                    outcome = await run_in(
+                        self._adapter,
+                        frame,
+                        settings,
+                        Conversation(frame.session, frame.run_context.run_id),
+                        prompt,
+                        rendered,
+                        given.message,
+                        tools=given.tools,
+                    )
             return respond(outcome, frame)
 
         return Operation(evaluate, f"evaluate({prompt.name!r})", attempt.home)
 
-    def _bind(self, attempt: Attempt) -> CallAdapter:
-        """Bind the same adapter to a call of a run nested in this call."""
-        return CallAdapter(self._adapter, self._settings, attempt)
+
+def bind_model(frame: Frame, adapter: Adapter, settings: Settings) -> None:
+    """Let the calls of a run, and the runs nested in them, use the run's adapter and model.
+
+    An environment that has a model in a person's place keeps it.
+    """
+    frame.model.adapter = lambda attempt: CallAdapter(adapter, settings, attempt)
+    environment = frame.people.environment
+    if environment is None or environment.prompt_model is None:
+        frame.model.prompt_model = lambda attempt: prompt_model_of(adapter, settings, attempt)
+    else:
+        frame.model.prompt_model = environment.prompt_model
 
 
 def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> PromptModel:
@@ -116,7 +135,7 @@ def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> P
         schema: Any,
         *,
         system: str | None = None,
-        model: str | None = None,
+        model: Model | str | None = None,
         temperature: float | None = None,
         tools: Sequence[Tool[Any, Any]] = (),
         on_text: Callable[[str], None] | None = None,
@@ -136,50 +155,21 @@ def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> P
         number = attempt.next_verb("prompt_model")
 
         async def ask() -> Any:
-            frame, conversation = await _nest(attempt, number, "prompt_model", asked)
-            outcome = await run_in(
-                adapter,
-                frame,
-                chosen,
-                conversation,
-                asked,
-                asked.render(),
-                prompt,
-                output=Output(wanted),
-                on_text=on_text,
-            )
+            async with nested_run(attempt, number, "prompt_model", RunOptions(), asked) as frame:
+                bind_model(frame, adapter, chosen)
+                outcome = await run_in(
+                    adapter,
+                    frame,
+                    chosen,
+                    Conversation(frame.session, frame.run_context.run_id),
+                    asked,
+                    asked.render(),
+                    prompt,
+                    output=Output(wanted),
+                    on_text=on_text,
+                )
             return outcome.output
 
         return Operation(ask, "prompt_model", attempt.home)
 
     return verb
-
-
-def _check_bound(attempt: Attempt, prompt: Prompt[Any]) -> None:
-    """Raise `DefinitionError` if a nested prompt has resources that the outer run does not bind."""
-    unbound = [
-        each.protocol.__name__
-        for each in prompt.resources
-        if not attempt.frame.world.resources.binds(each.protocol)
-    ]
-    if unbound:
-        raise DefinitionError(
-            f"prompt {prompt.name!r} has resources of its own ({', '.join(unbound)}), but a run inside a call uses those of the "
-            "run around it. Bind them there: evaluate(..., resources=[...])."
-        )
-
-
-async def _nest(
-    attempt: Attempt,
-    number: int,
-    verb: str,
-    prompt: Prompt[Any],
-    given: RunOptions = RunOptions(),  # noqa: B008  # frozen
-    levels: int | None = None,
-) -> tuple[Frame, Conversation]:
-    """Create a frame and a conversation inside the call, with ids derived from the call's id."""
-    outer = attempt.frame
-    options = outer.options.nested(given, outer.costs.tracker, attempt.depth + 1, levels, outer.policies)
-    frame = Frame.nested(attempt, number, options, prompt)
-    await frame.log.note_verb(attempt.place.child(number), verb)
-    return frame, Conversation(frame.session, frame.run_context.run_id)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from handrail.adapter.call_adapter import CallAdapter, prompt_model_of
+from handrail.adapter.call_adapter import bind_model
 from handrail.adapter.conversation import root_conversation
 from handrail.adapter.loop import NO_MESSAGE, run_in
 from handrail.adapter.mask import SecretMask
@@ -190,7 +190,7 @@ async def _go(
                     options = options.replace(history=tuple(masked(each) for each in history))
             journal = None if log is None else options.journal
             if journal is not None and resumed is None:
-                await begin_run(journal, frame, prompt, rendered, options, adapter.model.name)
+                await begin_run(journal, frame, prompt, rendered, options, adapter.model)
             work = run_in(
                 adapter,
                 frame,
@@ -219,13 +219,9 @@ def _frame(
         options.replace(resources=(*options.resources, *prompt.resources)),
         prompt=prompt,
         log=log,
-        adapter=lambda call: CallAdapter(adapter, settings, call),
-        prompt_model=lambda call: prompt_model_of(adapter, settings, call),
     )
-    if environment is None:
-        return frame
-    frame.model.prompt_model = environment.prompt_model or frame.model.prompt_model
-    if environment.parks:
+    bind_model(frame, adapter, settings)
+    if environment is not None and environment.parks:
         if log is None:
             raise DefinitionError(
                 f"{type(environment).__name__} parks runs, which requires a journal. "

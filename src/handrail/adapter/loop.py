@@ -22,7 +22,6 @@ from handrail.context import ToolContext
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.turn import OpenTurn
 from handrail.errors import ToolValidationError, VisibilityExpansionRequired
-from handrail.guard.outer_policy import under
 from handrail.messages import CallAnswered, CallAsked, ToolMessage, UserMessage
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
 from handrail.replay.marks import is_masked
@@ -80,7 +79,7 @@ async def run_in(
     run.say(UserMessage(NO_MESSAGE if message is None else message))
     ended = "cancelled"
     try:
-        outcome = await under(frame, run_until_done(run))
+        outcome = await run_until_done(run)
         ended = outcome.stop_reason
         return outcome
     except Exception as error:

@@ -33,7 +33,8 @@ from handrail.events import MessageAdded, SectionOpened
 from handrail.guard.approval_memory import bring_in, decisions_in, keep_decisions
 from handrail.journals import Journal
 from handrail.limits import Budget
-from handrail.messages import Message, Usage
+from handrail.messages import Message, Model, Usage
+from handrail.models.names import reference_to
 from handrail.neighbours import import_app
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.records import OVER, CommitUnit, RunRecord, RunRow, RunStatus
@@ -60,8 +61,7 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float | None
     max_tokens: int | None
     deadline: float | None
-    pauses: bool
-    """Whether the deadline pauses while people answer."""
+    pauses: bool  # whether the deadline pauses while people answer
     budget: dict[str, int | Decimal] | None
     base: bytes | None
     """The session's state when the run began, if the journal has no record of it."""
@@ -75,10 +75,9 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     """The names of the tools that this run has in addition to the prompt's."""
     events: list[bytes] = []
     """Events that earlier runs committed in the session since `base`. Those runs are not copied with this one."""
-    said: list[Message] = []
-    """The messages of those earlier runs."""
-    shown: list[str] = []
-    """The sections that were opened in those earlier runs."""
+    said: list[Message] = []  # the messages of those earlier runs
+    shown: list[str] = []  # the sections that were opened in those earlier runs
+    models: dict[str, str] = {}  # the models that replace those in the files of workers, by worker
     denied: list[bytes] = []
     """The denials that were remembered in the original session, and their revocations."""
 
@@ -116,7 +115,7 @@ async def begin_run(
     prompt: Prompt[Any],
     rendered: RenderedPrompt[Any],
     options: RunOptions,
-    model: str,
+    model: Model,
 ) -> None:
     """Record a new run before it does anything."""
     app = options.app
@@ -148,6 +147,7 @@ async def begin_run(
         startup_files=allowed_in(frame.world.filesystem),
         offered={tool.name: offer_of(tool) for tool in (*rendered.tools, *options.tools)},
         added=[tool.name for tool in options.tools],
+        models={name: reference_to(each) for name, each in getattr(options.workers, "models", {}).items()},
     )
     await journal.runs.begin(
         RunRecord(
@@ -155,7 +155,7 @@ async def begin_run(
             session_id=session.id,
             principal=session.principal,
             prompt=prompt.name,
-            model=model,
+            model=reference_to(model),
             began_at=frame.began_at.timestamp(),
             begin=msgspec.msgpack.encode(begin),
             app=app,

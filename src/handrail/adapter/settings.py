@@ -14,7 +14,7 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, ModelError
 from handrail.ids import Chance, random_fraction
 from handrail.messages import Model
-from handrail.models import model_named
+from handrail.models.names import is_model, model_named
 from handrail.models.prices import Tariff, tariff_of
 from handrail.prompt import OPENER, Prompt
 from handrail.prompt.section import walk
@@ -219,7 +219,7 @@ def check_files(prompt: Prompt[Any], frame: Frame) -> None:
 
 
 def checked_model(model: Any) -> Model:
-    if isinstance(model, type) or not all(hasattr(model, member) for member in ("name", "traits", "stream")):
+    if not is_model(model):
         raise DefinitionError(
             f"{model!r} is not a model. Pass one, such as OpenAIModel('gpt-5') or ScriptedModel([...]), "
             "or a name like 'openai:gpt-5'."

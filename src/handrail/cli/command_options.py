@@ -16,7 +16,7 @@ import typer
 
 from handrail.cli.outcome import UsageError, journal_path, print_error
 from handrail.environment.text import is_terminal
-from handrail.neighbours import find_app, import_app, search
+from handrail.neighbours import find_app, search
 
 if TYPE_CHECKING:
     from handrail.deadline import Deadline
@@ -315,36 +315,17 @@ def search_here() -> None:
     search(Path.cwd())
 
 
-def find_model(named: str | None) -> Any:
-    """Return the model named `provider:name`, or `module:name` in the user's own code. Returns None if no name is given."""
+def find_model(named: str | None, folder: Path | None = None) -> Any:
+    """Return the model named `provider:name`, or `module:name` in the user's own code. Returns None if no name is given.
+
+    `folder` is searched for the module as well as the current one.
+    """
     if named is None:
         return None
-    from handrail.models import model_named
+    from handrail.models.names import model_named
 
-    return _own_model(named) or model_named(named)
-
-
-def _own_model(named: str) -> Any:
-    """Return the model that `module:name` names in the user's own code, or None if there is none."""
-    from handrail.models import BRIDGED, PROVIDERS
-
-    module, _, name = named.partition(":")
-    if (
-        module in PROVIDERS
-        or module in BRIDGED
-        or not all(part.isidentifier() for part in (*module.split("."), name))
-    ):
-        return None
     search_here()
-    try:
-        found: Any = getattr(import_app(module), name, None)
-    except Exception as error:  # importing the user's module can raise anything
-        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-            return None
-        raise UsageError(
-            f"--model {named}: can't import {module!r}: {type(error).__name__}: {error}. Fix that module first."
-        ) from error
-    return found if hasattr(found, "stream") else None
+    return model_named(named, folder)
 
 
 def open_files(
@@ -428,6 +409,7 @@ def find_worker(named: str) -> Worker:
     """Find a worker by `folder/main.md`, `folder/main` or `folder`. A folder stands for its `main` or its only worker."""
     from handrail.workers import WorkerRegistry
 
+    search_here()  # its file may name a model in the user's own code
     return WorkerRegistry.worker_at(Path(named))
 
 

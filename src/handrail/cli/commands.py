@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from handrail.cli.command_options import JournalFile, ServeOptions, WorkerOptions, takes_options
+from handrail.cli.command_options import FilesFolder, JournalFile, ServeOptions, WorkerOptions, takes_options
 from handrail.cli.outcome import EXIT_CODES
 
 _EPILOG = "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES) + "."
@@ -109,6 +109,17 @@ def serve(options: ServeOptions) -> None:
     raise typer.Exit(serve_command.serve(options))
 
 
+@app.command(epilog=_EPILOG)
+def mcp(
+    app: Annotated[str, typer.Argument(metavar="APP", help="A module: pkg.mod, pkg.mod:prompt or app.py.")],
+    files: FilesFolder = None,
+) -> None:
+    """Serve the tools of an app to one MCP client, over standard input and output."""
+    from handrail.cli import mcp_command
+
+    raise typer.Exit(mcp_command.serve(app, files))
+
+
 @app.command()
 def audit(
     who: Annotated[
@@ -123,6 +134,14 @@ def audit(
     from handrail.cli import users_commands
 
     raise typer.Exit(users_commands.audit(journal, who, after))
+
+
+@app.command()
+def models(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """List the models that work here, and say what the others need: a key, a server or a package."""
+    from handrail.cli import models_commands
+
+    raise typer.Exit(models_commands.models(as_json))
 
 
 class _RunsGroup(TyperGroup):
@@ -149,6 +168,25 @@ class _UsersGroup(_RunsGroup):
         return typer.main.get_command(users_commands.app)
 
 
+class _ModelGroup(_RunsGroup):
+    """Loads the commands of `handrail model` when one of them is used."""
+
+    def load(self) -> Any:
+        from handrail.cli import models_commands
+
+        return typer.main.get_command(models_commands.app)
+
+
+app.add_typer(
+    typer.Typer(
+        name="model",
+        cls=_ModelGroup,
+        help="Serve the embedded model to other programs.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+)
 app.add_typer(
     typer.Typer(
         name="runs",

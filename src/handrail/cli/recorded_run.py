@@ -7,18 +7,20 @@ import copy
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from handrail import runs
 from handrail.adapter import Adapter
 from handrail.adapter.run_record import code_of, decode_begin, prompt_of
 from handrail.cli.command_options import find_model, open_files
 from handrail.cli.outcome import UsageError, runs_command
-from handrail.errors import HandrailError, RunUnknown
+from handrail.errors import DefinitionError, HandrailError, RunUnknown
 from handrail.journal.sqlite import SqliteJournal
+from handrail.messages import Model
+from handrail.models.names import reference_to
 from handrail.neighbours import import_app
 from handrail.question import Question
-from handrail.records import RunRow
+from handrail.records import RunRecord, RunRow
 
 
 class Program(NamedTuple):
@@ -28,22 +30,51 @@ class Program(NamedTuple):
     changed: bool
     """Whether the code has changed since the run began."""
     worker: Any = None
-    agent: Any = None
+    own: Adapter | None = None
+    """The adapter of the module's agent, or the one beside its prompt."""
 
     @property
     def notes(self) -> list[str]:
         return ["The code has changed since the run began."] if self.changed else []
 
-    def adapter(self, model: str) -> Adapter:
-        """Return an adapter for this model. If there is an agent, the other settings are those of its adapter."""
-        if self.agent is None:
-            return Adapter(find_model(model))
-        own: Adapter = self.agent.adapter
-        if own.model.name == model:
+    def adapter(self, model: str | None, recorded: str) -> Adapter:
+        """Return an adapter for the given model, or else for the recorded one.
+
+        If the module has an adapter, its settings are used, and its model if that is the one that is wanted.
+        """
+        own, wanted = self.own, model or recorded
+        if own is not None and wanted in (own.model.name, reference_to(own.model)):
             return own
+        found = self.find_model(model, recorded)
+        if own is None:
+            return Adapter(found)
         adapter = copy.copy(own)
-        adapter.model = find_model(model)
+        adapter.model = found
         return adapter
+
+    def find_model(self, model: str | None, recorded: str) -> Model:
+        """Return the model with the given name, or else the one that the run began with."""
+        folder = None if self.worker is None else self.worker.registry.folder
+        if model is not None:
+            return find_model(model, folder)
+        try:
+            return find_model(recorded, folder)
+        except DefinitionError as error:
+            problem = str(error).partition(". ")[0]
+            raise UsageError(
+                f"the run began with the model {recorded!r}, which can't be found by that name ({problem}). Name the "
+                "one to continue with: --model provider:name, or module:name for the model, adapter or agent in a module."
+            ) from error
+
+    def models(self, model: str | None, record: RunRecord) -> dict[str, Model]:
+        """Return the models of a worker's run by worker: those that it began with, or one for all of them."""
+        registry = self.worker.registry
+        if model is not None:
+            return registry.all_on(self.find_model(model, ""))
+        named = {**decode_begin(record).models}
+        if record.model != self.worker.model:
+            named.setdefault(self.worker.name, record.model)
+        return {worker: self.find_model(None, each) for worker, each in named.items()}
 
     def render(self, message: str | None) -> Any:
         """Render a worker's instructions from its current file. Returns None if the recorded ones must be used."""
@@ -95,8 +126,8 @@ class RecordedRun:
 
                 _, worker = WorkerRegistry.of_file(named)
             prompt = prompt_of(record.id, named) if worker is None else worker.prompt
-            agent = None if worker is not None else _agent_at(named)
-            return Program(prompt, bool(record.code) and code_of(named) != record.code, worker, agent)
+            own = None if worker is not None else _adapter_at(named)
+            return Program(prompt, bool(record.code) and code_of(named) != record.code, worker, own)
         except HandrailError:
             raise
         except Exception as error:  # importing the user's module can raise anything
@@ -152,10 +183,12 @@ class RecordedRun:
         raise UsageError(f"{problem}:\n{ids}")
 
 
-def _agent_at(app: str) -> Any:
-    """Return the agent that an app's name refers to, or None if it refers to a prompt."""
+def _adapter_at(app: str) -> Adapter | None:
+    """Return the adapter of the agent that an app's name refers to, or the one beside its prompt; None if there is none."""
     from handrail.agent import Agent
 
     module, _, name = app.partition(":")
-    found: Any = getattr(import_app(module), name, None)
-    return cast("Any", found) if isinstance(found, Agent) else None
+    found = import_app(module)
+    named: Any = getattr(found, name, None)
+    beside: Any = named.adapter if isinstance(named, Agent) else getattr(found, "adapter", None)
+    return beside if isinstance(beside, Adapter) else None

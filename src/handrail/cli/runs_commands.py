@@ -14,7 +14,7 @@ from handrail import runs
 from handrail.adapter.run_record import decode_begin
 from handrail.cli import runs_view as view
 from handrail.cli.activity import answer_text
-from handrail.cli.command_options import ModelName, StartupFiles, find_model, parse_approvals
+from handrail.cli.command_options import ModelName, StartupFiles, parse_approvals
 from handrail.cli.outcome import DONE, FAILED, PARKED, UsageError, classify_stop
 from handrail.cli.recorded_run import Program, RecordedRun
 from handrail.cli.runs_app import Json, Report, RunId, command
@@ -143,10 +143,10 @@ async def resume(
             given: Any = {"environment": environment, "filesystem": folder, "approvals": mode}
             if program.worker is not None:
                 registry, name = program.worker.registry, program.worker.name
-                models = registry.all_on(find_model(model))
+                models = program.models(model, recorded.row.record)
                 response = await registry.resume(name, recorded.id, journal=journal, models=models, **given)
             else:
-                adapter = program.adapter(model or recorded.row.record.model)
+                adapter = program.adapter(model, recorded.row.record.model)
                 response = await adapter.resume(recorded.id, program.prompt, journal=journal, **given)
     except RunParked as parked:
         return _parked_report(recorded, program, parked)

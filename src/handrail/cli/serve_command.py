@@ -62,7 +62,7 @@ def serve(options: ServeOptions) -> int:
                 origins=options.origins or (),
                 access_log=options.access_log,
             )
-            asyncio.run(_serve(options, app, _listen(options), tls))
+            asyncio.run(_serve(options, app, listen_at(options.host, options.port), tls))
     except Exception as error:
         return fail(error)
     return DONE
@@ -174,15 +174,16 @@ def _open_files(options: ServeOptions, folder: Path) -> DirectoryFilesystem | Pr
     return open_files(files, folder, startup_files)
 
 
-def _listen(options: ServeOptions) -> socket.socket:
+def listen_at(host: str, port: int) -> socket.socket:
+    """Open a listening socket. Raises `UsageError` if that is not possible."""
     from handrail.serve.server import listen
 
-    where = f"{options.host}:{options.port}"
+    where = f"{host}:{port}"
     try:
-        return listen(options.host, options.port)
+        return listen(host, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            advice = f"Use another port: --port {options.port + 1}, or --port 0 for any free one."
+            advice = f"Use another port: --port {port + 1}, or --port 0 for any free one."
             raise UsageError(f"{where} is in use. {advice}") from None
         if error.errno in (errno.EACCES, errno.EPERM):
             raise UsageError(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from handrail.cli.command_options import find_worker
+from handrail.cli.command_options import find_worker, search_here
 from handrail.cli.outcome import DONE, FAILED, USAGE, UsageError, divert_stdout, fail, print_error
 from handrail.cli.screens import make_console
 from handrail.environment.text import is_terminal
@@ -47,6 +47,7 @@ def _registry(folder: str) -> WorkerRegistry:
     if not Path(folder).is_dir():
         name = Path(folder).name or "demo"
         raise UsageError(f"there is no folder {folder}. Create one with `handrail new {name}`.")
+    search_here()  # a worker's file may name a model in the user's own code
     return WorkerRegistry(folder)
 
 

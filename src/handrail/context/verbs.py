@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
     from typing_extensions import TypeForm
 
+    from handrail.messages import Model
     from handrail.operation import Operation
     from handrail.tools import Tool
 
@@ -101,7 +102,7 @@ class PromptModel(Protocol):
         schema: TypeAdapter[T],
         *,
         system: str | None = None,
-        model: str | None = None,
+        model: Model | str | None = None,
         temperature: float | None = None,
         tools: Sequence[Tool[Any, Any]] = (),
         on_text: Callable[[str], None] | None = None,
@@ -113,7 +114,7 @@ class PromptModel(Protocol):
         schema: TypeForm[T],
         *,
         system: str | None = None,
-        model: str | None = None,
+        model: Model | str | None = None,
         temperature: float | None = None,
         tools: Sequence[Tool[Any, Any]] = (),
         on_text: Callable[[str], None] | None = None,

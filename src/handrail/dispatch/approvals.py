@@ -15,7 +15,13 @@ import msgspec
 import pydantic_core
 
 from handrail.context import Approval
-from handrail.dispatch.questions import CallAsker, note_verb, question_of, waiting_for_a_person
+from handrail.dispatch.questions import (
+    CallAsker,
+    note_verb,
+    params_that_came,
+    question_of,
+    waiting_for_a_person,
+)
 from handrail.dispatch.transaction import Transaction
 from handrail.errors import FileError, ToolValidationError
 from handrail.events import ApprovalDecided, ApprovalRemembered, ApprovalRequested, DecidedBy
@@ -30,7 +36,7 @@ from handrail.replay.log import RunLog
 from handrail.resources.paths import HasLinks, parse_path
 from handrail.resources.startup_files import reason_to_ask
 from handrail.schema import to_json
-from handrail.schema.coverage import first_hidden
+from handrail.schema.coverage import first_hidden, in_order
 from handrail.schema.kinds import describe_kind
 from handrail.tools import EFFECTS
 
@@ -65,11 +71,12 @@ async def ask_approval(
     """Ask for approval. Returns the decision and how it was made. It applies only to what was asked, including the diff."""
     frame = attempt.frame
     session = frame.session
-    params = _params_that_came(attempt)
+    params = params_that_came(attempt)
     arguments = pydantic_core.from_json(attempt.tool.dump(params))  # secrets masked
     hidden = None if params is None else first_hidden(params, arguments, masked=attempt.tool.secret)
     if hidden is not None:
         raise ToolValidationError(f"{hidden}: {_HIDDEN}")
+    arguments = in_order(params, arguments)
     cover = _covering(attempt, asks, name, params, arguments, diff)
     keys = cover(session.id)
     quorums = attempt.quorums if asks == "call" else ()
@@ -161,16 +168,6 @@ def _covering(
         )
 
     return cover
-
-
-def _params_that_came(attempt: Attempt) -> Any:
-    """Return the params as the caller sent them.
-
-    Once the handler has started, they are parsed again, because it may have modified its own copy.
-    """
-    if not attempt.let_through or attempt.arguments is None:
-        return attempt.params
-    return attempt.tool.parse(attempt.arguments)
 
 
 # --- deciding ----------------------------------------------------------------------------------------
@@ -283,12 +280,28 @@ def _can_be_decided(attempt: Attempt) -> bool:
 def why_ask(attempt: Attempt) -> str | None:
     """Return why the changes that a call made in its fork need approval, or None if they do not."""
     files, why = attempt.open_transaction.startup_files(), attempt.preview
-    if files:
-        reason = reason_to_ask(files)
-        why = reason if why is None else f"{why}; {reason}"
+    outside = _outside_scope(attempt) if attempt.checked else ()
+    reasons = [reason_to_ask(files)] if files else []
+    if outside:
+        reasons.append(f"{attempt.name} changes paths outside its scope: {', '.join(outside)}")
+    if reasons:
+        why = "; ".join(reasons if why is None else (why, *reasons))
         if EFFECTS[attempt.tool.effect].previewed and not attempt.tool.reenters:
             attempt.preview = why  # if the folder changes meanwhile, the call runs again, for a new diff
     return why
+
+
+def _outside_scope(attempt: Attempt) -> list[str]:
+    """Return the paths that a call changed outside the scope of its policies, unless they were approved by name before."""
+    found: dict[str, None] = {}
+    for policy, _ in attempt.checked:
+        judge = getattr(policy, "paths_outside", None)
+        if judge is not None:
+            found.update(dict.fromkeys(judge(attempt.tool, context=attempt.policy_context)))
+    if not found or not attempt.has_asked or attempt.preview is not None:
+        return list(found)
+    named = paths_of(attempt, params_that_came(attempt), False) or ()
+    return [path for path in found if not any(path == each or path.startswith(f"{each}/") for each in named)]
 
 
 def diff_of(transaction: Transaction) -> str:

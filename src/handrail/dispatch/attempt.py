@@ -59,7 +59,7 @@ UNFINISHED: Any = object()
 """The return value of a handler that has not returned."""
 
 
-class Attempt(msgspec.Struct, eq=False):
+class Attempt(msgspec.Struct, eq=False, weakref=True):
     """One try at a call, which its handler and its policies see through their contexts.
 
     Parts that only some handlers need are created on first use. Once the handler has ended, its verbs raise

@@ -239,9 +239,7 @@ class Frame:
     def nested(
         cls, call: Attempt, number: int, options: RunOptions, prompt: PromptView | None = None
     ) -> Frame:
-        """Open a run inside a call.
-
-        It shares the call's session, people and resources; `options` come from `RunOptions.nested`.
+        """Open a run inside a call. `options` come from `RunOptions.nested`, which says what it inherits.
 
         `number` is the index of the verb. The run's id derives from it and from the call's id.
         """
@@ -250,6 +248,10 @@ class Frame:
         frame.outer = call
         frame.place = place = call.place.nested_run(number)
         frame.people, frame.world, frame.log = outer.people, outer.world, outer.log
+        if options.environment is not outer.people.environment:
+            frame.people = msgspec.structs.replace(outer.people, environment=options.environment)
+        if options.resources:
+            frame.world = _nested_world(outer.world, options)
         frame.workers, frame.worker, frame.parking = outer.workers, outer.worker, outer.parking
         frame.cancellation = Cancellation(frame._at_work, outer.cancellation)
         run_id = place.id(ids.request_id)
@@ -367,6 +369,16 @@ def _world_of(options: RunOptions) -> World:
     return World(RunResources(bindings), forkable, LocalSteps() if journal is None else journal.steps)
 
 
+def _nested_world(outer: World, options: RunOptions) -> World:
+    """Return the world of a nested run that binds resources itself. It shares everything else with the run around it."""
+    if any(each.protocol is Filesystem for each in options.resources) and outer.resources.binds(Filesystem):
+        raise DefinitionError(
+            "a run inside a call works on the files of that call, and this one binds a Filesystem itself. "
+            "Leave out the binding, or bind the files under a protocol of your own."
+        )
+    return World(outer.resources.nested(options.resources), outer.filesystem, outer.steps)
+
+
 def _people_of(options: RunOptions) -> People:
     environment, approvals, journal = options.environment, options.approvals, options.journal
     questions = LocalQuestions(options.clock) if journal is None else journal.questions
@@ -390,12 +402,17 @@ def open_frame(
     prompt_model: Callable[[Any], PromptModel] | None = None,
 ) -> Frame:
     """Open a run at the root. Its options have already been checked."""
-    check_kinds(policies=(policies, Iterable, "a list of policies: [CapabilityPolicy()]"))
     frame = Frame(options, prompt=prompt, log=log, adapter=adapter, prompt_model=prompt_model)
+    show_tools(frame, tools, policies)
+    return frame
+
+
+def show_tools(frame: Frame, tools: Iterable[Tool[Any, Any]], policies: Iterable[ToolPolicy]) -> None:
+    """Set a run's tools and policies, and check that they fit together."""
+    check_kinds(policies=(policies, Iterable, "a list of policies: [CapabilityPolicy()]"))
     frame.show(tools, check_policies(policies))
     check_verdicts(frame.policies, frame.tools.values())
     check_named_tools(frame.policies, frame.tools)
-    return frame
 
 
 def check_tool(given: object) -> None:

@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from typing import Any
+from weakref import ref
 
 import msgspec
 
@@ -25,6 +26,7 @@ from handrail.context import Approval, ToolContext
 from handrail.dispatch.approvals import ask_approval, diff_of, runs_first, why_ask
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import Call, check_name, new_call
+from handrail.dispatch.current_call import entered
 from handrail.dispatch.failures import (
     Failure,
     Refused,
@@ -58,7 +60,6 @@ from handrail.dispatch.tickets import take_up_tickets
 from handrail.dispatch.transaction import Transaction, commit_lock_of, key_of, new_transaction
 from handrail.errors import Conflict, RunBusy, TransientError
 from handrail.events import CallStatus, ToolInvoked, ToolStarted
-from handrail.guard.outer_policy import under
 from handrail.limits import Reservation
 from handrail.operation import Operation
 from handrail.raised_errors import forget_frames, log_error, without_frames
@@ -114,7 +115,7 @@ class Gate:
         """Call a tool by name, with its arguments as JSON text or a mapping, as a model would."""
         check_name(name)
         go = self.pass_through
-        return Operation(lambda: under(self.frame, go(new_call(self, name, arguments, call_id))), "invoke")
+        return Operation(lambda: go(new_call(self, name, arguments, call_id)), "invoke")
 
     def cancel(self, reason: str = "cancelled") -> None:
         """Stop all calls of this run and of the runs nested in it, innermost first. Call this on the loop's thread."""
@@ -271,6 +272,7 @@ class Gate:
         if attempt.token is not _TOKEN or handler is None:
             raise SignatureMismatch("it did not pass the gate")
         params = attempt.params
+        entered.set(ref(attempt))
         is_timed = tool.timeout is not None or self.frame.lease is not None
         if is_timed:
             start_timers(attempt, scope)

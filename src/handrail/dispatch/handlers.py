@@ -57,7 +57,7 @@ def check_nesting(call: Call, outer: Attempt) -> None:
     """Raise if a nested call exceeds the depth limit, or if the outer call's effect does not allow its effect."""
     limit = call.frame.options.depth_limit
     if call.depth > limit:
-        raise DepthExceededError(call.path, limit)
+        raise DepthExceededError(call.path, limit, call.depth)
     why_not = refusal(outer.tool.effect, call.tool.effect)
     if why_not is not None:
         advice = f"If it is meant to, define {outer.name} with effect={call.tool.effect!r}."

@@ -97,6 +97,18 @@ class GateArguments(HostArguments, total=False):
     budget: Budget | BudgetTracker | None
 
 
+class NestedArguments(TypedDict, total=False):
+    """Arguments of a run inside a call. Limits can only be tighter than the call's own."""
+
+    deadline: Deadline | None
+    budget: Budget | None
+    temperature: float | None
+    max_tokens: int | None
+    opened: Sequence[str]
+    resources: Iterable[Binding[Any]]
+    """Resources of this run. They replace the call's resources of the same protocols."""
+
+
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """The options of one run. They are frozen: `updated`, `tightened` and `nested` return new options."""
 
@@ -177,12 +189,15 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         levels: int | None = None,
         policies: Iterable[ToolPolicy] = (),
     ) -> RunOptions:
-        """Return the options of a run that is nested in one of this run's calls.
+        """Return the options of a run that is nested in one of this run's calls. Every nested run has these.
 
-        It inherits the session, people, files, resources, journal, lease and clock. Its limits can only be
-        tighter: the earlier deadline, a share of what this run may spend (`tracker`), and at most
-        `levels` below `depth`, the depth of its calls. What this run's `policies` deny stays denied. `given` holds the
-        nested run's own options, such as its workers.
+        `given` holds the nested run's own options:
+
+        - Its limits only tighten: the earlier deadline, a share of what this run may spend (`tracker`), and at
+          most `levels` below `depth`, the depth of its calls.
+        - Its workers, environment and resources replace this run's. A resource that it does not bind is this run's.
+        - Session, approvals, files, journal, lease, clock and ids are always this run's.
+        - What this run's `policies` deny stays denied.
         """
         from handrail.guard.outer_policy import outer_policies
 
@@ -192,11 +207,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         limited = budget is not None or self.budget is not None
         return given.replace(
             session=self.session,
-            environment=self.environment,
+            environment=given.environment or self.environment,
             approvals=self.approvals,
             approval_seconds=self.approval_seconds,
             filesystem=self.filesystem,
-            resources=self.resources,
             outer_policies=outer_policies(policies),
             deadline=_earlier(self.deadline, given.deadline),
             budget=tracker.share(budget) if limited else None,

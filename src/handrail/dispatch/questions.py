@@ -28,7 +28,8 @@ from handrail.question import Answer, DecisionKeys, Question, QuestionKind, Quor
 from handrail.rendering import exact
 from handrail.replay.marks import has_secret, mark_given, was_given_secret
 from handrail.replay.parked_run import end_grace
-from handrail.schema import Schema, schema_of, to_json
+from handrail.schema import Schema, clear_json, schema_of, to_json
+from handrail.schema.coverage import in_order
 
 if TYPE_CHECKING:
     from handrail.deadline import Deadline
@@ -242,7 +243,7 @@ def question_of(
     covered = (
         attempt.tool.name,
         attempt.tool.json_schema,
-        _text(attempt.arguments),
+        _canonical(attempt),
         attempt.id,
         question_id,
         principal,
@@ -269,11 +270,28 @@ def question_of(
     )
 
 
-def _text(arguments: Any) -> str:
-    """Return the arguments as text, including secrets.
+def params_that_came(attempt: Attempt) -> Any:
+    """Return the params as the caller sent them.
 
-    The text is used only for the digest, which does not reveal them.
+    Once the handler has started, they are parsed again, because it may have modified its own copy.
     """
+    if not attempt.let_through or attempt.arguments is None:
+        return attempt.params
+    return attempt.tool.parse(attempt.arguments)
+
+
+def _canonical(attempt: Attempt) -> Any:
+    """Return the validated arguments as JSON, including secrets, so that equal arguments have the same digest.
+
+    They are used only for the digest, which does not reveal them.
+    """
+    arguments = attempt.arguments
+    try:
+        params = params_that_came(attempt)
+        if params is not None:
+            return in_order(params, pydantic_core.from_json(clear_json(params)))
+    except ToolValidationError:  # they can't be written as JSON: then the text that came identifies them
+        pass
     return arguments.decode() if isinstance(arguments, bytes) else str(arguments)
 
 

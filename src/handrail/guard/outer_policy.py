@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine, Iterable
-from contextlib import suppress
-from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar
+from collections.abc import Awaitable, Iterable
+from typing import Any
 
 from handrail.context import ToolContext
 from handrail.errors import DefinitionError
 from handrail.guard.rate_limit import RateLimitPolicy
 from handrail.protocols import PolicyDecision, ToolPolicy
 from handrail.tools import Tool, ToolResult
-
-T = TypeVar("T")
 
 
 class OuterPolicy:
@@ -40,6 +36,8 @@ class OuterPolicy:
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> Awaitable[None] | None:
+        if hasattr(self.policy, "paths_outside"):
+            return None  # what would be asked about is left to the nested run, and asked about when the outer call ends
         return self.policy.on_result(tool, params, result, context=context)
 
 
@@ -70,31 +68,3 @@ def with_outer(own: tuple[ToolPolicy, ...], outer: Iterable[OuterPolicy]) -> tup
 def own_policies(policies: Iterable[ToolPolicy]) -> tuple[ToolPolicy, ...]:
     """Return the policies that a run has itself, without those of the runs around it."""
     return tuple(policy for policy in policies if not isinstance(policy, OuterPolicy))
-
-
-class HasPolicies(Protocol):
-    """A run, as far as its policies are concerned."""
-
-    policies: tuple[ToolPolicy, ...]
-
-
-_around: ContextVar[tuple[ToolPolicy, ...]] = ContextVar("policies of the run around this code", default=())
-
-
-def under(run: HasPolicies, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
-    """Return a coroutine that does a run's work. Meanwhile, the run's policies apply to the runs that its handlers start."""
-    return _under(run.policies, work) if run.policies or _around.get() else work
-
-
-async def _under(policies: tuple[ToolPolicy, ...], work: Coroutine[Any, Any, T]) -> T:
-    token = _around.set(policies)
-    try:
-        return await work
-    finally:
-        with suppress(ValueError):  # closed from a different context, which has its own value
-            _around.reset(token)
-
-
-def policies_around() -> tuple[OuterPolicy, ...]:
-    """Return the policies of the run whose handler calls this, as they apply in nested runs."""
-    return outer_policies(_around.get())

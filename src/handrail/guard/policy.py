@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 import msgspec
 
 from handrail.context import ToolContext
-from handrail.errors import DefinitionError, FileError
+from handrail.errors import DefinitionError, FileError, HandrailError
 from handrail.protocols import PolicyDecision, ToolPolicy
 from handrail.question import Quorum
-from handrail.resources.paths import parse_path
+from handrail.resources.paths import HasLinks, parse_path
 from handrail.session import kept
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 from handrail.tools.checks import CAPABILITY
@@ -20,6 +21,7 @@ from handrail.tools.checks import CAPABILITY
 Verdict = Literal["allow", "ask", "deny"] | Quorum
 """The verdict on a capability or an effect. A `Quorum`, which `ask(role=..., approvals=...)` returns, asks other people."""
 
+_APPROVED = "approved outside the scope"
 _PATTERN = re.compile(rf"(\*|{CAPABILITY}(\.\*)?)\Z")
 
 
@@ -83,7 +85,7 @@ class SequentialDependencyPolicy:
             context.session.dispatch(PolicyNote(self.name, tool.name, "succeeded"))
 
 
-class CapabilityPolicy(CheckOnly):
+class CapabilityPolicy:
     """Allows, asks about or denies calls by capability, effect and path.
 
     Verdicts on capabilities come first, by name or by a pattern such as `fs.*` or `*`. A tool is denied or
@@ -93,7 +95,11 @@ class CapabilityPolicy(CheckOnly):
     A worker called as a tool is allowed unless its capability, `worker`, says otherwise: its own policies
     decide about its calls.
 
-    A tool that may write is allowed within `scope` only: a path outside it asks, even if the tool only reads it.
+    A tool that may write is allowed within `scope` only: a path outside it asks, even if the tool only reads it, and
+    even if a link inside the scope leads to it. After the call has run in its fork, the paths that it has really
+    changed are judged too, including those that a command changed: if one is outside, the call asks before it is
+    committed, with its diff. A nested call, and a call on files in memory, can't ask at that point, so it is rejected
+    unless somebody has approved the paths by name.
     """
 
     def __init__(
@@ -129,6 +135,7 @@ class CapabilityPolicy(CheckOnly):
         self._verdicts: dict[str, Verdict] = dict(verdicts or {})
         self._effects: dict[Effect, Verdict] = dict(effects or {})
         self._scope = tuple(parse_path(folder).path for folder in scope)
+        self._is_limited = "" not in self._scope
 
     def check_tools(self, tools: Iterable[Tool[Any, Any]]) -> None:
         """Raise `DefinitionError` if this policy names a capability that is probably misspelt.
@@ -150,10 +157,76 @@ class CapabilityPolicy(CheckOnly):
     def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> PolicyDecision:
         decision = self._by_capability(tool) or self._by_effect(tool)
         if decision.kind == "allow" and EFFECTS[tool.effect].writes:
-            outside = [named.path for named in tool.paths(params) if not self._in_scope(named.path)]
+            outside = self._named_outside(tool, params, context) if self._is_limited else ()
             if outside:
                 return PolicyDecision.ask(f"{tool.name} goes outside its scope: {', '.join(outside)}")
         return decision
+
+    def _named_outside(self, tool: Tool[Any, Any], params: Any, context: ToolContext) -> list[str]:
+        """Return the paths in these params that are outside the scope, or that lead out of it through a link."""
+        named = [each.path for each in tool.paths(params)]
+        outside = [path for path in named if not self._in_scope(path)]
+        if outside or not named:
+            return outside
+        try:
+            files = context.filesystem
+        except HandrailError:
+            return []
+        if isinstance(files, HasLinks):
+            for path in named:
+                with suppress(FileError):  # an invalid path, or one that leads nowhere: the handler is told
+                    target = files.resolved(parse_path(path).path)
+                    if not self._in_scope(target):
+                        outside.append(f"{path}, which leads to {target}")
+        return outside
+
+    def paths_outside(self, tool: Tool[Any, Any], *, context: ToolContext) -> list[str]:
+        """Return the paths outside the scope that a call has changed in its fork, if this policy allows the tool itself.
+
+        Paths that a nested call changed, and that were approved there, are left out.
+        """
+        if not self._is_limited or not EFFECTS[tool.effect].writes:
+            return []
+        if (self._by_capability(tool) or self._by_effect(tool)).kind != "allow":
+            return []  # somebody has approved the call, whatever it changes
+        source: Any = context._source  # pyright: ignore[reportPrivateUsage]  # a policy's own context
+        transaction = source.open_transaction
+        changed = [path for fork in transaction.touched for path in fork.changed_paths() or ()]
+        outside = [path.rstrip("/") for path in changed if not self._may_change(path, changed)]
+        if not outside:
+            return []
+        approved = {
+            each.key
+            for each in transaction.events
+            if isinstance(each, PolicyNote) and (each.policy, each.value) == (self.name, _APPROVED)
+        }
+        return [path for path in outside if path not in approved]
+
+    def _may_change(self, path: str, changed: Collection[str]) -> bool:
+        """Return whether a changed path is in the scope, or is a folder around it in which something was changed."""
+        if self._in_scope(path.rstrip("/")):
+            return True
+        around = path.endswith("/") and any(f"{folder}/".startswith(path) for folder in self._scope)
+        return around and any(other != path and other.startswith(path) for other in changed)
+
+    def on_result(
+        self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
+    ) -> None:
+        """Note the paths outside the scope that were approved. Raise `FileError` if nobody was asked about them."""
+        outside = self.paths_outside(tool, context=context)
+        if not outside:
+            return
+        source: Any = context._source  # pyright: ignore[reportPrivateUsage]  # a policy's own context
+        was_shown = source.preview is not None or source.open_transaction.durable
+        named = () if was_shown else _named(tool, params, context)
+        for path in outside:
+            covered = was_shown or any(path == each or path.startswith(f"{each}/") for each in named)
+            if not source.has_asked or not covered:
+                scope = ", ".join(map(repr, self._scope))
+                raise FileError(
+                    path, f"{tool.name} changes it outside its scope ({scope}), and nobody can be asked"
+                )
+            context.session.dispatch(PolicyNote(self.name, path, _APPROVED))
 
     def _by_capability(self, tool: Tool[Any, Any]) -> PolicyDecision | None:
         found = [(word, self._verdict_on(word)) for word in sorted(tool.capabilities)]
@@ -210,6 +283,19 @@ class CapabilityPolicy(CheckOnly):
         return any(not folder or at == folder or at.startswith(f"{folder}/") for folder in self._scope)
 
 
+def _named(tool: Tool[Any, Any], params: Any, context: ToolContext) -> set[str]:
+    """Return the paths in these params in canonical form, and where they lead. Invalid ones are left out."""
+    found: set[str] = set()
+    for each in tool.paths(params):
+        with suppress(HandrailError):
+            path = parse_path(each.path).path
+            found.add(path)
+            files = context.filesystem
+            if isinstance(files, HasLinks):
+                found.add(files.resolved(path))
+    return found
+
+
 class Scoped:
     """A section's policy. It decides on the section's tools, and is notified of the results of all tools.
 
@@ -235,9 +321,16 @@ class Scoped:
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> Awaitable[None] | None:
-        if self._note is not None and tool.name not in self._tools:
-            return self._note(tool, params, context=context)
+        if tool.name not in self._tools:
+            if self._note is not None:
+                return self._note(tool, params, context=context)
+            if hasattr(self._policy, "paths_outside"):
+                return None  # it judges its own tools only
         return self._policy.on_result(tool, params, result, context=context)
+
+    def paths_outside(self, tool: Tool[Any, Any], *, context: ToolContext) -> list[str]:
+        judge = getattr(self._policy, "paths_outside", None)
+        return [] if judge is None or tool.name not in self._tools else judge(tool, context=context)
 
 
 def within_scope(policy: ToolPolicy, tools: frozenset[str] | None) -> ToolPolicy:

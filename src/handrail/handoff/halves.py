@@ -14,12 +14,12 @@ import msgspec
 
 from handrail.context import ToolContext
 from handrail.dispatch.call import CALL, PART, CallKind, new_call
+from handrail.dispatch.current_call import policies_around
 from handrail.dispatch.frame import open_frame
 from handrail.dispatch.gate import Gate
 from handrail.dispatch.options import GateArguments, RunOptions
 from handrail.errors import DefinitionError
 from handrail.events import HandoffAnswered, HandoffParked
-from handrail.guard.outer_policy import policies_around, under
 from handrail.handoff.acts import ActRunner, Acts, Begun, Parked, fill, without_private
 from handrail.protocols import ToolPolicy
 from handrail.schema import is_instance
@@ -120,7 +120,7 @@ async def _run(
     sent = b"{}" if params is None else half.clear(params)
     call = msgspec.structs.replace(new_call(gate, half.name, sent), kind=kind, tool=half)
     try:
-        return await under(frame, gate.pass_through(call))
+        return await gate.pass_through(call)
     finally:
         frame.cancellation.close()
         await frame.world.resources.close_logged()

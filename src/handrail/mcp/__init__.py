@@ -16,12 +16,13 @@ from handrail.errors import DefinitionError
 if TYPE_CHECKING:
     from handrail.mcp.config import load_servers
     from handrail.mcp.section import McpTools
+    from handrail.mcp.server import ToolServer
 
-__all__ = ["McpTools", "load_servers"]
+__all__ = ["McpTools", "ToolServer", "load_servers"]
 
 REQUIRED = ("mcp", "mcp_types", "httpx2", "starlette", "uvicorn")
 """The packages that MCP needs. The `mcp` extra installs them."""
-_HOMES = {"McpTools": "section", "load_servers": "config"}
+_HOMES = {"McpTools": "section", "ToolServer": "server", "load_servers": "config"}
 
 
 def missing_extra(name: str) -> DefinitionError:

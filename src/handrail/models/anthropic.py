@@ -31,10 +31,10 @@ from handrail.messages import (
 )
 from handrail.models import ModelRateLimited, ModelRequestRefused, ModelUnavailable
 from handrail.models.grammar import ANTHROPIC_ID, id_for_wire, name_for_wire, raw_object
-from handrail.models.http import Provider, body_of, count, decode, encode, refuse_key, text_json
+from handrail.models.http import Endpoint, body_of, count, decode, encode, text_json
+from handrail.models.providers import address_of, keys_of, refuse_key, row_of
 
 WIRE = "anthropic"
-_ANTHROPIC = "https://api.anthropic.com"
 _CACHE = {"cache_control": {"type": "ephemeral"}}
 _EMPTY = "(nothing)"
 """Text that is sent instead of empty text, which the API refuses."""
@@ -51,7 +51,10 @@ _STOPS: dict[str, StopReason] = {
 
 
 class AnthropicModel:
-    """An Anthropic model, or a model on any server with the same API. The key is read from `ANTHROPIC_API_KEY`.
+    """An Anthropic model, or a model on any server with the same API.
+
+    The key is read from `ANTHROPIC_API_KEY` or `ANTHROPIC_AUTH_TOKEN`, and `ANTHROPIC_BASE_URL` names a different
+    server. `base_url` and `key_variable` take precedence; `key_variable=None` sends no key.
 
     The stable part of each request (tools, system prompt, conversation so far) is marked for the
     provider's cache; `cache=False` leaves the marks out, for a server that refuses them. Thinking blocks
@@ -63,8 +66,9 @@ class AnthropicModel:
         self,
         name: str,
         *,
-        base_url: str = _ANTHROPIC,
-        key_variable: str | None = "ANTHROPIC_API_KEY",
+        provider: str = "anthropic",
+        base_url: str | None = None,
+        key_variable: str | None = "",
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
         max_tokens: int = 8192,
@@ -74,16 +78,18 @@ class AnthropicModel:
         silence: float = 300.0,
         api_key: None = None,
     ) -> None:
-        refuse_key(api_key, key_variable)
-        self.name = f"anthropic:{name}"
+        row = row_of(provider, "anthropic")
+        keys = keys_of(row, key_variable)
+        refuse_key(api_key, keys)
+        self.name = f"{provider}:{name}"
+        address = address_of(self.name, row, base_url)
         self.traits = Traits(price, native_output)
-        self._provider = Provider(
+        self._endpoint = Endpoint(
             self.name,
-            base_url,
-            key_variable=key_variable,
-            key_header="x-api-key",
-            key_needed=base_url == _ANTHROPIC,
-            headers={"anthropic-version": "2023-06-01", **(headers or {})},
+            address,
+            keys=keys,
+            key_needed=row.needs_key(address),
+            headers={"anthropic-version": "2023-06-01", **row.find_headers(), **(headers or {})},
             silence=silence,
         )
         self._fields = {"model": name, **(options or {})}
@@ -91,10 +97,10 @@ class AnthropicModel:
         self._cache = cache
 
     def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
-        provider, body = self._provider, self._body(request)
+        endpoint, body = self._endpoint, self._body(request)
         if not request.stream:
-            return provider.parts("/v1/messages", body, whole=_whole)
-        return provider.parts("/v1/messages", body, take=_Pieces(provider).take)
+            return endpoint.parts("/v1/messages", body, whole=_whole)
+        return endpoint.parts("/v1/messages", body, take=_Pieces(endpoint).take)
 
     def _body(self, request: ModelRequest) -> bytes:
         more: dict[str, Any] = {"max_tokens": request.max_tokens or self._max_tokens, **self._fields}
@@ -276,10 +282,10 @@ def _kept(blocks: list[Any]) -> Kept | None:
 class _Pieces:
     """Converts the events of one streamed answer to parts."""
 
-    __slots__ = ("_blocks", "_calls", "_given", "_provider", "_stop", "_usage")
+    __slots__ = ("_blocks", "_calls", "_endpoint", "_given", "_stop", "_usage")
 
-    def __init__(self, provider: Provider) -> None:
-        self._provider = provider
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
         self._blocks: dict[int, dict[str, Any]] = {}
         self._calls: dict[int, int] = {}
         self._given: dict[int, Any] = {}
@@ -310,7 +316,7 @@ class _Pieces:
                 blocks = [self._blocks[index] for index in sorted(self._blocks)]
                 yield StopPart(_STOPS.get(self._stop, "done"), _kept(blocks))
             case "error":
-                raise _failure(self._provider, event.get("error") or {})
+                raise _failure(self._endpoint, event.get("error") or {})
             case _:
                 pass
 
@@ -348,12 +354,12 @@ class _Pieces:
                 pass
 
 
-def _failure(provider: Provider, error: Mapping[str, Any]) -> ModelError:
-    said = f"it failed in the middle of its answer: {provider.quoted(error.get('message') or dict(error))}"
+def _failure(endpoint: Endpoint, error: Mapping[str, Any]) -> ModelError:
+    said = f"it failed in the middle of its answer: {endpoint.quoted(error.get('message') or dict(error))}"
     match error.get("type"):
         case "rate_limit_error":
-            return ModelRateLimited(provider.model, said)
+            return ModelRateLimited(endpoint.model, said)
         case "invalid_request_error" | "authentication_error" | "permission_error" | "not_found_error":
-            return ModelRequestRefused(provider.model, said)
+            return ModelRequestRefused(endpoint.model, said)
         case _:
-            return ModelUnavailable(provider.model, said)
+            return ModelUnavailable(endpoint.model, said)

@@ -15,6 +15,7 @@ parser reads.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import re
 from collections.abc import Sequence
@@ -33,6 +34,7 @@ _UNNAMED = "unnamed"
 CHAT_ID = re.compile(r"[^\ud800-\udfff]{1,40}")
 RESPONSES_ID = re.compile(r"[^\ud800-\udfff]{1,64}")
 ANTHROPIC_ID = re.compile(r"[a-zA-Z0-9_-]+")
+MISTRAL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 _NORMALISED = re.compile(r"hr-[0-9a-f]{32}")
 
 _DEEPEST = 50
@@ -53,10 +55,18 @@ def name_for_wire(name: str) -> str:
 
 def id_for_wire(id: str, accepted: re.Pattern[str]) -> str:
     """Return an id as the API with this pattern accepts it. Other ids are replaced by a digest of them."""
+    if accepted is MISTRAL_ID:
+        return base64.b32encode(_digest(id)).decode()[
+            :9
+        ]  # always a digest, because nothing in nine characters could tell one from an id
     if accepted.fullmatch(id) and not _NORMALISED.fullmatch(id):
         return id
     # An id that looks like a digest is replaced too, since it could be the digest of another one.
-    return f"hr-{hashlib.sha256(id.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+    return f"hr-{_digest(id).hex()[:32]}"
+
+
+def _digest(id: str) -> bytes:
+    return hashlib.sha256(id.encode("utf-8", "surrogatepass")).digest()
 
 
 def is_object(arguments: str) -> bool:

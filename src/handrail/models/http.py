@@ -1,4 +1,4 @@
-"""`Provider`: requests to one provider over HTTP.
+"""`Endpoint`: requests to one provider over HTTP.
 
 It reads JSON or a stream of events, and converts every failure to a `ModelError`. aiohttp is used only here, and
 is imported with the first request. The helpers that all HTTP models share are also here: they encode JSON and adapt
@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import io
 import math
-import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -31,10 +30,12 @@ from handrail.errors import DefinitionError, ModelError
 from handrail.messages import CallPart, ModelPart, SentPart, StopPart, TextPart, ThinkingPart
 from handrail.models import (
     ModelAnswerBroken,
+    ModelKeyMissing,
     ModelRateLimited,
     ModelRequestRefused,
     ModelUnavailable,
 )
+from handrail.models.providers import Key
 from handrail.models.recorder import current_recorder
 from handrail.threads import forget_closed
 from handrail.tools.result import clean_text
@@ -67,7 +68,7 @@ _UNEXPECTED = (LookupError, TypeError, AttributeError, ValueError, ArithmeticErr
 _UNREADABLE = (msgspec.DecodeError, UnicodeError, RecursionError)
 
 
-class Provider:
+class Endpoint:
     """The address, headers and key of one model's requests.
 
     The key is read from the environment for each request and appears nowhere else: not in a view of the
@@ -79,9 +80,7 @@ class Provider:
         model: str,
         base_url: str,
         *,
-        key_variable: str | None,
-        key_header: str,
-        key_prefix: str = "",
+        keys: tuple[Key, ...],
         key_needed: bool,
         headers: Mapping[str, str] | None = None,
         silence: float = 300.0,
@@ -103,9 +102,7 @@ class Provider:
                 )
         self.model = model
         self._base_url = base_url.rstrip("/")
-        self._key_variable = key_variable
-        self._key_header = key_header
-        self._key_prefix = key_prefix
+        self._keys = keys
         self._key_needed = key_needed
         self._headers = {
             "content-type": "application/json",
@@ -116,7 +113,7 @@ class Provider:
         self._clock = clock
 
     def __repr__(self) -> str:
-        return f"Provider({self.model!r}, {self._base_url!r})"
+        return f"Endpoint({self.model!r}, {self._base_url!r})"
 
     # Answers, complete or streamed.
 
@@ -177,6 +174,20 @@ class Provider:
                 yield data
             await _read_out(response)
 
+    async def get(self, path: str, seconds: float) -> Any:
+        """Fetch JSON, and return it decoded. Raises `ModelError`, also if it takes longer than this many seconds."""
+        client, aiohttp = await _client(), _aiohttp()
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        at, headers = self._base_url + path, self._with_key()
+        try:
+            async with client.get(at, headers=headers, timeout=timeout, allow_redirects=False) as response:
+                if response.status != 200:
+                    raise await self._failure(response)
+                return self.decoded(await response.read())
+        except (aiohttp.ClientError, TimeoutError):
+            problem = f"nothing answers at {self._base_url}"
+        raise ModelUnavailable(self.model, problem)
+
     def quoted(self, said: object, most: int = 300) -> str:
         """Return a provider's message, shortened and without the key."""
         return self._without_key(_shown(said))[:most]
@@ -227,25 +238,28 @@ class Provider:
     # Secrets.
 
     def _key(self) -> str:
-        return os.environ.get(self._key_variable, "").strip() if self._key_variable else ""
+        return next(filter(None, (key.find() for key in self._keys)), "")
 
     def _with_key(self) -> dict[str, str]:
-        key = self._key()
-        if not key and self._key_needed:
-            raise ModelRequestRefused(
-                self.model, f"its key is missing. Set {self._key_variable} in the environment"
-            )
-        if not _fits_header(key):
-            raise ModelRequestRefused(
-                self.model,
-                f"its key is invalid: {self._key_variable} contains a control character, such as a line break",
-            )
-        return {**self._headers, self._key_header: self._key_prefix + key} if key else self._headers
+        for key in self._keys:
+            value = key.find()
+            if not value:
+                continue
+            if not _fits_header(value):
+                problem = (
+                    f"its key is invalid: {key.variable} contains a control character, such as a line break"
+                )
+                raise ModelRequestRefused(self.model, problem)
+            return {**self._headers, key.header: key.prefix + value}
+        if self._key_needed:
+            raise ModelKeyMissing(self.model, [key.variable for key in self._keys])
+        return self._headers
 
     def _without_key(self, text: str) -> str:
-        """Return a message without the key, because some providers echo it in errors."""
-        key = self._key()
-        return text.replace(key, "[the key]") if key else text
+        """Return a message without the keys, because some providers echo them in errors."""
+        for value in filter(None, (key.find() for key in self._keys)):
+            text = text.replace(value, "[the key]")
+        return text
 
     # Responses.
 
@@ -304,15 +318,6 @@ class Provider:
 
 def _fits_header(text: str) -> bool:
     return not any(char < " " or char == "\x7f" for char in text)
-
-
-def refuse_key(given: object, variable: str | None) -> None:
-    """Raise `DefinitionError` if a key was passed in code, which is a common first mistake."""
-    if given is not None:
-        raise DefinitionError(
-            f"a model takes no api_key: keys come from the environment. Set {variable or 'a variable'}, or name "
-            "another one with `key_variable`."
-        )
 
 
 def _moment(text: str, clock: Clock) -> datetime | None:

@@ -9,17 +9,21 @@ The chat completions API, `POST /chat/completions`, is here; the responses API i
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 from handrail.errors import DefinitionError, ModelError
 from handrail.messages import (
     AssistantMessage,
     CallPart,
+    Encode,
+    Kept,
     Message,
     ModelPart,
     ModelRequest,
     Offered,
     Price,
+    Sent,
     StopPart,
     StopReason,
     TextPart,
@@ -30,29 +34,34 @@ from handrail.messages import (
     UsagePart,
 )
 from handrail.models import ModelUnavailable, responses
-from handrail.models.grammar import CHAT_ID, arguments_text, id_for_wire, name_for_wire, object_text
+from handrail.models.grammar import arguments_text, id_for_wire, name_for_wire, object_text
 from handrail.models.http import (
-    Provider,
+    Endpoint,
     body_of,
     count,
+    decode,
     encode,
     is_strict,
-    refuse_key,
     text_json,
 )
+from handrail.models.providers import FREE, Quirks, address_of, keys_of, refuse_key, row_of
 
-_OPENAI = "https://api.openai.com/v1"
+WIRE = "chat"
 _MOST_CALLS = 128
 """Maximum number of calls that the API accepts in one message."""
+_BETWEEN = "OK"
+"""Text of the message between a result and a user's message, for servers that require one."""
+_GROWING = frozenset({"text", "summary", "data", "signature"})
+"""Fields of reasoning details whose pieces are joined."""
 
 
 class OpenAIModel:
     """An OpenAI model, or a model on any server that implements one of OpenAI's APIs.
 
-    `OpenAIModel("gpt-5")` uses OpenAI itself, with the key in `OPENAI_API_KEY`. For any other server (vLLM,
-    Ollama, llama.cpp, Azure) pass its `base_url`. `key_variable` names the environment variable with the
-    server's key, if it needs one, and `key_header="api-key"` sends the key as Azure expects it. `options` are
-    further fields of the request, such as `{"reasoning_effort": "low"}`.
+    `OpenAIModel("gpt-5")` uses OpenAI itself, with the key in `OPENAI_API_KEY`; `OPENAI_BASE_URL` names a different
+    server. `provider` is one of the providers in the table that speak this wire, such as "ollama", "groq" or
+    "azure". For any other server pass its `base_url`. `key_variable` names the environment variable with the server's
+    key; None sends no key. `options` are further fields of the request, such as `{"reasoning_effort": "low"}`.
     """
 
     def __init__(
@@ -60,38 +69,41 @@ class OpenAIModel:
         name: str,
         *,
         api: Literal["chat", "responses"] = "chat",
-        base_url: str = _OPENAI,
-        key_variable: str | None = "OPENAI_API_KEY",
-        key_header: str = "authorization",
+        provider: str = "openai",
+        base_url: str | None = None,
+        key_variable: str | None = "",
+        key_header: str = "",
         headers: Mapping[str, str] | None = None,
         options: Mapping[str, Any] | None = None,
-        native_output: bool = True,
+        native_output: bool | None = None,
         price: Price | None = None,
         silence: float = 300.0,
         api_key: None = None,
     ) -> None:
-        refuse_key(api_key, key_variable)
+        row = row_of(provider, "chat")
+        keys = keys_of(row, key_variable, key_header)
+        refuse_key(api_key, keys)
         if api not in ("chat", "responses"):
             raise DefinitionError(f"OpenAIModel has no API {api!r}. Pass 'chat' or 'responses'.")
-        self.name = f"openai:{name}"
-        self.traits = Traits(price, native_output)
+        self.name = f"{provider}:{name}"
+        address = address_of(self.name, row, base_url)
+        self._quirks = quirks = row.quirks_at(address)
+        if price is None and row.is_own:
+            price = FREE
+        self.traits = Traits(price, quirks.native_output if native_output is None else native_output)
         self._stream = stream if api == "chat" else responses.stream
-        own = base_url == _OPENAI
-        self._provider = Provider(
+        self._endpoint = Endpoint(
             self.name,
-            base_url,
-            key_variable=key_variable,
-            key_header=key_header.lower(),
-            key_prefix="Bearer " if key_header.lower() == "authorization" else "",
-            key_needed=own,
-            headers=headers,
+            address,
+            keys=keys,
+            key_needed=row.needs_key(address),
+            headers={**row.find_headers(), **(headers or {})},
             silence=silence,
         )
         self._fields = {"model": name, **(options or {})}
-        self._most = "max_completion_tokens" if own else "max_tokens"
 
     def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
-        return self._stream(self._provider, self._fields, request, self._most)
+        return self._stream(self._endpoint, self._fields, request, self._quirks)
 
     def __repr__(self) -> str:
         return f"OpenAIModel({self.name!r})"
@@ -107,26 +119,28 @@ _STOPS: dict[str, StopReason] = {
 
 
 def stream(
-    provider: Provider, fields: Mapping[str, Any], request: ModelRequest, most: str
+    endpoint: Endpoint, fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks
 ) -> AsyncGenerator[ModelPart]:
     """Send one request and yield the parts of its answer."""
-    body = _body(fields, request, most)
+    body = _body(fields, request, quirks)
     if not request.stream:
-        return provider.parts("/chat/completions", body, whole=_whole)
-    return provider.parts("/chat/completions", body, take=_Pieces(provider).take)
+        return endpoint.parts("/chat/completions", body, whole=partial(_whole, quirks.sent_back))
+    return endpoint.parts("/chat/completions", body, take=_Pieces(endpoint, quirks.sent_back).take)
 
 
-def _body(fields: Mapping[str, Any], request: ModelRequest, most: str) -> bytes:
-    said = request.messages.encoded(_message)
+def _body(fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks) -> bytes:
+    said = _conversation(request.messages, quirks)
     if request.system:
         said = b'{"role":"system","content":%s},%s' % (text_json(request.system), said)
     more: dict[str, Any] = dict(fields)
     if request.temperature is not None:
         more["temperature"] = request.temperature
     if request.max_tokens is not None:
-        more[most] = request.max_tokens
+        more[quirks.limit] = request.max_tokens
     if request.stream:
-        more |= {"stream": True, "stream_options": {"include_usage": True}}
+        more["stream"] = True
+        if quirks.stream_options:
+            more["stream_options"] = {"include_usage": True}
     if request.must_call:
         more["tool_choice"] = "required"
     if request.output is not None:
@@ -144,15 +158,41 @@ def _tool(offered: Offered) -> bytes:
     return encode({"type": "function", "function": function})
 
 
-def _message(message: Message) -> bytes:
+def _conversation(messages: Sent[Message], quirks: Quirks) -> bytes:
+    """Encode a conversation, separated by commas. It is encoded once, unless the server restricts who may follow whom."""
+    if quirks.user_after_tool:
+        return messages.encoded(_encoder(quirks))
+    said: list[dict[str, Any]] = []
+    for each in (each for message in messages for each in _dicts(message, quirks)):
+        if said and said[-1]["role"] == "tool" and each["role"] == "user":
+            said.append({"role": "assistant", "content": _BETWEEN})
+        said.append(each)
+    return b",".join(map(encode, said))
+
+
+def _encode(quirks: Quirks, message: Message) -> bytes:
+    return b",".join(map(encode, _dicts(message, quirks)))
+
+
+@lru_cache(maxsize=64)
+def _encoder(quirks: Quirks) -> Encode:
+    """Return the function that encodes messages for servers with these quirks. It is always the same one."""
+    return partial(_encode, quirks)
+
+
+_message = _encoder(Quirks())
+
+
+def _dicts(message: Message, quirks: Quirks) -> list[dict[str, Any]]:
+    """Convert a message to at least one message of the API."""
     if isinstance(message, ToolMessage):
-        return b",".join(map(encode, _results(message)))
+        return _results(message, quirks)
     if isinstance(message, AssistantMessage):
         said: dict[str, Any] = {"role": "assistant", "content": message.text or None}
         if message.calls:
             said["tool_calls"] = [
                 {
-                    "id": id_for_wire(call.id, CHAT_ID),
+                    "id": id_for_wire(call.id, quirks.ids),
                     "type": "function",
                     "function": {
                         "name": name_for_wire(call.name),
@@ -161,16 +201,23 @@ def _message(message: Message) -> bytes:
                 }
                 for call in message.calls[:_MOST_CALLS]
             ]
+            said |= _kept_fields(message.kept, quirks.sent_back)
         elif not message.text:
             said["content"] = ""
-        return encode(said)
-    return encode({"role": "user", "content": message.text})
+        return [said]
+    return [{"role": "user", "content": message.text}]
 
 
-def _results(message: ToolMessage) -> list[dict[str, Any]]:
+def _kept_fields(kept: Kept | None, wanted: tuple[str, ...]) -> dict[str, Any]:
+    if kept is None or kept.wire != WIRE or not wanted:
+        return {}
+    return {name: value for name, value in decode(kept.data).items() if name in wanted}
+
+
+def _results(message: ToolMessage, quirks: Quirks) -> list[dict[str, Any]]:
     """Convert the results of a turn. Those of calls beyond the API's limit follow in a user message."""
     said: list[dict[str, Any]] = [
-        {"role": "tool", "tool_call_id": id_for_wire(each.id, CHAT_ID), "content": each.text}
+        {"role": "tool", "tool_call_id": id_for_wire(each.id, quirks.ids), "content": each.text}
         for each in message.results[:_MOST_CALLS]
     ]
     more = message.results[_MOST_CALLS:]
@@ -182,7 +229,7 @@ def _results(message: ToolMessage) -> list[dict[str, Any]]:
     return said
 
 
-def _whole(answer: Any) -> Iterator[ModelPart]:
+def _whole(sent_back: tuple[str, ...], answer: Any) -> Iterator[ModelPart]:
     choice = answer["choices"][0]
     said = choice["message"]
     thoughts = said.get("reasoning_content") or said.get("reasoning")
@@ -202,16 +249,24 @@ def _whole(answer: Any) -> Iterator[ModelPart]:
     if answer.get("usage"):
         yield UsagePart(_usage(answer["usage"]))
     reason = _STOPS.get(choice.get("finish_reason") or "stop", "done")
-    yield StopPart("refused" if said.get("refusal") else reason)
+    kept = {name: said[name] for name in sent_back if said.get(name)}
+    yield StopPart("refused" if said.get("refusal") else reason, _kept(kept))
+
+
+def _kept(fields: Mapping[str, Any]) -> Kept | None:
+    return Kept(WIRE, encode(fields)) if fields else None
 
 
 class _Pieces:
     """Converts the chunks of one streamed answer to parts."""
 
-    __slots__ = ("_at", "_calls", "_provider", "_refused")
+    __slots__ = ("_at", "_calls", "_endpoint", "_kept", "_refused", "_sent_back")
 
-    def __init__(self, provider: Provider) -> None:
-        self._provider = provider
+    def __init__(self, endpoint: Endpoint, sent_back: tuple[str, ...] = ()) -> None:
+        self._endpoint = endpoint
+        self._sent_back = sent_back
+        self._kept: dict[str, Any] = {}
+        """The fields of the answer so far that must be sent back with it."""
         self._calls: list[tuple[str, str]] = []
         """The id and name of each call so far."""
         self._at: dict[Any, int] = {}
@@ -221,12 +276,15 @@ class _Pieces:
     def take(self, chunk: Any) -> Iterator[ModelPart]:
         error = chunk.get("error")
         if error:
-            raise _failure(self._provider, error)
+            raise _failure(self._endpoint, error)
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
             thoughts = delta.get("reasoning_content") or delta.get("reasoning")
             if isinstance(thoughts, str) and thoughts:
                 yield ThinkingPart(thoughts)
+            for name in self._sent_back:
+                if delta.get(name):
+                    self._kept[name] = _joined(self._kept.get(name), delta[name])
             self._refused = self._refused or bool(delta.get("refusal"))
             text = _text(delta.get("content")) or delta.get("refusal")
             if text:
@@ -235,7 +293,7 @@ class _Pieces:
                 yield self._call(call)
             if choice.get("finish_reason"):
                 reason = _STOPS.get(choice["finish_reason"], "done")
-                yield StopPart("refused" if self._refused else reason)
+                yield StopPart("refused" if self._refused else reason, _kept(self._kept))
         if chunk.get("usage"):
             yield UsagePart(_usage(chunk["usage"]))
 
@@ -253,6 +311,34 @@ class _Pieces:
         return CallPart(number or 0, id, name, arguments_text(function.get("arguments")))
 
 
+def _joined(before: Any, piece: Any) -> Any:
+    """Join the pieces of a field: texts one after the other, and lists item by item, by the items' `index` and `type`."""
+    if before is None or type(before) is not type(piece):
+        return piece
+    if isinstance(piece, str):
+        return before + piece
+    if not isinstance(piece, list):
+        return piece
+    items = list(before)
+    for item in piece:
+        last = items[-1] if items else None
+        if isinstance(item, dict) and isinstance(last, dict) and _same_item(last, item):
+            items[-1] = {
+                **last,
+                **{
+                    name: _joined(last.get(name), new) if name in _GROWING else new
+                    for name, new in item.items()
+                },
+            }
+        else:
+            items.append(item)
+    return items
+
+
+def _same_item(last: Mapping[str, Any], item: Mapping[str, Any]) -> bool:
+    return "index" in item and (last.get("index"), last.get("type")) == (item["index"], item.get("type"))
+
+
 def _text(content: Any) -> str:
     """Return the text of a message's content, which some servers send as a list of parts."""
     if isinstance(content, list):
@@ -260,9 +346,9 @@ def _text(content: Any) -> str:
     return content or ""
 
 
-def _failure(provider: Provider, error: Any) -> ModelError:
+def _failure(endpoint: Endpoint, error: Any) -> ModelError:
     said = str(error.get("message") or error) if isinstance(error, dict) else str(error)
-    return ModelUnavailable(provider.model, f"it failed in the middle of its answer: {provider.quoted(said)}")
+    return ModelUnavailable(endpoint.model, f"it failed in the middle of its answer: {endpoint.quoted(said)}")
 
 
 def _usage(usage: Any) -> Usage:

@@ -28,19 +28,20 @@ from handrail.messages import (
 )
 from handrail.models import ModelRateLimited, ModelUnavailable
 from handrail.models.grammar import RESPONSES_ID, arguments_text, id_for_wire, name_for_wire, object_text
-from handrail.models.http import Provider, body_of, count, decode, encode, is_strict, text_json
+from handrail.models.http import Endpoint, body_of, count, decode, encode, is_strict, text_json
+from handrail.models.providers import Quirks
 
 WIRE = "responses"
 
 
 def stream(
-    provider: Provider, fields: Mapping[str, Any], request: ModelRequest, most: str
+    endpoint: Endpoint, fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks
 ) -> AsyncGenerator[ModelPart]:
     """Send one request and yield the parts of its answer."""
     body = _body(fields, request)
     if not request.stream:
-        return provider.parts("/responses", body, whole=partial(_whole, provider))
-    return provider.parts("/responses", body, take=_Pieces(provider).take)
+        return endpoint.parts("/responses", body, whole=partial(_whole, endpoint))
+    return endpoint.parts("/responses", body, take=_Pieces(endpoint).take)
 
 
 def _body(fields: Mapping[str, Any], request: ModelRequest) -> bytes:
@@ -156,7 +157,7 @@ def _content(part: Any) -> dict[str, Any] | None:
             return None
 
 
-def _whole(provider: Provider, answer: Any) -> Iterator[ModelPart]:
+def _whole(endpoint: Endpoint, answer: Any) -> Iterator[ModelPart]:
     index = 0
     for item in answer["output"]:
         match item["type"]:
@@ -171,13 +172,13 @@ def _whole(provider: Provider, answer: Any) -> Iterator[ModelPart]:
                     yield ThinkingPart(summary.get("text", ""))
             case _:
                 pass
-    yield from _end(provider, answer)
+    yield from _end(endpoint, answer)
 
 
-def _end(provider: Provider, answer: Any) -> Iterator[ModelPart]:
+def _end(endpoint: Endpoint, answer: Any) -> Iterator[ModelPart]:
     """Yield the usage and the stop reason of a complete response. Raises `ModelError` for a failed one."""
     if answer.get("status") == "failed":
-        raise _failure(provider, answer.get("error") or {})
+        raise _failure(endpoint, answer.get("error") or {})
     usage = answer.get("usage")
     if usage:
         details = usage.get("input_tokens_details") or {}
@@ -221,10 +222,10 @@ def _kept(items: list[Any]) -> Kept | None:
 class _Pieces:
     """Converts the events of one streamed response to parts."""
 
-    __slots__ = ("_calls", "_provider", "_written")
+    __slots__ = ("_calls", "_endpoint", "_written")
 
-    def __init__(self, provider: Provider) -> None:
-        self._provider = provider
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
         self._calls: dict[str, int] = {}
         self._written: set[str] = set()
 
@@ -250,9 +251,9 @@ class _Pieces:
                 elif _id(event) not in self._written:
                     yield CallPart(self._index(event), arguments=arguments_text(item.get("arguments")))
             case "response.completed" | "response.incomplete" | "response.failed":
-                yield from _end(self._provider, event["response"])
+                yield from _end(self._endpoint, event["response"])
             case "error":
-                raise _failure(self._provider, event.get("error") or event)
+                raise _failure(self._endpoint, event.get("error") or event)
             case _:
                 pass
 
@@ -270,8 +271,8 @@ def _id(event: Any) -> str:
     return str(event.get("item_id") or event.get("item", {}).get("id") or event.get("output_index"))
 
 
-def _failure(provider: Provider, error: Any) -> ModelError:
-    said = f"it failed in the middle of its answer: {provider.quoted(error.get('message') or error)}"
+def _failure(endpoint: Endpoint, error: Any) -> ModelError:
+    said = f"it failed in the middle of its answer: {endpoint.quoted(error.get('message') or error)}"
     if error.get("code") == "rate_limit_exceeded":
-        return ModelRateLimited(provider.model, said)
-    return ModelUnavailable(provider.model, said)
+        return ModelRateLimited(endpoint.model, said)
+    return ModelUnavailable(endpoint.model, said)

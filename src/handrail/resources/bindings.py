@@ -83,8 +83,10 @@ class _Ready:
 class RunResources:
     """The resources of one run. Each call uses them through its `CallResources`."""
 
-    def __init__(self, bindings: Iterable[Binding[Any]] = ()) -> None:
+    def __init__(self, bindings: Iterable[Binding[Any]] = (), outer: RunResources | None = None) -> None:
         self._bindings: dict[type, Binding[Any]] = {}
+        self.outer = outer
+        """The resources of the run around this one, which has what this one does not bind; None for a run at the root."""
         for binding in bindings:
             if not isinstance(binding, Binding):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
                 raise ResourceError(
@@ -101,24 +103,42 @@ class RunResources:
         self.lock = threading.RLock()
         self._closed = False
 
+    def nested(self, bindings: Iterable[Binding[Any]]) -> RunResources:
+        """Return the resources of a nested run: those it binds itself, and this run's for everything else.
+
+        A resource of this run is created from this run's resources, even if a nested run requests it first.
+        """
+        return RunResources(bindings, self)
+
+    def holder(self, protocol: type) -> RunResources:
+        """Return the resources of the innermost run that binds the protocol, or this run's if none does."""
+        run: RunResources | None = self
+        while run is not None and protocol not in run._bindings:
+            run = run.outer
+        return run or self
+
     def binds(self, protocol: type) -> bool:
-        """Return whether there is a binding for the protocol."""
-        return protocol in self._bindings
+        """Return whether this run or one around it has a binding for the protocol."""
+        return protocol in self.holder(protocol)._bindings
+
+    def binds_itself(self, protocol: type) -> bool:
+        """Return whether this run has a binding for the protocol, or nobody has one."""
+        return self.holder(protocol) is self
 
     def shares(self, protocol: type) -> bool:
         """Return whether all calls of the run share one resource for the protocol."""
-        found = self._bindings.get(protocol)
+        found = self.holder(protocol)._bindings.get(protocol)
         return found is not None and found.scope == "run"
 
     def made(self, protocol: type) -> Any:
         """Return the resource that the run's calls share, if it has been created; otherwise None."""
-        kept = self.scope.made.get(protocol)
+        kept = self.holder(protocol).scope.made.get(protocol)
         return None if kept is None else kept.thing
 
     def binding(self, protocol: type) -> Binding[Any]:
         found = self._bindings.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
         if found is None:
-            known = ", ".join(sorted(name_of(each) for each in self._bindings)) or "none"
+            known = ", ".join(sorted(name_of(each) for each in self._every())) or "none"
             raise ResourceError(
                 name_of(protocol),
                 "nothing is bound to it",
@@ -127,6 +147,9 @@ class RunResources:
         if self._closed:
             raise ResourceError(name_of(protocol), "the run has ended", "Request it while the run is active.")
         return found
+
+    def _every(self) -> set[type]:
+        return {*self._bindings, *(() if self.outer is None else self.outer._every())}
 
     async def close(self) -> None:
         """Close the run's resources, last created first. No resource can be requested afterwards."""
@@ -141,6 +164,8 @@ class RunResources:
         They are logged and, if the error `ended` ended the run, added to it as notes.
         """
         self._closed = True
+        if self.outer is not None and self.scope.has_forkable:
+            self.outer.scope.adopt(self.scope)  # the call around the run still has to commit their forks
         errors = await self.scope.close()
         for error in errors:
             log_error(log, logging.ERROR, "closing a resource of the run raised", error=error)
@@ -172,10 +197,12 @@ class CallResources:
     own fork of it. All other resources belong to the call alone.
     """
 
-    __slots__ = ("_call", "_given", "_owner", "_run")
+    __slots__ = ("_around", "_call", "_given", "_owner", "_run")
 
     def __init__(self, run: RunResources, owner: Owner, given: Mapping[type, Callable[[], Any]]) -> None:
         self._run = run
+        self._around = None if run.outer is None else CallResources(run.outer, owner, given)
+        """The call's view of the resources that its run does not bind itself; None if its run is at the root."""
         self._owner = owner
         self._given = given
         self._call: Scoped | None = None
@@ -198,16 +225,21 @@ class CallResources:
         return Operation(lambda: self.open_for(protocol, "fresh", ()), name, self.home)
 
     async def close(self) -> list[Exception]:
-        return [] if self._call is None else await self._call.close()
+        errors = [] if self._call is None else await self._call.close()
+        return errors if self._around is None else [*errors, *await self._around.close()]
 
     @property
     def untouched(self) -> bool:
         """Whether the call has no resources to close."""
+        if self._around is not None and not self._around.untouched:
+            return False
         return self._call is None or self._call.empty
 
     # `within` is the lifetime of the requester. `path` is the chain of resources being created.
 
     def get_for(self, protocol: type, within: Scope, path: tuple[type, ...]) -> Any:
+        if self._around is not None and not self._run.binds_itself(protocol):
+            return self._around.get_for(protocol, within, ())
         found = self._there(protocol, within)
         if found is not _NOTHING:
             return found
@@ -228,6 +260,8 @@ class CallResources:
             return self._keep(binding, inside, *_first(binding, made))
 
     async def open_for(self, protocol: type, within: Scope, path: tuple[type, ...]) -> Any:
+        if self._around is not None and not self._run.binds_itself(protocol):
+            return await self._around.open_for(protocol, within, ())
         found = self._there(protocol, within)
         if found is not _NOTHING:
             return found

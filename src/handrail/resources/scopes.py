@@ -115,6 +115,16 @@ class Scoped:
     def empty(self) -> bool:
         return not self._closers
 
+    @property
+    def has_forkable(self) -> bool:
+        """Whether calls have their own forks of a resource in this scope."""
+        return any(kept.forkable for kept in self.made.values())
+
+    def adopt(self, inner: Scoped) -> None:
+        """Take over what an inner scope has to close. It is closed with this scope instead."""
+        self._closers += inner._closers
+        inner._closers.clear()
+
     async def close(self) -> list[Exception]:
         """Close all resources, last created first, and return the errors that closing them raised."""
         errors: list[Exception] = []

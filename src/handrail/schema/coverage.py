@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from enum import Enum
 from typing import Any, cast
 
+import msgspec
 import pydantic_core
 from pydantic import BaseModel, RootModel, SecretBytes, SecretStr
 
@@ -32,6 +33,28 @@ def first_hidden(value: object, shown: object, where: str = "", *, masked: bool 
         if hidden is not None:
             return hidden
     return None
+
+
+def in_order(value: Any, shown: Any) -> Any:
+    """Return the JSON of a value with the items of its sets sorted. A set has no order that outlives the process."""
+    if isinstance(value, RootModel):
+        value = cast("RootModel[Any]", value).root
+    if isinstance(value, Set) and isinstance(shown, list):
+        items = cast("list[Any]", shown)
+        return sorted(items, key=lambda item: msgspec.json.encode(item, order="sorted"))
+    fields = _fields(cast(object, value))
+    if isinstance(shown, dict):
+        known = cast("dict[str, Any]", shown)
+        if fields is not None:
+            parts = {key: part for _, key, part in fields}
+            return {key: in_order(parts.get(key), written) for key, written in known.items()}
+        if isinstance(value, Mapping) and len(cast("Mapping[Any, Any]", value)) == len(known):
+            whole = cast("Mapping[Any, Any]", value).values()
+            return {key: in_order(part, known[key]) for key, part in zip(known, whole, strict=True)}
+    elif isinstance(shown, list) and isinstance(value, list | tuple) and len(value) == len(shown):  # pyright: ignore[reportUnknownArgumentType]
+        pairs = zip(cast("Sequence[Any]", value), cast("list[Any]", shown), strict=True)
+        return [in_order(part, written) for part, written in pairs]
+    return cast(object, shown)
 
 
 def _parts(value: Any, shown: Any, where: str, masked: bool) -> Iterator[tuple[str, Any, Any]]:

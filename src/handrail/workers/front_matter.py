@@ -169,7 +169,10 @@ class FrontMatter(Part):
         Field(min_length=1, max_length=200, description="What the worker does, for those who may call it."),
     ] = None
     model: Annotated[
-        str | None, Field(description="The model, `provider:name`. By default, the caller's.")
+        str | None,
+        Field(
+            description="The model, `provider:name`, or `module:name` for one of your own. By default, the caller's."
+        ),
     ] = None
     tools: Annotated[
         list[str | ShellEntry],

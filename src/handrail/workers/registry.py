@@ -18,7 +18,7 @@ from handrail.dispatch.frame import Frame
 from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions, check_names
 from handrail.errors import DefinitionError, ResourceError, ToolValidationError, WorkerError
 from handrail.messages import Model
-from handrail.models import model_named
+from handrail.models.names import model_named
 from handrail.operation import Operation
 from handrail.prompt import Prompt
 from handrail.prompt.section import walk
@@ -385,7 +385,7 @@ class WorkerRegistry:
         adapter = arguments.get("adapter")
         chosen = (
             given.models.get(worker.name)
-            or worker.model
+            or worker.find_model()
             or arguments.get("model")
             or (adapter and adapter.model)
         )

@@ -19,6 +19,8 @@ from handrail.guard import (
     SequentialDependencyPolicy,
 )
 from handrail.limits import Budget
+from handrail.messages import Model
+from handrail.models.names import model_named, split_name
 from handrail.prompt import OPENER, MarkdownSection, Prompt, Section
 from handrail.protocols import SessionView, ToolPolicy
 from handrail.resources.shell import Allow, Shell
@@ -98,7 +100,7 @@ class Worker:
     description: str
     path: Path
     model: str | None
-    """The model's name, `provider:name`, or None to use the caller's model."""
+    """The model's name, `provider:name` or `module:name`, or None to use the caller's model."""
     limits: Limits
     attachments: AttachmentRule
     """The rule for the files that the worker may be given."""
@@ -138,6 +140,10 @@ class Worker:
         """Return the deadline of a run that begins now, or None if the worker's file sets none."""
         seconds = self.limits.seconds
         return None if seconds is None else Deadline.after(seconds, clock=clock)
+
+    def find_model(self) -> Model | None:
+        """Return the model that the worker's file names, or None if it names none. Its module may be beside the file."""
+        return None if self.model is None else model_named(self.model, self.registry.folder)
 
     def without_model(self) -> WorkerError:
         """Return the error to raise if no model was named for a run."""
@@ -302,9 +308,11 @@ class Draft:
         if text is None:
             return None
         front = text.front
-        if front.model is not None and not all(front.model.partition(":")):
-            hint = "Write provider:name, for example openai:gpt-5."
-            self.refuse("model", f"{front.model!r} is not the name of a model", hint)
+        if front.model is not None:
+            try:
+                split_name(front.model)  # whether there is such a model is seen when it is needed
+            except DefinitionError as error:
+                self.refuse("model", *error.parts)
         template = Instructions(text.body, str(self.path), text.body_line)
         if not text.body.strip():
             self.find.add(text.body_line, "it has no instructions", "Write them below the front matter.")

@@ -84,6 +84,11 @@ class WorkerRun:
     given: WorkerSettings
     path: tuple[str, ...]
 
+    @property
+    def models(self) -> Mapping[str, Model | str]:
+        """The models by worker name that replace those in the files."""
+        return self.given.models
+
     @asynccontextmanager
     async def enter(self, frame: Frame, /) -> AsyncGenerator[None]:
         worker, callback = self.worker, self.given.message_callback
@@ -158,7 +163,7 @@ async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolR
         budget=worker.budget(),
         workers=WorkerRun(registry, worker, attachments, given, path),
     )
-    model = given.models.get(worker.name) or worker.model
+    model = given.models.get(worker.name) or worker.find_model()
     response = await cast(CallAdapter, context.adapter).run(
         worker.prompt, options, model, worker.limits.depth
     )

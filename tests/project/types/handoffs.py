@@ -158,5 +158,4 @@ model = ScriptedModel([])
 assert_type(run_as_agent(pick_card, Offer(1), model=model), Operation[Pick])
 assert_type(run_as_agent(pick_card, {"backs": 1}, Deal(1), model="openai:gpt-5").wait().index, int)
 run_as_agent(pick_card, Offer(1))  # expect-error: reportCallIssue
-run_as_agent(Tool("other", "No handoff."), Offer(1), model=model)  # expect-error: reportArgumentType
 kept: Callable[[Deal], Coroutine[Any, Any, Any]] = deal  # expect-error: reportAssignmentType

@@ -1,0 +1,86 @@
+"""`handrail models`, which lists what works here, and `handrail model serve`, which serves the embedded model."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Annotated
+
+import msgspec
+import typer
+
+from handrail.cli.outcome import DONE, fail, print_json
+from handrail.environment.text import Styler, wants_colour
+from handrail.rendering import escape_line
+
+app = typer.Typer(name="model", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+_MOST_SHOWN = 8
+"""Models of one server that are listed."""
+
+
+def models(as_json: bool) -> int:
+    """List the providers with what works and what is missing, and return the exit code."""
+    from handrail.models.availability import survey
+
+    try:
+        found = asyncio.run(survey())
+    except Exception as error:
+        return fail(error, as_json=as_json)
+    if as_json:
+        print_json({"ok": True, "exit_code": DONE, "models": msgspec.to_builtins(found)})
+        return DONE
+    style = Styler(wants_colour(sys.stdout))
+    for each in found:
+        names = ", ".join(each.models[:_MOST_SHOWN])
+        more = f" and {len(each.models) - _MOST_SHOWN} more" if len(each.models) > _MOST_SHOWN else ""
+        detail = f"{names}{more}, {each.detail}" if names else each.detail
+        state = style(f"{each.state:13}", "green" if each.state == "ready" else "yellow")
+        sys.stdout.write(f"{each.provider:11}{state} {escape_line(detail)}\n")
+    return DONE
+
+
+@app.callback()
+def _model() -> None:
+    """Keep `serve` a command of its own, although it is the only one."""
+
+
+@app.command()
+def serve(
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="N", help="The port, or 0 for any free one.")
+    ] = 8601,
+) -> None:
+    """Serve the embedded model as OpenAI's chat completions, on this machine only. Ctrl-C or SIGTERM stops it."""
+    try:
+        _serve(port)
+    except Exception as error:
+        raise typer.Exit(fail(error)) from None
+
+
+def _serve(port: int) -> None:
+    import importlib.util
+
+    from handrail.cli.serve_command import listen_at
+    from handrail.serve import REQUIRED, missing_extra
+
+    for name in REQUIRED:
+        if importlib.util.find_spec(name) is None:
+            raise missing_extra(name)
+    from handrail.models.local import LocalModel
+    from handrail.serve.model_server import run
+    from handrail.serve.server import address_of
+
+    model = LocalModel()
+    listening = listen_at("127.0.0.1", port)
+    address = f"{address_of(listening)}v1"
+
+    def ready() -> None:
+        sys.stdout.write(
+            f"{model.name} is at {address} (Ctrl-C stops it). To use it, in another terminal:\n"
+            f"  export OPENAI_BASE_URL={address}\n"
+            f"  handrail run WORKER --model openai:{model.name.partition(':')[2]}\n"
+        )
+        sys.stdout.flush()
+
+    asyncio.run(run(model, listening, ready))

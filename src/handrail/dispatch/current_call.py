@@ -1,0 +1,91 @@
+"""The call whose handler is running, so that a run that the handler starts by hand is nested in that call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+from handrail.dispatch.options import RunOptions
+from handrail.errors import ContextExpired, DefinitionError
+
+if TYPE_CHECKING:
+    from handrail.dispatch.attempt import Attempt
+    from handrail.guard.outer_policy import OuterPolicy
+
+entered: ContextVar[ref[Attempt] | None] = ContextVar("the call whose handler is running", default=None)
+"""Set by the gate when it starts a handler. Tasks and threads that the handler starts inherit it.
+
+The reference is weak, because the event loop keeps the contexts of timers that a handler has cancelled.
+"""
+
+MAY_BE_GIVEN = frozenset(
+    ["deadline", "budget", "temperature", "max_tokens", "opened", "tools", "resources", "workers", "params"]
+)
+"""Arguments that a run inside a call may be given. Everything else is the call's."""
+_SURROUNDINGS = ("filesystem", "journal", "environment", "approvals", "lease")
+"""What an adapter may have of its own, and a run inside a call never has."""
+
+
+def call_around() -> Attempt | None:
+    """Return the call whose handler runs this code; None outside of calls.
+
+    Raises `ContextExpired` in code that a handler left running after its call. Policies are not inside the call that
+    they judge.
+    """
+    found = entered.get()
+    if found is None:
+        return None
+    attempt = found()
+    if attempt is None:
+        raise ContextExpired("whose handler started this code")
+    while attempt is not None and attempt.ended and attempt in attempt.frame.live:
+        attempt = attempt.parent  # the handler has returned, and its call is being settled
+    if attempt is not None:
+        attempt.home.check()
+    return attempt
+
+
+def policies_around() -> tuple[OuterPolicy, ...]:
+    """Return the policies of the call around this code, as they apply in nested runs; none outside of calls."""
+    from handrail.guard.outer_policy import outer_policies
+
+    attempt = call_around()
+    return () if attempt is None else outer_policies(attempt.frame.policies)
+
+
+def refuse_inside_call(verb: str) -> None:
+    """Raise `DefinitionError` if a handler starts a run by hand with a verb that can't be part of its call."""
+    attempt = call_around()
+    if attempt is not None:
+        raise DefinitionError(
+            f"{verb} was called inside the call {attempt.name}, but it starts a run of its own, to which neither the "
+            "limits nor the denials of that call would apply. Use `await context.adapter.evaluate(...)`, or start the "
+            "run outside of the call."
+        )
+
+
+def check_given(attempt: Attempt, verb: str, own: RunOptions, arguments: Mapping[str, Any]) -> None:
+    """Raise `DefinitionError` if a run that a handler starts by hand was given something that is always the call's.
+
+    `arguments` are those that were passed, and `own` are the options of the adapter that runs it.
+    """
+    around = attempt.frame.options
+    passed = [f"{name}=..." for name in arguments if _differs(name, arguments[name], around)]
+    if passed:
+        raise _always_the_calls(attempt, verb, passed, "Leave it out")
+    held = [name for name in _SURROUNDINGS if _differs(name, getattr(own, name), around)]
+    if held:
+        raise _always_the_calls(attempt, f"{verb} of an adapter", held, "Use `context.adapter`")
+
+
+def _differs(name: str, value: Any, around: RunOptions) -> bool:
+    return name not in MAY_BE_GIVEN and value is not None and value is not getattr(around, name, None)
+
+
+def _always_the_calls(attempt: Attempt, what: str, names: Iterable[str], hint: str) -> DefinitionError:
+    return DefinitionError(
+        f"{what} with its own {', '.join(names)} was started inside the call {attempt.name}. A run inside a call always "
+        f"uses the call's. {hint}, or start the run outside of the call."
+    )

@@ -1,0 +1,62 @@
+"""Nested runs. Every run inside a call is opened here, however it was started, and inherits by `RunOptions.nested`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from handrail.dispatch.frame import Frame
+from handrail.dispatch.options import RunOptions
+from handrail.errors import DepthExceededError
+from handrail.protocols import PromptView
+
+if TYPE_CHECKING:
+    from handrail.dispatch.attempt import Attempt
+
+
+def open_nested(
+    attempt: Attempt,
+    number: int,
+    given: RunOptions,
+    prompt: PromptView | None = None,
+    levels: int | None = None,
+) -> Frame:
+    """Open a run inside a call, as the call's verb `number`. `levels` limits how deep calls may nest in it.
+
+    Raises `DepthExceededError` if the run would be nested too deeply, even if it makes no calls.
+    """
+    outer, depth = attempt.frame, attempt.depth + 1
+    limit = outer.options.depth_limit
+    if depth > limit:
+        raise DepthExceededError(attempt.path, limit, depth)
+    options = outer.options.nested(given, outer.costs.tracker, depth, levels, outer.policies)
+    return Frame.nested(attempt, number, options, prompt)
+
+
+@asynccontextmanager
+async def nested_run(
+    attempt: Attempt,
+    number: int,
+    verb: str,
+    given: RunOptions,
+    prompt: PromptView | None = None,
+    levels: int | None = None,
+) -> AsyncGenerator[Frame]:
+    """Open a run inside a call, record which verb opened it, and close it at the end of the block."""
+    frame = open_nested(attempt, number, given, prompt, levels)
+    await frame.log.note_verb(attempt.place.child(number), verb)
+    try:
+        yield frame
+    except BaseException as error:
+        await close_nested(frame, error)
+        raise
+    await close_nested(frame)
+
+
+async def close_nested(frame: Frame, error: BaseException | None = None) -> None:
+    """End a nested run, and close the resources that it bound itself."""
+    frame.cancellation.close()
+    around = frame.outer
+    if around is not None and frame.world is not around.frame.world:
+        await frame.world.resources.close_logged(error)

@@ -1,0 +1,108 @@
+"""Availability: which models would work here, and what the others need."""
+
+from __future__ import annotations
+
+import asyncio
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import msgspec
+
+from handrail.errors import DefinitionError, ModelError
+from handrail.models import ModelUnavailable
+from handrail.models.engine import find_weights
+from handrail.models.http import Endpoint
+from handrail.models.providers import BRIDGED, PROVIDERS, Provider
+
+SECONDS = 2.0
+"""How long a server has to list its models."""
+
+State = Literal["ready", "no key", "no address", "down", "refused", "not installed", "installed"]
+
+
+class Availability(msgspec.Struct, frozen=True):
+    """Whether one provider's models would work here."""
+
+    provider: str
+    state: State
+    detail: str
+    """What is used, or what to do."""
+    models: tuple[str, ...] = ()
+    """The names of the models that the server lists; () if it was not asked."""
+
+
+async def survey() -> list[Availability]:
+    """Return the availability of every provider. Only servers of one's own are contacted, never a vendor."""
+    found = await asyncio.gather(*(_look(name, row) for name, row in PROVIDERS.items()))
+    return [*sorted(found, key=lambda each: each.state != "ready"), _bridge()]
+
+
+async def _look(name: str, row: Provider) -> Availability:
+    if row.wire == "embedded":
+        return _embedded(name)
+    if row.wire == "demo":
+        return Availability(name, "ready", "fixed answers, for trying the commands", ("demo:notes",))
+    address = row.find_address()
+    if not address:
+        needed = " and ".join([*(each.variable for each in row.addresses), row.keys[0].variable])
+        return Availability(name, "no address", f"Set {needed}.")
+    key = next((key.variable for key in row.keys if key.find()), None)
+    if row.needs_key(address):
+        if key is None:
+            return Availability(name, "no key", f"Set {row.keys[0].variable}.")
+        return Availability(name, "ready", f"{name}:NAME, with the key in {key}")
+    return await _ask(name, row, address)
+
+
+async def _ask(name: str, row: Provider, address: str) -> Availability:
+    """Ask a server which models it has."""
+    variable = row.addresses[0].variable
+    path = "/v1/models" if row.wire == "anthropic" else "/models"
+    try:
+        endpoint = Endpoint(name, address, keys=row.keys, key_needed=False)
+        models = _names(name, await endpoint.get(path, SECONDS))
+    except DefinitionError as error:  # an invalid address, or aiohttp is not installed
+        return Availability(
+            name, "not installed" if find_spec("aiohttp") is None else "no address", str(error)
+        )
+    except ModelUnavailable:
+        start = f"Start it with `{row.start}`, or set" if row.start else "Start it, or change"
+        return Availability(name, "down", f"Nothing answers at {address}. {start} {variable}.")
+    except ModelError as error:
+        if error.status in (401, 403):
+            return Availability(name, "refused", f"{address} wants a key. Set {row.keys[0].variable}.")
+        models = ()  # not every server lists its models
+    return Availability(name, "ready", f"at {address}", models)
+
+
+class _Listed(msgspec.Struct):
+    """A server's answer, as far as it is read."""
+
+    data: list[Any] = []
+
+
+def _names(name: str, listed: Any) -> tuple[str, ...]:
+    try:
+        ids = [each["id"] for each in msgspec.convert(listed, _Listed).data if "id" in each]
+    except (msgspec.ValidationError, TypeError):
+        return ()  # not every server lists its models in this form
+    return tuple(f"{name}:{each}" for each in ids)
+
+
+def _embedded(name: str) -> Availability:
+    try:
+        find_weights()
+    except DefinitionError as error:
+        return Availability(name, "not installed", str(error))
+    return Availability(
+        name, "ready", "embedded: 135M parameters, for trying things out", ("local:smollm2-135m",)
+    )
+
+
+def _bridge() -> Availability:
+    names = ", ".join(sorted(BRIDGED - {"test", "outlines"}))
+    if find_spec("pydantic_ai") is None:
+        return Availability("others", "not installed", f"Run `pip install 'handrail[bridge]'` for {names}.")
+    return Availability(
+        "others", "installed", f"through pydantic-ai, with their own packages and keys: {names}"
+    )

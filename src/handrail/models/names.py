@@ -1,0 +1,162 @@
+"""Names of models: `provider:name`, or `module:name` for a model of one's own.
+
+A name means the same wherever a model can be named: in code, in a worker's file and on the command line. The name of a
+known provider is never looked up as a module.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from handrail.errors import DefinitionError
+from handrail.messages import Model
+from handrail.models.providers import BRIDGED, PROVIDERS, WIRES
+from handrail.spelling import nearest
+
+_MODULE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
+
+_made: dict[tuple[str, str], Model] = {}
+"""Models by name, and by their server's address or their module's file. Users of the same model share its connections."""
+_modules: dict[Path, ModuleType] = {}
+"""The modules that were loaded from the folder of a worker, by file."""
+
+
+def model_named(name: str, folder: Path | None = None) -> Model:
+    """Return the model of this name, which all callers share. Keys are read from the environment, with each request.
+
+    A module is looked up among the installed ones, then in `folder`, which is that of the worker that names the model,
+    and then where the command line looks for apps. What it names is a model, or an adapter or agent that has one.
+    """
+    provider, model = split_name(name)
+    row = PROVIDERS.get(provider)
+    if row is None and provider not in BRIDGED:
+        made = _own_model(name, provider, model, folder)
+        _made[name, str(folder or "")] = made
+        return made
+    place = (name, row.find_address() if row is not None else "")
+    made = _made.get(place)
+    if made is None:
+        made = _made[place] = _provider_model(provider, model)
+    return made
+
+
+def check_name(name: str, folder: Path | None = None) -> None:
+    """Raise `DefinitionError` for a name that no module and no provider has. The model itself is not created."""
+    provider, _ = split_name(name)
+    if provider not in PROVIDERS and provider not in BRIDGED and not _is_module(provider, folder):
+        raise _unknown(name, provider)
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return the two halves of a model's name. Raises `DefinitionError` if it does not have two."""
+    provider, colon, model = name.partition(":")
+    if not colon or not provider or not model:
+        raise DefinitionError(
+            f"{name!r} is not the name of a model. Write provider:name, for example openai:gpt-5, "
+            "anthropic:claude-sonnet-5 or local:smollm2-135m, or module:name for a model of your own."
+        )
+    return provider, model
+
+
+def reference_to(model: Model | str) -> str:
+    """Return the name under which a model can be found again: the one that it was looked up by, or else its own."""
+    if isinstance(model, str):
+        return model
+    return next((name for (name, _), made in _made.items() if made is model), model.name)
+
+
+def is_model(value: Any) -> bool:
+    """Return whether a value has what a model has. A class has not: it is not a model yet."""
+    return not isinstance(value, type) and all(hasattr(value, each) for each in ("name", "traits", "stream"))
+
+
+def _provider_model(provider: str, model: str) -> Model:
+    row = PROVIDERS.get(provider)
+    if row is None:
+        from handrail.models.bridge import BridgedModel
+
+        return BridgedModel(f"{provider}:{model}")
+    module, kind = WIRES[row.wire]
+    make: Any = getattr(importlib.import_module(module), kind)
+    return make(model, provider=provider) if row.wire in ("chat", "anthropic") else make(model)
+
+
+# --- modules ---
+
+
+def _own_model(name: str, module: str, attribute: str, folder: Path | None) -> Model:
+    if not _MODULE.fullmatch(module):
+        raise _unknown(name, module)
+    try:
+        found: Any = getattr(_import(module, folder), attribute, None)
+    except Exception as error:  # importing the user's module can raise anything
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise _unknown(name, module) from None
+        raise DefinitionError(
+            f"model {name!r}: can't import {module!r}: {type(error).__name__}: {error}. Fix that module first."
+        ) from error
+    if not is_model(found):
+        found = getattr(getattr(found, "adapter", found), "model", None)  # that of an agent, or of an adapter
+    if not is_model(found):
+        raise DefinitionError(
+            f"model {name!r}: the module {module!r} has no model called {attribute!r}. Define one there, such as "
+            f"{attribute if attribute.isidentifier() else 'model'} = OpenAIModel('name', base_url=...)."
+        )
+    return found
+
+
+def _import(module: str, folder: Path | None) -> ModuleType:
+    from handrail.neighbours import import_app, load_file  # only a model of one's own needs it
+
+    file = _file_of(module, folder)
+    if file is None or _is_installed(module):
+        return import_app(module)
+    if file not in _modules:
+        digest = hashlib.sha256(str(file).encode()).hexdigest()[:12]
+        _modules[file] = load_file(file, f"handrail_worker_models_{module}_{digest}")
+    return _modules[file]
+
+
+def _is_module(module: str, folder: Path | None) -> bool:
+    if not _MODULE.fullmatch(module):
+        return False
+    if _file_of(module, folder) is not None:
+        return True
+    from handrail.neighbours import find_app
+
+    try:
+        return find_app(module) is not None
+    except (ImportError, ValueError):  # a parent package is missing, or a module was created without a spec
+        return False
+
+
+def _is_installed(module: str) -> bool:
+    from handrail.neighbours import is_neighbour
+
+    top = module.partition(".")[0]
+    try:
+        return not is_neighbour(top) and importlib.util.find_spec(top) is not None
+    except ValueError:  # it was created without a spec
+        return True
+
+
+def _file_of(module: str, folder: Path | None) -> Path | None:
+    file = None if folder is None else (folder / f"{module}.py").resolve()
+    return file if file is not None and file.is_file() else None
+
+
+def _unknown(name: str, provider: str) -> DefinitionError:
+    near = nearest(provider, [*PROVIDERS, *sorted(BRIDGED)], 0.85)
+    if provider == "scripted":
+        hint = "Create a ScriptedModel in code, and pass it instead of a name, or name it as module:name."
+    elif near:
+        hint = f"Did you mean {near}:{name.partition(':')[2]}?"
+    else:
+        hint = "`handrail models` lists the providers; for a model of your own, write module:name."
+    return DefinitionError(f"model {name!r}: there is no module or provider of that name. {hint}")

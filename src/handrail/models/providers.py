@@ -1,0 +1,288 @@
+"""The table of providers: for each, the wire that it speaks, its address, its keys, and where it differs from that wire.
+
+A provider that speaks an existing wire is a row here, and nothing else. Providers that are not in the table are
+reached through the bridge.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from handrail.errors import DefinitionError
+from handrail.messages import Price
+from handrail.models.grammar import CHAT_ID, MISTRAL_ID
+
+Wire = Literal["chat", "anthropic", "embedded", "demo"]
+"""The API that a provider speaks. Each has a class in `WIRES`."""
+
+WIRES: Mapping[Wire, tuple[str, str]] = {
+    "chat": ("handrail.models.openai", "OpenAIModel"),
+    "anthropic": ("handrail.models.anthropic", "AnthropicModel"),
+    "embedded": ("handrail.models.local", "LocalModel"),
+    "demo": ("handrail.models.scripted", "DemoModel"),
+}
+"""Module and class of each wire's models."""
+
+
+class Key(msgspec.Struct, frozen=True):
+    """Where a key is found, and how it is sent."""
+
+    variable: str
+    header: str = "authorization"
+    prefix: str = "Bearer "
+
+    def find(self) -> str:
+        """Return the key, or "" if its variable is not set."""
+        return os.environ.get(self.variable, "").strip()
+
+
+class Quirks(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a server differs from OpenAI's chat completions."""
+
+    limit: str = "max_tokens"
+    """The field that limits the length of an answer."""
+    stream_options: bool = True
+    """Whether a request for a stream may have `stream_options`. A server that refuses them counts tokens anyway."""
+    native_output: bool = True
+    """Whether every model can be constrained to a JSON Schema, also while it has tools."""
+    ids: re.Pattern[str] = CHAT_ID
+    """The ids of calls that are accepted."""
+    user_after_tool: bool = True
+    """Whether a user's message may follow the result of a call directly."""
+    sent_back: tuple[str, ...] = ()
+    """The fields of an answer with calls that must be sent back with it."""
+
+
+class Address(msgspec.Struct, frozen=True):
+    """An environment variable with the address of a server, and the path to append to it."""
+
+    variable: str
+    path: str = ""
+    port: int | None = None
+    """The port to use if the variable has only a host, as in `OLLAMA_HOST=10.0.0.5`."""
+
+    def find(self) -> str:
+        """Return the address in the variable, or "" if it has none."""
+        given = os.environ.get(self.variable, "").strip().rstrip("/")
+        if not given:
+            return ""
+        if self.port is not None:
+            given = _with_port(given, self.port)
+        return given if given.endswith(self.path) else given + self.path
+
+
+class Provider(msgspec.Struct, frozen=True, kw_only=True):
+    """A provider, as a row of the table."""
+
+    wire: Wire = "chat"
+    address: str = ""
+    """The default address; "" if each user has a different one."""
+    addresses: tuple[Address, ...] = ()
+    """The variables that replace the default address. The first that is set counts."""
+    keys: tuple[Key, ...] = ()
+    """The first key whose variable is set is sent."""
+    headers: Mapping[str, str] = {}
+    """Further headers, each with the variable that has its value."""
+    is_own: bool = False
+    """Whether people run the server themselves. Such a server needs no key, and its tokens cost nothing."""
+    quirks: Quirks = Quirks()
+    start: str = ""
+    """How to start a server of one's own."""
+
+    def find_address(self) -> str:
+        """Return the address to use: from the environment, or else the default one."""
+        return next((found for each in self.addresses if (found := each.find())), self.address)
+
+    def find_headers(self) -> dict[str, str]:
+        """Return the further headers whose variables are set."""
+        found = {name: os.environ.get(variable, "").strip() for name, variable in self.headers.items()}
+        return {name: value for name, value in found.items() if value}
+
+    def needs_key(self, address: str) -> bool:
+        """Return whether a server at this address refuses requests without a key."""
+        return not self.is_own and (not self.address or address == self.address)
+
+    def quirks_at(self, address: str) -> Quirks:
+        """Return the quirks of a server at this address. A server that replaces OpenAI may know only older fields."""
+        return (
+            self.quirks if not self.address or address == self.address or self.is_own else _standing_in(self)
+        )
+
+
+def _standing_in(provider: Provider) -> Quirks:
+    return msgspec.structs.replace(provider.quirks, limit="max_tokens")
+
+
+def _with_port(given: str, port: int) -> str:
+    """Return a complete address for a host, a host with a port, or an address. Any interface means this machine."""
+    parts = urlsplit(given if "://" in given else f"http://{given}")
+    host = parts.hostname or ""
+    host = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host
+    own = parts.port if parts.port is not None else port if parts.scheme == "http" else None
+    return f"{parts.scheme}://{host}{'' if own is None else f':{own}'}{parts.path}"
+
+
+# --- what a model's arguments mean ---
+
+
+def row_of(provider: str, wire: Wire) -> Provider:
+    """Return the row of a provider that speaks this wire. Raises `DefinitionError` if there is none."""
+    row = PROVIDERS.get(provider)
+    if row is None or row.wire != wire:
+        known = ", ".join(name for name, each in PROVIDERS.items() if each.wire == wire)
+        raise DefinitionError(f"no provider {provider!r} speaks this API. Pass one of {known}.")
+    return row
+
+
+def keys_of(row: Provider, variable: str | None, header: str = "") -> tuple[Key, ...]:
+    """Return the keys to look for: the row's, or the one in a variable. For None, there are none."""
+    if variable is None:
+        return ()
+    first = row.keys[0]
+    if not variable and not header:
+        return row.keys
+    name = header.lower() or first.header
+    prefix = first.prefix if name == first.header else "Bearer " if name == "authorization" else ""
+    return (Key(variable or first.variable, name, prefix),)
+
+
+def address_of(model: str, row: Provider, given: str | None) -> str:
+    """Return the address of a model's server: the given one, or the provider's."""
+    address = row.find_address() if given is None else given.strip().rstrip("/")
+    if not address:
+        variables = " or ".join(each.variable for each in row.addresses)
+        raise DefinitionError(
+            f"model {model!r} has no address, because each user of the provider has a different one. Set {variables} "
+            "in the environment, or pass base_url."
+        )
+    return address
+
+
+def refuse_key(given: object, keys: tuple[Key, ...]) -> None:
+    """Raise `DefinitionError` if a key was passed in code, which is a common first mistake."""
+    if given is not None:
+        variable = keys[0].variable if keys else "a variable"
+        raise DefinitionError(
+            f"a model takes no api_key: keys come from the environment. Set {variable}, or name a different one with "
+            "`key_variable`."
+        )
+
+
+# --- the table ---
+
+FREE = Price(Decimal(0), Decimal(0))
+"""The price of tokens from a server of one's own."""
+
+PROVIDERS: Mapping[str, Provider] = {
+    "openai": Provider(
+        address="https://api.openai.com/v1",
+        addresses=(Address("OPENAI_BASE_URL"),),
+        keys=(Key("OPENAI_API_KEY"),),
+        headers={"openai-organization": "OPENAI_ORG_ID", "openai-project": "OPENAI_PROJECT_ID"},
+        quirks=Quirks(limit="max_completion_tokens"),
+    ),
+    "anthropic": Provider(
+        wire="anthropic",
+        address="https://api.anthropic.com",
+        addresses=(Address("ANTHROPIC_BASE_URL"),),
+        keys=(Key("ANTHROPIC_API_KEY", "x-api-key", ""), Key("ANTHROPIC_AUTH_TOKEN")),
+    ),
+    "azure": Provider(
+        addresses=(Address("AZURE_OPENAI_ENDPOINT", "/openai/v1"),),
+        keys=(Key("AZURE_OPENAI_API_KEY", "api-key", ""),),
+        quirks=Quirks(limit="max_completion_tokens"),
+    ),
+    "deepseek": Provider(
+        address="https://api.deepseek.com",
+        addresses=(Address("DEEPSEEK_BASE_URL"),),
+        keys=(Key("DEEPSEEK_API_KEY"),),
+        quirks=Quirks(native_output=False, sent_back=("reasoning_content",)),
+    ),
+    "groq": Provider(
+        address="https://api.groq.com/openai/v1",
+        addresses=(Address("GROQ_BASE_URL", "/openai/v1"),),
+        keys=(Key("GROQ_API_KEY"),),
+        quirks=Quirks(limit="max_completion_tokens", native_output=False),
+    ),
+    "mistral": Provider(
+        address="https://api.mistral.ai/v1",
+        addresses=(Address("MISTRAL_BASE_URL"),),
+        keys=(Key("MISTRAL_API_KEY"),),
+        quirks=Quirks(stream_options=False, ids=MISTRAL_ID, user_after_tool=False),
+    ),
+    "openrouter": Provider(
+        address="https://openrouter.ai/api/v1",
+        addresses=(Address("OPENROUTER_BASE_URL"),),
+        keys=(Key("OPENROUTER_API_KEY"),),
+        quirks=Quirks(native_output=False, sent_back=("reasoning_details",)),
+    ),
+    "lmstudio": Provider(
+        address="http://localhost:1234/v1",
+        addresses=(Address("LMSTUDIO_BASE_URL"),),
+        keys=(Key("LMSTUDIO_API_KEY"),),
+        is_own=True,
+        start="lms server start",
+    ),
+    "ollama": Provider(
+        address="http://localhost:11434/v1",
+        addresses=(Address("OLLAMA_BASE_URL"), Address("OLLAMA_HOST", "/v1", 11434)),
+        keys=(Key("OLLAMA_API_KEY"),),
+        is_own=True,
+        start="ollama serve",
+    ),
+    "vllm": Provider(
+        address="http://localhost:8000/v1",
+        addresses=(Address("VLLM_BASE_URL"),),
+        keys=(Key("VLLM_API_KEY"),),
+        is_own=True,
+        start="vllm serve MODEL",
+    ),
+    "local": Provider(wire="embedded", is_own=True),
+    "demo": Provider(wire="demo", is_own=True),
+}
+
+BRIDGED = frozenset(
+    [
+        "alibaba",
+        "bedrock",
+        "bedrock-mantle",
+        "cerebras",
+        "cohere",
+        "crusoe",
+        "fireworks",
+        "gateway",
+        "github",
+        "google",
+        "google-cloud",
+        "google-gla",
+        "google-vertex",
+        "grok",
+        "heroku",
+        "huggingface",
+        "litellm",
+        "meta",
+        "moonshotai",
+        "nebius",
+        "openai-chat",
+        "openai-decisions",
+        "openai-responses",
+        "outlines",
+        "ovhcloud",
+        "sambanova",
+        "snowflake",
+        "test",
+        "together",
+        "typesafe",
+        "vercel",
+        "xai",
+        "zai",
+    ]
+)
+"""The providers of the bridge. These names always mean a provider, so a module of the same name is never imported."""

@@ -1,0 +1,406 @@
+"""A server for the embedded model that speaks OpenAI's chat completions, whole or streamed.
+
+Arguments of calls and structured answers are constrained by their JSON Schema. The model can't choose among tools, so
+the only tool offered is called once for each message of the user, and one that `tool_choice` names is always called. With
+several tools and no choice, the answer is text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import signal
+import socket
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any, cast
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from handrail.clock import SYSTEM_CLOCK
+from handrail.errors import DefinitionError, ModelError
+from handrail.ids import random_id
+from handrail.messages import (
+    AssistantMessage,
+    CallAnswered,
+    CallAsked,
+    CallPart,
+    Message,
+    Model,
+    ModelRequest,
+    Offered,
+    Sent,
+    StopPart,
+    TextPart,
+    ToolMessage,
+    Usage,
+    UsagePart,
+    UserMessage,
+)
+from handrail.operation import cancel_and_await
+from handrail.schema.foreign import check_foreign
+
+_MOST_BYTES = 4 << 20
+_SHUTDOWN_SECONDS = 2
+_STOPS = {"done": "stop", "calls": "tool_calls", "length": "length", "refused": "content_filter"}
+
+
+class _ClientTool(msgspec.Struct, frozen=True):
+    """A tool that a client offers, with the fields of `Tool` that the model reads."""
+
+    name: str
+    description: str
+    json_schema: dict[str, Any]
+    examples: tuple[()] = ()
+
+
+class _ClientSchema(msgspec.Struct, frozen=True):
+    """The schema of the answer that a client wants, with the field of `Schema` that the model reads."""
+
+    json_schema: dict[str, Any]
+
+
+class BadRequest(Exception):
+    """Raised if a request can't be answered. The message is sent to the client."""
+
+    def __init__(self, problem: str, status: int = 400) -> None:
+        super().__init__(problem)
+        self.status = status
+
+
+def app_for(model: Model) -> Starlette:
+    """Create the ASGI app that serves a model under the second half of its name."""
+    name = model.name.partition(":")[2]
+
+    async def models(request: Request) -> Response:
+        return JSONResponse(
+            {
+                "object": "list",
+                "data": [{"id": name, "object": "model", "created": 0, "owned_by": "handrail"}],
+            }
+        )
+
+    async def completions(request: Request) -> Response:
+        try:
+            body = await _read(request)
+            if body.get("model") != name:
+                raise BadRequest(f"there is no model {body.get('model')!r}. This server has {name!r}.", 404)
+            answer = _Answer(name, model, request_of(body))
+            if answer.request.stream:
+                return StreamingResponse(
+                    answer.events(_wants_usage(body)),
+                    media_type="text/event-stream",
+                    headers={"cache-control": "no-store"},
+                )
+            return JSONResponse(await _unless_gone(request, answer.whole()))
+        except ClientDisconnect:
+            return Response(status_code=499)
+        except BadRequest as error:
+            return _error(str(error), error.status)
+        except DefinitionError as error:
+            return _error(str(error), 400)
+        except ModelError as error:
+            return _error(error.problem, error.status or 400)
+
+    return Starlette(
+        routes=[
+            Route("/v1/models", models),
+            Route("/v1/chat/completions", completions, methods=["POST"]),
+        ]
+    )
+
+
+async def run(model: Model, listening: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
+    """Serve a model until SIGINT or SIGTERM. `ready` is called when the server accepts requests."""
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Generator[None]:
+            loop = asyncio.get_running_loop()
+            numbers = (signal.SIGINT, signal.SIGTERM)
+            for number in numbers:
+                loop.add_signal_handler(number, self.handle_exit, number, None)
+            try:
+                yield
+            finally:
+                for number in numbers:
+                    loop.remove_signal_handler(number)
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            ready()
+
+    config = uvicorn.Config(
+        app_for(model),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+    )
+    await Server(config).serve([listening])
+
+
+# --- requests ---
+
+
+async def _read(request: Request) -> dict[str, Any]:
+    """Return the body. A page in a browser can't send what is accepted here: JSON, to a local name."""
+    if not _is_local(request.url.hostname or ""):
+        raise BadRequest("this server only answers to its local address.", 403)
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise BadRequest("the content type must be application/json.", 415)
+    raw = bytearray()
+    async for chunk in request.stream():
+        raw += chunk
+        if len(raw) > _MOST_BYTES:
+            raise BadRequest(f"the request is larger than {_MOST_BYTES >> 20} MiB.", 413)
+    try:
+        body: Any = msgspec.json.decode(bytes(raw))
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(f"the request is not valid JSON: {error}.") from None
+    if not isinstance(body, dict):
+        raise BadRequest("the request is not a JSON object.")
+    return cast("dict[str, Any]", body)
+
+
+def _is_local(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def request_of(body: dict[str, Any]) -> ModelRequest:
+    """Convert the body of a request for a completion. Raises `BadRequest` if it has an unexpected form."""
+    try:
+        return _request_of(body)
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, DefinitionError):
+            raise
+        raise BadRequest(f"the request has an unexpected form: {type(error).__name__}: {error}.") from None
+
+
+def _request_of(body: dict[str, Any]) -> ModelRequest:
+    system: list[str] = []
+    messages: list[Message] = []
+    names: dict[str, str] = {}
+    for said in body["messages"]:
+        _add(said, system, messages, names)
+    if not messages:
+        raise BadRequest("there is no message. Send one with the role `user`.")
+    tools, must_call = _tools(body, isinstance(messages[-1], UserMessage))
+    limit = body.get("max_completion_tokens") or body.get("max_tokens")
+    return ModelRequest(
+        "\n\n".join(system),
+        Sent(messages),
+        Sent(Offered(cast("Any", tool)) for tool in tools),
+        output=cast("Any", None if must_call else _output(body.get("response_format"))),
+        temperature=None if body.get("temperature") is None else float(body["temperature"]),
+        max_tokens=None if limit is None else int(limit),
+        stream=bool(body.get("stream")),
+        must_call=must_call,
+    )
+
+
+def _add(said: dict[str, Any], system: list[str], messages: list[Message], names: dict[str, str]) -> None:
+    text = _text(said.get("content"))
+    match said["role"]:
+        case "system" | "developer":
+            system.append(text)
+        case "user":
+            messages.append(UserMessage(text))
+        case "assistant":
+            calls = tuple(
+                CallAsked(call["id"], call["function"]["name"], call["function"]["arguments"])
+                for call in said.get("tool_calls") or ()
+            )
+            names.update((call.id, call.name) for call in calls)
+            messages.append(AssistantMessage(text, calls))
+        case "tool":
+            id = said["tool_call_id"]
+            result = CallAnswered(id, names.get(id, "tool"), text)
+            before = messages[-1] if messages else None
+            if isinstance(before, ToolMessage):
+                messages[-1] = ToolMessage((*before.results, result))
+            else:
+                messages.append(ToolMessage((result,)))
+        case role:
+            raise BadRequest(f"there is no role {role!r}.")
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    kinds = {part["type"] for part in content} - {"text"}
+    if kinds:
+        raise BadRequest(f"this model reads only text, not {', '.join(sorted(kinds))}.")
+    return "".join(part["text"] for part in content)
+
+
+def _tools(body: dict[str, Any], by_user: bool) -> tuple[list[_ClientTool], bool]:
+    """Return the tools that are offered, and whether the answer must be a call."""
+    tools: list[_ClientTool] = []
+    for each in body.get("tools") or ():
+        function = each["function"]
+        schema: dict[str, Any] = function.get("parameters") or {"type": "object", "properties": {}}
+        check_foreign(schema, f"the tool {function['name']}")
+        tools.append(_ClientTool(function["name"], function.get("description") or "", schema))
+    choice: Any = body.get("tool_choice") or "auto"
+    if isinstance(choice, dict):
+        wanted = cast("dict[str, Any]", choice)["function"]["name"]
+        tools = [tool for tool in tools if tool.name == wanted]
+        if not tools:
+            raise BadRequest(f"tool_choice names {wanted!r}, which is not among the tools.")
+        return tools, True
+    if choice == "required" and not tools:
+        raise BadRequest("tool_choice is 'required', but there are no tools.")
+    return tools, choice == "required" or (choice == "auto" and by_user and len(tools) == 1)
+
+
+def _output(wanted: Any) -> _ClientSchema | None:
+    given: Any = wanted or {"type": "text"}
+    kind: Any = given["type"]
+    match kind:
+        case "text":
+            return None
+        case "json_object":
+            return _ClientSchema({"type": "object"})
+        case "json_schema":
+            schema: Any = given["json_schema"]["schema"]
+            check_foreign(schema, "response_format")
+            return _ClientSchema(schema)
+        case _:
+            raise BadRequest(f"there is no response format {kind!r}.")
+
+
+def _wants_usage(body: dict[str, Any]) -> bool:
+    options: Any = body.get("stream_options")
+    return isinstance(options, dict) and bool(cast("dict[str, Any]", options).get("include_usage"))
+
+
+# --- answers ---
+
+
+class _Answer:
+    """One answer of the model, in the form that the API has."""
+
+    def __init__(self, name: str, model: Model, request: ModelRequest) -> None:
+        self.request = request
+        self._name = name
+        self._model = model
+        self._head = {"id": f"chatcmpl-{random_id()}", "created": int(SYSTEM_CLOCK.now().timestamp())}
+
+    async def whole(self) -> dict[str, Any]:
+        text, usage, reason = "", Usage(), "stop"
+        calls: dict[int, dict[str, Any]] = {}
+        async for part in self._model.stream(self.request):
+            match part:
+                case TextPart(piece):
+                    text += piece
+                case CallPart():
+                    call = calls.setdefault(part.index, _call(part))
+                    call["function"]["arguments"] += part.arguments
+                case UsagePart(usage):
+                    pass
+                case StopPart(stop):
+                    reason = _STOPS[stop]
+                case _:
+                    pass
+        said: dict[str, Any] = {"role": "assistant", "content": text or None}
+        if calls:
+            said["tool_calls"] = list(calls.values())
+        choice = {"index": 0, "message": said, "finish_reason": reason, "logprobs": None}
+        return {**self._frame("chat.completion", [choice]), "usage": _usage(usage)}
+
+    async def events(self, with_usage: bool) -> AsyncGenerator[bytes]:
+        """Yield the events of the stream. A failure is an event too, since the status has been sent."""
+        yield self._chunk({"role": "assistant", "content": ""})
+        begun: set[int] = set()
+        usage, reason = Usage(), "stop"
+        parts = self._model.stream(self.request)
+        try:
+            async for part in parts:
+                match part:
+                    case TextPart(piece):
+                        yield self._chunk({"content": piece})
+                    case CallPart():
+                        call: dict[str, Any] = {"index": part.index, "function": {}}
+                        if part.index not in begun:
+                            call |= _call(part)
+                        call["function"]["arguments"] = part.arguments
+                        begun.add(part.index)
+                        yield self._chunk({"tool_calls": [call]})
+                    case UsagePart(usage):
+                        pass
+                    case StopPart(stop):
+                        reason = _STOPS[stop]
+                    case _:
+                        pass
+        except ModelError as error:
+            yield _event({"error": {"message": error.problem, "type": "server_error"}})
+            return
+        finally:
+            await parts.aclose()
+        yield self._chunk({}, reason)
+        if with_usage:
+            yield _event({**self._frame("chat.completion.chunk", []), "usage": _usage(usage)})
+        yield b"data: [DONE]\n\n"
+
+    def _frame(self, kind: str, choices: list[Any]) -> dict[str, Any]:
+        return {**self._head, "object": kind, "model": self._name, "choices": choices}
+
+    def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
+        return _event(self._frame("chat.completion.chunk", [choice]))
+
+
+def _call(part: CallPart) -> dict[str, Any]:
+    id = part.id or f"call_{random_id()}"
+    return {"id": id, "type": "function", "function": {"name": part.name, "arguments": ""}}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.input,
+        "completion_tokens": usage.output,
+        "total_tokens": usage.tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return b"data: %s\n\n" % json.dumps(data).encode()
+
+
+def _error(message: str, status: int) -> Response:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return JSONResponse({"error": {"message": message, "type": kind, "code": None, "param": None}}, status)
+
+
+async def _unless_gone(request: Request, answer: Any) -> Any:
+    """Return the answer. If the client disconnects first, generation is stopped, and `ClientDisconnect` is raised."""
+    work = asyncio.ensure_future(answer)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientDisconnect
+        return work.result()
+    finally:
+        await cancel_and_await([work, gone])
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,368 @@
+"""The inheritance table: what each way to nest inherits from the call around it. Each cell is a test."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import (
+    Adapter,
+    Budget,
+    Deadline,
+    MemoryFilesystem,
+    Prompt,
+    PromptEvaluationError,
+    ScriptedModel,
+    Session,
+    ToolCall,
+    ToolContext,
+    run_as_agent,
+    tool,
+)
+from handrail.dispatch import open_gate
+from handrail.errors import CallFailed, ContextExpired, DefinitionError, DepthExceededError
+from handrail.events import ToolInvoked
+from handrail.protocols import PolicyDecision
+from handrail.resources.bindings import Binding, given
+from handrail.testing import Person
+from support.nestings import DEPTHS, OWN_MODEL, Nesting
+
+every_way = pytest.mark.parametrize("way", DEPTHS)
+
+LEAF = Prompt("leaf", "Leaf.")
+MIDDLE = 1
+"""The depth of the call `outer`, which is made in a run inside a call of the root run."""
+
+
+class Database:
+    """A resource."""
+
+    def __init__(self, name: str = "outer's") -> None:
+        self.name = name
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Denies:
+    """A policy that denies one tool."""
+
+    name = "denies"
+
+    def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
+        return PolicyDecision.deny("no probes") if tool.name == "probe" else PolicyDecision.allow()
+
+    def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None: ...
+
+
+@every_way
+async def test_model(way: str, tmp_path: Path) -> None:
+    """A nested run uses the model of the run around it, not the root's, unless its definition names one."""
+
+    async def ask(context: ToolContext) -> None:
+        await context.adapter.evaluate(LEAF, "go")
+
+    nesting = Nesting(way, tmp_path, ask)
+    assert (await nesting.run()).text == "root done"
+    expected = "own" if way in OWN_MODEL else "chosen"
+    assert (expected, "Leaf.") in nesting.asked
+    assert {name for name, system in nesting.asked if system in ("Inner.", "Leaf.")} == {expected}
+
+
+@every_way
+async def test_budget(way: str, tmp_path: Path) -> None:
+    """A nested run spends from the budget of the runs around it."""
+
+    async def ask(context: ToolContext) -> None:
+        for _ in range(10):
+            await context.adapter.evaluate(LEAF, "go")
+
+    nesting = Nesting(way, tmp_path, ask)
+    with pytest.raises(PromptEvaluationError, match="requests is spent"):
+        await nesting.run(budget=Budget(requests=4))
+    assert len(nesting.asked) == 4
+
+
+@every_way
+async def test_deadline(way: str, tmp_path: Path) -> None:
+    """A nested run has the deadline of the run around it."""
+    seen: list[Any] = []
+
+    async def look(context: ToolContext) -> None:
+        seen.append(context.deadline)
+
+    deadline = Deadline.after(600)
+    await Nesting(way, tmp_path, look).run(deadline=deadline)
+    assert seen == [deadline]
+
+
+@every_way
+async def test_cancellation(way: str, tmp_path: Path) -> None:
+    """Cancelling the root run ends the nested call first, and everything around it."""
+    reached, ends = asyncio.Event(), list[tuple[str, str]]()
+
+    async def wait(context: ToolContext) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    session = Session()
+    session.dispatcher.subscribe(ToolInvoked, lambda event: ends.append((event.path[-1], event.status)))
+    running = asyncio.ensure_future(Nesting(way, tmp_path, wait).run(session=session))
+    await reached.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert ends[0] == ("probe", "cancelled")
+    assert ends[-1] == ("middle", "cancelled")
+    assert {status for _, status in ends} == {"cancelled"}
+
+
+@every_way
+async def test_depth(way: str, tmp_path: Path) -> None:
+    """Whatever is nested counts one level, also if it makes no calls. Past the limit nothing of it runs."""
+    seen: list[int] = []
+    raised: list[Exception] = []
+
+    async def nest_again(context: ToolContext) -> None:
+        seen.append(context.depth)
+        try:
+            await context.adapter.evaluate(LEAF, "go")
+        except DepthExceededError as error:
+            raised.append(error)
+
+    depth = MIDDLE + DEPTHS[way]
+    nesting = Nesting(way, tmp_path, nest_again)
+    await nesting.run(depth_limit=depth)
+    assert seen == [depth]
+    (error,) = raised
+    assert isinstance(error, DepthExceededError)
+    assert (error.depth, error.limit) == (depth + 1, depth)
+    shallow = Nesting(way, tmp_path / "again", nest_again)
+    await shallow.run(depth_limit=depth - 1)
+    assert shallow.ran == 0
+    assert len(seen) == 1
+
+
+@every_way
+async def test_policies(way: str, tmp_path: Path) -> None:
+    """What a policy of the root run denies stays denied."""
+
+    async def nothing(context: ToolContext) -> None: ...
+
+    nesting = Nesting(way, tmp_path, nothing)
+    await nesting.run(policies=[Denies()])
+    assert nesting.ran == 0
+
+
+@every_way
+@pytest.mark.parametrize("mode", ["interactive", "strict"])
+async def test_approvals(way: str, mode: Any, tmp_path: Path) -> None:
+    """A nested request reaches the root's broker, with the path of who asks."""
+    approved: list[bool] = []
+
+    async def ask(context: ToolContext) -> None:
+        approved.append((await context.request_approval("may I?")).approved)
+
+    person = Person(approve=True)
+    await Nesting(way, tmp_path, ask).run(environment=person, approvals=mode)
+    assert approved == [mode == "interactive"]
+    if mode == "interactive":
+        (question,) = person.questions
+        assert question.asked_by[0] == "middle"
+        assert question.asked_by[-1] == "probe"
+
+
+@every_way
+async def test_files(way: str, tmp_path: Path) -> None:
+    """A nested call works on a fork of the outer call's files, which commits with the outer call."""
+    files = MemoryFilesystem({"a.txt": "old"})
+    during: list[str] = []
+
+    async def write(context: ToolContext) -> None:
+        context.filesystem.write("a.txt", "new")
+        during.append(files.read("a.txt"))
+
+    await Nesting(way, tmp_path, write).run(filesystem=files)
+    assert during == ["old"]
+    assert files.read("a.txt") == "new"
+
+
+@every_way
+async def test_resources(way: str, tmp_path: Path) -> None:
+    """A nested run has the outer run's resources: the same objects."""
+    database = Database()
+    seen: list[Any] = []
+
+    async def look(context: ToolContext) -> None:
+        seen.append(context.resources.get(Database))
+
+    nesting = Nesting(way, tmp_path, look)
+    await nesting.run(outer_resources=[given(Database, database)])
+    assert seen == [database]
+
+
+@pytest.mark.parametrize(
+    "way", [way for way in DEPTHS if way not in ("call", "call_worker", "worker as tool", "prompt_model")]
+)
+async def test_own_resources(way: str, tmp_path: Path) -> None:
+    """A nested run may bind resources itself. They replace the outer run's there, and are closed with the nested run."""
+    outer, own = Database(), Database("own")
+    seen: list[Any] = []
+
+    async def look(context: ToolContext) -> None:
+        seen.extend([context.resources.get(Database), context.resources.get(str)])
+        assert not own.closed
+
+    bound = [given(Database, outer), given(str, "shared")]
+    nesting = Nesting(way, tmp_path, look)
+    await nesting.run([Binding(Database, lambda _: own)], outer_resources=bound)
+    assert seen == [own, "shared"]
+    assert (own.closed, outer.closed) == (True, False)
+
+
+@every_way
+async def test_workers(way: str, tmp_path: Path) -> None:
+    """A nested run may call the workers that the run around it may call. A worker may call those it lists."""
+    answers: list[Any] = []
+
+    async def delegate(context: ToolContext) -> None:
+        answers.append(await context.call_worker("leaf", "go"))
+
+    await Nesting(way, tmp_path, delegate).run()
+    assert answers == ['"done"']
+
+
+@every_way
+async def test_trace(way: str, tmp_path: Path) -> None:
+    """All runs of a tree have one trace and one request. Their own ids lead from the root to them."""
+    seen: list[Any] = []
+
+    async def look(context: ToolContext) -> None:
+        seen.append(context.run_context)
+
+    response = await Nesting(way, tmp_path, look).run(run_id="r1")
+    (ids,) = seen
+    assert ids.request_id == response.run_id == "r1"
+    assert ids.run_id.startswith("r1.1~1/1")
+
+
+# --- runs that a handler starts by hand ---
+
+
+async def test_a_run_by_hand_is_refused_what_is_always_the_calls(tmp_path: Path) -> None:
+    """A session, files or people of one's own are refused by name, not silently replaced by the call's."""
+    for_files = Adapter(ScriptedModel([]), filesystem=MemoryFilesystem())
+    plain = Adapter(ScriptedModel([]))
+    attempts = [
+        lambda: plain.evaluate(LEAF, "go", session=Session()),
+        lambda: for_files.evaluate(LEAF, "go"),
+        lambda: plain.stream(LEAF, "go"),
+        lambda: plain.resume("r1"),
+        lambda: run_as_agent(probe, model=ScriptedModel([]), session=Session()),
+    ]
+    said: list[str] = []
+
+    @tool
+    async def probe() -> str:
+        """Probe."""
+        return "probed"
+
+    @tool
+    async def outer() -> str:
+        """Start runs by hand."""
+        for attempt in attempts:
+            with pytest.raises(DefinitionError, match="inside the call outer") as caught:
+                attempt()
+            said.append(str(caught.value))
+        return "refused"
+
+    assert (await open_gate([outer]).invoke("outer")).value == "refused"
+    assert [word in text for word, text in zip(["session=", "filesystem", "stream"], said, strict=False)] == [
+        True
+    ] * 3
+
+
+async def test_what_a_handler_left_running_can_start_nothing() -> None:
+    """A task that outlives its call can't start a run, since neither limits nor denials would apply to it."""
+    over, left = asyncio.Event(), list[asyncio.Task[Any]]()
+
+    async def later() -> None:
+        await over.wait()
+        await Adapter(ScriptedModel(["done"])).evaluate(LEAF, "go")
+
+    @tool
+    async def outer() -> str:
+        """Leave a task."""
+        left.append(asyncio.ensure_future(later()))
+        return "left"
+
+    assert (await open_gate([outer]).invoke("outer")).success
+    over.set()
+    with pytest.raises(ContextExpired):
+        await left[0]
+
+
+async def test_a_policy_may_ask_a_model_about_the_call_it_judges() -> None:
+    """A policy is not inside the call, so its runs are its own."""
+
+    class Judges:
+        name = "judges"
+
+        async def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:
+            await Adapter(ScriptedModel(["fine"])).evaluate(LEAF, "ok?", session=Session())
+            return PolicyDecision.allow()
+
+        async def on_result(self, tool: Any, params: Any, result: Any, *, context: ToolContext) -> None:
+            await Adapter(ScriptedModel(["fine"])).evaluate(LEAF, "ok?", session=Session())
+
+    @tool
+    async def work() -> str:
+        """Work."""
+        return "worked"
+
+    assert (await open_gate([work], policies=[Judges()]).invoke("work")).value == "worked"
+
+
+def test_a_synchronous_handler_can_nest_by_hand() -> None:
+    """In a thread, the nested run is part of the call as well."""
+    seen: list[str] = []
+
+    @tool(effect="staged")
+    def probe(context: ToolContext) -> str:
+        """Probe."""
+        seen.append(context.run_context.run_id)
+        return "probed"
+
+    @tool
+    def outer() -> str:
+        """Nest."""
+        return run_as_agent(probe, model=ScriptedModel([])).wait()
+
+    model = ScriptedModel([ToolCall("outer", {}), "done"])
+    Adapter(model).evaluate(Prompt("p", "Go.", tools=[outer]), "go", run_id="r1").wait()
+    assert seen == ["r1.1~1/1"]
+
+
+def test_run_as_agent_takes_files_resources_workers_and_any_tool(tmp_path: Path) -> None:
+    """At the root, a run gets what it is given. A tool that needs a person, or fails, says so."""
+
+    async def work(context: ToolContext) -> None:
+        context.filesystem.write("a.txt", context.resources.get(Database).name)
+        assert context.prompt_model is not None
+        assert await context.call_worker("leaf", "go") == '"done"'
+
+    files, nesting = MemoryFilesystem(), Nesting("call", tmp_path, work)
+    value = run_as_agent(
+        nesting.probe,
+        model=nesting.model("own"),
+        filesystem=files,
+        resources=[given(Database, Database("mine"))],
+        workers=nesting.workers,
+    ).wait()
+    assert (value, files.read("a.txt")) == ("probed", "mine")
+    with pytest.raises(CallFailed):
+        run_as_agent(nesting.probe, model=nesting.model("own")).wait()

@@ -1,0 +1,114 @@
+"""The digest of a question covers the validated arguments in canonical form: equal arguments are the same question."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, SecretStr
+
+from handrail import CapabilityPolicy, Session, tool
+from handrail.dispatch import open_gate
+from handrail.journal.sqlite import MemoryJournal
+from handrail.question import Question
+from handrail.testing import Person
+
+
+class Account(BaseModel):
+    """A nested model."""
+
+    name: str
+    limit: float = 0.0
+
+
+@tool
+async def pay(amount: float, to: Account, tags: set[str], notes: dict[str, int]) -> str:
+    """Pay."""
+    return "paid"
+
+
+@tool
+async def log_in(password: SecretStr) -> str:
+    """Log in."""
+    return "done"
+
+
+def asked(name: str, arguments: str) -> Question:
+    """Return the question about a call. Its digest depends on nothing else."""
+    person, ids, journal = Person(), itertools.count(1), MemoryJournal()
+    journal.key = b"k" * 32
+    gate = open_gate(
+        [pay, log_in],
+        policies=[CapabilityPolicy()],
+        environment=person,
+        journal=journal,
+        session=Session(id="session", principal="ada"),
+        new_id=lambda: f"{next(ids):032x}",
+    )
+    asyncio.run(_call(gate, name, arguments))
+    [question] = person.questions
+    return question
+
+
+async def _call(gate: Any, name: str, arguments: str) -> None:
+    await gate.invoke(name, arguments, call_id="call")
+
+
+def spelled(data: st.DataObject, amount: int, tags: set[str], limit: int) -> str:
+    """Return the same arguments in a spelling that is drawn: the order of keys and items, and how numbers are written."""
+
+    def shuffled(value: dict[str, Any]) -> dict[str, Any]:
+        return {key: value[key] for key in data.draw(st.permutations(sorted(value)))}
+
+    def number(value: int) -> Any:
+        return data.draw(st.sampled_from([value, float(value)]))
+
+    to = {"name": "Ada", "limit": number(limit)}
+    if not limit and data.draw(st.booleans()):
+        del to["limit"]  # the default
+    written = {
+        "amount": number(amount),
+        "to": shuffled(to),
+        "tags": data.draw(st.permutations(sorted(tags))),
+        "notes": {"a": 1},
+    }
+    return json.dumps(shuffled(written), indent=data.draw(st.sampled_from([None, 1])))
+
+
+@given(
+    data=st.data(),
+    amount=st.integers(0, 9),
+    tags=st.sets(st.sampled_from(["x", "y", "z", "ä"])),
+    limit=st.integers(0, 2),
+)
+def test_equal_arguments_are_the_same_question(data: st.DataObject, amount: int, tags: set[str], limit: int):
+    """However equal arguments are spelled, the digest and what is shown are the same. Different ones differ."""
+    one = asked("pay", spelled(data, amount, tags, limit))
+    two = asked("pay", spelled(data, amount, tags, limit))
+    assert (one.digest, one.payload, one.rows) == (two.digest, two.payload, two.rows)
+    for other in (
+        spelled(data, amount + 1, tags, limit),
+        spelled(data, amount, tags ^ {"x"}, limit),
+        spelled(data, amount, tags, limit + 1),
+    ):
+        assert asked("pay", other).digest != one.digest
+
+
+def test_a_secret_is_covered():
+    """A different secret is a different question, although both are shown alike."""
+    one, two = (asked("log_in", json.dumps({"password": word})) for word in ("one", "two"))
+    assert one.payload == two.payload
+    assert one.digest != two.digest
+    assert one.digest == asked("log_in", '{ "password" : "one" }').digest
+
+
+@pytest.mark.parametrize("tags", [["b", "a", "c"], ["c", "b", "a"]])
+def test_sets_are_shown_in_order(tags: list[str]):
+    """The items of a set are shown sorted, since their order would differ in the next process."""
+    question = asked("pay", json.dumps({"amount": 1, "to": {"name": "Ada"}, "tags": tags, "notes": {}}))
+    assert question.payload["arguments"]["tags"] == ["a", "b", "c"]

@@ -1,0 +1,173 @@
+"""`ToolServer`: the tools of a prompt for MCP clients, by the SDK's client in both generations."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp_types import ElicitResult
+
+import handrail
+from handrail import (
+    Adapter,
+    CapabilityPolicy,
+    Prompt,
+    ScriptedModel,
+    ToolCall,
+    ToolContext,
+    ToolResult,
+    UserContext,
+    tool,
+)
+from handrail.mcp import McpTools, ToolServer
+from mcp import Client, MCPError
+
+modes = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+
+
+@dataclass(frozen=True)
+class Sum:
+    total: int
+
+
+@tool(effect="pure")
+async def add(a: int, b: int, *, context: ToolContext) -> Sum:
+    """Add two numbers."""
+    await context.report_progress("adding", done=1, total=2)
+    return Sum(a + b)
+
+
+@tool
+def pay(amount: int) -> str:
+    """Pay an amount."""
+    return f"paid {amount}"
+
+
+entered: list[str] = []
+
+
+@tool(effect="read")
+async def order(*, context: UserContext) -> str:
+    """Order a size."""
+    entered.append("order")
+    size = await context.wait_for("size", {"product": "shirt"}, int)
+    colour = await context.wait_for("colour", {}, str)
+    return f"{size} {colour}"
+
+
+@tool(effect="read")
+def fail() -> ToolResult[str]:
+    """Fail."""
+    return ToolResult.error("It did not work.")
+
+
+PROMPT = Prompt("shop", "Sell.", tools=[pay, order, add, fail], policies=[CapabilityPolicy()])
+
+
+def client(mode: Any, **options: Any) -> Client:
+    """The SDK's client, connected to a server of these tools."""
+    return Client(ToolServer(PROMPT).server, mode=mode, **options)
+
+
+@modes
+async def test_tools_are_described(mode: str) -> None:
+    """Tools are listed in the order of their names, with schemas, and with annotations from their effects."""
+    async with client(mode) as connected:
+        tools = {each.name: each for each in (await connected.list_tools()).tools}
+    assert list(tools) == ["add", "fail", "order", "pay"]
+    assert tools["add"].input_schema["additionalProperties"] is False
+    assert (tools["add"].output_schema or {})["required"] == ["total"]
+    hints = {name: each.annotations for name, each in tools.items()}
+    assert [
+        (each.read_only_hint, each.destructive_hint) for each in (hints["add"], hints["pay"]) if each
+    ] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+@modes
+async def test_calls_progress_and_errors(mode: str) -> None:
+    """A call returns text and structured content, reports its progress, and its failure is a result."""
+    reported: list[tuple[float, float | None]] = []
+
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        reported.append((progress, total))
+
+    async with client(mode) as connected:
+        found = await connected.call_tool("add", {"a": 1, "b": 2}, progress_callback=report)
+        wrong = await connected.call_tool("add", {"a": "x"})
+        failed = await connected.call_tool("fail", {})
+        with pytest.raises(MCPError, match="there is no tool 'steal'"):
+            await connected.call_tool("steal", {})
+    assert found.structured_content == {"total": 3}
+    assert reported == [(1, 2)]
+    assert wrong.is_error
+    assert "b" in wrong.content[0].text  # pyright: ignore[reportAttributeAccessIssue]  # it is text
+    assert failed.is_error
+    assert "It did not work." in failed.content[0].text  # pyright: ignore[reportAttributeAccessIssue]  # it is text
+
+
+@modes
+async def test_questions_reach_the_client(mode: str) -> None:
+    """Each question of a call reaches the client, and the handler runs once."""
+    entered.clear()
+    asked: list[str] = []
+
+    async def answer(context: Any, params: Any) -> ElicitResult:
+        asked.append(params.message)
+        return ElicitResult(action="accept", content={"value": 4 if "shirt" in params.message else "red"})
+
+    async with client(mode, elicitation_callback=answer) as connected:
+        found = await connected.call_tool("order", {})
+    assert found.content[0].text == "4 red"  # pyright: ignore[reportAttributeAccessIssue]  # it is text
+    assert len(asked) == 2
+    assert entered == ["order"]
+
+
+@modes
+@pytest.mark.parametrize("approved", [True, False])
+async def test_approvals_show_the_arguments(mode: str, approved: bool) -> None:
+    """An approval shows the call's arguments, and decides."""
+    asked: list[str] = []
+
+    async def answer(context: Any, params: Any) -> ElicitResult:
+        asked.append(params.message)
+        return ElicitResult(action="accept", content={"approved": approved})
+
+    async with client(mode, elicitation_callback=answer) as connected:
+        found = await connected.call_tool("pay", {"amount": 5})
+    assert "amount: 5" in asked[0]
+    assert found.is_error is not approved
+    assert ("paid 5" in found.content[0].text) is approved  # pyright: ignore[reportAttributeAccessIssue]  # it is text
+
+
+async def test_an_answer_counts_once() -> None:
+    """An answer to a question that does not wait is refused."""
+    async with client("2026-07-28") as connected:
+        with pytest.raises(MCPError, match="nothing waits for this answer"):
+            await connected.session.call_tool("order", {}, request_state="0" * 32, allow_input_required=True)
+
+
+async def test_command_serves_an_app(tmp_path: Path) -> None:
+    """`handrail mcp app.py` serves over standard input and output, with the files of its folder."""
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.txt").write_text("hello")
+    (tmp_path / "app.py").write_text(
+        "from handrail import FileTools, Prompt\nprompt = Prompt('files', ['Go.', FileTools()])\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "handrail",
+        "mcp",
+        str(tmp_path / "app.py"),
+        "--files",
+        str(tmp_path / "files"),
+    ]
+    source = str(Path(handrail.__file__).parent.parent)
+    async with McpTools("ours", command=command, env={"PYTHONPATH": source}) as section:
+        model = ScriptedModel([ToolCall("read_file", {"path": "a.txt"}), "Done."])
+        await Adapter(model).evaluate(Prompt("guide", ["Go.", section]), "hi")
+    assert "hello" in model.requests[-1].messages[-1].text

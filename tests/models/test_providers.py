@@ -1,0 +1,319 @@
+"""Tests for the table of providers and for names of models: where requests go, with which key, and which model a name means."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import Adapter, Agent, Prompt, ScriptedModel, ToolContext, open_gate, tool
+from handrail.errors import DefinitionError, PromptEvaluationError
+from handrail.messages import (
+    AssistantMessage,
+    CallAnswered,
+    CallAsked,
+    ModelRequest,
+    Sent,
+    ToolMessage,
+    UserMessage,
+)
+from handrail.models import ModelKeyMissing
+from handrail.models.names import check_name, model_named, reference_to
+from handrail.models.openai import OpenAIModel
+from handrail.models.providers import BRIDGED, PROVIDERS, Key
+from handrail.neighbours import search
+from support.raw_server import raw_server, whole
+
+SAID = {"role": "assistant", "content": "Fine."}
+ANSWER = {"choices": [{"message": SAID, "finish_reason": "stop"}], "usage": {"prompt_tokens": 1}}
+MESSAGE = {"content": [{"type": "text", "text": "Fine."}], "stop_reason": "end_turn", "usage": {}}
+CHAT = [name for name, row in PROVIDERS.items() if row.wire == "chat"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fixture: removes every variable of the table from the environment."""
+    for row in PROVIDERS.values():
+        for variable in [
+            *(key.variable for key in row.keys),
+            *(each.variable for each in row.addresses),
+            *row.headers.values(),
+        ]:
+            monkeypatch.delenv(variable, raising=False)
+
+
+async def asked(model: Any) -> str:
+    return (await Adapter(model).evaluate(Prompt("guide", "Be brief."), "hi")).text
+
+
+# --- addresses and keys ---
+
+
+@pytest.mark.parametrize("provider", [*CHAT, "anthropic"])
+async def test_each_provider_is_asked_at_the_address_in_the_environment(
+    provider: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Every variable with an address is honoured, and the key is sent in the provider's own header."""
+    row = PROVIDERS[provider]
+    answer = MESSAGE if row.wire == "anthropic" else ANSWER
+    for address in row.addresses:
+        async with raw_server(whole(json.dumps(answer).encode())) as server:
+            patched, host = monkeypatch, server.url
+            given = host.removeprefix("http://") if address.port else host
+            patched.setenv(address.variable, given)
+            patched.setenv(row.keys[0].variable, "a-key")
+            assert await asked(f"{provider}:some/model") == "Fine."
+            sent = server.heads[0]
+            key = row.keys[0]
+            assert f"{key.header}: {key.prefix}a-key".lower().encode() in sent
+            path = "/v1/messages" if row.wire == "anthropic" else f"{address.path}/chat/completions"
+            assert sent.startswith(f"post {path} ".encode())
+            assert server.bodies[0]["model"] == "some/model"
+            patched.delenv(address.variable)
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ("10.0.0.5", "http://10.0.0.5:11434/v1"),
+        ("0.0.0.0:80", "http://127.0.0.1:80/v1"),
+        ("https://box.example/", "https://box.example/v1"),
+        ("http://[::1]:9", "http://[::1]:9/v1"),
+    ],
+)
+def test_the_forms_of_a_host(given: str, address: str, monkeypatch: pytest.MonkeyPatch):
+    """`OLLAMA_HOST` may be a host, a host with a port or an address, as in Ollama's own client."""
+    monkeypatch.setenv("OLLAMA_HOST", given)
+    assert PROVIDERS["ollama"].find_address() == address
+
+
+async def test_a_second_key_variable_and_further_headers(monkeypatch: pytest.MonkeyPatch):
+    """`ANTHROPIC_AUTH_TOKEN` is sent as a bearer token, and OpenAI's organization in its header."""
+    monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "a-token")
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
+    for model, variable, answer, header in (
+        ("anthropic:m", "ANTHROPIC_BASE_URL", MESSAGE, b"authorization: bearer a-token"),
+        ("openai:m", "OPENAI_BASE_URL", ANSWER, b"openai-organization: org-1"),
+    ):
+        async with raw_server(whole(json.dumps(answer).encode())) as server:
+            monkeypatch.setenv(variable, server.url)
+            await asked(model)
+            assert header in server.heads[0]
+
+
+def test_only_a_vendors_own_address_needs_a_key(monkeypatch: pytest.MonkeyPatch):
+    """A vendor refuses requests without a key. A server of one's own, or one that replaces the vendor's, need not."""
+    needing = {name for name, row in PROVIDERS.items() if row.needs_key(row.find_address())}
+    assert needing == {"openai", "anthropic", "azure", "deepseek", "groq", "mistral", "openrouter"}
+    assert not PROVIDERS["openai"].needs_key("http://127.0.0.1:1/v1")
+
+
+def test_a_missing_key_is_short():
+    """The error names the variables, has no cause, and a traceback shows no frame inside Handrail."""
+    with pytest.raises(PromptEvaluationError, match="Set ANTHROPIC_API_KEY in the environment") as caught:
+        Agent("anthropic:m", "Be brief.").run("hi").wait()
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+    assert isinstance(caught.value.__context__, ModelKeyMissing)
+    assert "\n" not in str(caught.value)
+    assert [frame.name for frame in caught.traceback] == ["test_a_missing_key_is_short"]
+
+
+def test_a_missing_address_is_said():
+    """A provider that gives each user a different address has no default one."""
+    with pytest.raises(DefinitionError, match=r"azure:gpt' has no address.* Set AZURE_OPENAI_ENDPOINT"):
+        model_named("azure:gpt")
+
+
+def test_a_key_may_come_from_a_different_variable():
+    """`key_variable` and `key_header` replace the row's, and None sends no key."""
+    at: Any = {"base_url": "http://127.0.0.1:1"}
+    assert OpenAIModel("m", **at, key_variable="MINE")._endpoint._keys == (Key("MINE"),)
+    assert OpenAIModel("m", **at, key_variable="MINE", key_header="API-Key")._endpoint._keys == (
+        Key("MINE", "api-key", ""),
+    )
+    assert OpenAIModel("m", **at, key_variable=None)._endpoint._keys == ()
+    with pytest.raises(DefinitionError, match="no provider 'anthropic' speaks this API"):
+        OpenAIModel("m", provider="anthropic")
+
+
+# --- quirks ---
+
+
+def sent_by(provider: str, *messages: Any, **more: Any) -> dict[str, Any]:
+    from handrail.models import openai
+
+    base_url = "http://x/v1" if provider == "azure" else None
+    model = OpenAIModel("m", provider=provider, base_url=base_url)
+    request = ModelRequest("", Sent(messages), Sent(), **more)
+    return json.loads(openai._body(model._fields, request, model._quirks))
+
+
+CALLED = AssistantMessage("", (CallAsked("call_0123456789abcdef", "f", "{}"),))
+RESULT = ToolMessage((CallAnswered("call_0123456789abcdef", "f", "1"),))
+
+
+@pytest.mark.parametrize("provider", CHAT)
+def test_the_fields_of_a_streamed_request(provider: str):
+    """Each provider gets the limit and the stream options that it knows."""
+    body = sent_by(provider, UserMessage("hi"), stream=True, max_tokens=5)
+    newer = provider in ("openai", "azure", "groq")
+    assert body["max_completion_tokens" if newer else "max_tokens"] == 5
+    assert ("stream_options" in body) == (provider != "mistral")
+    assert len([name for name in body if name.startswith("max_")]) == 1
+
+
+def test_what_mistral_requires():
+    """Ids have nine letters and digits and still match, and no user's message follows a result directly."""
+    body = sent_by("mistral", UserMessage("hi"), CALLED, RESULT, UserMessage("go on"))
+    assert [each["role"] for each in body["messages"]] == ["user", "assistant", "tool", "assistant", "user"]
+    id = body["messages"][1]["tool_calls"][0]["id"]
+    assert len(id) == 9
+    assert id.isalnum()
+    assert body["messages"][2]["tool_call_id"] == id
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_is_sent_back_with_calls(stream: bool, monkeypatch: pytest.MonkeyPatch):
+    """DeepSeek and OpenRouter get back the reasoning of an answer with calls, joined from its pieces, and others do not."""
+    from handrail.models import openai
+
+    pieces = [
+        {
+            "reasoning_content": "I ",
+            "reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "I "}],
+        },
+        {
+            "reasoning_content": "see",
+            "reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "see"}],
+        },
+    ]
+    fields = ("reasoning_content", "reasoning_details")
+    whole_ones = {
+        "reasoning_content": "I see",
+        "reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "I see"}],
+    }
+    if stream:
+        taker = openai._Pieces(OpenAIModel("m", base_url="http://x")._endpoint, fields)
+        chunks = [
+            *({"choices": [{"delta": piece}]} for piece in pieces),
+            {"choices": [{"finish_reason": "tool_calls"}]},
+        ]
+        parts = [part for chunk in chunks for part in taker.take(chunk)]
+    else:
+        parts = list(
+            openai._whole(fields, {"choices": [{"message": whole_ones, "finish_reason": "tool_calls"}]})
+        )
+    kept: Any = parts[-1]
+    said = AssistantMessage("", CALLED.calls, kept.kept)
+    for provider, field in (("deepseek", "reasoning_content"), ("openrouter", "reasoning_details")):
+        body = sent_by(provider, UserMessage("hi"), said, RESULT)
+        back = body["messages"][1]
+        assert {name: back.get(name) for name in fields} == {
+            **dict.fromkeys(fields),
+            field: whole_ones[field],
+        }
+    assert not set(fields) & set(sent_by("openai", UserMessage("hi"), said, RESULT)["messages"][1])
+
+
+# --- names ---
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Fixture: a module with models, in a folder that the command line would search. Yields its name."""
+    import sys
+
+    name = f"models_of_{abs(hash(tmp_path))}"
+    (tmp_path / f"{name}.py").write_text(
+        "from handrail import Adapter, Agent, ScriptedModel\n"
+        "fast = ScriptedModel(['Mine.'])\n"
+        "adapter = Adapter(ScriptedModel(['Of the adapter.']))\n"
+        "agent = Agent(ScriptedModel(['Of the agent.']), 'Be brief.')\n"
+        "text = 'no model'\n"
+    )
+    search(tmp_path)
+    yield name
+    sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "said"), [("fast", "Mine."), ("adapter", "Of the adapter."), ("agent", "Of the agent.")]
+)
+async def test_a_model_of_ones_own_by_name(module: str, attribute: str, said: str):
+    """`module:name` is a model, or the model of an adapter or agent, and is remembered by that name."""
+    name = f"{module}:{attribute}"
+    assert await asked(name) == said
+    assert reference_to(model_named(name)) == name
+    check_name(name)
+
+
+async def test_prompt_model_takes_a_model_and_its_name(module: str):
+    """A tool can name the model to ask, or pass it."""
+
+    @tool(effect="read")
+    async def ask(context: ToolContext, by_name: bool) -> str:
+        """Ask a model."""
+        assert context.prompt_model
+        chosen = f"{module}:answering" if by_name else ScriptedModel(['{"value": "passed"}'])
+        return await context.prompt_model("Which?", str, model=chosen)
+
+    import sys
+
+    model_named(f"{module}:fast")
+    sys.modules[module].answering = ScriptedModel(['{"value": "named"}'])  # pyright: ignore[reportAttributeAccessIssue]
+    from handrail import AgentEnvironment
+
+    gate = open_gate([ask], environment=AgentEnvironment(ScriptedModel([])))
+    assert (await gate.invoke("ask", {"by_name": True})).render() == "named"
+    assert (await gate.invoke("ask", {"by_name": False})).render() == "passed"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere:model", "there is no module or provider of that name. `handrail models` lists"),
+        ("opnai:gpt-5", "no module or provider of that name. Did you mean openai:gpt-5"),
+        ("scripted:x", "no module or provider of that name. Create a ScriptedModel"),
+        ("a-b:c", "no module or provider of that name"),
+        ("gpt-5", "is not the name of a model. Write provider:name"),
+    ],
+)
+def test_an_unknown_name(name: str, message: str):
+    """A name that nothing has is refused where it is written, and the message never says to install the bridge."""
+    for refuse in (model_named, check_name, lambda name: Agent(name, "Be brief.")):
+        with pytest.raises(DefinitionError, match=message) as caught:
+            refuse(name)
+        assert "bridge" not in str(caught.value)
+
+
+def test_a_module_without_that_model(module: str, tmp_path: Path):
+    """A module that has no such model, and one that can't be imported, are named in the message."""
+    for attribute in ("text", "nothing"):
+        with pytest.raises(DefinitionError, match=f"has no model called '{attribute}'"):
+            model_named(f"{module}:{attribute}")
+    (tmp_path / "broken_models.py").write_text("1 / 0\n")
+    with pytest.raises(DefinitionError, match="can't import 'broken_models': ZeroDivisionError"):
+        model_named("broken_models:x")
+
+
+def test_a_module_beside_a_worker(tmp_path: Path):
+    """Two folders may each have a module of the same name. An installed module and a provider are never replaced."""
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        for name in ("mine", "json", "mistral"):
+            (tmp_path / folder / f"{name}.py").write_text(
+                f"from handrail import ScriptedModel\nm = ScriptedModel([], name='scripted:{folder}')\n"
+            )
+    one, two = (model_named("mine:m", tmp_path / folder) for folder in ("one", "two"))
+    assert (one.name, two.name) == ("scripted:one", "scripted:two")
+    assert model_named("mine:m", tmp_path / "one") is one
+    with pytest.raises(DefinitionError, match="module 'json' has no model"):
+        model_named("json:m", tmp_path / "one")
+    assert isinstance(model_named("mistral:m", tmp_path / "one"), OpenAIModel)
+
+
+def test_no_name_means_two_things():
+    """No provider is both in the table and in the bridge."""
+    assert not BRIDGED & PROVIDERS.keys()

@@ -1,0 +1,179 @@
+"""Every way to nest a run or a call, behind one interface: each leads from the tool `outer` to a call of `probe`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from handrail import (
+    Adapter,
+    Agent,
+    AgentContext,
+    Prompt,
+    ScriptedModel,
+    Tool,
+    ToolCall,
+    ToolContext,
+    WorkerRegistry,
+    run_as_agent,
+    tool,
+)
+from support.cards import Offer, Pick, card_game
+from support.worker_folders import sound
+
+Body = Callable[[ToolContext], Awaitable[object]]
+
+TOOLS = """
+    from handrail import ToolContext, tool
+    from support.nestings import PROBES
+
+    @tool(effect="idempotent")
+    async def probe(context: ToolContext) -> str:
+        \"\"\"Probe.\"\"\"
+        await PROBES[0](context)
+        return "probed"
+"""
+
+PROBES: list[Body] = []
+"""What the probe of the current test does. A worker's functions are in a file, which can't refer to it otherwise."""
+
+DEPTHS = {
+    "call": 1,
+    "call_worker": 2,
+    "worker as tool": 1,
+    "agent as tool": 1,
+    "context.adapter.evaluate": 1,
+    "Adapter.evaluate": 1,
+    "prompt_model": 1,
+    "run_as_agent": 1,
+    "run_as_agent of a handoff": 2,
+}
+"""The ways to nest, each with the depth of `probe` below the model's call of `outer`."""
+
+OWN_MODEL = {"agent as tool", "Adapter.evaluate", "run_as_agent", "run_as_agent of a handoff"}
+"""The ways whose definition names a model of its own."""
+
+
+class Nesting:
+    """A root run, a run inside it with a model chosen for it, and in that run one way to nest. Set `body` to what `probe` does."""
+
+    def __init__(self, way: str, at: Path, body: Body, inner_calls: int = 1) -> None:
+        self.way = way
+        self.asked: list[tuple[str, str]] = []
+        """The requests to models: the model's name, and the prompt's instructions."""
+        self.ran = 0
+        self.inner_calls = inner_calls
+        self._body = body
+        PROBES[:] = [self._run]
+        front = "---\ntools: [probe]\nworkers: [leaf]\npolicies: []\ndescription: Probes.\n---\nInner."
+        self.workers: WorkerRegistry = sound(at, TOOLS, inner=front, leaf="---\n---\nLeaf.")
+
+    async def _run(self, context: ToolContext) -> None:
+        self.ran += 1
+        await self._body(context)
+
+    @property
+    def probe(self) -> Tool[Any, Any]:
+        @tool(effect="idempotent")
+        async def probe(context: ToolContext) -> str:
+            """Probe."""
+            await self._run(context)
+            return "probed"
+
+        return probe
+
+    def model(self, name: str) -> ScriptedModel:
+        """Return a model that does what each prompt's instructions ask for."""
+        calls = [0]
+
+        def answer(request: Any) -> Any:
+            system = request.system.strip().splitlines()[-1]
+            self.asked.append((name, system))
+            first = len(request.messages) == 1
+            if system == "Root.":
+                return ToolCall("middle", {}) if first else "root done"
+            if system == "Middle.":
+                name_of, arguments = self.called
+                return ToolCall(name_of, arguments) if first else "middle done"
+            if system == "Inner." and calls[0] < self.inner_calls:
+                calls[0] += 1
+                return ToolCall("probe", {})
+            return '{"index": 0}' if system == "Inner." and self.way == "prompt_model" else '"done"'
+
+        return ScriptedModel(answer, name=f"scripted:{name}")
+
+    @property
+    def called(self) -> tuple[str, dict[str, str]]:
+        """The name and the arguments of the model's call that nests."""
+        if self.way == "worker as tool":
+            return "inner", {"input": "go"}
+        return "outer", {"message": "go"} if self.way == "agent as tool" else {}
+
+    def outer(self, resources: Iterable[Any] = ()) -> Tool[Any, Any]:
+        """Return the tool whose call nests. `resources` are bound by the nested run."""
+        probe, own = self.probe, self.model("own")
+        inner = Prompt("inner", "Inner.", tools=[probe], resources=resources)
+        if self.way == "worker as tool":
+            return self.workers.tool("inner")
+        if self.way == "agent as tool":
+            prompt = Prompt("outer", "Inner.", tools=[probe], resources=resources)
+            return Agent(own, prompt, description="Probes.").as_tool()
+        if self.way == "prompt_model":
+
+            @tool(run_mode="agent")
+            async def outer(context: AgentContext) -> str:
+                """Nest."""
+                return str(await context.prompt_model("go", Pick, system="Inner.", tools=[probe]))
+
+            return outer
+
+        async def choose(offer: Offer, *, context: ToolContext) -> Pick:
+            (await context.call("probe")).unwrap()
+            return Pick(0)
+
+        async def nest(context: ToolContext) -> object:
+            if self.way == "call":
+                return (await context.call("probe")).unwrap()
+            if self.way == "call_worker":
+                return await context.call_worker("inner", "go")
+            if self.way == "context.adapter.evaluate":
+                return await context.adapter.evaluate(inner, "go")
+            if self.way == "Adapter.evaluate":
+                return await Adapter(own).evaluate(inner, "go")
+            if self.way == "run_as_agent":
+                return await run_as_agent(probe, model=own, resources=resources)
+            game = card_game(client=choose, effect="idempotent")
+            return await run_as_agent(game, Offer(1), model=own, tools=[probe], resources=resources)
+
+        @tool(name="outer")
+        async def nesting(context: ToolContext) -> str:
+            """Nest."""
+            await nest(context)
+            return "nested"
+
+        return nesting
+
+    async def run(
+        self,
+        resources: Iterable[Any] = (),
+        policies: Iterable[Any] = (),
+        *,
+        outer_resources: Iterable[Any] = (),
+        depth_limit: int = 9,
+        **options: Any,
+    ) -> Any:
+        """Run everything, and return the response of the root run. `resources` are bound by the nested run."""
+        tools = [self.outer(resources), *([self.probe] if self.way == "call" else [])]
+        chosen = self.model("chosen")
+
+        @tool
+        async def middle(context: ToolContext) -> str:
+            """Run with a model chosen for it."""
+            return (
+                await context.adapter.evaluate(Prompt("m", "Middle.", tools=tools), "go", model=chosen)
+            ).text
+
+        prompt = Prompt("root", "Root.", tools=[middle], policies=policies)
+        adapter = Adapter(self.model("root"), workers=self.workers, depth_limit=depth_limit)
+        return await adapter.evaluate(prompt, "go", resources=outer_resources, **options)
