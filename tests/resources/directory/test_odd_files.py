@@ -162,8 +162,11 @@ def _change(at: str, verb: str, *rest: Any) -> None:
         os.chmod(at, rest[0])
 
 
-def with_handrail(files: DirectoryFilesystem, deed: tuple[Any, ...], number: int) -> None:
-    """Make the same change with Handrail, as one call: with its own operations, or with a command on a copy."""
+def with_handrail(files: DirectoryFilesystem, deed: tuple[Any, ...], number: int) -> bool:
+    """Make the same change with Handrail, as one call: with its own operations, or with a command on a copy.
+
+    Returns whether there was anything to commit.
+    """
     verb, path, *rest = deed
     fork = files.fork("call")
     try:
@@ -185,9 +188,10 @@ def with_handrail(files: DirectoryFilesystem, deed: tuple[Any, ...], number: int
         assert verb == "move" or again.diff() == shown  # what is redone is shown as deleted and new
         again.drop()
         fork.prepare()
-        fork.stage(CallKey(f"call {number}"))
+        staged = fork.stage(CallKey(f"call {number}"))
         fork.apply()
         fork.applied()
+        return staged is not None
     finally:
         fork.drop()
 
@@ -225,13 +229,10 @@ def test_any_changes_are_as_without_handrail_and_can_be_undone(changes: list[tup
         last = snapshot(os.fsencode(root))
         assert last == snapshot(os.fsencode(twin))
         for number, deed in enumerate(changes):
-            if not _both(files, twin, deed, number):
-                continue
-            now = snapshot(os.fsencode(root))
-            assert now == snapshot(os.fsencode(twin)), deed
-            if now != last:
+            if _both(files, twin, deed, number):
                 before.append((number, last))
-                last = now
+            last = snapshot(os.fsencode(root))
+            assert last == snapshot(os.fsencode(twin)), deed
         for number, expected in reversed(before):
             files.undo(f"call {number}")
             assert snapshot(os.fsencode(root)) == expected
@@ -241,12 +242,11 @@ def test_any_changes_are_as_without_handrail_and_can_be_undone(changes: list[tup
 
 
 def _both(files: DirectoryFilesystem, twin: Path, deed: tuple[Any, ...], number: int) -> bool:
-    """Make a change in both folders. Returns False if it is impossible, and then it is in neither."""
+    """Make a change in both folders. Returns False if there was nothing to commit, or if it is impossible in both."""
     try:
         by_hand(twin, deed)
     except OSError:
         with pytest.raises(OSError):  # noqa: PT011 (which one depends on the change)
             with_handrail(files, deed, number)
         return False
-    with_handrail(files, deed, number)
-    return True
+    return with_handrail(files, deed, number)

@@ -130,9 +130,6 @@ class Special(OnDisk):
         """Whether it exists nowhere yet."""
         return self.found.st_ino == 0
 
-    def _attributes(self) -> Attributes:
-        return () if self.is_new else super()._attributes()
-
     @property
     def kind(self) -> str:
         mode = self.found.st_mode

@@ -20,7 +20,6 @@ from handrail.resources.directory.content import (
     Held,
     Link,
     OnDisk,
-    Source,
     Special,
     facts_for_new_content,
     facts_of,
@@ -131,7 +130,7 @@ class DirectoryFork(Linked, FileFork):
         if change.kind == "link":
             return Node(tick, Link(os.fsdecode(change.data)), now)
         if change.kind in _KINDS:
-            return Node(tick, _new_special(change.path, _KINDS[change.kind], facts, self._ground), now)
+            return Node(tick, _new_special(change.path, _KINDS[change.kind], facts), now)
         if change.kind == "folder":
             return Node(tick, None, now) if facts is None else Folder(tick, None, now, facts)
         return Node(tick, Held(change.data, facts), now)
@@ -409,12 +408,27 @@ class DirectoryFork(Linked, FileFork):
 _KINDS = {"pipe": stat.S_IFIFO, "socket": stat.S_IFSOCK}
 
 
-def _new_special(path: str, kind: int, facts: Facts | None, source: Source) -> Special:
+def _new_special(path: str, kind: int, facts: Facts | None) -> Special:
     """Return a pipe or a socket that exists nowhere yet."""
     facts = facts or Facts(0o600, os.geteuid(), os.getegid())
     fields = (kind | facts.mode, 0, 0, 1, facts.uid, facts.gid, 0, 0, 0, 0)
     status = os.stat_result(fields, dict.fromkeys(("st_atime_ns", "st_mtime_ns", "st_ctime_ns"), 0))
-    return Special(path, status, source)
+    return Special(path, status, _Nowhere(facts.attributes))
+
+
+class _Nowhere:
+    """The source of a pipe or a socket that exists nowhere yet."""
+
+    __slots__ = ("_attributes",)
+
+    def __init__(self, attributes: Attributes) -> None:
+        self._attributes = attributes
+
+    def read(self, path: str, version: int) -> bytes:
+        raise FileError(path, NOT_REGULAR)
+
+    def attributes(self, path: str) -> Attributes:
+        return self._attributes
 
 
 class _Staged:

@@ -24,7 +24,7 @@ from handrail.resources.directory.commit import (
 from handrail.resources.directory.content import Held, Link, OnDisk, Special, facts_of, identity, version_of
 from handrail.resources.directory.jail import Jail, refusal
 from handrail.resources.directory.layer_stack import copy_out
-from handrail.resources.facts import Facts, born_in, write_facts
+from handrail.resources.facts import Facts, born_in, write_attributes, write_facts
 from handrail.resources.layer import Node, Over
 from handrail.resources.long_paths import reach
 from handrail.resources.mount import strip_marks
@@ -166,6 +166,7 @@ class _Stager:
         """Stage a file that is on disk. It is moved if a command created it, and linked or copied otherwise."""
         if isinstance(data, Special) and data.is_new:
             self._area.disk.special(slot, data.found)
+            write_attributes(slot, data.facts.attributes)
             return
         if data.staged is not None:
             with reach(data.staged) as staged:
