@@ -278,16 +278,16 @@ def test_a_ripgrep_that_is_gone_is_done_without(
 
 
 def test_a_name_can_not_pass_for_a_line_of_the_diff(root: Path) -> None:
-    """A file name with line breaks or control characters is shown to the person in quotes and on one line."""
+    """A file name with line breaks or control characters is shown to the person escaped, on one line."""
     script = "touch 'x\n+harmless' 'b\tc' \"$(printf 'd\\033[2J')\""
     result, shown = previewed(DirectoryFilesystem(root), script)
     assert result.success
     names = [line for line in shown.splitlines() if line.startswith("diff")]
     assert shown.splitlines() == [each for name in names for each in (name, "new file mode 644")]
     assert names == [
-        'diff --git a/"b\\x09c" b/"b\\x09c"',
-        'diff --git a/"d\\x1b[2J" b/"d\\x1b[2J"',
-        'diff --git a/"x\\x0a+harmless" b/"x\\x0a+harmless"',
+        r"diff --git a/b\x09c b/b\x09c",
+        r"diff --git a/d\x1b[2J b/d\x1b[2J",
+        r"diff --git a/x\x0a+harmless b/x\x0a+harmless",
     ]
 
 

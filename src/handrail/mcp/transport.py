@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import anyio
+import httpx2
 from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared._httpx_utils import create_mcp_http_client  # pyright: ignore[reportPrivateUsage]  # the SDK documents it for headers
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 
@@ -30,6 +30,8 @@ MAX_UNASKED = 5_000
 """Maximum number of messages that a server may send between two answers to requests."""
 MAX_RUBBISH = 100
 """Maximum number of lines in a row that are not JSON-RPC messages."""
+_SILENCE = 300
+"""Seconds that a server over HTTP may send nothing, since it may keep a stream open for later events."""
 _ENDED = "it ended"
 _GRACE = 2.0
 """How many seconds a server has to exit after its input ends, and again after it is told to terminate."""
@@ -55,7 +57,9 @@ class Address(NamedTuple):
 @asynccontextmanager
 async def _http(address: Address) -> AsyncGenerator[Any, None]:
     async with (
-        create_mcp_http_client(headers=dict(address.headers)) as client,
+        httpx2.AsyncClient(
+            headers=dict(address.headers), timeout=httpx2.Timeout(30, read=_SILENCE)
+        ) as client,
         streamable_http_client(address.url, http_client=client) as streams,
     ):
         yield streams

@@ -10,6 +10,7 @@ import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -168,23 +169,23 @@ def test_a_cancelled_copy_is_not_made_to_its_end(folder: Folder, monkeypatch: py
         folder.add(f"{number}/file", "x")
     copied: list[str] = []
     shell = anything("copy")
-    real = shell_module.Copy._copy_folder  # pyright: ignore[reportPrivateUsage]
+    real = shell_module.Copy._begin_folder  # pyright: ignore[reportPrivateUsage]
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         reached = asyncio.Event()
 
-        def slow(self: object, stack: list[str], target: str, path: str) -> None:
+        def slow(self: Any, stack: Any, target: str, path: str) -> Any:
             copied.append(path)
             if len(copied) == 5:
                 loop.call_soon_threadsafe(reached.set)
                 run_stops.wait(PATIENCE)
-            real(self, stack, target, path)  # pyright: ignore[reportArgumentType]
+            return real(self, stack, target, path)
 
         run_stops = threading.Event()
-        monkeypatch.setattr(shell_module.Copy, "_copy_folder", slow)
+        monkeypatch.setattr(shell_module.Copy, "_begin_folder", slow)
         task = asyncio.create_task(shell.run(["true"], folder.layers))
-        await reached.wait()
+        await asyncio.wait_for(reached.wait(), PATIENCE)
         task.cancel()
         await asyncio.sleep(0)
         loop.call_later(0, run_stops.set)
