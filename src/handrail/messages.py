@@ -181,6 +181,8 @@ class SentPart(msgspec.Struct, frozen=True):
     requests_left: int | None = None
     tokens_left: int | None = None
     resets_at: datetime | None = None
+    extras: dict[str, Any] = {}
+    """Further JSON values for `context.extras` in the calls of the answer, by the names of their keys."""
 
 
 class TextPart(msgspec.Struct, frozen=True):

@@ -10,16 +10,19 @@ from handrail import (
     Adapter,
     Agent,
     AgentContext,
+    Parked,
     Prompt,
     ScriptedModel,
     Tool,
     ToolCall,
     ToolContext,
+    ToolResult,
     WorkerRegistry,
+    open_gate,
     run_as_agent,
     tool,
 )
-from support.cards import Offer, Pick, card_game
+from support.cards import Deal, Deck, Offer, Pick, card_game
 from support.worker_folders import sound
 
 Body = Callable[[ToolContext], Awaitable[object]]
@@ -48,6 +51,9 @@ DEPTHS = {
     "prompt_model": 1,
     "run_as_agent": 1,
     "run_as_agent of a handoff": 2,
+    "open_gate": 1,
+    "start of a handoff": 1,
+    "finish of a handoff": 1,
 }
 """The ways to nest, each with the depth of `probe` below the model's call of `outer`."""
 
@@ -132,6 +138,14 @@ class Nesting:
             (await context.call("probe")).unwrap()
             return Pick(0)
 
+        async def begin(deal: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
+            await self._run(context)
+            return Parked(Deck([]), Offer(1))
+
+        async def end(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult[str]:
+            await self._run(context)
+            return ToolResult.ok("ended")
+
         async def nest(context: ToolContext) -> object:
             if self.way == "call":
                 return (await context.call("probe")).unwrap()
@@ -143,6 +157,17 @@ class Nesting:
                 return await Adapter(own).evaluate(inner, "go")
             if self.way == "run_as_agent":
                 return await run_as_agent(probe, model=own, resources=resources)
+            if self.way == "open_gate":
+                gate = open_gate([probe], resources=resources)
+                result = await gate.invoke("probe")
+                await gate.close()
+                return result.unwrap()
+            if self.way == "start of a handoff":
+                half = card_game("probe", before=begin, effect="idempotent")
+                return await half.start(Deal(), resources=resources)
+            if self.way == "finish of a handoff":
+                half = card_game("probe", after=end, effect="idempotent")
+                return await half.finish(Parked(Deck([]), Offer(1)), Pick(0), resources=resources)
             game = card_game(client=choose, effect="idempotent")
             return await run_as_agent(game, Offer(1), model=own, tools=[probe], resources=resources)
 

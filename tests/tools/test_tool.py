@@ -55,6 +55,15 @@ def test_ok_is_a_success_with_its_value():
     assert ToolResult.ok(3, exclude_value_from_context=True).exclude_value_from_context is True
 
 
+def test_ok_takes_a_message_without_a_value():
+    """A tool that only does something can say so, and has no value."""
+    result = ToolResult.ok(message="The lamp is on.")
+    assert (result.success, result.value, result.render()) == (True, None, "The lamp is on.")
+    assert ToolResult.ok().render() == "done"
+    typed: ToolResult[None] = result
+    assert typed is result
+
+
 def test_error_is_a_failure_with_its_message():
     """`ToolResult.error` has a message and an optional value."""
     assert ToolResult.error("no") == ToolResult("no", None, False, False)

@@ -77,6 +77,11 @@ class Adapter:
         self.opens_in_place = opens_in_place
 
     @property
+    def options(self) -> RunOptions:
+        """The options that this adapter's runs have by default."""
+        return self._options
+
+    @property
     def filesystem(self) -> Filesystem | None:
         """The files that this adapter's runs use by default."""
         return self._options.filesystem

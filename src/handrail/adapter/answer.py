@@ -184,13 +184,15 @@ class Answer:
     @property
     def extras(self) -> Extras:
         if self._extras is None:
-            values: dict[str, Any] = {RETRIES.name: self.attempt - 1}
+            values: dict[str, Any] = {}
             sent = self.sent
             if sent is not None:
+                values.update(sent.extras)
                 if sent.request_id:
                     values[PROVIDER_REQUEST_ID.name] = sent.request_id
                 if sent.requests_left is not None or sent.tokens_left is not None:
                     values[RATE_LIMIT.name] = RateLimit(sent.requests_left, sent.tokens_left, sent.resets_at)
+            values[RETRIES.name] = self.attempt - 1
             self._extras = Extras(values)
         return self._extras
 

@@ -18,6 +18,8 @@ from handrail.context.extras import (
     TRACING_SPAN,
     ExtraKey,
     Extras,
+    ExtraValues,
+    PerCall,
     RateLimit,
 )
 from handrail.context.facts import (
@@ -139,9 +141,11 @@ __all__ = [
     "Attachment",
     "ContextSource",
     "ExtraKey",
+    "ExtraValues",
     "Extras",
     "Invocation",
     "MessageCallback",
+    "PerCall",
     "PromptModel",
     "RateLimit",
     "RegistryView",
@@ -249,7 +253,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def extras(self) -> Extras:
-        """Values that the adapter adds under declared keys, as in `context.extras.get(RATE_LIMIT)`."""
+        """Values that the model, the adapter, the run or the gate adds under declared keys, as in `context.extras.get(RATE_LIMIT)`."""
         return self._source.extras
 
     # Limits.

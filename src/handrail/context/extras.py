@@ -1,15 +1,16 @@
-"""Extras: values that an adapter adds to a context under declared keys."""
+"""Extras: values that a model, an adapter, a run or a gate adds to the contexts of its calls under declared keys."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar, overload
 
 from handrail.errors import ExtraKeyError, ToolValidationError
 from handrail.schema import schema_of, to_json
+from handrail.schema.kinds import describe_kind
 
 T = TypeVar("T")
 
@@ -30,6 +31,17 @@ def _check_json(name: str, value: Any) -> None:
             f"its value {error}",
             "Pass a JSON value, or declare the key with `ExtraKey(..., opaque=True)`.",
         ) from None
+
+
+def _check_type(key: ExtraKey[Any], value: Any) -> Any:
+    """Return a value if it has its key's type. Raises `ExtraKeyError` otherwise."""
+    if not isinstance(value, key.type):
+        raise ExtraKeyError(
+            key.name,
+            f"its value is {describe_kind(value)}, and its key is declared for {key.type.__name__}",
+            f"Pass a value of type {key.type.__name__}, or declare the key with a different type.",
+        )
+    return value
 
 
 @dataclass(frozen=True)  # no slots, because a subscripted call, ExtraKey[...](...), sets an attribute
@@ -79,25 +91,81 @@ RATE_LIMIT = ExtraKey("rate_limit", RateLimit, "The provider's rate limit, as la
 RETRIES = ExtraKey("retries", int, "How many times the request was retried.")
 
 
+@dataclass(frozen=True, slots=True)
+class PerCall:
+    """A value that is looked up for each call that reads its extras, as in `{TRACING_SPAN: PerCall(spans.get)}`.
+
+    `find` takes the id of the call and returns its value, or None if it has none. It runs on the handler's thread.
+    """
+
+    find: Callable[[str], Any]
+
+
+ExtraValues = Mapping[str, Any] | Mapping[ExtraKey[Any], Any] | Mapping[str | ExtraKey[Any], Any]
+"""Values for extras, by their keys or, if they are JSON, by their names."""
+
+
 class Extras(Mapping[str, Any]):
-    """A read-only mapping, indexed by name or by key. `extras[RATE_LIMIT]` has the key's type."""
+    """A read-only mapping, indexed by name or by key.
 
-    __slots__ = ("_values",)
+    `extras[RATE_LIMIT]` has the key's type. A value of a different type raises `ExtraKeyError`, whoever added it.
+    """
 
-    def __init__(self, values: Mapping[str, Any] | None = None, keys: tuple[ExtraKey[Any], ...] = ()) -> None:
-        opaque = {key.name for key in (*keys, TRACING_SPAN) if key.opaque}
-        self._values = dict(values or {})
-        for name, value in self._values.items():
+    __slots__ = ("_opaque", "_values")
+
+    def __init__(self, values: ExtraValues | None = None, keys: tuple[ExtraKey[Any], ...] = ()) -> None:
+        self._opaque = {key.name for key in (*keys, TRACING_SPAN) if key.opaque}
+        self._values: dict[str, Any] = {}
+        for key, value in (values or {}).items():
+            name = key.name if isinstance(key, ExtraKey) else key
             _check_name(name)
-            if name not in opaque:
-                _check_json(name, value)
+            if isinstance(key, ExtraKey):
+                if key.opaque:
+                    self._opaque.add(name)
+                if not isinstance(value, PerCall):
+                    _check_type(key, value)
+            self._check_value(name, value)
+            self._values[name] = value
+
+    def merged(self, others: Extras) -> Extras:
+        """Return these extras and others. Where both have a value, it is the others'."""
+        if not self._values or not others._values:
+            return others if others._values else self
+        return Extras._of({**self._values, **others._values}, self._opaque | others._opaque)
+
+    def for_call(self, call_id: str, provider: Extras) -> Extras:
+        """Return the extras of one call: these and the provider's. Where both have a value, it is the provider's."""
+        if not self._values:
+            return provider
+        values: dict[str, Any] = {}
+        for name, value in self._values.items():
+            if isinstance(value, PerCall):
+                value = value.find(call_id)
+                if value is None:
+                    continue
+                self._check_value(name, value)
+            values[name] = value
+        return Extras._of({**values, **provider._values}, self._opaque)
+
+    @classmethod
+    def _of(cls, values: dict[str, Any], opaque: set[str]) -> Extras:
+        """Return extras with values that have already been checked."""
+        made = cls()
+        made._values, made._opaque = values, opaque
+        return made
+
+    def _check_value(self, name: str, value: Any) -> None:
+        if name not in self._opaque and not isinstance(value, PerCall):
+            _check_json(name, value)
 
     @overload
     def __getitem__(self, key: ExtraKey[T]) -> T: ...
     @overload
     def __getitem__(self, key: str) -> Any: ...
     def __getitem__(self, key: str | ExtraKey[Any]) -> Any:
-        return self._values[key if isinstance(key, str) else key.name]
+        if isinstance(key, str):
+            return self._values[key]
+        return _check_type(key, self._values[key.name])
 
     @overload
     def get(self, key: ExtraKey[T], default: None = None, /) -> T | None: ...
@@ -110,7 +178,12 @@ class Extras(Mapping[str, Any]):
     def get(  # pyright: ignore[reportIncompatibleMethodOverride]  # it takes an ExtraKey as well
         self, key: str | ExtraKey[Any], default: Any = None, /
     ) -> Any:
-        return self._values.get(key if isinstance(key, str) else key.name, default)
+        if key not in self:
+            return default
+        return self[key]
+
+    def __contains__(self, key: object) -> bool:
+        return (key.name if isinstance(key, ExtraKey) else key) in self._values
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)

@@ -6,16 +6,18 @@ Names are imported on first use, so that importing `RunOptions` alone does not l
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from handrail.adapter import Adapter
     from handrail.dispatch.frame import Frame
     from handrail.dispatch.gate import Gate
     from handrail.dispatch.options import GateArguments
     from handrail.dispatch.turn import ToolCall, Turn, run_turn
+    from handrail.prompt import Prompt
     from handrail.protocols import ToolPolicy
     from handrail.tools import Tool
 
@@ -40,6 +42,10 @@ def open_gate(
     tools: Iterable[Tool[Any, Any]] = (),
     *,
     policies: Iterable[ToolPolicy] = (),
+    prompt: Prompt[Any] | None = None,
+    params: object = None,
+    opened: Sequence[str] = (),
+    adapter: Adapter | None = None,
     **arguments: Unpack[GateArguments],
 ) -> Gate:
     """Open a gate for these tools: `await open_gate([weather]).invoke("weather", {"city": "Oslo"})`.
@@ -47,10 +53,20 @@ def open_gate(
     A call needs approval only if a policy asks for it, or if it changes files that will later be run automatically.
     Handrail writes nothing to disk unless a filesystem or a journal is given, and nobody can be asked unless an
     environment is given.
+
+    To ask the model in a loop of your own, pass the `prompt`: the gate then has its tools, policies and resources too.
+    It is rendered with these `params` and `opened` sections, and `gate.prompt` has its text. With an `adapter`, handlers
+    can use `context.adapter`, and what the adapter was created with applies unless an argument replaces it.
+
+    If a handler calls this, the gate is part of the handler's call, as with `context.adapter.evaluate`.
     """
-    from handrail.dispatch.frame import open_frame
-    from handrail.dispatch.gate import Gate
-    from handrail.dispatch.options import GateArguments, RunOptions, check_kinds
+    from handrail.dispatch.current_call import call_around
+    from handrail.dispatch.opened_gates import GivenPrompt, open_nested_gate, open_root_gate
+    from handrail.dispatch.options import check_kinds
 
     check_kinds(tools=(tools, Iterable, "a list of tools: [weather]"))
-    return Gate(open_frame(RunOptions().updated("open_gate", GateArguments, arguments), tools, policies))
+    given = None if prompt is None else GivenPrompt(prompt, params, opened)
+    around = call_around()
+    if around is None:
+        return open_root_gate(tools, policies, given, adapter, arguments)
+    return open_nested_gate(around, tools, policies, given, adapter, arguments)

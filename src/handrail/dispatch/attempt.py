@@ -305,7 +305,8 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def extras(self) -> Extras:
-        return self.frame.model.provider.extras
+        frame = self.frame
+        return frame.options.extras.for_call(self.call.id, frame.model.provider.extras)
 
     # Resources and state.
 

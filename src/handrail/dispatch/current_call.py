@@ -12,7 +12,6 @@ from handrail.errors import ContextExpired, DefinitionError
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
-    from handrail.guard.outer_policy import OuterPolicy
 
 entered: ContextVar[ref[Attempt] | None] = ContextVar("the call whose handler is running", default=None)
 """Set by the gate when it starts a handler. Tasks and threads that the handler starts inherit it.
@@ -21,7 +20,18 @@ The reference is weak, because the event loop keeps the contexts of timers that 
 """
 
 MAY_BE_GIVEN = frozenset(
-    ["deadline", "budget", "temperature", "max_tokens", "opened", "tools", "resources", "workers", "params"]
+    [
+        "deadline",
+        "budget",
+        "temperature",
+        "max_tokens",
+        "opened",
+        "tools",
+        "resources",
+        "workers",
+        "params",
+        "extras",
+    ]
 )
 """Arguments that a run inside a call may be given. Everything else is the call's."""
 _SURROUNDINGS = ("filesystem", "journal", "environment", "approvals", "lease")
@@ -45,14 +55,6 @@ def call_around() -> Attempt | None:
     if attempt is not None:
         attempt.home.check()
     return attempt
-
-
-def policies_around() -> tuple[OuterPolicy, ...]:
-    """Return the policies of the call around this code, as they apply in nested runs; none outside of calls."""
-    from handrail.guard.outer_policy import outer_policies
-
-    attempt = call_around()
-    return () if attempt is None else outer_policies(attempt.frame.policies)
 
 
 def refuse_inside_call(verb: str) -> None:

@@ -62,6 +62,7 @@ from handrail.errors import Conflict, RunBusy, TransientError
 from handrail.events import CallStatus, ToolInvoked, ToolStarted
 from handrail.limits import Reservation
 from handrail.operation import Operation
+from handrail.protocols import RenderedPromptView
 from handrail.raised_errors import forget_frames, log_error, without_frames
 from handrail.replay.commits import commit_recorded, record_end
 from handrail.replay.finished_calls import replay_call
@@ -108,6 +109,11 @@ class Gate:
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
+
+    @property
+    def prompt(self) -> RenderedPromptView | None:
+        """The prompt that the gate was opened for, as it was rendered; None if there is none."""
+        return self.frame.model.rendered
 
     def invoke(
         self, name: str, arguments: Arguments = "{}", *, call_id: str | None = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.context.extras import NO_EXTRAS, Extras, ExtraValues
 from handrail.deadline import Deadline, is_span
 from handrail.errors import DefinitionError
 from handrail.ids import NewId, random_id
@@ -39,6 +40,8 @@ class SharedArguments(TypedDict, total=False):
     """The environment of the run, in which people can be asked; None for nobody."""
     approvals: ApprovalMode | ApprovalBroker | None
     """The approval mode, or the broker that decides; None to ask the person in the environment, if there is one."""
+    extras: ExtraValues
+    """Values that tools find in `context.extras`, by their keys. Pass those of a run again when you resume it."""
 
 
 class ResumeArguments(SharedArguments, total=False):
@@ -107,6 +110,8 @@ class NestedArguments(TypedDict, total=False):
     opened: Sequence[str]
     resources: Iterable[Binding[Any]]
     """Resources of this run. They replace the call's resources of the same protocols."""
+    extras: ExtraValues
+    """Extras of this run. They replace the call's extras of the same names."""
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
@@ -120,6 +125,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     filesystem: Filesystem | None = None
     resources: tuple[Binding[Any], ...] = ()
     workers: WorkerSource | None = None
+    extras: Extras = NO_EXTRAS
     outer_policies: tuple[OuterPolicy, ...] = ()
     """The policies of the runs around this one. What they deny stays denied."""
 
@@ -160,6 +166,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
                 given[name] = _frozen(name, value)
         if "resources" in given:
             given["resources"] = (*self.resources, *given["resources"])
+        if "extras" in given:
+            given["extras"] = self.extras.merged(given["extras"])
         return self.replace(**given)
 
     def replace(self, **changes: Any) -> RunOptions:
@@ -196,6 +204,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         - Its limits only tighten: the earlier deadline, a share of what this run may spend (`tracker`), and at
           most `levels` below `depth`, the depth of its calls.
         - Its workers, environment and resources replace this run's. A resource that it does not bind is this run's.
+          The same holds for each of its extras.
         - Session, approvals, files, journal, lease, clock and ids are always this run's.
         - What this run's `policies` deny stays denied.
         """
@@ -211,6 +220,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             approvals=self.approvals,
             approval_seconds=self.approval_seconds,
             filesystem=self.filesystem,
+            extras=self.extras.merged(given.extras),
             outer_policies=outer_policies(policies),
             deadline=_earlier(self.deadline, given.deadline),
             budget=tracker.share(budget) if limited else None,
@@ -248,6 +258,7 @@ _WANTED: Mapping[str, tuple[Any, str]] = {
         Environment,
         "an instance of Environment or of a subclass; in tests, Person(approve=True)",
     ),
+    "extras": (Mapping, "a mapping from keys to values: {TENANT: 'acme'}"),
     "filesystem": (Filesystem, "a Filesystem: DirectoryFilesystem('folder') or MemoryFilesystem()"),
     "history": (Iterable, "a list of messages"),
     "journal": (Journal, "a Journal: SqliteJournal('runs.db') or MemoryJournal()"),
@@ -295,6 +306,8 @@ def _frozen(name: str, value: Any) -> Any:
     """Return an argument in the form in which the options hold it. Iterables become tuples."""
     if name == "opened" and isinstance(value, str):
         return (value,)
+    if name == "extras":
+        return Extras(value)
     return tuple(value) if name in ("resources", "history", "opened", "tools") else value
 
 

@@ -7,30 +7,81 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import Any, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar, cast
 
 import msgspec
 
 from handrail.context import ToolContext
 from handrail.dispatch.call import CALL, PART, CallKind, new_call
-from handrail.dispatch.current_call import policies_around
-from handrail.dispatch.frame import open_frame
+from handrail.dispatch.current_call import call_around, check_given
+from handrail.dispatch.frame import Frame, open_frame, show_tools
 from handrail.dispatch.gate import Gate
+from handrail.dispatch.nested_run import nested_run
 from handrail.dispatch.options import GateArguments, RunOptions
 from handrail.errors import DefinitionError
 from handrail.events import HandoffAnswered, HandoffParked
 from handrail.handoff.acts import ActRunner, Acts, Begun, Parked, fill, without_private
+from handrail.operation import Operation
 from handrail.protocols import ToolPolicy
 from handrail.schema import is_instance
 from handrail.schema.kinds import describe_kind
 from handrail.tools import Tool, ToolResult
 
+T = TypeVar("T")
 
-async def start(
+
+def start(
     acts: Acts, params: Any, policies: Iterable[ToolPolicy], arguments: GateArguments
-) -> Parked[Any, Any] | ToolResult[Any]:
+) -> Operation[Parked[Any, Any] | ToolResult[Any]]:
     """Take a handoff through the gate up to the end of its `before`."""
+    return _operation("start", acts, arguments, lambda frame: _start(frame, acts, params, policies))
+
+
+def finish(
+    acts: Acts, parked: Parked[Any, Any], answer: Any, params: Any, arguments: GateArguments
+) -> Operation[ToolResult[Any]]:
+    """Take the answer to a handoff that `start` parked, and run its `after`."""
+    return _operation("finish", acts, arguments, lambda frame: _finish(frame, acts, parked, answer, params))
+
+
+def _operation(
+    verb: str, acts: Acts, arguments: GateArguments, work: Callable[[Frame], Awaitable[T]]
+) -> Operation[T]:
+    """Return the operation of one half: a run at the root, or one nested in the call whose handler starts it."""
+    name = acts.handoff.name
+    options = RunOptions().updated(verb, GateArguments, arguments)
+    around = call_around()
+    if around is None:
+        opened, home = lambda: _root_run(options), None
+    else:
+        check_given(around, verb, RunOptions(), arguments)
+        attempt, said = around, f"{verb} {name}"
+        number = attempt.next_verb(said)
+        opened, home = lambda: nested_run(attempt, number, said, options), attempt.home
+
+    async def run() -> T:
+        async with opened() as frame:
+            return await work(frame)
+
+    return Operation(run, f"{verb}({name!r})", home)
+
+
+@asynccontextmanager
+async def _root_run(options: RunOptions) -> AsyncGenerator[Frame]:
+    """Open a run at the root, and close it at the end of the block."""
+    frame = open_frame(options)
+    try:
+        yield frame
+    finally:
+        frame.cancellation.close()
+        await frame.world.resources.close_logged()
+
+
+async def _start(
+    frame: Frame, acts: Acts, params: Any, policies: Iterable[ToolPolicy]
+) -> Parked[Any, Any] | ToolResult[Any]:
 
     async def begin(params: Any, *, context: ToolContext) -> ToolResult[Any]:
         runner = ActRunner(context)
@@ -44,8 +95,7 @@ async def start(
 
     half = _half(acts, begin, acts.begins)
     fill(half, "shown", without_private)
-    options = RunOptions(outer_policies=policies_around()).updated("start", GateArguments, arguments)
-    begun = await _run(half, params, options, policies, CALL)
+    begun = await _run(frame, half, params, policies, CALL)
     if not begun.success:
         return begun
     state = cast("Begun[Any, Any, Any]", begun.value)
@@ -54,10 +104,9 @@ async def start(
     return ToolResult(begun.message, state.value, True, begun.exclude_value_from_context)
 
 
-async def finish(
-    acts: Acts, parked: Parked[Any, Any], answer: Any, params: Any, arguments: GateArguments
+async def _finish(
+    frame: Frame, acts: Acts, parked: Parked[Any, Any], answer: Any, params: Any
 ) -> ToolResult[Any]:
-    """Take the answer to a handoff that `start` parked, and run its `after`."""
     name = acts.handoff.name
     if not isinstance(parked, Parked):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
         raise DefinitionError(
@@ -85,8 +134,9 @@ async def finish(
         half = _without_params(_half(acts, end, acts.ends))
     else:
         half = _half(acts, end, acts.ends)
-    options = RunOptions(outer_policies=policies_around()).updated("finish", GateArguments, arguments)
-    return await _run(half, params, options, (), PART)
+    # The policies of `start` have judged the call, those of a run around this half have not.
+    kind = PART if frame.outer is None else CALL
+    return await _run(frame, half, params, (), kind)
 
 
 def _typed(schema: Any, value: Any) -> Any:
@@ -113,14 +163,12 @@ def _without_params(tool: Tool[Any, Any]) -> Tool[Any, Any]:
 
 
 async def _run(
-    half: Tool[Any, Any], params: Any, options: RunOptions, policies: Iterable[ToolPolicy], kind: CallKind
+    frame: Frame, half: Tool[Any, Any], params: Any, policies: Iterable[ToolPolicy], kind: CallKind
 ) -> ToolResult[Any]:
-    frame = open_frame(options, [half], policies)
+    show_tools(frame, [half], policies)
     gate = Gate(frame)
     sent = b"{}" if params is None else half.clear(params)
-    call = msgspec.structs.replace(new_call(gate, half.name, sent), kind=kind, tool=half)
-    try:
-        return await gate.pass_through(call)
-    finally:
-        frame.cancellation.close()
-        await frame.world.resources.close_logged()
+    call = msgspec.structs.replace(new_call(gate, half.name, sent), tool=half)
+    if kind.is_part:
+        call = msgspec.structs.replace(call, kind=kind)
+    return await gate.pass_through(call)

@@ -166,9 +166,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         """
         from handrail.handoff import halves
 
-        return Operation(
-            lambda: halves.start(self.acts, params, policies, arguments), f"start({self.name!r})"
-        )
+        return halves.start(self.acts, params, policies, arguments)
 
     def finish(
         self,
@@ -185,9 +183,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         """
         from handrail.handoff import halves
 
-        return Operation(
-            lambda: halves.finish(self.acts, parked, answer, params, arguments), f"finish({self.name!r})"
-        )
+        return halves.finish(self.acts, parked, answer, params, arguments)
 
     @property
     def acts(self) -> Acts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any, Generic, Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, cast, overload, runtime_checkable
 
 import msgspec
 
@@ -38,9 +38,17 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True, dict=True):
     success: bool = True
     exclude_value_from_context: bool = False
 
+    @overload
     @staticmethod
-    def ok(value: V, message: str = "", *, exclude_value_from_context: bool = False) -> ToolResult[V]:
-        """Create the result of a call that succeeded."""
+    def ok(*, message: str = "") -> ToolResult[None]: ...
+    @overload
+    @staticmethod
+    def ok(value: V, message: str = "", *, exclude_value_from_context: bool = False) -> ToolResult[V]: ...
+    @staticmethod
+    def ok(
+        value: Any = None, message: str = "", *, exclude_value_from_context: bool = False
+    ) -> ToolResult[Any]:
+        """Create the result of a call that succeeded. Without a value, the model sees only the message."""
         return ToolResult(message, value, True, exclude_value_from_context)
 
     @staticmethod

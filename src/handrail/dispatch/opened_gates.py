@@ -1,0 +1,160 @@
+"""Gates that `open_gate` opens: for a run at the root, or inside the call whose handler opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from handrail.deadline import Deadline
+from handrail.dispatch.call import Call, check_name, new_call
+from handrail.dispatch.current_call import check_given
+from handrail.dispatch.frame import Frame, open_frame, show_tools
+from handrail.dispatch.gate import Arguments, Gate, Passage
+from handrail.dispatch.nested_run import close_nested, open_nested
+from handrail.dispatch.options import GateArguments, RunOptions
+from handrail.errors import DefinitionError
+from handrail.guard.policy import within_scope
+from handrail.operation import Operation
+from handrail.place import Place
+from handrail.prompt import Prompt, RenderedPrompt
+from handrail.protocols import SessionView, ToolPolicy
+from handrail.schema.kinds import describe_kind
+from handrail.session import Session
+from handrail.tools import Tool, ToolResult
+
+if TYPE_CHECKING:
+    from handrail.adapter import Adapter
+    from handrail.dispatch.attempt import Attempt
+
+VERB = "open_gate"
+
+
+class GivenPrompt(msgspec.Struct, frozen=True, eq=False):
+    """The prompt that a gate is opened for, and how it is rendered."""
+
+    prompt: Prompt[Any]
+    params: object
+    opened: Sequence[str]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prompt, Prompt):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
+            raise DefinitionError(
+                f"prompt is {describe_kind(self.prompt)}. Pass a Prompt, not yet rendered, and its params as params=..."
+            )
+
+    def render(self, session: SessionView, deadline: Deadline | None) -> RenderedPrompt[Any]:
+        return self.prompt.render(self.params, session=session, opened=self.opened, deadline=deadline)
+
+
+def open_root_gate(
+    tools: Iterable[Tool[Any, Any]],
+    policies: Iterable[ToolPolicy],
+    given: GivenPrompt | None,
+    adapter: Adapter | None,
+    arguments: GateArguments,
+) -> Gate:
+    """Open a gate for a run at the root."""
+    options = _options_of(given, adapter, arguments)
+    if given is None and adapter is None:
+        return Gate(open_frame(options, tools, policies))
+    if options.session is None:
+        options = options.replace(session=Session(new_id=options.new_id))
+    frame = open_frame(options, prompt=None if given is None else given.prompt)
+    _lend_model(frame, adapter)
+    _show(frame, frame.session, tools, policies, given)
+    return Gate(frame)
+
+
+def open_nested_gate(
+    attempt: Attempt,
+    tools: Iterable[Tool[Any, Any]],
+    policies: Iterable[ToolPolicy],
+    given: GivenPrompt | None,
+    adapter: Adapter | None,
+    arguments: GateArguments,
+) -> Gate:
+    """Open a gate for a run inside a call. It inherits from the call what every nested run inherits."""
+    options = _options_of(given, adapter, arguments)
+    check_given(attempt, VERB, RunOptions() if adapter is None else adapter.options, arguments)
+    number = attempt.next_verb(VERB)
+    frame = open_nested(attempt, number, options, None if given is None else given.prompt)
+    _lend_model(frame, adapter)
+    _show(frame, attempt.session, tools, policies, given)
+    return NestedGate(frame, attempt, number)
+
+
+def _options_of(given: GivenPrompt | None, adapter: Adapter | None, arguments: GateArguments) -> RunOptions:
+    _check_adapter(adapter)
+    own = RunOptions() if adapter is None else adapter.options
+    options = own.updated(VERB, GateArguments, arguments)
+    if given is not None and given.prompt.resources:
+        options = options.replace(resources=(*options.resources, *given.prompt.resources))
+    return options
+
+
+def _check_adapter(adapter: Any) -> None:
+    if adapter is not None and not callable(getattr(adapter, "bound_to", None)):
+        raise DefinitionError(
+            f"adapter is {describe_kind(adapter)}. Pass an Adapter: Adapter('openai:gpt-5')."
+        )
+
+
+def _lend_model(frame: Frame, adapter: Adapter | None) -> None:
+    """Let the calls of a gate use an adapter. An environment that has a model in a person's place keeps it."""
+    if adapter is None:
+        return
+    frame.model.adapter = adapter.bound_to
+    environment = frame.people.environment
+    if environment is None or environment.prompt_model is None:
+        frame.model.prompt_model = adapter.prompt_model_for
+
+
+def _show(
+    frame: Frame,
+    session: SessionView,
+    tools: Iterable[Tool[Any, Any]],
+    policies: Iterable[ToolPolicy],
+    given: GivenPrompt | None,
+) -> None:
+    if given is None:
+        show_tools(frame, tools, policies)
+        return
+    rendered = given.render(session, frame.deadline)
+    scoped = [within_scope(each.policy, each.tools) for each in rendered.policies]
+    frame.model.rendered = rendered
+    show_tools(frame, [*rendered.tools, *tools], [*scoped, *policies])
+    frame.secretive = frame.secretive or rendered.secretive
+
+
+class NestedGate(Gate):
+    """The gate of a run inside a call, which is over when the call is."""
+
+    __slots__ = ("_around", "_verb")
+
+    def __init__(self, frame: Frame, around: Attempt, number: int) -> None:
+        super().__init__(frame)
+        self._around = around
+        self._verb: Place | None = around.place.child(number)
+        """The place at which the verb is recorded with the first call; None if it has been."""
+
+    def invoke(
+        self, name: str, arguments: Arguments = "{}", *, call_id: str | None = None
+    ) -> Operation[ToolResult[Any]]:
+        check_name(name)
+        self._around.home.check()
+        go = self.pass_through
+        return Operation(
+            lambda: go(new_call(self, name, arguments, call_id)), f"invoke({name!r})", self._around.home
+        )
+
+    async def pass_through(self, call: Call, passage: Passage | None = None) -> ToolResult[Any]:
+        verb, self._verb = self._verb, None
+        if verb is not None:
+            await self.frame.log.note_verb(verb, VERB)
+        return await super().pass_through(call, passage)
+
+    async def close(self) -> None:
+        """End the run, and close the resources that it bound itself."""
+        await close_nested(self.frame)

@@ -1,0 +1,150 @@
+"""Extras that a model, an adapter, a run or a gate contributes, as the handlers of its calls read them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from handrail import Adapter, MemoryJournal, Prompt, ScriptedModel, ToolCall, ToolContext, open_gate, tool
+from handrail.context import RETRIES, TRACING_SPAN, ExtraKey, Extras, PerCall
+from handrail.errors import DefinitionError, ExtraKeyError
+from handrail.events import ToolStarted
+from handrail.messages import SentPart
+from handrail.session import Session
+
+TENANT = ExtraKey("tenant", str, "Whose data this is.")
+HANDLE = ExtraKey("handle", list, "Lives as long as the run; any thread.", opaque=True)
+
+
+def reading(seen: list[Any], *keys: ExtraKey[Any]) -> Any:
+    @tool(effect="idempotent")
+    async def read(context: ToolContext) -> str:
+        """Read the extras."""
+        seen.append([context.extras.get(key) for key in keys])
+        return "read"
+
+    return read
+
+
+def calling(name: str) -> Any:
+    return lambda request: ToolCall(name, {}) if len(request.messages) == 1 else "done"
+
+
+async def test_a_gate_contributes_extras() -> None:
+    seen: list[Any] = []
+    handle: list[int] = []
+    gate = open_gate([reading(seen, TENANT, HANDLE)], extras={TENANT: "acme", HANDLE: handle})
+    (await gate.invoke("read")).unwrap()
+    assert seen == [["acme", handle]]
+    assert seen[0][1] is handle
+
+
+async def test_a_run_replaces_the_extras_of_its_adapter_by_name() -> None:
+    seen: list[Any] = []
+    other = ExtraKey("other", int)
+    prompt = Prompt("p", "Read.", tools=[reading(seen, TENANT, other)])
+    adapter = Adapter(ScriptedModel(calling("read")), extras={TENANT: "acme", other: 1})
+    await adapter.evaluate(prompt, "go")
+    await adapter.evaluate(prompt, "go", extras={"tenant": "umbrella"})
+    assert seen == [["acme", 1], ["umbrella", 1]]
+
+
+async def test_nested_runs_inherit_extras_and_may_replace_them() -> None:
+    seen: list[Any] = []
+    inner = Prompt("inner", "Read.", tools=[reading(seen, TENANT)])
+
+    @tool
+    async def outer(context: ToolContext) -> str:
+        """Nest."""
+        await context.adapter.evaluate(inner, "go")
+        await context.adapter.evaluate(inner, "go", extras={TENANT: "inner"})
+        (await open_gate([reading(seen, TENANT)]).invoke("read")).unwrap()
+        return "nested"
+
+    adapter = Adapter(ScriptedModel(calling("read")), extras={TENANT: "acme"})
+    (await open_gate([outer], adapter=adapter).invoke("outer")).unwrap()
+    assert seen == [["acme"], ["inner"], ["acme"]]
+
+
+class Wire(ScriptedModel):
+    """A model whose wire contributes an extra."""
+
+    async def stream(self, request: Any) -> AsyncGenerator[Any]:
+        yield SentPart(b"{}", {}, extras={"tenant": "of the wire", "retries": 99})
+        async for part in super().stream(request):
+            yield part
+
+
+async def test_a_model_contributes_extras_that_survive_resume() -> None:
+    """They are recorded with its answer. What Handrail itself says of the request can't be replaced."""
+    seen: list[Any] = []
+    dies = [False, True]
+    read = reading(seen, TENANT, RETRIES)
+
+    @tool(effect="idempotent", name="read")
+    async def reads(context: ToolContext) -> str:
+        """Read the extras."""
+        await read.handler(None, context=context)
+        if dies.pop():
+            raise KeyboardInterrupt
+        return "read"
+
+    prompt = Prompt("p", "Read.", tools=[reads])
+    adapter = Adapter(Wire(calling("read")), journal=MemoryJournal(), extras={TENANT: "the adapter's"})
+    with pytest.raises(KeyboardInterrupt):
+        await adapter.evaluate(prompt, "go", run_id="r1")
+    assert (await adapter.resume("r1", prompt)).text == "done"
+    assert seen == [["of the wire", 0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("extras", "says"),
+    [
+        ({"Tenant": "acme"}, "snake_case"),
+        ({TENANT: 3}, "declared for str"),
+        ({"tenant": object()}, "can't be written as JSON"),
+        ("tenant", "mapping from keys to values"),
+    ],
+)
+def test_wrong_extras_are_refused_when_they_are_given(extras: Any, says: str) -> None:
+    with pytest.raises(DefinitionError, match=says):
+        open_gate([], extras=extras)
+
+
+def test_a_value_of_the_wrong_type_is_refused_when_it_is_read() -> None:
+    """Whoever added it by name might not know the key that the reader has."""
+    extras = Extras({"tenant": 3})
+    assert extras["tenant"] == 3
+    assert TENANT in extras
+    for read in (lambda: extras[TENANT], lambda: extras.get(TENANT)):
+        with pytest.raises(ExtraKeyError, match=r"its value is .* declared for str"):
+            read()
+
+
+async def test_the_tracing_span_of_a_call_is_found_by_its_id() -> None:
+    """A tracer begins a span for each `ToolStarted`, and every call reads its own, also if several run at once."""
+    session, spans = Session(), dict[str, Any]()
+    seen: dict[str, Any] = {}
+    session.dispatcher.subscribe(ToolStarted, lambda event: spans.update({event.call_id: object()}))
+
+    @tool
+    async def work(context: ToolContext) -> str:
+        """Work."""
+        await asyncio.sleep(0)
+        seen[context.invocation.id] = context.extras[TRACING_SPAN]
+        return "worked"
+
+    gate = open_gate([work], session=session, extras={TRACING_SPAN: PerCall(spans.get)})
+    await asyncio.gather(*(gate.invoke("work") for _ in range(3)))
+    assert len(seen) == 3
+    assert seen == spans
+
+
+async def test_a_call_without_a_value_of_its_own_has_none() -> None:
+    seen: list[Any] = []
+    gate = open_gate([reading(seen, TRACING_SPAN)], extras={TRACING_SPAN: PerCall(lambda call_id: None)})
+    (await gate.invoke("read")).unwrap()
+    assert seen == [[None]]

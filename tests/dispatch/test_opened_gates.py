@@ -1,0 +1,219 @@
+"""`open_gate` for an orchestrator of one's own: with a prompt and an adapter, at the root and inside a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from handrail import (
+    Adapter,
+    Budget,
+    CapabilityPolicy,
+    MarkdownSection,
+    MemoryFilesystem,
+    MemoryJournal,
+    Prompt,
+    ScriptedModel,
+    Session,
+    ToolCall,
+    ToolContext,
+    ToolResult,
+    open_gate,
+    tool,
+)
+from handrail.errors import ContextExpired, DefinitionError
+from handrail.resources.bindings import Binding, given
+
+LEAF = Prompt("leaf", "Leaf.")
+
+
+@dataclass(frozen=True)
+class Guest:
+    """The params of a prompt."""
+
+    name: str
+
+
+class Database:
+    """A resource that can be closed."""
+
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@tool(capabilities=["network"])
+async def fetch() -> str:
+    """Fetch."""
+    return "fetched"
+
+
+@tool
+async def ask(context: ToolContext) -> str:
+    """Ask a model."""
+    assert context.rendered_prompt is not None
+    answer = await context.adapter.evaluate(LEAF, "go")
+    return f"{context.prompt.name}: {context.rendered_prompt.text.strip()}: {answer.text}"
+
+
+async def test_a_gate_for_a_prompt_has_its_tools_policies_and_resources() -> None:
+    """A loop of one's own passes calls to a gate that behaves as in a run of the prompt."""
+    seen: list[Any] = []
+
+    @tool
+    async def look(context: ToolContext) -> str:
+        """Look."""
+        seen.append(context.resources.get(Database))
+        return "looked"
+
+    database = Database()
+    prompt = Prompt(
+        "guide",
+        sections=[
+            MarkdownSection[Guest](
+                "Greeting", "Greet $name.", tools=[fetch], policies=[CapabilityPolicy({"network": "deny"})]
+            ),
+            MarkdownSection("More", "Much more.", tools=[look], summary="More of it."),
+        ],
+        tools=[ask],
+        resources=[Binding(Database, lambda _: database)],
+    )
+    adapter = Adapter(ScriptedModel(["answered"]))
+    gate = open_gate(prompt=prompt, params=Guest("Ada"), adapter=adapter)
+    assert gate.prompt is not None
+    assert "Greet Ada." in gate.prompt.text
+    assert [offered.name for offered in gate.prompt.tools] == ["ask", "fetch"]
+    said = (await gate.invoke("ask")).unwrap()
+    assert said.startswith("guide: ")
+    assert said.endswith(": answered")
+    assert not (await gate.invoke("fetch")).success, "the section's policy denies it"
+    assert not (await gate.invoke("look")).success, "its section is closed"
+    opened = open_gate(prompt=prompt, params=Guest("Ada"), opened=["more"])
+    assert (await opened.invoke("look")).value == "looked"
+    assert seen == [database]
+    await opened.close()
+    assert database.closed
+
+
+async def test_what_an_adapter_was_created_with_applies_unless_it_is_replaced() -> None:
+    @tool
+    async def read(context: ToolContext) -> str:
+        """Read."""
+        return context.filesystem.read("a.txt")
+
+    adapter = Adapter(ScriptedModel([]), filesystem=MemoryFilesystem({"a.txt": "the adapter's"}))
+    assert (await open_gate([read], adapter=adapter).invoke("read")).value == "the adapter's"
+    own = MemoryFilesystem({"a.txt": "own"})
+    assert (await open_gate([read], adapter=adapter, filesystem=own).invoke("read")).value == "own"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [({"prompt": LEAF.render()}, "Pass a Prompt"), ({"adapter": "openai:gpt-5"}, "Pass an Adapter")],
+)
+def test_a_wrong_prompt_or_adapter_is_refused(arguments: Any, says: str) -> None:
+    with pytest.raises(DefinitionError, match=says):
+        open_gate([], **arguments)
+
+
+def test_a_synchronous_handler_can_open_a_gate() -> None:
+    @tool
+    def outer() -> str:
+        """Call by hand."""
+        return open_gate([fetch]).invoke("fetch").wait().unwrap()
+
+    assert open_gate([outer]).invoke("outer").wait().value == "fetched"
+
+
+async def test_a_gate_inside_a_call_is_refused_what_is_always_the_calls() -> None:
+    @tool
+    async def outer() -> str:
+        """Open a gate with what the call has."""
+        for arguments in (
+            {"session": Session()},
+            {"filesystem": MemoryFilesystem()},
+            {"journal": MemoryJournal()},
+        ):
+            with pytest.raises(DefinitionError, match="inside the call outer"):
+                open_gate([fetch], **arguments)
+        return "refused"
+
+    assert (await open_gate([outer]).invoke("outer")).value == "refused"
+
+
+async def test_a_gate_inside_a_call_ends_with_the_call() -> None:
+    """What it called is undone with the call, and afterwards it can't be used."""
+    kept: list[Any] = []
+    database = Database()
+    files = MemoryFilesystem({"a.txt": "old"})
+
+    @tool
+    async def write(context: ToolContext) -> str:
+        """Write."""
+        context.resources.get(Database)
+        context.filesystem.write("a.txt", "new")
+        return "written"
+
+    @tool
+    async def outer() -> ToolResult[None]:
+        """Fail after a nested call."""
+        gate = open_gate([write])
+        (await gate.invoke("write")).unwrap()
+        await gate.close()
+        assert not database.closed, "the run's resources are not the gate's"
+        kept.append(open_gate([write]))
+        return ToolResult.error("failed after all")
+
+    around = open_gate([outer], filesystem=files, resources=[given(Database, database)])
+    assert not (await around.invoke("outer")).success
+    assert files.read("a.txt") == "old"
+    with pytest.raises(ContextExpired):
+        kept[0].invoke("write")
+
+
+async def test_calls_of_a_gate_inside_a_call_are_charged_to_the_call() -> None:
+    @tool
+    async def outer() -> str:
+        """Call five times."""
+        gate = open_gate([fetch])
+        return str(sum([(await gate.invoke("fetch")).success for _ in range(5)]))
+
+    gate = open_gate([outer], budget=Budget(tool_calls=3))
+    result = await gate.invoke("outer")
+    assert "2" in result.render() or "spent" in result.render()
+    assert "5" not in result.render()
+
+
+async def test_a_resumed_run_does_not_repeat_calls_of_a_gate_inside_a_call() -> None:
+    """The handler is entered again, and gets the recorded result of what its gate has done."""
+    journal, charged = MemoryJournal(), list[str]()
+    dies = [False, True]
+    """Whether the process ends in the handler, in each attempt, the last one first."""
+
+    @tool(effect="idempotent")
+    async def charge() -> str:
+        """Charge."""
+        charged.append("once")
+        return "charged"
+
+    @tool(effect="idempotent")
+    async def outer() -> str:
+        """Charge by hand."""
+        result = await open_gate([charge]).invoke("charge")
+        if dies.pop():
+            raise KeyboardInterrupt
+        return result.unwrap()
+
+    def answer(request: Any) -> Any:
+        return ToolCall("outer", {}) if len(request.messages) == 1 else "done"
+
+    prompt = Prompt("root", "Root.", tools=[outer])
+    adapter = Adapter(ScriptedModel(answer), journal=journal)
+    with pytest.raises(KeyboardInterrupt):
+        await adapter.evaluate(prompt, "go", run_id="r1")
+    response = await adapter.resume("r1", prompt)
+    assert response.text == "done"
+    assert charged == ["once"]
