@@ -37,6 +37,10 @@ class TimedOut(Exception):
     """Raised when a scope's timeout has cancelled its work."""
 
 
+class WentSilent(TimedOut):
+    """Raised when a scope has cancelled its work because the work stopped beating."""
+
+
 class CancelScope(msgspec.Struct, eq=False):
     """A piece of work in one task, from `open_scope` to `close`.
 
@@ -58,6 +62,9 @@ class CancelScope(msgspec.Struct, eq=False):
     """Tells the work that it must stop, before the cancellation lands; None if the work does not listen."""
     _landing: int = 0
     """How many cancellations land in the next pass of the loop."""
+    _watchdog: Timer | None = None
+    _heard: float = 0.0
+    """When the work last beat, on the loop's clock."""
 
     @property
     def interrupted(self) -> bool:
@@ -173,13 +180,46 @@ class CancelScope(msgspec.Struct, eq=False):
         if self._timeout is not None:
             self._timeout_left = max(self._timeout.left(), 0.0)
 
+    def start_watchdog(self, seconds: float) -> None:
+        """Cancel the work once it has not called `hear` for this many seconds."""
+        loop = self.task.get_loop()
+        self._heard = loop.time()
+        self._watchdog = timers_of(loop).start(
+            seconds, self._run_out, lambda: self._heard + seconds - loop.time()
+        )
+
+    def hear(self) -> None:
+        """Note that the work is alive. This may be called from any thread."""
+        self._heard = self.task.get_loop().time()
+
+    def stop_watchdog(self) -> None:
+        """Stop the watchdog, because the work is over. Raises `WentSilent` if only the watchdog cancelled it."""
+        timer = self._watchdog
+        if timer is not None and self._stop(timer) and not self.interrupted:
+            raise WentSilent(timer.seconds)
+
     def pause(self) -> Callable[[], None]:
-        """Pause the timeout while a person decides. Call the returned function to resume it."""
-        timer = self._timeout
+        """Pause the timeout and the watchdog while a person decides. Call the returned function to resume them."""
+        timer, watchdog = self._timeout, self._watchdog
+        if watchdog is not None:
+            return self._pause_both(timer, watchdog)
         if timer is None:
             return _do_nothing
         timer.pause()
         return timer.resume
+
+    def _pause_both(self, timer: Timer | None, watchdog: Timer) -> Callable[[], None]:
+        watchdog.pause()
+        if timer is not None:
+            timer.pause()
+
+        def resume() -> None:
+            self.hear()  # the work could not beat while it waited
+            watchdog.resume()
+            if timer is not None:
+                timer.resume()
+
+        return resume
 
     def _stop(self, timer: Timer) -> bool:
         """Stop a timer. If it has cancelled the task, take that back and return True; a second call returns False."""

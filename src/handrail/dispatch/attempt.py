@@ -395,6 +395,8 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
 
     def beat(self) -> Done:
         self.heartbeat.beat()
+        if self.call.kind.is_part and self.call.parent is not None:
+            self.call.parent.beat()  # an act beats for its handoff
         return DONE
 
     def report_progress(self, message: str, done: float | None, total: float | None) -> Done:

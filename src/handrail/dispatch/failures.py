@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from handrail.cancellation import TimedOut
+from handrail.cancellation import TimedOut, WentSilent
 from handrail.context import Approval
 from handrail.deadline import is_span
 from handrail.errors import (
@@ -140,6 +140,11 @@ def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> 
             )
         case WrongResult():
             return Failure("error", f"{name} failed: {error}.")
+        case WentSilent():
+            return Failure(
+                "timed out",
+                f"{name} was stopped: it promised to give a sign of life every {error} seconds and gave none.",
+            )
         case TimedOut():
             return Failure(
                 "timed out",

@@ -279,7 +279,7 @@ class Gate:
             raise SignatureMismatch("it did not pass the gate")
         params = attempt.params
         entered.set(ref(attempt))
-        is_timed = tool.timeout is not None or self.frame.lease is not None
+        is_timed = tool.is_timed or self.frame.lease is not None
         if is_timed:
             start_timers(attempt, scope)
         try:

@@ -101,19 +101,25 @@ def refuse_misfit(error: TypeError) -> None:
 
 
 def start_timers(attempt: Attempt, scope: CancelScope) -> None:
-    """Start the tool's timeout, if it has one, and keep the lease of its job alive, if it runs in one."""
+    """Start the tool's timeout and its watchdog, if it has them, and keep the lease of its job alive, if it runs in one."""
     if attempt.frame.lease is not None:
         attempt.heartbeat.keep(attempt.call.loop)
     timeout = attempt.tool.timeout
     if timeout is not None:
         scope.start_timeout(timeout, None if attempt.tool.is_async else attempt.excused)
+    if attempt.tool.heartbeat is not None:
+        attempt.heartbeat.heard = scope.hear
+        scope.start_watchdog(attempt.tool.heartbeat)
 
 
 def stop_timers(attempt: Attempt, scope: CancelScope) -> None:
-    """Stop what `start_timers` started. Raises `TimedOut` if the timeout ended the handler."""
+    """Stop what `start_timers` started. Raises `TimedOut` if the timeout or the watchdog ended the handler."""
     if attempt.frame.lease is not None:
         attempt.heartbeat.stop()
-    scope.stop_timeout()
+    try:
+        scope.stop_timeout()
+    finally:
+        scope.stop_watchdog()
 
 
 async def wait_to_retry(

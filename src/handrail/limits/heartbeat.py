@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from handrail.clock import SYSTEM_CLOCK, Clock
@@ -35,9 +36,11 @@ class Heartbeat:
     If the handler never calls `beat`, beats are sent for it as long as it runs, until its timeout. After the
     handler's first own beat only its own beats count, so a handler that hangs loses the job. Once the call has
     ended nothing extends the lease, not even a beat from a thread that outlived the call.
+
+    A tool with `heartbeat=30` promises to beat at least every 30 seconds. Its call is stopped if it does not.
     """
 
-    __slots__ = ("_clock", "_lease", "_over", "_timer", "beats_itself", "last_beat")
+    __slots__ = ("_clock", "_lease", "_over", "_timer", "beats_itself", "heard", "last_beat")
 
     def __init__(self, lease: Lease | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         if lease is not None and not lease.interval > 0:
@@ -46,6 +49,8 @@ class Heartbeat:
             )
         self.last_beat: float | None = None
         self.beats_itself = False
+        self.heard: Callable[[], None] | None = None
+        """Called for each of the handler's own beats, if its tool promises them."""
         self._lease = lease
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
@@ -55,6 +60,8 @@ class Heartbeat:
         """Record a beat from the handler itself and extend the lease. Raises whatever the lease raises."""
         if not self._over:
             self.beats_itself = True
+            if self.heard is not None:
+                self.heard()
             self._extend()
 
     def keep(self, loop: asyncio.AbstractEventLoop) -> None:

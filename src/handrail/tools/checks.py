@@ -125,11 +125,13 @@ class _Check:
             if getattr(tool, field) not in choices:
                 words = ", ".join(map(repr, choices))
                 raise self.error(f"{field} is {getattr(tool, field)!r}", f"Use one of {words}.")
-        timeout: Any = tool.timeout
-        is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-        if timeout is not None and not (is_number and 0 < timeout < math.inf):
-            hint = "Pass a positive number of seconds, or None for no timeout."
-            raise self.error(f"timeout is {timeout!r}", hint)
+        for field, without in (("timeout", "no timeout"), ("heartbeat", "a tool that need not beat")):
+            seconds: Any = getattr(tool, field)
+            is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+            if seconds is not None and not (is_number and 0 < seconds < math.inf):
+                hint = f"Pass a positive number of seconds, or None for {without}."
+                raise self.error(f"{field} is {seconds!r}", hint)
+        self.fill("is_timed", tool.timeout is not None or tool.heartbeat is not None)
 
     def capabilities(self) -> None:
         given: Any = self.tool.capabilities

@@ -55,6 +55,7 @@ class ToolOptions(TypedDict, total=False):
     compensate: Callable[..., Any] | None
     probe: Callable[..., Any] | None
     run_mode: RunMode | None
+    heartbeat: float | None
 
 
 @dataclasses.dataclass(frozen=True)  # no slots: a subscripted call, Tool[...](...), sets an attribute
@@ -80,6 +81,8 @@ class Tool(Generic[ParamsT, ResultT]):
     compensate: Callable[..., Any] | None = None
     probe: Callable[..., Any] | None = None
     run_mode: RunMode | None = None
+    heartbeat: float | None = None
+    """Seconds within which the handler promises to call `context.beat()` again. If it does not, its call is stopped."""
 
     delegates: ClassVar[bool] = False
     """Whether the tool, like a worker, only makes inner calls, each with its own decision and result."""
@@ -96,6 +99,8 @@ class Tool(Generic[ParamsT, ResultT]):
     """Returns the part of a result that may be seen outside the call; None if all of it may be seen."""
     reach: str | None = dataclasses.field(init=False, repr=False, compare=False, default=None)
     """What the tool's commands can reach besides its folder, as text for an approval; "" if nothing, None if unknown."""
+    is_timed: bool = dataclasses.field(init=False, repr=False, compare=False)
+    """Whether the tool has a timeout or promises to beat."""
     is_async: bool = dataclasses.field(init=False, repr=False, compare=False)
     context_type: type[ToolContext] = dataclasses.field(init=False, repr=False, compare=False)
     needs: frozenset[Need] = dataclasses.field(init=False, repr=False, compare=False)
