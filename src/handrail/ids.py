@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from hashlib import blake2b
 
 NewId = Callable[[], str]
 """A function that returns a new id. It is injected wherever ids are created, so that tests can number theirs."""
@@ -21,3 +22,13 @@ Chance = Callable[[], float]
 def random_fraction() -> float:
     """Return a random number from 0 up to, but not including, 1."""
     return secrets.randbits(53) / (1 << 53)
+
+
+def trace_of(run_id: str) -> str:
+    """Return the trace id of a run that was given none. It follows from the run's id, so a resumed run has the same."""
+    return blake2b(run_id.encode(errors="surrogatepass"), digest_size=16, person=b"trace").hexdigest()
+
+
+def span_of(run_id: str) -> str:
+    """Return the span id of a run, which follows from its id. The ids of nested runs lead from the root to them."""
+    return blake2b(run_id.encode(errors="surrogatepass"), digest_size=8, person=b"span").hexdigest()

@@ -113,7 +113,9 @@ def test_the_watchdog_pauses_while_a_person_decides() -> None:
         return answer
 
     async def main() -> None:
-        gate = open_gate([work], environment=Person(answers={"name": "Ada"}, after=1000), clock=VirtualClock())
+        gate = open_gate(
+            [work], environment=Person(answers={"name": "Ada"}, after=1000), clock=VirtualClock()
+        )
         assert (await gate.invoke("work")).unwrap() == "Ada"
 
     run_virtual(main)

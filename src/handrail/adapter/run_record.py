@@ -65,18 +65,16 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     budget: dict[str, int | Decimal] | None
     base: bytes | None
     """The session's state when the run began, if the journal has no record of it."""
-    folder: str = ""
-    """The folder of the run's files; "" if they are not on disk."""
+    folder: str = ""  # the folder of the run's files; "" if they are not on disk
     startup_files: list[str] = []
     """The patterns of the startup files that the run's calls may change without a separate approval."""
-    offered: dict[str, str] = {}
-    """The description and JSON Schema of each tool."""
-    added: list[str] = []
-    """The names of the tools that this run has in addition to the prompt's."""
+    offered: dict[str, str] = {}  # the description and JSON Schema of each tool
+    added: list[str] = []  # the names of the tools that this run has in addition to the prompt's
     events: list[bytes] = []
     """Events that earlier runs committed in the session since `base`. Those runs are not copied with this one."""
     said: list[Message] = []  # the messages of those earlier runs
     shown: list[str] = []  # the sections that were opened in those earlier runs
+    trace_id: str = ""  # the trace id that the run was given, if any
     models: dict[str, str] = {}  # the models that replace those in the files of workers, by worker
     denied: list[bytes] = []
     """The denials that were remembered in the original session, and their revocations."""
@@ -147,6 +145,7 @@ async def begin_run(
         startup_files=allowed_in(frame.world.filesystem),
         offered={tool.name: offer_of(tool) for tool in (*rendered.tools, *options.tools)},
         added=[tool.name for tool in options.tools],
+        trace_id=options.trace_id or "",
         models={name: reference_to(each) for name, each in getattr(options.workers, "models", {}).items()},
     )
     await journal.runs.begin(
@@ -369,6 +368,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
             deadline=deadline_after(begin.deadline, begin.pauses, row, self.log, options.clock),
             budget=None if limits is None else Budget(**limits),
             run_id=row.record.id,
+            trace_id=begin.trace_id or None,
             app=row.record.app,
         )
 

@@ -19,6 +19,7 @@ from handrail.errors import DefinitionError
 from handrail.guard.approval import ApprovalMode, Broker, PreviewBroker
 from handrail.guard.outer_policy import with_outer
 from handrail.guard.policy import check_verdicts
+from handrail.ids import span_of, trace_of
 from handrail.journal.digest import new_key
 from handrail.journal.local import LocalQuestions, LocalSteps
 from handrail.journals import Questions, Steps
@@ -228,7 +229,9 @@ class Frame:
         self.workers = self.worker = self.parking = None
         self.cancellation = Cancellation(self._at_work, None)
         run_id = options.run_id or new_id()
-        self.run_context = RunContext(run_id, run_id, session.id, 1, "local", new_id(), new_id()[:16])
+        worker_id = "local" if journal is None else journal.owner
+        trace_id = options.trace_id or trace_of(run_id)
+        self.run_context = RunContext(run_id, run_id, session.id, 1, worker_id, trace_id, span_of(run_id))
         if environment is not None:
             adapter = adapter or environment.adapter
             prompt_model = prompt_model or environment.prompt_model
@@ -256,7 +259,7 @@ class Frame:
         frame.cancellation = Cancellation(frame._at_work, outer.cancellation)
         run_id = place.id(ids.request_id)
         frame.run_context = RunContext(
-            run_id, ids.request_id, ids.session_id, ids.attempt, ids.worker_id, ids.trace_id, ids.span_id
+            run_id, ids.request_id, ids.session_id, ids.attempt, ids.worker_id, ids.trace_id, span_of(run_id)
         )
         model = outer.model
         frame.model = ModelSide(prompt, adapter=model.adapter, prompt_model=model.prompt_model)

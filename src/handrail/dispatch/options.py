@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from handrail.tools import Tool
 
 DEPTH_LIMIT = 5
+_TRACE = re.compile("[0-9a-f]{32}")
 
 
 class SharedArguments(TypedDict, total=False):
@@ -70,6 +72,8 @@ class RunArguments(ResumeArguments, total=False):
     max_tokens: int | None
     """Maximum number of tokens in each answer of the model."""
     run_id: str | None
+    trace_id: str | None
+    """The trace that the run belongs to, as 32 hexadecimal digits. Without one, it follows from the run's id."""
     app: str
     """Where a resumed run finds the prompt, as `module:name`."""
 
@@ -98,6 +102,9 @@ class GateArguments(HostArguments, total=False):
     session: Session | None
     deadline: Deadline | None
     budget: Budget | BudgetTracker | None
+    run_id: str | None
+    trace_id: str | None
+    """The trace that the calls belong to, as 32 hexadecimal digits. Without one, it follows from the run's id."""
 
 
 class NestedArguments(TypedDict, total=False):
@@ -140,6 +147,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     # For this run only. Nested runs do not inherit these.
     run_id: str | None = None
+    trace_id: str | None = None
     app: str = ""
     params: object = None
     message: str | None = None
@@ -285,6 +293,10 @@ def check_value(name: str, value: Any) -> None:
         if name == "journal" and isinstance(value, str | Path):
             wanted = f"the journal in it: SqliteJournal({str(value)!r})"
         check_kinds(**{name: (value, kind, wanted)})
+    elif name == "trace_id" and not (isinstance(value, str) and _TRACE.fullmatch(value) and int(value, 16)):
+        raise DefinitionError(
+            f"trace_id is {value!r}. Pass 32 lowercase hexadecimal digits that are not all 0, as in a traceparent."
+        )
     elif name == "depth_limit" and (type(value) is not int or value < 0):
         raise DefinitionError(f"the depth limit {value!r} is invalid. Pass a whole number of at least 0.")
     elif name == "approval_seconds" and not is_span(value):

@@ -1,0 +1,79 @@
+"""The ids of a run, as its calls see them: the trace, the span, and the process that executes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from handrail import Adapter, MemoryJournal, Prompt, ScriptedModel, ToolCall, ToolContext, open_gate, tool
+from handrail.context import RunContext
+from handrail.errors import DefinitionError
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+def calling(request: Any) -> Any:
+    return ToolCall("look", {}) if len(request.messages) == 1 else "done"
+
+
+def looking(seen: list[RunContext], dies: list[bool] | None = None) -> Any:
+    @tool(effect="idempotent")
+    async def look(context: ToolContext) -> str:
+        """Look at the ids."""
+        seen.append(context.run_context)
+        if dies and dies.pop():
+            raise KeyboardInterrupt
+        return "looked"
+
+    return look
+
+
+@pytest.mark.parametrize("given", [{}, {"trace_id": TRACE}])
+async def test_the_trace_and_the_span_survive_resume(given: Any) -> None:
+    """They follow from the run's id, or are recorded, so that both processes write to one trace."""
+    seen: list[RunContext] = []
+    prompt = Prompt("p", "Look.", tools=[looking(seen, [False, True])])
+    journal = MemoryJournal()
+    adapter = Adapter(ScriptedModel(calling), journal=journal)
+    with pytest.raises(KeyboardInterrupt):
+        await adapter.evaluate(prompt, "go", run_id="r1", **given)
+    await adapter.resume("r1", prompt)
+    before, after = seen
+    assert (before.trace_id, before.span_id) == (after.trace_id, after.span_id)
+    assert len(before.trace_id) == 32
+    assert len(before.span_id) == 16
+    assert before.trace_id == given.get("trace_id", before.trace_id)
+    assert before.worker_id == journal.owner
+
+
+async def test_nested_runs_have_spans_of_their_own_in_one_trace() -> None:
+    seen: list[RunContext] = []
+    inner = Prompt("inner", "Look.", tools=[looking(seen)])
+
+    @tool
+    async def outer(context: ToolContext) -> str:
+        """Nest twice."""
+        seen.append(context.run_context)
+        for _ in range(2):
+            await context.adapter.evaluate(inner, "go")
+        return "nested"
+
+    gate = open_gate([outer], adapter=Adapter(ScriptedModel(calling)), run_id="r1", trace_id=TRACE)
+    (await gate.invoke("outer")).unwrap()
+    assert [ids.trace_id for ids in seen] == [TRACE] * 3
+    assert len({ids.span_id for ids in seen}) == 3
+    assert {ids.request_id for ids in seen} == {"r1"}
+
+
+async def test_different_runs_have_different_traces() -> None:
+    seen: list[RunContext] = []
+    for _ in range(2):
+        (await open_gate([looking(seen)]).invoke("look")).unwrap()
+    assert len({ids.trace_id for ids in seen}) == 2
+
+
+@pytest.mark.parametrize("trace", ["", "0" * 32, TRACE.upper(), TRACE[1:], f"{TRACE}\n", 3])
+def test_a_wrong_trace_id_is_refused(trace: Any) -> None:
+    with pytest.raises(DefinitionError, match="trace_id is"):
+        open_gate([], trace_id=trace)
