@@ -107,7 +107,7 @@ async def test_other_content_is_described() -> None:
 
 
 async def test_question_of_a_server() -> None:
-    """A server's question reaches the person. The server gets the answer, a refusal, or a cancellation if nobody is there."""
+    """A server's question reaches the person. The server gets the answer, `decline`, or `cancel` if nobody can be asked."""
     async with server() as section:
         person = Person(answers={"mcp.form": {"size": 4}})
         _, told, _ = await run(section, ToolCall("ask"), environment=person)
