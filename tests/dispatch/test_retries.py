@@ -1,4 +1,4 @@
-"""Retries of calls that raised `TransientError`: how long the gate waits for them, and what bounds that."""
+"""Retries of calls that raised `TransientError`: how long the gate waits before each, and what limits the wait."""
 
 from __future__ import annotations
 
