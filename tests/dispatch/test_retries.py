@@ -62,7 +62,7 @@ ASKED = st.one_of(
 def test_no_pause_outlasts_the_timeout_the_deadline_or_the_cap(
     asked: Any, timeout: float | None, deadline: float | None, takes: float
 ) -> None:
-    """Whatever `retry_after` says, the call ends in time, and its error says what the tool said."""
+    """Whatever `retry_after` is, the call ends in time, and if it ends with an error, the model is told the tool's message."""
 
     async def main() -> None:
         clock = VirtualClock(asyncio.get_running_loop())
@@ -123,7 +123,7 @@ def test_a_subclass_without_a_wait_is_retried() -> None:
 
 
 def test_attempts_and_pauses_share_the_timeout() -> None:
-    """A timeout is for the call: what earlier attempts and pauses took is not given again."""
+    """A timeout is for the whole call, so earlier attempts and pauses count towards it."""
 
     async def main() -> None:
         ended, took = await outcome(flaky(3, timeout=10, takes=4))  # 0-4, 7-11
@@ -138,7 +138,7 @@ def test_attempts_and_pauses_share_the_timeout() -> None:
 
 
 def test_the_job_is_kept_during_a_pause() -> None:
-    """While the gate waits to retry, it renews the lease of the job, even for a handler that beats itself."""
+    """While the gate waits to retry, it renews the job's lease, even for a handler that beats itself."""
 
     class Lease:
         interval = 10.0
