@@ -282,7 +282,7 @@ class Pick(BaseModel):
 
 
 async def test_a_call_that_was_cut_off_is_still_cut_off_in_a_resumed_run(tmp_path: Path) -> None:
-    """A run that was parked in a turn that was cut off still refuses the calls that were cut off when it is resumed."""
+    """When a run that was parked in a turn that was cut off is resumed, it still refuses the incomplete calls."""
     ran.clear()
 
     @tool(effect="staged")

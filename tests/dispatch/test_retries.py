@@ -79,7 +79,7 @@ def test_no_pause_outlasts_the_timeout_the_deadline_or_the_cap(
 
 @pytest.mark.parametrize("asked", [60.001, 86_400, 10**400, 1e308, math.inf])
 def test_a_call_that_would_wait_too_long_fails_at_once(asked: float) -> None:
-    """A wait above the cap is left to the model, which is told how long the wait is if that is a date at all."""
+    """A call that asks for a wait above the cap fails at once, and the model is told the wait if it is a realistic one."""
 
     async def main() -> None:
         ended, took = await outcome(flaky(asked))

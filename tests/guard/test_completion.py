@@ -171,7 +171,7 @@ def test_a_check_that_recovers_lets_the_run_end():
 
 @pytest.mark.parametrize("swallows", [False, True])
 def test_a_check_that_hangs_ends_with_the_deadline(swallows: bool):
-    """The run fails when its deadline passes, even if the check suppresses the cancellation and passes."""
+    """The run fails at its deadline, even if the check suppresses the cancellation and reports nothing missing."""
 
     async def missing(state: RunState) -> str | None:
         try:

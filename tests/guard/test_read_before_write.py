@@ -236,7 +236,7 @@ async def test_an_approved_preview_of_a_file_that_was_read_is_committed(files: A
 
 
 def test_a_sections_policy_judges_only_the_tools_of_its_section(files: Any):
-    """A section's policy rejects results of its own section's tools, but not those of other sections' tools."""
+    """A section's policy can reject results of its own section's tools, but not those of other sections' tools."""
 
     def prompt_with(section: str) -> Prompt[Any]:
         work = working(WRONG["overwrites"])

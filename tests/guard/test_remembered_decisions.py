@@ -216,7 +216,7 @@ async def test_strict_denies_also_what_was_answered(office: Office):
 async def test_what_an_irreversible_handler_was_answered_is_kept_although_it_is_never_entered_again(
     office: Office,
 ):
-    """If an irreversible handler gets an answer to remember, it is kept even if the process dies inside the handler."""
+    """If an irreversible handler gets an answer to remember, the answer is kept even if the process dies inside the handler."""
     office.calls = [ToolCall("plead", {})]
     person = Person(lambda question: NEVER if question.name == "net" else {"approved": True})
     running = asyncio.ensure_future(

@@ -42,7 +42,7 @@ async def test_a_mock_signal_fires_when_the_context_is_cancelled() -> None:
 
 
 def test_a_sync_handler_waits_for_a_mock_signal() -> None:
-    """In a script, waiting for a signal that has already fired returns."""
+    """In a script, waiting for a signal that has already fired returns immediately."""
     context = headless_context()
     cancel(context)
     context.signal.wait().wait()

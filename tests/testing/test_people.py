@@ -142,7 +142,7 @@ def test_wrong_first_is_wrong_once_for_each_question():
 
 
 def test_who_is_there():
-    """Only `Person` has the run mode `user`. `Agent` and `Nobody` have not, although they would approve if they were asked."""
+    """Only `Person` has the run mode `user`. `Agent` and `Nobody` do not, although they would approve if they were asked."""
     assert [each.run_mode for each in (Person(), Agent(), Nobody())] == ["user", "agent", "headless"]
     assert said(Agent(), asking(kind="approval")).value["approved"] is True
     assert said(Nobody(), asking(kind="approval")).value["approved"] is True
