@@ -134,7 +134,7 @@ def test_a_call_that_was_being_undone_is_not_replayed_as_done(program: Program, 
 
 
 def test_what_was_undone_does_not_stand(program: Program, tmp_path: Path):
-    """If the handler is not rerun, the model is told only about the inner calls that were not undone."""
+    """If the handler is not rerun, the model is told only about inner calls whose compensation did not finish."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "trip_not_entered_again")
     assert world == ["asked", "booked flight", "booked hotel", "undone hotel", "undone flight", "asked"]
     assert "It had done: flight." in told
