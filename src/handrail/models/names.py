@@ -1,4 +1,4 @@
-"""Names of models: `provider:name`, or `module:name` for a model of one's own.
+"""Names of models: `provider:name`, or `module:name` for your own model.
 
 A name means the same wherever a model can be named: in code, in a worker's file and on the command line. The name of a
 known provider is never looked up as a module.
@@ -72,7 +72,7 @@ def reference_to(model: Model | str) -> str:
 
 
 def is_model(value: Any) -> bool:
-    """Return whether a value has what a model has. A class has not: it is not a model yet."""
+    """Return whether a value has the attributes of a model. A class does not count, because it is not a model yet."""
     return not isinstance(value, type) and all(hasattr(value, each) for each in ("name", "traits", "stream"))
 
 
