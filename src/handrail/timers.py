@@ -164,7 +164,8 @@ class Timers:
                 timer.fire()
             elif self._stopped:
                 self._stopped -= 1
-        if self._heap and self._handle is None:
+        # A timer that was extended meanwhile may have scheduled a later time than that of the next one.
+        if self._heap and (self._handle is None or self._heap[0][0] < self._next):
             self._schedule(self._heap[0][0])
 
 

@@ -8,12 +8,23 @@ from typing import Any
 
 import pytest
 
-from handrail import Adapter, MemoryJournal, Prompt, ScriptedModel, ToolCall, ToolContext, open_gate, tool
+from handrail import (
+    Adapter,
+    MemoryJournal,
+    Prompt,
+    ScriptedModel,
+    ToolCall,
+    ToolContext,
+    UserContext,
+    open_gate,
+    tool,
+)
 from handrail.context import RETRIES, TRACING_SPAN, ExtraKey, Extras, PerCall
 from handrail.errors import DefinitionError, ExtraKeyError
 from handrail.events import ToolStarted
 from handrail.messages import SentPart
 from handrail.session import Session
+from support.parked_runs import park_and_resume
 
 TENANT = ExtraKey("tenant", str, "Whose data this is.")
 HANDLE = ExtraKey("handle", list, "Lives as long as the run; any thread.", opaque=True)
@@ -81,22 +92,16 @@ class Wire(ScriptedModel):
 async def test_a_model_contributes_extras_that_survive_resume() -> None:
     """They are recorded with its answer. What Handrail itself says of the request can't be replaced."""
     seen: list[Any] = []
-    dies = [False, True]
-    read = reading(seen, TENANT, RETRIES)
 
     @tool(effect="idempotent", name="read")
-    async def reads(context: ToolContext) -> str:
-        """Read the extras."""
-        await read.handler(None, context=context)
-        if dies.pop():
-            raise KeyboardInterrupt
-        return "read"
+    async def reads(context: UserContext) -> str:
+        """Read the extras, and ask somebody."""
+        seen.append([context.extras[TENANT], context.extras[RETRIES]])
+        return await context.wait_for("go_on", {})
 
     prompt = Prompt("p", "Read.", tools=[reads])
     adapter = Adapter(Wire(calling("read")), journal=MemoryJournal(), extras={TENANT: "the adapter's"})
-    with pytest.raises(KeyboardInterrupt):
-        await adapter.evaluate(prompt, "go", run_id="r1")
-    assert (await adapter.resume("r1", prompt)).text == "done"
+    assert await park_and_resume(adapter, prompt) == "done"
     assert seen == [["of the wire", 0]] * 2
 
 

@@ -116,7 +116,7 @@ async def test_cancellation(way: str, tmp_path: Path) -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert ends[0] == ("probe", "cancelled")
+    assert ends[0][0].partition(".")[0] == "probe"  # or an act of it
     assert ends[-1] == ("middle", "cancelled")
     assert {status for _, status in ends} == {"cancelled"}
 
@@ -173,7 +173,7 @@ async def test_approvals(way: str, mode: Any, tmp_path: Path) -> None:
     if mode == "interactive":
         (question,) = person.questions
         assert question.asked_by[0] == "middle"
-        assert question.asked_by[-1] == "probe"
+        assert question.asked_by[-1].partition(".")[0] == "probe"  # or an act of it
 
 
 @every_way

@@ -14,17 +14,21 @@ from handrail import (
     MarkdownSection,
     MemoryFilesystem,
     MemoryJournal,
+    Parked,
     Prompt,
     ScriptedModel,
     Session,
     ToolCall,
     ToolContext,
     ToolResult,
+    UserContext,
     open_gate,
     tool,
 )
 from handrail.errors import ContextExpired, DefinitionError
 from handrail.resources.bindings import Binding, given
+from support.cards import Deal, Deck, Offer, Pick, card_game
+from support.parked_runs import park_and_resume
 
 LEAF = Prompt("leaf", "Leaf.")
 
@@ -74,9 +78,15 @@ async def test_a_gate_for_a_prompt_has_its_tools_policies_and_resources() -> Non
         "guide",
         sections=[
             MarkdownSection[Guest](
-                "Greeting", "Greet $name.", tools=[fetch], policies=[CapabilityPolicy({"network": "deny"})]
+                "Greeting",
+                "greeting",
+                "Greet $name.",
+                tools=[fetch],
+                policies=[CapabilityPolicy({"network": "deny"})],
             ),
-            MarkdownSection("More", "Much more.", tools=[look], summary="More of it."),
+            MarkdownSection(
+                "More", "more", "Much more.", tools=[look], summary="More of it.", visibility="summary"
+            ),
         ],
         tools=[ask],
         resources=[Binding(Database, lambda _: database)],
@@ -132,11 +142,12 @@ async def test_a_gate_inside_a_call_is_refused_what_is_always_the_calls() -> Non
     @tool
     async def outer() -> str:
         """Open a gate with what the call has."""
-        for arguments in (
+        own: list[dict[str, Any]] = [
             {"session": Session()},
             {"filesystem": MemoryFilesystem()},
             {"journal": MemoryJournal()},
-        ):
+        ]
+        for arguments in own:
             with pytest.raises(DefinitionError, match="inside the call outer"):
                 open_gate([fetch], **arguments)
         return "refused"
@@ -187,33 +198,38 @@ async def test_calls_of_a_gate_inside_a_call_are_charged_to_the_call() -> None:
     assert "5" not in result.render()
 
 
-async def test_a_resumed_run_does_not_repeat_calls_of_a_gate_inside_a_call() -> None:
-    """The handler is entered again, and gets the recorded result of what its gate has done."""
-    journal, charged = MemoryJournal(), list[str]()
-    dies = [False, True]
-    """Whether the process ends in the handler, in each attempt, the last one first."""
+async def test_a_resumed_run_does_not_repeat_what_was_done_by_hand_inside_a_call() -> None:
+    """The handler is entered again, and gets the recorded results of its gate and of the halves of its handoff."""
+    done: list[str] = []
 
     @tool(effect="idempotent")
     async def charge() -> str:
         """Charge."""
-        charged.append("once")
+        done.append("charge")
         return "charged"
 
+    async def deal(params: Deal, *, context: ToolContext) -> Parked[Deck, Offer]:
+        done.append("deal")
+        return Parked(Deck(["ace"]), Offer(1))
+
+    async def settle(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult[str]:
+        done.append("settle")
+        return ToolResult.ok(deck.cards[pick.index])
+
+    game = card_game(before=deal, after=settle, effect="idempotent")
+
     @tool(effect="idempotent")
-    async def outer() -> str:
-        """Charge by hand."""
-        result = await open_gate([charge]).invoke("charge")
-        if dies.pop():
-            raise KeyboardInterrupt
-        return result.unwrap()
+    async def outer(context: UserContext) -> str:
+        """Charge and play by hand."""
+        charged = (await open_gate([charge]).invoke("charge")).unwrap()
+        parked = await game.start(Deal(1))
+        assert isinstance(parked, Parked)
+        picked = (await game.finish(parked, Pick(0))).unwrap()
+        return f"{charged} {picked} {await context.wait_for('go_on', {})}"
 
     def answer(request: Any) -> Any:
-        return ToolCall("outer", {}) if len(request.messages) == 1 else "done"
+        return ToolCall("outer", {}) if len(request.messages) == 1 else request.messages[-1].results[0].text
 
-    prompt = Prompt("root", "Root.", tools=[outer])
-    adapter = Adapter(ScriptedModel(answer), journal=journal)
-    with pytest.raises(KeyboardInterrupt):
-        await adapter.evaluate(prompt, "go", run_id="r1")
-    response = await adapter.resume("r1", prompt)
-    assert response.text == "done"
-    assert charged == ["once"]
+    adapter = Adapter(ScriptedModel(answer), journal=MemoryJournal())
+    assert await park_and_resume(adapter, Prompt("root", "Root.", tools=[outer])) == "charged ace yes"
+    assert done == ["charge", "deal", "settle"]

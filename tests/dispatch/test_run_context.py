@@ -9,6 +9,7 @@ import pytest
 from handrail import Adapter, MemoryJournal, Prompt, ScriptedModel, ToolCall, ToolContext, open_gate, tool
 from handrail.context import RunContext
 from handrail.errors import DefinitionError
+from support.parked_runs import park_and_resume
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -17,13 +18,13 @@ def calling(request: Any) -> Any:
     return ToolCall("look", {}) if len(request.messages) == 1 else "done"
 
 
-def looking(seen: list[RunContext], dies: list[bool] | None = None) -> Any:
+def looking(seen: list[RunContext]) -> Any:
     @tool(effect="idempotent")
     async def look(context: ToolContext) -> str:
-        """Look at the ids."""
+        """Look at the ids, and ask somebody if there is anybody."""
         seen.append(context.run_context)
-        if dies and dies.pop():
-            raise KeyboardInterrupt
+        if context.wait_for is not None:
+            await context.wait_for("go_on", {})
         return "looked"
 
     return look
@@ -33,12 +34,10 @@ def looking(seen: list[RunContext], dies: list[bool] | None = None) -> Any:
 async def test_the_trace_and_the_span_survive_resume(given: Any) -> None:
     """They follow from the run's id, or are recorded, so that both processes write to one trace."""
     seen: list[RunContext] = []
-    prompt = Prompt("p", "Look.", tools=[looking(seen, [False, True])])
+    prompt = Prompt("p", "Look.", tools=[looking(seen)])
     journal = MemoryJournal()
     adapter = Adapter(ScriptedModel(calling), journal=journal)
-    with pytest.raises(KeyboardInterrupt):
-        await adapter.evaluate(prompt, "go", run_id="r1", **given)
-    await adapter.resume("r1", prompt)
+    assert await park_and_resume(adapter, prompt, **given) == "done"
     before, after = seen
     assert (before.trace_id, before.span_id) == (after.trace_id, after.span_id)
     assert len(before.trace_id) == 32

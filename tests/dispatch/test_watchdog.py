@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handrail import Tool, ToolContext, ToolResult, UserContext, open_gate, tool
+from handrail import MemoryFilesystem, Tool, ToolContext, ToolResult, UserContext, open_gate, tool
 from handrail.dispatch import Gate
 from handrail.errors import ToolDefinitionError
 from handrail.events import ToolInvoked
@@ -131,7 +131,7 @@ def test_an_act_beats_for_its_handoff() -> None:
 
     async def main() -> None:
         game = card_game(client=client, after=end, heartbeat=30, effect="idempotent")
-        gate = open_gate([game], clock=VirtualClock())
+        gate = open_gate([game], filesystem=MemoryFilesystem(), clock=VirtualClock())
         assert (await gate.invoke("pick_card", {"cards": 1})).unwrap() == "ended"
 
     run_virtual(main)

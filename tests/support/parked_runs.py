@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from handrail import (
-    LaterEnvironment,
-)
+import pytest
+
+from handrail import Adapter, LaterEnvironment, Prompt
+from handrail.errors import RunParked
 from handrail.question import Answer, Question
 from handrail.replay.parked_run import Parking
 
@@ -48,3 +49,13 @@ def answer_to(question: Question, value: Any = None) -> Answer:
         by=question.principal,
         value={"number": 1} if value is None else value,
     )
+
+
+async def park_and_resume(adapter: Adapter, prompt: Prompt[Any], **arguments: Any) -> str:
+    """Run a prompt until it waits for an answer, answer with a text, and resume it. Returns the answer of its model."""
+    with pytest.raises(RunParked) as parked:
+        await adapter.evaluate(prompt, "go", run_id="r1", environment=LaterEnvironment(), **arguments)
+    journal = adapter.options.journal
+    assert journal is not None
+    journal.questions.answer(answer_to(parked.value.questions[0], "yes"))
+    return (await adapter.resume("r1", prompt, environment=LaterEnvironment())).text

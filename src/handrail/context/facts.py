@@ -37,8 +37,11 @@ class RunContext(msgspec.Struct, frozen=True):
     session_id: str
     attempt: int
     worker_id: str
+    """The process that executes the run, as its journal names it; "local" without a journal."""
     trace_id: str
+    """The trace that the run and all runs nested in it belong to. It stays the same when the run is resumed."""
     span_id: str
+    """The span of this run. A nested run has its own."""
 
 
 class RequestView(msgspec.Struct, frozen=True):
