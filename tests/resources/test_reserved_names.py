@@ -1,4 +1,4 @@
-"""Names that end in `.handrail` are reserved: no tool and no command can see, write or delete such files."""
+"""The names `.handrail` and `.<name>.handrail` are reserved: no tool or command can see, write or delete such files."""
 
 from __future__ import annotations
 
