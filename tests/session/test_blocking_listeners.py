@@ -166,7 +166,7 @@ def test_a_nested_listener_is_counted_once() -> None:
 
 
 def test_a_listener_on_a_handlers_thread_is_not_charged() -> None:
-    """A listener that a synchronous handler triggers runs on the handler's thread, and postpones the timeout meanwhile."""
+    """A listener that a synchronous handler triggers runs on the handler's thread and postpones the timeout."""
     entered, leave = threading.Event(), threading.Event()
 
     @tool(effect="pure", timeout=10)

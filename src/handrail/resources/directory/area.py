@@ -99,7 +99,7 @@ class Area:
 
     @property
     def mine(self) -> Path:
-        """The folder of this process, created on first use. A forked process gets a folder of its own."""
+        """The folder of this process, created on first use. A forked process gets its own folder."""
         if self._mine is None or self._process != os.getpid():
             self.abandon()
             self._mine, self._process = self._make(), os.getpid()

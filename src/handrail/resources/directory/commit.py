@@ -401,7 +401,7 @@ class Commit:
                 return
             if _identity_in(slots, step.slot) == ours:
                 return
-            ours = theirs  # what they saved meanwhile is in the slot, and newer than what was just put back
+            ours = theirs  # the slot now has what they saved meanwhile, which is newer than what was just put back
 
     def _is_filled(self, path: str) -> bool:
         return next(self._jail.scan(path), None) is not None
