@@ -1,7 +1,7 @@
 """Find the Python examples in Markdown files, and run them as a reader would.
 
 In the README each block runs in its own namespace and folder. On a page of `docs/`, all blocks share one namespace and
-one folder. A line directly before a fence changes this:
+one folder. These marks, each on the line directly before a fence, have an effect:
 
 - `<!-- continues -->` before a python fence of the README continues the previous python block.
 - `<!-- anew -->` before a python fence of a page starts again with an empty namespace and folder.
@@ -42,7 +42,7 @@ class Block:
 
 
 class BadDocument(ValueError):
-    """Raised when a document has a mark that has no effect, or a fence that is not closed."""
+    """Raised when a document has a mark in the wrong place, or a fence that is not closed."""
 
 
 def is_story(document: Path) -> bool:
