@@ -229,9 +229,7 @@ def test_a_run_that_was_begun_again_under_its_id_is_found(folder: Path):
     ],
 )
 async def test_what_others_added_can_not_be_removed_whole(folder: Path, chain: str, where: str):
-    """If the whole chain of a run's answers and votes, or of a principal's decisions, is removed, `resume` refuses the
-    run.
-    """
+    """If the whole chain of a run's answers or of a principal's decisions is removed, the run can't be resumed."""
     from handrail.records import Decision
 
     journal = SqliteJournal(folder / "runs.db", watch=None)

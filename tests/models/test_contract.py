@@ -178,8 +178,9 @@ def adapter(model: Model, **options: Any) -> Adapter:
 async def run(
     stage: Stage, *scene: Line, prompt: Prompt[Any] = PROMPT, stream: bool = False, **options: Any
 ) -> Any:
-    """Play the scene until the run ends, and return its response or, if streaming, the stream with its events as
-    `seen`.
+    """Play the scene until the run ends.
+
+    Returns the response or, if `stream` is set, the stream with its events as `seen`.
     """
     model = stage.play(*scene)
     given: dict[str, Any] = {"session": options.pop("session", None)}

@@ -150,8 +150,9 @@ def test_the_steps_are_bounded_by_both_sizes(
 
 
 def fits(schema: Any, value: Any, defs: dict[str, Any]) -> bool:
-    """Return whether a value fits a schema by the plain definition, in exponential time. References must lead to later
-    names.
+    """Return whether a value fits a schema, by the plain definition, in exponential time.
+
+    References must lead to later names.
     """
     if isinstance(schema, bool):
         return schema

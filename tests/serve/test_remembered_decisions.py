@@ -149,9 +149,7 @@ def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
 
 
 async def test_a_thread_that_was_parked_and_is_opened_anew_remembers(tmp_path: Path) -> None:
-    """After parking and a restart, a thread's decisions still hold, and can be revoked. Another principal does not see
-    them.
-    """
+    """After parking and a restart, a thread's decisions hold and can be revoked. Another principal sees none."""
     async with served(tmp_path, park_after=0.0, most_kept=0) as app:
         thread = app.thread()
         await thread.say(plan([["send", {"text": "a"}]], "ok"))

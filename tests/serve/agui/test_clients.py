@@ -340,9 +340,7 @@ def cancel(place: Place) -> None:
 
 
 def cancelled_at_work(place: Place) -> None:
-    """If a run is cancelled while a client follows it, the stream ends as cancelled or, for an older client, with an
-    error.
-    """
+    """If a run is cancelled while a client follows it, the stream ends as cancelled (older clients get an error)."""
     GATES["wait"].clear()
     client = place.client()
     client.do("leave", text="wait", after=6, left=True)
