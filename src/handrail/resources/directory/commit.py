@@ -282,7 +282,8 @@ class Commit:
     def _was_checked(self, step: Step, folders: Folders) -> bool:
         """Return whether a step that was done displaced what it expected.
 
-        If the process died before it could check that, what somebody else had there is put back.
+        If it displaced something else, because the process died before it could check, that is put back, unless
+        somebody has put something newer there.
         """
         displaced = _identity_in(folders.slots, step.slot)
         if displaced == step.before or not displaced:
