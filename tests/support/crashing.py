@@ -124,7 +124,8 @@ class KillingDisk(Disk):
 class CutDisk(KillingDisk):
     """A disk that loses unsynced changes when it kills the process, as in a power cut.
 
-    It loses the content of every unsynced file, and a random number of the newest unsynced changes of names."""
+    It loses the content of every unsynced file, and a random number of the newest unsynced changes of names.
+    """
 
     def __init__(self, points: Points, edit_before: str = "") -> None:
         super().__init__(points, edit_before)

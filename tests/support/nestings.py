@@ -1,6 +1,4 @@
-"""Every way to nest a run or a call, behind one interface. Each leads from a tool that the model calls to a call of
-`probe`.
-"""
+"""Every way to nest a run or a call, behind one interface. Each leads from the model's call to a call of `probe`."""
 
 from __future__ import annotations
 
@@ -58,8 +56,9 @@ OWN_MODEL = {"agent as tool", "Adapter.evaluate", "run_as_agent", "run_as_agent 
 
 
 class Nesting:
-    """A root run, a run inside it with a model chosen for it, and in that run one way to nest. `body` is what `probe`
-    does.
+    """A root run, a run inside it with a model chosen for it, and in that run one way to nest.
+
+    `body` is what `probe` does.
     """
 
     def __init__(self, way: str, at: Path, body: Body, inner_calls: int = 1) -> None:

@@ -151,8 +151,9 @@ def workers_folder(folder: Path) -> Path:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return this process's environment with a fixed terminal type and encoding, and no other variables that affect
-    output or imports.
+    """Return this process's environment, with a fixed terminal type and encoding.
+
+    Other variables that affect the output or imports are left out, unless `more` has them.
     """
     kept = {
         name: value

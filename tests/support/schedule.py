@@ -43,9 +43,7 @@ APART = ("tests/testing/test_simulation.py",)
 
 
 class Schedule(LoadScopeScheduling):
-    """Gives each worker one file, or one entry of `TOGETHER` or `APART`, at a time, in the order that `arranged`
-    returns.
-    """
+    """Gives each worker one file (or entry of `TOGETHER` or `APART`) at a time, in the order of `arranged`."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]

@@ -125,7 +125,7 @@ def shoot(page: Page, name: str) -> None:
 
 
 def test_nested_calls_show_their_events_and_why_they_failed(page: Page) -> None:
-    """Events of concurrent calls are shown separately, and failed and denied nested calls show their reasons."""
+    """Concurrent calls' events are shown separately, and nested calls show why they failed, even after a reload."""
     say(page, "hello")  # from now on, the page follows the thread
     expect(page.get_by_text("Good day.")).to_be_visible()
     say(page, "research")
