@@ -1,4 +1,4 @@
-"""Damaged and foreign files: a journal is read exactly as it was written, or the error names the run and the record."""
+"""Damaged and foreign files: a journal is read exactly as it was written, or an error says what is damaged."""
 
 import asyncio
 import os

@@ -161,7 +161,7 @@ async def test_a_call_is_streamed_in_pieces_that_say_the_same():
 
 @on_a_loop
 async def test_text_is_the_same_streamed_and_cut_at_its_length():
-    """At temperature 0, text is the same streamed or not, and an answer cut at the length limit says so."""
+    """Text is the same streamed or not, and an answer cut at the length limit has the stop reason `length`."""
     model = LocalModel()
     whole = await parts_of(model, asking("Count from one to twenty.", max_tokens=8))
     pieces = await parts_of(model, asking("Count from one to twenty.", max_tokens=8, stream=True))

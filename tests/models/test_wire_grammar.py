@@ -92,7 +92,7 @@ def put(*path: Any) -> Callable[[Any], None]:
 
 
 def drop(*path: Any) -> Callable[[Any], None]:
-    """Return a function that deletes what is at a path."""
+    """Return a function that deletes the item at a path."""
     *way, last = path
 
     def change(request: Any) -> None:

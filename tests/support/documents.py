@@ -133,7 +133,7 @@ def compare(document: Path, block: Block, printed: str) -> None:
 
 
 def failing_line(error: BaseException, document: Path) -> int | None:
-    """Return the innermost line of the document in the error's traceback, or None if there is none."""
+    """Return the document's innermost line in the error's traceback, or None if the document is not in it."""
     if isinstance(error, SyntaxError) and error.filename == str(document):
         return error.lineno
     frames = traceback.extract_tb(error.__traceback__)

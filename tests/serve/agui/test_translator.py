@@ -50,7 +50,7 @@ class Turn:
     ids: str = "none"
     """`none`: the model gives no ids. `same`: it gives the same ids in every turn. `own`: it gives distinct ids."""
     fails: tuple[str, ...] = ()
-    """For each failed request before this answer, what it had streamed."""
+    """The text that each failed request before this answer had streamed, or `call` for a part of a call."""
 
 
 @dataclass(frozen=True)
