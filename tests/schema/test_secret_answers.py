@@ -324,9 +324,7 @@ def _told(model: ScriptedModel) -> str:
 
 
 async def test_a_call_with_a_secret_does_not_wait_until_later() -> None:
-    """A call with a secret can't be parked, so it fails if it would have to wait for a person, and the model is told
-    why.
-    """
+    """A call with a secret can't be parked, so it fails if nobody can answer now, and the model is told why."""
     login, journal = login_with("irreversible"), MemoryJournal()
     model = ScriptedModel([ToolCall("login", login.arguments), "done"])
     adapter = Adapter(model, journal=journal, environment=LaterEnvironment())
