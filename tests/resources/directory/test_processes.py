@@ -306,6 +306,40 @@ def test_a_path_that_can_not_be_restored_is_named(folders: Folders):
     assert tree(files) == {"a": "1", "b": "1", "c": "1"}
 
 
+def test_a_deleted_file_that_can_not_be_restored_is_kept(folders: Folders):
+    """If the disk fails during the renames and a deleted file can't be put back, the file is kept, and undo restores it."""
+    disk = Failing()
+    files = folders({"a": "precious", "b": "1"}, disk=disk)
+    fork = files.fork("call")
+    fork.delete("a")
+    fork.write("b", "2")
+    fork.prepare()
+    fork.stage(CallKey("call"))
+    disk.fails = lambda name, args: name == "exchange" or (name == "place" and args[3] == "a")
+    with pytest.raises(FileError, match=r"could not be restored in a\. Undo this call"):
+        fork.apply()
+    disk.fails = lambda name, args: False
+    fork.drop()
+    assert tree(files) == {"b": "1"}
+    assert files.undo("call") == ("a",)
+    assert tree(files) == {"a": "precious", "b": "1"}
+
+
+def test_a_file_that_somebody_else_deletes_too_is_a_conflict(folders: Folders):
+    """If a file that the call deletes is deleted just before the renames, nothing is applied, and the call gets a conflict."""
+    files = folders({"a": "1", "b": "1"})
+    fork = files.fork("call")
+    fork.delete("a")
+    fork.delete("b")
+    fork.prepare()
+    fork.stage(CallKey("call"))
+    (files.root / "b").unlink()
+    with pytest.raises(Conflict):
+        fork.apply()
+    fork.drop()
+    assert tree(files) == {"a": "1"}
+
+
 def test_two_processes_share_one_history(folders: Folders):
     """Two filesystems can add commits to the same history and remove old ones from it without errors."""
     one = folders({"a": "1"}, keep_calls=2)

@@ -342,7 +342,7 @@ class Commit:
         found = self._jail.look(step.where)
         if step.do == "put":
             return found is not None and shown_version(version_of(found[0])) == step.after
-        return found is None and not _identity_at(self.folder / step.slot)
+        return found is None and bool(_identity_at(self.folder / step.slot))
 
     def _do(self, step: Step, folders: Folders) -> None:
         """Do one step. Does nothing if the folder that it creates already exists."""
