@@ -299,11 +299,17 @@ def test_a_run_that_is_not_recorded_says_so(folder: Path, here: Here):
 def test_a_broken_worker_is_reported_with_its_line(folder: Path):
     """`run` and `workers check` report the file, the line and the problem of a broken worker, with exit code 2."""
     (folder / "bad.md").write_text("---\nmodel: test:hello\ntols: [a]\n---\nGo.\n")
-    for arguments in (["run", "team/bad.md", "x"], ["workers", "check", "team"]):
+    for arguments in (
+        ["run", "team/bad.md", "x"],
+        ["workers", "check", "team"],
+        ["workers", "check", "team/bad.md"],
+    ):
         done = handrail(*arguments, cwd=folder.parent)
         assert done.returncode == 2
         assert "bad.md:3: " in done.stdout + done.stderr
         assert "tols" in done.stdout + done.stderr
+    checked = handrail("workers", "check", "team/hello.md", cwd=folder.parent)
+    assert (checked.returncode, checked.stdout) == (0, "team/hello.md: no problems found.\n")
     assert run(folder, "hello").returncode == 0  # the other workers still run
     listed = handrail("workers", "team", cwd=folder.parent)
     assert (listed.returncode, "hello\t" in listed.stdout, "bad" in listed.stdout) == (2, True, False)

@@ -19,6 +19,7 @@ from handrail.adapter.run_lease import STOPPED, deadline_after, leased, note_dea
 from handrail.adapter.undone_calls import UndoneCalls, forget_undone, undone_in
 from handrail.cancellation import open_scope
 from handrail.clock import Clock
+from handrail.context import Attachment
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.options import RunOptions
 from handrail.errors import (
@@ -38,6 +39,7 @@ from handrail.models.names import reference_to
 from handrail.neighbours import import_app
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.records import OVER, CommitUnit, RunRecord, RunRow, RunStatus
+from handrail.replay.attachments import RecordedAttachment, record_of, restore, store
 from handrail.replay.log import RunLog
 from handrail.resources.paths import folder_of
 from handrail.resources.startup_files import allowed_in
@@ -80,6 +82,8 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, str] = {}  # the models that replace those in the files of workers, by worker
     denied: list[bytes] = []
     """The denials that were remembered in the original session, and their revocations."""
+    attachments: list[RecordedAttachment] = []
+    """The files that the run's worker was given."""
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +131,7 @@ async def begin_run(
             "run is resumed, or leave it out."
         ) from error
     session = frame.session
+    attachments: Sequence[Attachment] = getattr(options.workers, "attachments", ())
     await _heed_undone(journal, session, frame.log)
     await keep_decisions(session, journal)
     deadline, budget = frame.deadline, frame.budget
@@ -148,6 +153,7 @@ async def begin_run(
         offered={tool.name: offer_of(tool) for tool in (*rendered.tools, *options.tools)},
         added=[tool.name for tool in options.tools],
         models={name: reference_to(each) for name, each in getattr(options.workers, "models", {}).items()},
+        attachments=record_of(attachments),
     )
     await journal.runs.begin(
         RunRecord(
@@ -162,6 +168,7 @@ async def begin_run(
             code=code,
         )
     )
+    await store(journal, frame.run_context.run_id, attachments)
 
 
 async def _base(journal: Journal, session: Session) -> bytes | None:
@@ -347,6 +354,8 @@ class ResumedRun(msgspec.Struct, frozen=True):
     log: RunLog
     own: tuple[CommitUnit, ...]
     """The run's own commits, except those undone since. They are not in the session yet."""
+    attachments: tuple[Attachment, ...] = ()
+    """The files that the run's worker was given."""
 
     def catch_up(self) -> None:
         """Apply the run's own commits to the session, once its prompt has been rendered without them."""
@@ -370,7 +379,20 @@ class ResumedRun(msgspec.Struct, frozen=True):
             budget=None if limits is None else Budget(**limits),
             run_id=row.record.id,
             app=row.record.app,
+            workers=self._workers(options.workers),
         )
+
+    def _workers(self, workers: Any) -> Any:
+        """Return the run's workers, with the attachments that the run began with."""
+        if not self.attachments:
+            return workers
+        if not hasattr(workers, "with_attachments"):
+            raise RunError(
+                self.row.record.id,
+                "it is the run of a worker that was given attachments, and it was resumed without its worker",
+                "Resume it with WorkerRegistry(...).resume(name, run_id).",
+            )
+        return workers.with_attachments(self.attachments)
 
     def params(self) -> Any:
         given = self.begin.params
@@ -402,7 +424,9 @@ async def load_resumed(journal: Journal, row: RunRow, session: Session | None, c
     run_log = RunLog(journal, record.id, clock, entries, own, asked=asked, resumed=True)
     run_log.untold = undone.untold
     standing = tuple(unit for unit in own if unit.call_id not in undone.calls)
-    return ResumedRun(row, decode_begin(record), session, run_log, standing)
+    begin = decode_begin(record)
+    attachments = await restore(journal, record.id, begin.attachments)
+    return ResumedRun(row, begin, session, run_log, standing, attachments)
 
 
 async def session_after(journal: Journal, row: RunRow, session: Session | None) -> Session:
