@@ -124,7 +124,7 @@ async def test_structured_output(subject: str):
 
 
 async def test_stopped_in_the_middle(subject: str):
-    """A stream can be closed in the middle, and the conversation can continue."""
+    """A stream can be closed in the middle, and the conversation stays well-formed."""
     session = Session()
     told = "Tell me a very long story about the sea."
     streaming = Adapter(model_of(subject)).stream(PLAIN, told, session=session, max_tokens=ROOM)

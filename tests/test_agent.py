@@ -315,7 +315,7 @@ def test_an_agent_is_a_tool_of_another() -> None:
 
 
 def test_it_needs_no_adapter_around_it() -> None:
-    """An agent's tool can be called through a gate without a model."""
+    """An agent used as a tool can be called through a gate that has no model."""
     result = open_gate([desk().as_tool()]).invoke("desk", {"message": "Rome?"}).wait()
     assert result.value == "It is 129 euros."
 

@@ -1023,7 +1023,7 @@ def test_no_row_hides_another():
 
 @pytest.mark.parametrize("name", TABLE)
 def test_wrong_definition(name: str):
-    """A wrong definition raises a Handrail error in one line, with the name and the hint."""
+    """A wrong definition raises a Handrail error whose message is one line with the name and the hint."""
     act, kind, thing, hint = TABLE[name]
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # legacy_handler must check before it warns

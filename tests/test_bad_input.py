@@ -613,7 +613,7 @@ TABLE = {**SESSIONS, **FILES, **ANSWERS, **LIMITS, **POLICIES, **GATES}
 
 @pytest.mark.parametrize("name", TABLE)
 def test_a_mistake_is_refused_with_its_name_and_a_hint(name: str):
-    """A mistake raises a Handrail error of the expected class, in one line with the name and the hint."""
+    """A mistake raises a Handrail error of the expected class, whose message is one line with the name and the hint."""
     act, kind, thing, hint = TABLE[name]
 
     async def main() -> None:

@@ -77,7 +77,7 @@ async def in_background() -> AsyncGenerator[None]:
 
 
 async def recover_behind_generator() -> None:
-    """Recover from a task group inside an async generator, as many libraries have it."""
+    """Recover from a task group inside an async generator, as in many libraries."""
     try:
         async with in_background():
             pass
@@ -141,7 +141,7 @@ def test_a_helper_recovers_from_a_failed_member(helper: Callable[[], Awaitable[N
 def test_a_cancel_from_outside_is_never_taken_for_the_groups(
     helper: Callable[[], Awaitable[None]], at: float
 ) -> None:
-    """A cancel from outside rolls the call back, whether it comes before, during or after a task group's failure."""
+    """A cancel from outside rolls back an unfinished call, whether it comes before, during or after a task group's failure."""
 
     async def main() -> None:
         rig = rig_for(helper)
@@ -280,7 +280,7 @@ def test_an_inner_call_recovers_for_itself() -> None:
 
 
 def test_timeout_and_deadline_are_distinguished_from_a_recovered_group() -> None:
-    """After a recovered task group, a timeout and a deadline each end the call as what they are."""
+    """After a recovered task group, a timeout and a deadline still end the call, and each is reported as such."""
 
     async def forever() -> None:
         await recover()

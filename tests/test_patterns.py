@@ -25,7 +25,7 @@ from handrail.patterns import MAX_LENGTH, MAX_SIZE, MAX_STEPS, Pattern, compile_
     ],
 )
 def test_patterns_that_make_an_engine_backtrack_end(pattern: str) -> None:
-    """A pattern that would take Python's engine years is matched at once."""
+    """A pattern that would keep Python's engine busy for years is searched for at once."""
     assert not Pattern(pattern).found_in("a" * 20_000 + "!")
 
 
@@ -144,7 +144,7 @@ _atoms = st.recursive(
 @example("a(?#comment)b", "ab")
 @example("[[:alpha:]]", "a]")
 def test_python_and_rust_find_the_same(pattern: str, text: str) -> None:
-    """For every pattern that both support, Rust's engine finds a match exactly if Python's does."""
+    """For every pattern that both support, Rust's engine finds a match if and only if Python's does."""
     if "[:alpha:]" in pattern:
         assert Pattern(pattern).found_in(text)
         return

@@ -820,7 +820,7 @@ def test_depth_is_limited_through_nested_runs() -> None:
 
 
 def test_cancelling_stops_the_whole_tree() -> None:
-    """One cancel ends a model request five levels down, and every level above it."""
+    """Cancelling a run ends a model request five levels down, and every level above it."""
 
     @tool
     async def deeper(context: ToolContext) -> str:
@@ -1093,7 +1093,7 @@ def test_an_adapter_that_can_not_open_in_place_says_so() -> None:
 
 @pytest.mark.parametrize("kind", ["evaluate", "group", "call"])
 def test_a_childs_sections_do_not_end_the_outer_run(kind: str) -> None:
-    """If a nested run needs a section opened and its caller does not answer, the call fails and the outer run goes on."""
+    """If a nested run needs a section opened and its caller does not handle that, the call fails and the outer run goes on."""
     model = scripted(
         ToolCall("ask", {"input": "hi"} if kind != "evaluate" else {}),
         ToolCall("open_sections", {"sections": ["weather"]}),

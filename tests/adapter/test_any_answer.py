@@ -185,7 +185,7 @@ def answers(draw: st.DrawFn) -> list[ModelPart]:
 def test_any_answer_leaves_a_conversation_that_every_wire_accepts(
     said: list[list[ModelPart]], stream: bool
 ) -> None:
-    """After any answers, in any order, all wires accept the next request, and what was sent is sent again unchanged."""
+    """After any answers, in any order, all wires accept the next request, and messages sent before are sent again unchanged."""
     model, session = Drawn(said), Session()
 
     async def run() -> None:
@@ -263,7 +263,7 @@ async def test_a_call_that_was_cut_off_never_runs(
 
 
 async def test_calls_that_are_written_at_the_same_time_are_cut_off_together() -> None:
-    """If the calls of an answer are written in turns, each one that is not complete was cut off."""
+    """If an answer with several incomplete calls is cut off, none of them runs, and neither does its last call."""
     ran.clear()
     said: list[ModelPart] = [
         CallPart(0, "a", "look", ""),
@@ -282,7 +282,7 @@ class Pick(BaseModel):
 
 
 async def test_a_call_that_was_cut_off_is_still_cut_off_in_a_resumed_run(tmp_path: Path) -> None:
-    """A run that is parked in a turn that was cut off refuses the same call when it is resumed."""
+    """When a run that was parked in a turn that was cut off is resumed, it still refuses the incomplete calls."""
     ran.clear()
 
     @tool(effect="staged")
@@ -324,7 +324,7 @@ async def test_an_answer_by_call_that_was_cut_off_is_no_answer() -> None:
 
 
 def test_scripted_models_can_be_cut_off() -> None:
-    """A scripted answer with the stop reason `length` behaves like one of a provider."""
+    """A scripted answer with the stop reason `length` behaves like a provider's."""
     ran.clear()
     script = [Reply(calls=[ToolCall("look", {"where": "x"})], stop="length"), "done"]
     assert Adapter(ScriptedModel(script)).evaluate(PROMPT, "go").wait().text == "done"
@@ -335,7 +335,7 @@ def test_scripted_models_can_be_cut_off() -> None:
 
 
 async def test_a_history_may_begin_with_the_model() -> None:
-    """A history that begins with the model's message is accepted by every wire, also by those that want a user first."""
+    """A history that begins with the model's message is accepted by every wire, even by those that require a user first."""
     history = [AssistantMessage("Hello."), UserMessage("Hi."), AssistantMessage("")]
     model = Drawn([])
     await Adapter(model).evaluate(PROMPT, "go", history=history)
@@ -343,7 +343,7 @@ async def test_a_history_may_begin_with_the_model() -> None:
 
 
 async def test_text_from_elsewhere_may_have_lone_surrogates() -> None:
-    """Text that is not valid Unicode, such as a file's name, is sent with replacements wherever it comes from."""
+    """Lone surrogates, as in some file names, are sent as replacement characters, wherever the text comes from."""
     history = [
         UserMessage("a\ud800"),
         AssistantMessage("b\ud800", (CallAsked("c\ud800", "d\ud800", '{"where": "e\ud800"}'),)),

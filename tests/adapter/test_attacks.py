@@ -58,7 +58,7 @@ PLAIN = Prompt("p", "Go.")
 
 @pytest.fixture
 def threads_take_turns() -> Iterator[None]:
-    """Make threads switch as often as possible."""
+    """Make threads switch very often."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield

@@ -143,7 +143,7 @@ async def test_a_run_in_which_everything_waits_is_parked_and_resumed(tmp_path: P
 
 
 async def test_a_nested_agent_is_replayed_without_asking_its_model(tmp_path: Path):
-    """A nested agent is replayed without asking its model again, and keeps its ids, calls and cost."""
+    """A nested agent's recorded answers are replayed, not requested again, and it keeps its ids, calls and cost."""
     tools = Counted()
     usage = Usage(input=10, output=1, requests=1)
     script = ScriptedModel(
@@ -405,7 +405,7 @@ async def test_an_overtaken_process_stops_and_undoes_nothing(tmp_path: Path):
 
 
 async def test_a_journal_in_memory_parks_too():
-    """A journal in memory keeps a parked run's questions until the run ends."""
+    """A journal in memory keeps a parked run's questions until they are answered."""
     tools = Counted()
     journal = MemoryJournal()
     adapter = Adapter(

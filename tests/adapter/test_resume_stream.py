@@ -90,7 +90,7 @@ class Recorded:
 
 
 def said(events: list[object]) -> list[tuple[str, str]]:
-    """Return each event as a pair of short strings, and skip other kinds of events."""
+    """Return the main events as pairs of short strings, and skip all others."""
     found: list[tuple[str, str]] = []
     for event in events:
         match event:
@@ -177,7 +177,7 @@ async def test_of_nested_runs_only_the_one_under_way_is_heard(tmp_path: Path):
 
 
 async def test_everything_is_heard_once_of_a_run_that_was_parked(tmp_path: Path):
-    """Taken together, the events before and after parking have each end and each message once. Only starts are repeated."""
+    """Taken together, the events before and after parking have each end and each message once. A parked call starts twice."""
     script = [ToolCall("note", {"text": "a"}), [ToolCall("ask"), ToolCall("note", {"text": "b"})], "done"]
     recorded = Recorded(tmp_path, *script)
     await recorded.park()
@@ -265,7 +265,7 @@ async def test_what_can_not_be_resumed_is_said_by_the_response(tmp_path: Path):
 
 
 async def test_a_stream_that_is_left_cancels_the_resumed_run(tmp_path: Path):
-    """Leaving a resumed run's stream cancels the run."""
+    """Abandoning a resumed run's stream cancels the run."""
     going = asyncio.Event()
 
     @tool(effect="pure")

@@ -186,7 +186,7 @@ async def test_the_lease_of_a_run_at_work_is_renewed(journal: Journal, monkeypat
 
     @tool(effect="staged")
     async def wait_for_the_lease() -> str:
-        """Wait until the lease lasts longer than it did."""
+        """Wait until the lease has been renewed."""
         before = (await journal.runs.get("run")).leased_until
         while (await journal.runs.get("run")).leased_until <= before:
             await asyncio.sleep(0.01)
@@ -221,7 +221,7 @@ async def test_one_of_two_answers_is_enough_for_a_handler_that_takes_the_first(t
 
     @tool(effect="staged")
     async def first_of_two(context: ToolContext) -> str:
-        """Ask two, take the first answer."""
+        """Ask two questions and take the first answer."""
         assert context.wait_for is not None
         asked = [asyncio.ensure_future(context.wait_for(kind, {}, Pick)) for kind in ("a", "b")]
         try:
@@ -235,7 +235,7 @@ async def test_one_of_two_answers_is_enough_for_a_handler_that_takes_the_first(t
 
     @tool(effect="staged")
     async def both(context: ToolContext) -> str:
-        """Ask two, take both answers."""
+        """Ask two questions and take both answers."""
         assert context.wait_for is not None
         picked = await asyncio.gather(*(context.wait_for(kind, {}, Pick) for kind in ("a", "b")))
         return f"{[each.number for each in picked]}"

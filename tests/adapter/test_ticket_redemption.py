@@ -113,7 +113,7 @@ def test_nothing_of_it_is_left_where_the_call_fails(tmp_path: Path):
 
 
 def test_one_killed_while_redeeming_leaves_nothing(tmp_path: Path):
-    """If a process is killed while it redeems a ticket, nothing of its work remains, and another can redeem the ticket."""
+    """If a process is killed while it redeems a ticket, none of its work remains, and another can redeem the ticket."""
     first = giving(tmp_path, "ok")
     killed = start(tmp_path, "hang")
     assert killed.stdout is not None
@@ -389,7 +389,7 @@ async def test_a_call_that_fails_answers_for_what_was_done_under_its_tickets(sta
 
 
 async def test_a_deposit_that_does_not_fit_any_more_fails_the_call(tmp_path: Path):
-    """If a deposit conflicts with the handler's own change, the call fails, and the deposit is compensated."""
+    """If a deposit conflicts with the handler's own change, the call fails, and both the call and the deposit are compensated."""
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("old")
     stage, undone = Stage(tmp_path), list[str]()
@@ -588,7 +588,7 @@ def left_after(session: Session, trackers: list[Any]) -> list[Any]:
 
 
 async def test_shares_of_the_budget_add_up(stage: Stage):
-    """Each ticket gets half of the remaining budget, and what is not spent is returned."""
+    """Each ticket gets half of the remaining budget, rounded down, and the part that is not spent is returned."""
     there_left: list[Any] = []
     trackers: list[Any] = []
 
@@ -641,7 +641,7 @@ async def test_more_than_the_share_is_refused_there(stage: Stage):
     spends=st.lists(st.none() | st.floats(0, 1), max_size=5),
 )
 def test_no_share_is_more_than_there_was(requests: int, money: Any, spends: list[float | None]):
-    """Whatever is issued and spent, the shares stay within the limits, and in the end exactly what was spent is missing."""
+    """Whatever is issued and spent, the shares stay within the limits, and in the end only the requests spent are deducted."""
     journal, session = MemoryJournal(), Session()
     spent: list[int] = []
     trackers: list[Any] = []

@@ -76,7 +76,7 @@ agent = Agent(ScriptedModel([ToolCall("write"), "The end."]), "Write.", tools=[w
 
 
 def test_approving_everything_does_not_cover_files_that_run_later(folder: Path, here: Here):
-    """With `--approve all`, and if nobody is there, such a change is denied. `--startup-files` allows it."""
+    """A change to such a file is denied with `--approve all`, and with `ask` if nobody is there. `--startup-files` allows it."""
     (folder.parent / "hooks.py").write_text(_HOOK)
     (folder.parent / "work").mkdir()
     for mode in ("all", "ask"):
@@ -161,7 +161,7 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
 def test_a_wrong_command_line_is_refused_with_advice(
     folder: Path, arguments: list[str], said: str, here: Here
 ):
-    """A wrong command line gives exit code 2 and advice, without a traceback or standard output."""
+    """A wrong command line gives exit code 2 and advice, with no traceback and nothing on standard output."""
     (folder.parent / "broken.py").write_text("import a_module_that_is_not_there\n")
     code, out, err = here(*arguments)
     assert (code, out) == (2, "")
@@ -269,7 +269,7 @@ def test_a_resumed_agent_keeps_its_own_model_and_resources(folder: Path, here: H
     "arguments", [["--version"], ["--help"], ["run", "team/hello.md", "x"], ["workers", "team"]]
 )
 def test_output_that_cannot_be_written_is_reported(folder: Path, arguments: list[str], buffered: bool):
-    """If standard output can't be written, because the disk is full, a message is printed instead of a traceback."""
+    """If standard output can't be written to, such as when the disk is full, a message is printed instead of a traceback."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [str(Path(sys.executable).with_name("handrail")), *arguments],
@@ -428,7 +428,7 @@ def test_files_are_attached_by_the_workers_rule(folder: Path):
 
 
 def test_a_worker_is_found_by_file_by_name_and_by_folder(folder: Path):
-    """A worker is found by its file, by its folder and name, or by a folder that has a `main`."""
+    """A worker can be named by its file, by its folder and name, or by a folder that contains `main.md`."""
     for named in ("team/hello.md", "team/hello"):
         assert handrail("run", named, "x", cwd=folder.parent).returncode == 0
     (folder / "main.md").write_text("---\nmodel: test:hello\n---\nGo.\n")
@@ -526,7 +526,7 @@ def test_version_and_help():
 
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["run", "--help"]])
 def test_help_loads_little(arguments: list[str]):
-    """Printing the help loads no workers, no adapter and no libraries that only a run needs."""
+    """Printing the help or the version loads no workers, no adapter and no libraries that only a run needs."""
     code = (
         "import sys\n"
         f"sys.argv = ['handrail', *{arguments!r}]\n"
@@ -732,7 +732,7 @@ def test_ctrl_c_ends_a_piped_chat(folder: Path):
 
 
 def test_an_approval_can_be_answered_later(folder: Path):
-    """With `--approve later`, a run that needs approval is parked with its own exit code, and can be answered."""
+    """With `--approve later`, a run that needs approval is parked with exit code 5, and its question can be answered later."""
     parked = run(folder, "writer", "--approve", "later")
     assert parked.returncode == 5
     assert "The run waits for an answer to write." in parked.stderr

@@ -46,7 +46,7 @@ def test_flowing_text_fits_and_loses_nothing(pieces: list[str], width: int):
 @example(["aaaaaaaaaa ", " b"], 10)
 @given(PIECES, st.integers(10, 30))
 def test_streaming_does_not_change_the_lines(pieces: list[str], width: int):
-    """Text that is streamed one character at a time gives the same lines as the whole text. Tabs are replaced first."""
+    """Text without tabs gives the same lines, except for trailing spaces, whether it is fed whole or by the character."""
     text = "".join(pieces).replace("\t", " ")
     whole, letters = TextFlow(width), TextFlow(width)
     at_once = [*whole.feed(text), *whole.end()]
@@ -120,7 +120,7 @@ def test_a_row_has_a_spinner_its_time_and_a_bar():
     ],
 )
 def test_invalid_progress_is_still_shown(done: Any, total: Any, said: str):
-    """Progress with an unusable total has no bar, and progress beyond its total has a full one."""
+    """Progress with an unusable amount or total has no bar, and progress outside its range is clamped to 0% or 100%."""
     assert format_progress(Row("t", ("t",), 0, "m", done, total)) == said
 
 
@@ -197,7 +197,7 @@ async def test_secrets_are_masked_in_lines():
 
 
 async def test_every_started_call_is_live_until_it_ends():
-    """Each call in progress has a row, and a waiting model has one too. At the end there are none."""
+    """Each call in progress has a row, and so does a pending model request. At the end there are none."""
     activity = Activity(SYSTEM_CLOCK)
     seen: list[str] = []
     async for event in Adapter(ScriptedModel(free)).stream(

@@ -1,4 +1,4 @@
-"""Tests for `handrail models` and `handrail model serve`, and for models of one's own on the command line."""
+"""Tests for `handrail models` and `handrail model serve`, and for your own models on the command line."""
 
 import contextlib
 import http.client
@@ -43,7 +43,7 @@ def served() -> Iterator[str]:
 
 @pytest.fixture
 def nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fixture: an environment without keys, in which no server of one's own answers."""
+    """Fixture: an environment without keys, in which no self-hosted server answers."""
     for variable in VARIABLES:
         monkeypatch.delenv(variable, raising=False)
     for provider in ("OLLAMA", "VLLM", "LMSTUDIO"):
@@ -59,7 +59,7 @@ async def states() -> dict[str, str]:
 
 @pytest.mark.usefixtures("nothing")
 async def test_the_models_that_work_here(monkeypatch: pytest.MonkeyPatch):
-    """Without anything, only the embedded model works. A key makes a vendor ready, and a running server its provider."""
+    """Only the embedded models need no setup. A key makes a vendor ready, and a server that answers makes its provider ready."""
     before = await states()
     assert {name for name, state in before.items() if state == "ready"} == {"local", "demo"}
     assert before["openai"] == before["groq"] == "no key"
@@ -83,7 +83,7 @@ async def test_the_models_that_work_here(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.usefixtures("nothing")
 async def test_no_vendor_is_contacted(monkeypatch: pytest.MonkeyPatch):
-    """Only servers of one's own are asked for their models, even if every key is set."""
+    """Only self-hosted servers are asked for their models, even if every key is set."""
     asked: list[str] = []
 
     async def get(self: Any, path: str, seconds: float) -> Any:
@@ -99,7 +99,7 @@ async def test_no_vendor_is_contacted(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_list_as_lines_and_as_json(tmp_path: Path):
-    """Each provider has a line that says what to do, and `--json` has the same."""
+    """Each provider has a line with its state and what to do, and `--json` lists the same providers."""
     clean = environment(**{**dict.fromkeys(VARIABLES, ""), "OLLAMA_BASE_URL": "http://127.0.0.1:9/v1"})
     lines = handrail("models", cwd=tmp_path, env=clean)
     assert lines.returncode == 0, lines.stderr
@@ -156,7 +156,7 @@ OTHER_TOOL = {"type": "function", "function": {"name": "other"}}
 
 
 def test_structured_answers_and_chosen_tools(served: str):
-    """An answer follows its schema, and a tool that is named is called with arguments that follow the tool's."""
+    """Answers and the arguments of a chosen tool follow their schemas. A reply cut off by `max_tokens` has no calls."""
     base = {"model": "smollm2-135m", "messages": [USER], "max_tokens": 40}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": CITY}}
     status, answer = post(served, {**base, "response_format": form})
@@ -197,7 +197,7 @@ def test_requests_that_are_refused(served: str, change: dict[str, Any], status: 
 
 
 def test_what_a_page_in_a_browser_could_send_is_refused(served: str):
-    """A foreign host name, a form's content type and a body that is not JSON are refused."""
+    """A foreign host name, a form's content type and a body that is not a JSON object are refused."""
     body = {"model": "smollm2-135m", "messages": [USER]}
     assert post(served, body, host="evil.example")[0] == 403
     assert post(served, body, content_type="text/plain")[0] == 415
@@ -235,7 +235,7 @@ def started_and_killed(folder: Path, *arguments: str, **variables: str) -> str:
 
 @pytest.mark.parametrize("how", ["worker", "worker --model", "worker module", "agent", "agent --model"])
 def test_a_run_that_was_killed_resumes_on_its_model(served: str, how: str, tmp_path: Path):
-    """After `kill -9`, the run continues on the model that it began with, however that was named."""
+    """After `kill -9`, the run continues on the model that it began with, however the model was named."""
     kind, _, named = how.partition(" ")
     tail = "" if kind == "worker" else "agent = Agent({model}, 'Answer in one short sentence.', tools=[fare])"
     model = "'openai:smollm2-135m'" if not named else "OpenAIModel('none', base_url='http://127.0.0.1:9/v1')"
@@ -256,7 +256,7 @@ def test_a_run_that_was_killed_resumes_on_its_model(served: str, how: str, tmp_p
 
 
 def test_a_prompt_resumes_with_the_adapter_beside_it(tmp_path: Path):
-    """`runs resume` uses the adapter of the prompt's module, with its model, which has no name that could be looked up."""
+    """`runs resume` uses the adapter in the prompt's module, because its model can't be found by name."""
     (tmp_path / "app.py").write_text(
         "import sys\n"
         "from handrail import Adapter, Prompt, ScriptedModel, SqliteJournal, ToolCall, tool\n"
@@ -278,7 +278,7 @@ def test_a_prompt_resumes_with_the_adapter_beside_it(tmp_path: Path):
 
 
 def test_a_recorded_model_that_is_gone(tmp_path: Path):
-    """If the model can't be found by its recorded name, the message says so, and `--model` takes that of an agent."""
+    """If the model can't be found by its recorded name, an error says so. `--model module:agent` uses the agent's model."""
     (tmp_path / "app.py").write_text(
         "import os\n"
         "from handrail import Agent, CapabilityPolicy, ScriptedModel, ToolCall, tool\n"

@@ -31,7 +31,7 @@ writer = ScriptedModel([ToolCall("write", {"path": ".envrc", "text": "new"}), "t
 
 
 class Line:
-    """The command line, in a folder that has a journal and an app."""
+    """Runs `handrail runs` commands in a folder that has a journal and an app."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -130,7 +130,7 @@ def answer_and_resume(line: Line, run_id: str, *more: str) -> bool:
 
 
 def test_a_resumed_run_keeps_the_startup_files_it_was_allowed(line: Line):
-    """A run that began with `--startup-files` may still change these files when resumed; another one may not."""
+    """A resumed run may change the startup files that it began with, unless it was imported or others are named instead."""
     (line.base / "files").mkdir()
     allowed = DirectoryFilesystem(line.base / "files", startup_files=[".envrc"])
     line.record("tea", call("choose"), filesystem=allowed)
@@ -141,7 +141,7 @@ def test_a_resumed_run_keeps_the_startup_files_it_was_allowed(line: Line):
     assert answer_and_resume(line, "tea")
     assert not answer_and_resume(line, "two")
     assert not answer_and_resume(line, "three", "--startup-files", "other")
-    assert not answer_and_resume(line, "imported")  # what a file claims is not what somebody here allowed
+    assert not answer_and_resume(line, "imported")  # nobody here has allowed what the imported file claims
 
 
 def test_fork_undo_replay(line: Line):

@@ -156,7 +156,7 @@ def test_a_run_asks(team: Path, seen: Window, key: str, code: int, content: str)
 
 
 def test_an_approval_for_the_session_is_asked_once_listed_and_forgotten(team: Path, seen: Window):
-    """A call that was approved with `e` is not asked about again, until `/approvals 1` forgets the decision."""
+    """A call that was approved with `e` is not asked about again until `/approvals 1` forgets the decision."""
     start(seen, team, "chat", "team/again.md")
     seen.wait_for(PROMPT)
     seen.type("pay\n")

@@ -191,7 +191,7 @@ def test_two_contexts_are_never_the_same():
     [(headless_context, "ToolContext"), (user_context, "UserContext"), (agent_context, "AgentContext")],
 )
 def test_its_repr_names_the_call_the_tool_and_whether_it_has_ended(make: Callable[..., Any], name: str):
-    """A context's repr has the call, the tool and whether the call has ended, and nothing of the call's content."""
+    """A context's repr has the call, the tool and whether the call has ended, and none of the call's content."""
     context = make(call_id="call-4", tool=Tool("search", "Searches."))
     assert repr(context) == f"<{name} call-4 of search>"
     expire(context)

@@ -100,7 +100,7 @@ def test_it_is_a_mapping_and_read_only():
 
 
 def test_the_built_in_keys():
-    """The tracing span's key is opaque and says how the span may be used. The other two keys are for JSON."""
+    """The tracing span's key is opaque and says how the span may be used. The other two keys are not opaque."""
     span = object()
     assert Extras({"tracing_span": span})[TRACING_SPAN] is span
     assert TRACING_SPAN.opaque

@@ -59,7 +59,7 @@ def test_the_text_is_stable_and_fits_into_a_url():
 
 
 def test_it_carries_what_the_other_side_needs_and_nothing_more():
-    """A ticket contains ids, place, depth, deadline, a share of the budget, capabilities and effect, and nothing else."""
+    """A ticket contains ids, tool, path, place, depth, deadline, budget share, capabilities, effect and version only."""
     assert body_of(TICKET.seal(KEY)) == {
         "v": 1,
         "run_id": "run-1",

@@ -30,7 +30,7 @@ from support.rig import Rig, leave_traces, staged
 
 
 class Wordless(Exception):
-    """An error that says nothing."""
+    """An error without a message."""
 
 
 class Mute(Exception):
@@ -43,7 +43,7 @@ class Mute(Exception):
 
 
 class Quitter(Exception):
-    """An error whose `str` ends the program."""
+    """An error whose `str` raises `SystemExit`."""
 
     def __str__(self) -> str:
         raise SystemExit(3)
@@ -138,7 +138,7 @@ def nested(error: BaseException, depth: int) -> BaseException:
 
 
 Recipe = tuple[list[int], int]
-"""Which errors, by number, and inside how many groups."""
+"""The errors' numbers, and how many groups are around them."""
 
 RECIPES = st.tuples(
     st.lists(st.integers(0, len(LEAVES) + len(EXITS) - 1), min_size=1, max_size=3),
@@ -156,7 +156,7 @@ def made(recipe: Recipe | None) -> BaseException | None:
 
 
 def booking(errors: list[BaseException | None], undone: list[str]) -> list[Any]:
-    """Make `trip`, which books thrice and raises the first of the errors. Undoing the bookings raises the others."""
+    """Return `book` and `trip`, which books three times and raises the first error. Undoing the bookings raises the others."""
 
     async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:
         undone.append(value)
@@ -172,7 +172,7 @@ def booking(errors: list[BaseException | None], undone: list[str]) -> list[Any]:
 
     @tool(effect="irreversible")
     async def trip(context: ToolContext) -> None:
-        """Book thrice, then fail."""
+        """Book three times, then fail."""
         for number in range(3):
             await context.call("book", what=str(number))
         assert errors[0] is not None
@@ -187,7 +187,7 @@ def booking(errors: list[BaseException | None], undone: list[str]) -> list[Any]:
 def test_each_call_has_one_end_and_every_compensation_runs(
     recipe: Recipe, others: list[Recipe | None], logged: bool
 ) -> None:
-    """Every call is paired, every compensation runs once, and the model is told in text that can be sent."""
+    """Every call has a start and one end, every compensation runs once, and the result is text that can be encoded."""
     log = logging.getLogger("handrail.gate")
     level, records = log.level, _Formats()
     log.addHandler(records)
@@ -215,7 +215,7 @@ def test_each_call_has_one_end_and_every_compensation_runs(
 
 
 class _Formats(logging.Handler):
-    """Formats each record and does not hide what that raises, as a handler of an application may."""
+    """A log handler that formats each record and lets errors propagate, as an application's handler may."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.format(record)
@@ -223,7 +223,7 @@ class _Formats(logging.Handler):
 
 @pytest.mark.parametrize("make", [KeyboardInterrupt, lambda: SystemExit(3)], ids=["keyboard", "exit"])
 def test_an_exit_in_a_compensation_counts_as_its_failure(make: Callable[[], BaseException]) -> None:
-    """If a compensation exits, the other ones still run, and the call ends as it would have."""
+    """If a compensation raises `KeyboardInterrupt` or `SystemExit`, the others still run, and the call fails as usual."""
 
     async def main() -> None:
         undone: list[str] = []
@@ -259,7 +259,7 @@ def test_a_group_is_told_by_its_leaves() -> None:
 
 
 def test_a_wide_group_is_counted() -> None:
-    """Only the first errors of a large group are told, and the others counted."""
+    """The model is told the first errors of a large group, and how many more there are."""
 
     async def fails(text: str, context: ToolContext) -> Any:
         raise ExceptionGroup("many", [ValueError(str(n)) for n in range(1000)])

@@ -110,7 +110,7 @@ def test_every_compensation_gets_its_turn(how: str) -> None:
 
         @tool(effect="irreversible")
         async def trip(context: ToolContext) -> None:
-            """Book three, then fail."""
+            """Make three bookings, then fail."""
             for what in "abc":
                 await context.call("book", what=what)
             if how == "run cancelled":
@@ -445,7 +445,7 @@ def test_an_operation_of_a_call_is_refused_on_another_loop() -> None:
 
     @tool(effect="irreversible")
     def outer(context: ToolContext) -> str:
-        """Await on another loop."""
+        """Await an inner call on another loop."""
 
         async def go() -> Any:
             return await context.call("inner")
@@ -454,7 +454,7 @@ def test_an_operation_of_a_call_is_refused_on_another_loop() -> None:
 
     @tool(effect="read")
     async def inner() -> None:
-        """Be called."""
+        """Do nothing."""
 
     async def main() -> None:
         rig = Rig([outer, inner])
@@ -466,7 +466,7 @@ def test_an_operation_of_a_call_is_refused_on_another_loop() -> None:
 
 
 def test_what_a_failed_inner_call_read_counts_for_the_outer_one() -> None:
-    """A failed inner call's reads count for the outer call: if two calls each see the other's file free, only one claims."""
+    """A failed inner call's reads count for the outer call, so of two calls that each need the other's file free, one gives way."""
 
     async def main() -> None:
         meeting = asyncio.Barrier(2)
@@ -474,13 +474,13 @@ def test_what_a_failed_inner_call_read_counts_for_the_outer_one() -> None:
 
         @tool(effect="read")
         async def look(path: str, context: ToolContext) -> None:
-            """Fail unless it is taken."""
+            """Fail unless the file is taken."""
             if context.filesystem.read(path) == "0":
                 raise LookupError("free")
 
         @tool(effect="staged")
         async def claim(mine: str, other: str, context: ToolContext) -> str:
-            """Take mine if the other is free."""
+            """Take `mine` if `other` is free."""
             free = not (await context.call("look", path=other)).success
             if first and first.pop():
                 await meeting.wait()

@@ -140,7 +140,7 @@ def test_what_a_call_sets_stays_in_it(turns: list[list[str]], policy: bool | Non
 
 
 def test_a_handler_sees_what_its_caller_and_a_listener_set() -> None:
-    """A listener may set the current span at a call's start and reset it at the end, in one context."""
+    """A handler sees variables that its caller or a listener set, and the listener can reset its own when the call ends."""
 
     async def main() -> None:
         rig = Rig([at_once, after_waits])
@@ -244,7 +244,7 @@ async def _own_cancellation() -> None:
 )
 @pytest.mark.parametrize("depth", [0, 2])
 def test_timeouts_groups_and_cancellations_work_in_a_call(body: Any, depth: int) -> None:
-    """The handler runs in its caller's task, so that what depends on the current task works as outside."""
+    """The handler runs in its caller's task, so timeouts, task groups and cancellation work as they do outside a call."""
     tasks: set[Any] = set()
 
     @tool(effect="pure")
@@ -309,7 +309,7 @@ def test_cleanup_of_a_stopped_call_runs_in_its_context() -> None:
 
 
 async def test_an_http_client_works_in_a_call() -> None:
-    """A client that sets timeouts by the current task works in a handler, and its variables stay there."""
+    """An HTTP client whose timeouts depend on the current task works in a handler, and the handler's variables stay there."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

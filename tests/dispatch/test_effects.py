@@ -339,7 +339,7 @@ def test_a_compensable_call_whose_commit_fails_is_compensated_itself() -> None:
 
 
 def test_compensation_is_shielded_from_cancellation() -> None:
-    """If a call is cancelled again while it compensates, the compensation finishes before the cancellation goes on."""
+    """If a call is cancelled again while it compensates, the compensation finishes before `CancelledError` is raised."""
 
     async def main() -> None:
         undone: list[str] = []

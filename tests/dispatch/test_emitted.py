@@ -46,7 +46,7 @@ async def search(topic: str, context: ToolContext) -> str:
 
 
 def asking() -> Handoff[None, str]:
-    """Make a handoff whose client emits and reports progress."""
+    """Make a handoff whose client emits an event and reports progress."""
     made = Handoff("ask", "Ask.", answer=str, effect="read")
 
     @made.client
@@ -59,7 +59,7 @@ def asking() -> Handoff[None, str]:
 
 
 async def test_an_act_emits_under_the_call_and_the_name_of_its_handoff() -> None:
-    """What an act emits and reports has the id of the handoff's call and the handoff's own name."""
+    """An act's events and progress have the id of the handoff's call and the handoff's own name."""
     session = Session()
     heard = RecordingSubscriber(session)
     await open_gate([asking()], session=session).invoke("ask")
@@ -75,7 +75,7 @@ async def test_an_act_emits_under_the_call_and_the_name_of_its_handoff() -> None
 
 
 async def test_a_listener_to_a_tools_own_type_hears_its_events_once() -> None:
-    """The type, its bases and a union of listeners each hear an event once; `object` and `Emitted` hear the wrapper."""
+    """Listeners to the event's own type hear it once, even if one of them fails. `Emitted` and its base hear the wrapper."""
     session, heard = Session(), list[tuple[str, object]]()
 
     def listen(name: str, kind: type[Any]) -> None:
@@ -97,13 +97,13 @@ async def test_a_listener_to_a_tools_own_type_hears_its_events_once() -> None:
 
 
 async def test_two_agents_that_emit_at_once_are_told_apart() -> None:
-    """Each event on AG-UI is named after its tool and has its call's id, and so has each line in the terminal."""
+    """Each AG-UI event has its tool's name and its call's id, and each terminal line has the tool's name and a number."""
     session = Session()
     heard = RecordingSubscriber(session)
 
     @tool(effect="read")
     async def research(context: ToolContext) -> str:
-        """Search twice at once."""
+        """Make two searches at once."""
         both = (context.call("search", topic="tea"), context.call("search", topic="rum"))
         return str([each.value for each in await gather(*both)])
 

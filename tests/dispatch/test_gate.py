@@ -259,7 +259,7 @@ def test_our_own_facts_can_not_be_published_by_a_tool() -> None:
 
 
 def test_sync_handler_that_outlives_its_timeout_writes_into_nothing() -> None:
-    """After a timeout, the abandoned handler's verbs, session and files refuse, and nothing changes."""
+    """After a timeout, the abandoned handler's context, session and files refuse every use, and nothing changes."""
     refused: list[str] = []
     go_on, done = threading.Event(), threading.Event()
 
@@ -664,7 +664,7 @@ def test_only_the_gate_starts_handlers() -> None:
 
 
 def test_read_only_effects_may_not_write() -> None:
-    """`pure` and `read` calls can read, and every way to write is refused with an error that names the tool."""
+    """A `read` call can read, but all its writes are refused with an error that names the tool."""
 
     async def main() -> None:
         @tool(effect="read")

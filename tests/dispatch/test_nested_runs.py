@@ -123,7 +123,7 @@ async def test_cancellation(way: str, tmp_path: Path) -> None:
 
 @every_way
 async def test_depth(way: str, tmp_path: Path) -> None:
-    """Whatever is nested counts one level, also if it makes no calls. Past the limit nothing of it runs."""
+    """Each way of nesting adds its levels to the depth, and beyond the limit neither a nested run nor its calls start."""
     seen: list[int] = []
     raised: list[Exception] = []
 
@@ -149,7 +149,7 @@ async def test_depth(way: str, tmp_path: Path) -> None:
 
 @every_way
 async def test_policies(way: str, tmp_path: Path) -> None:
-    """What a policy of the root run denies stays denied."""
+    """A call that a policy of the root run denies does not run in a nested run either."""
 
     async def nothing(context: ToolContext) -> None: ...
 
@@ -161,7 +161,7 @@ async def test_policies(way: str, tmp_path: Path) -> None:
 @every_way
 @pytest.mark.parametrize("mode", ["interactive", "strict"])
 async def test_approvals(way: str, mode: Any, tmp_path: Path) -> None:
-    """A nested request reaches the root's broker, with the path of who asks."""
+    """The root run's mode decides a nested approval request, and the question names the calls that led to it."""
     approved: list[bool] = []
 
     async def ask(context: ToolContext) -> None:
@@ -209,7 +209,7 @@ async def test_resources(way: str, tmp_path: Path) -> None:
     "way", [way for way in DEPTHS if way not in ("call", "call_worker", "worker as tool", "prompt_model")]
 )
 async def test_own_resources(way: str, tmp_path: Path) -> None:
-    """A nested run may bind resources itself. They replace the outer run's there, and are closed with the nested run."""
+    """A nested run may bind its own resources. There, they replace the outer run's, and they are closed with the nested run."""
     outer, own = Database(), Database("own")
     seen: list[Any] = []
 
@@ -238,7 +238,7 @@ async def test_workers(way: str, tmp_path: Path) -> None:
 
 @every_way
 async def test_trace(way: str, tmp_path: Path) -> None:
-    """All runs of a tree have one trace and one request. Their own ids lead from the root to them."""
+    """All runs of a tree share one request id, and each run's own id leads from the root run to it."""
     seen: list[Any] = []
 
     async def look(context: ToolContext) -> None:
@@ -254,7 +254,7 @@ async def test_trace(way: str, tmp_path: Path) -> None:
 
 
 async def test_a_run_by_hand_is_refused_what_is_always_the_calls(tmp_path: Path) -> None:
-    """A session, files or people of one's own are refused by name, not silently replaced by the call's."""
+    """A run that a handler starts by hand is refused if it has its own session or files, is streamed, or resumes a run."""
     for_files = Adapter(ScriptedModel([]), filesystem=MemoryFilesystem())
     plain = Adapter(ScriptedModel([]))
     attempts = [
@@ -307,7 +307,7 @@ async def test_what_a_handler_left_running_can_start_nothing() -> None:
 
 
 async def test_a_policy_may_ask_a_model_about_the_call_it_judges() -> None:
-    """A policy is not inside the call, so its runs are its own."""
+    """A policy is not inside the call that it checks, so the runs that it starts are not nested in that call."""
 
     class Judges:
         name = "judges"
@@ -328,7 +328,7 @@ async def test_a_policy_may_ask_a_model_about_the_call_it_judges() -> None:
 
 
 def test_a_synchronous_handler_can_nest_by_hand() -> None:
-    """In a thread, the nested run is part of the call as well."""
+    """A run that a synchronous handler starts by hand is nested in the handler's call."""
     seen: list[str] = []
 
     @tool(effect="staged")
@@ -339,7 +339,7 @@ def test_a_synchronous_handler_can_nest_by_hand() -> None:
 
     @tool
     def outer() -> str:
-        """Nest."""
+        """Start a nested run."""
         return run_as_agent(probe, model=ScriptedModel([])).wait()
 
     model = ScriptedModel([ToolCall("outer", {}), "done"])
@@ -348,7 +348,7 @@ def test_a_synchronous_handler_can_nest_by_hand() -> None:
 
 
 def test_run_as_agent_takes_files_resources_workers_and_any_tool(tmp_path: Path) -> None:
-    """At the root, a run gets what it is given. A tool that needs a person, or fails, says so."""
+    """Outside a call, `run_as_agent` gives the tool the files, resources and workers, and raises `CallFailed` if it fails."""
 
     async def work(context: ToolContext) -> None:
         context.filesystem.write("a.txt", context.resources.get(Database).name)

@@ -21,7 +21,7 @@ COUNT = 10_000 if os.environ.get("HANDRAIL_DEEP") else 25
 
 @pytest.mark.parametrize("ending", endings(), ids=lambda ending: ending.name)
 def test_calls_leave_only_their_facts(ending: Ending) -> None:
-    """After many calls that end so, no object of ours is left but the facts, and nothing of a document of 100 kB."""
+    """Many calls that end this way leave none of Handrail's objects except the facts, and free their 100 kB documents."""
     kept = asyncio.run(measure(ending, COUNT))
     # From Python 3.13 on, asyncio keeps the newest cancellation that a task group caught, with its frames.
     newest = 1 if sys.version_info >= (3, 13) and ending.name == "failed in a group" else 0
@@ -96,7 +96,7 @@ def answer_to(asked: Question) -> Answer:
 
 
 def test_questions_that_are_over_are_forgotten() -> None:
-    """Without a journal, the last hundred questions that are over are kept, and every open one."""
+    """Without a journal, the last hundred finished questions and every open one are kept."""
 
     async def main() -> None:
         desk = LocalQuestions()

@@ -194,7 +194,7 @@ ATTACKS: dict[str, tuple[Any, str, str]] = {
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_answer_that_does_not_count_is_refused(name: str):
-    """An answer that does not count is refused with a reason and has no effect. The right answer is still accepted."""
+    """An answer that does not count is refused with a reason. If the question is still open, the right answer is accepted."""
     attack, problem, hint = ATTACKS[name]
 
     async def main() -> tuple[AnswerRefused, Any]:
@@ -505,7 +505,7 @@ class Scene:
 
 
 def test_an_answer_is_validated_and_given_as_its_type():
-    """`wait_for` shows the question, validates the answer, returns it as its type, and publishes both."""
+    """`wait_for` shows the question, validates the answer, returns it as its type, and publishes an event for each."""
     person = Person(answers={"pick": lambda payload: {"selected": payload["choices"][0]}})
 
     async def main() -> None:
@@ -605,7 +605,7 @@ def test_parallel_questions_of_one_call_each_get_their_answer():
 
     @tool
     async def ask_both(context: UserContext) -> list[int]:
-        """Ask two things."""
+        """Ask two questions."""
         return list(await gather(context.wait_for("one", 1, int), context.wait_for("two", 2, int)))
 
     person = Person(answers={"one": 11, "two": 22})

@@ -1,4 +1,4 @@
-"""Retries of calls that raised `TransientError`: how long the gate waits for them, and what bounds that."""
+"""Retries of calls that raised `TransientError`: how long the gate waits before each, and what limits the wait."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ ASKED = st.one_of(
 def test_no_pause_outlasts_the_timeout_the_deadline_or_the_cap(
     asked: Any, timeout: float | None, deadline: float | None, takes: float
 ) -> None:
-    """Whatever `retry_after` says, the call ends in time, and its error says what the tool said."""
+    """Whatever `retry_after` is, the call ends in time, and if it ends with an error, the model is told the tool's message."""
 
     async def main() -> None:
         clock = VirtualClock(asyncio.get_running_loop())
@@ -79,7 +79,7 @@ def test_no_pause_outlasts_the_timeout_the_deadline_or_the_cap(
 
 @pytest.mark.parametrize("asked", [60.001, 86_400, 10**400, 1e308, math.inf])
 def test_a_call_that_would_wait_too_long_fails_at_once(asked: float) -> None:
-    """A wait above the cap is left to the model, which is told how long the wait is if that is a date at all."""
+    """A call that asks for a wait above the cap fails at once, and the model is told the wait if it is a realistic one."""
 
     async def main() -> None:
         ended, took = await outcome(flaky(asked))
@@ -123,7 +123,7 @@ def test_a_subclass_without_a_wait_is_retried() -> None:
 
 
 def test_attempts_and_pauses_share_the_timeout() -> None:
-    """A timeout is for the call: what earlier attempts and pauses took is not given again."""
+    """A timeout is for the whole call, so earlier attempts and pauses count towards it."""
 
     async def main() -> None:
         ended, took = await outcome(flaky(3, timeout=10, takes=4))  # 0-4, 7-11
@@ -138,7 +138,7 @@ def test_attempts_and_pauses_share_the_timeout() -> None:
 
 
 def test_the_job_is_kept_during_a_pause() -> None:
-    """While the gate waits to retry, it renews the lease of the job, even for a handler that beats itself."""
+    """While the gate waits to retry, it renews the job's lease, even for a handler that beats itself."""
 
     class Lease:
         interval = 10.0

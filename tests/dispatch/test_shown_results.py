@@ -42,7 +42,7 @@ class Shy:
 
 
 class Odd:
-    """A value whose `render` returns something else than text."""
+    """A value whose `render` returns something other than text."""
 
     def render(self) -> Any:
         return 3
@@ -183,7 +183,7 @@ async def test_a_result_is_rendered_once() -> None:
     ids=["value", "message", "error", "rendered"],
 )
 async def test_text_with_half_a_character_is_shown(make: Callable[[], Any], journal: bool) -> None:
-    """A text with a lone surrogate can be shown, with a replacement character. The outer call gets it as it was."""
+    """A text with a lone surrogate is shown with the surrogate escaped, even if an outer call returns it."""
     inner: list[Any] = []
 
     @tool(effect="staged")
@@ -204,7 +204,7 @@ async def test_text_with_half_a_character_is_shown(make: Callable[[], Any], jour
 
 
 async def test_a_generator_inside_a_value_is_told() -> None:
-    """Items of a generator inside a value are read once, and told."""
+    """A generator inside a value is read once, and the model is told its items."""
     model = ScriptedModel([ToolCall("work"), "bye"])
 
     @tool(effect="read")

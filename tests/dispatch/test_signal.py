@@ -19,7 +19,7 @@ REASONS = ["cancel", "timeout", "deadline"]
 
 
 class Stopped:
-    """What a handler saw while it was stopped."""
+    """A record of what a handler saw while it was stopped."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -102,7 +102,7 @@ def test_a_task_beside_the_work_runs_before_the_work_is_cancelled(reason: str) -
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_a_handler_that_polls_its_signal_sees_it(reason: str) -> None:
-    """An async handler that polls sees the signal, and may return; the call is stopped all the same."""
+    """An async handler that is cancelled sees that its signal has fired."""
 
     def make(stopped: Stopped) -> Any:
         async def work(params: None, *, context: ToolContext) -> ToolResult[None]:
@@ -176,7 +176,7 @@ def test_the_signal_of_an_inner_call_fires_with_the_outer_one(reason: str) -> No
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_a_call_that_returns_at_its_signal_is_stopped_and_its_caller_is_cancelled_once(reason: str) -> None:
-    """A handler that returns as soon as its signal fires is rolled back, and nothing lands on its caller later."""
+    """A call whose handler returns as soon as its signal fires is still stopped, and its caller is not cancelled later."""
     after = list[str]()
 
     async def work(params: None, *, context: ToolContext) -> ToolResult[None]:

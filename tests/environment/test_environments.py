@@ -49,7 +49,7 @@ from support.rig import Rig
 
 @dataclass(frozen=True)
 class Step:
-    """An event of a test's own."""
+    """An event that a test's act emits."""
 
     name: str
     number: int
@@ -94,7 +94,10 @@ def person() -> Person:
 def test_the_tool_then_the_session_then_the_environment_says_whose_place_is_taken(
     of_tool: RunMode | None, of_session: RunMode | None, of_environment: RunMode | None, with_client: bool
 ) -> None:
-    """A tool's run mode takes precedence over the session's, and that over the environment's. The default asks nobody."""
+    """A tool's run mode takes precedence over the session's, and that over the environment's.
+
+    Without a mode, or with `user` and no person, nobody is asked.
+    """
     there: dict[RunMode | None, Environment | None] = {
         None: None,
         "user": person(),
@@ -163,7 +166,7 @@ def test_a_model_in_a_persons_place_may_be_another_than_the_runs() -> None:
 
 
 def test_without_a_model_of_its_own_the_runs_model_stands_in() -> None:
-    """`AgentEnvironment()` plays with the run's model, and fails through a gate without one."""
+    """`AgentEnvironment()` plays with the run's model, and fails at a gate that has no model."""
     assert play(card_game(), AgentEnvironment(), Session()).value == "card 1"
     result = open_gate([card_game()], environment=AgentEnvironment(), filesystem=MemoryFilesystem())
     assert "needs 'somebody to answer'" in result.invoke("pick_card").wait().message

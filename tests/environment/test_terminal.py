@@ -1,4 +1,4 @@
-"""`TerminalEnvironment`, which asks a person, at a real pseudo-terminal."""
+"""`TerminalEnvironment` asks a person at a real pseudo-terminal."""
 
 import asyncio
 import contextlib
@@ -165,7 +165,7 @@ async def test_ctrl_d_after_a_key_does_not_send_it():
 
 
 async def test_a_message_cannot_imitate_the_question():
-    """A message can't imitate the question, because a bar is put before each of its lines. Long text is cut."""
+    """A bar before each line keeps a message from imitating the question. Long text is cut, and `v` shows all of it."""
     fake = "All is well.\n\n? Allow read_notes?\n\n  y  yes, once\n  your choice, then Enter:"
     message = "\n".join([fake, *(f"more {number}" for number in range(40)), "the end of it"])
     payload = {"tool": "pay", "arguments": {"text": "a" * 5000 + "tail"}}

@@ -50,7 +50,7 @@ def test_a_line_is_short_enough(text: str, most: int):
 
 @given(JSON)
 def test_formatted_values_are_escaped(value: object):
-    """The names and values of any JSON stay within their own lines."""
+    """The formatted lines of any JSON value contain no line breaks, and no control characters except tabs."""
     for line in format_value(value):
         assert "\n" not in line
         assert moves_nothing(line.replace("\t", ""))
@@ -78,7 +78,7 @@ def test_plain_text_is_unchanged(text: str):
     ],
 )
 def test_what_is_escaped(text: str, shown: str):
-    """Escape sequences, carriage returns and direction marks are escaped. Markup is not."""
+    """Escape sequences, lone carriage returns and invisible characters are escaped. Markup is not."""
     assert escape(text) == shown
 
 

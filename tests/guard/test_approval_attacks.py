@@ -39,7 +39,7 @@ async def rewrite(path: str, context: ToolContext) -> str:
 
 
 class Desk:
-    """Calls that wait for an approval until a test answers it."""
+    """Calls whose questions stay open until the test answers them."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
@@ -143,7 +143,7 @@ def test_a_forged_answer_is_refused(attack: str):
 
 
 async def changed_arguments(desk: Desk) -> str:
-    """Use the answer to a small payment for a large one."""
+    """Answer the question about a large payment with the answer to the question about a small one."""
     small = await desk.ask(amount=1)
     large = await desk.ask(amount=1000)
     return desk.refused(yes(small, question_id=large.id))
@@ -215,7 +215,7 @@ async def after_it_was_withdrawn(desk: Desk) -> str:
 
 
 async def changed_diff(desk: Desk) -> str:
-    """Use the answer to a diff that was replaced because the file changed meanwhile."""
+    """Use the answer to an outdated diff for the question that replaced it."""
     desk.files.write("a.txt", "one\n")
     seen = await desk.ask("rewrite", path="a.txt")
     desk.files.write("a.txt", "two\n")
@@ -245,7 +245,7 @@ SCENES: list[tuple[Callable[[Desk], Any], str]] = [
 
 @pytest.mark.parametrize(("attack", "words"), SCENES, ids=[attack.__name__ for attack, _ in SCENES])
 def test_an_answer_fits_nothing_but_its_own_question(attack: Any, words: str):
-    """An answer to a different question, or one that comes too late, is refused, and the call does not run."""
+    """An answer that is for a different question, in the wrong name or too late is refused and runs nothing."""
 
     async def main() -> None:
         desk = Desk()

@@ -139,7 +139,7 @@ POLICY = CapabilityPolicy({"fs.write": "ask"}, effects={"idempotent": "allow"})
 
 
 class Desk:
-    """One session and its person. Each call opens a gate with its own broker."""
+    """One session and its person. Each call opens a new gate."""
 
     def __init__(self, says: Any, session: Session | None = None, **options: Any) -> None:
         self.person = Person(says)
@@ -222,11 +222,11 @@ async def test_exactly_this_is_nothing_else(name: str, arguments: dict[str, Any]
 
 
 async def test_who_asks_is_part_of_it():
-    """Requests by a policy, by a handler and for a permission are remembered separately, even if they share a name."""
+    """A policy's question, a handler's approval request and its permission request of one name are remembered separately."""
 
     @tool
     async def confess(context: ToolContext) -> list[bool]:
-        """Ask in both ways under one name."""
+        """Request an approval and a permission under one name."""
         return [
             (await context.request_approval("confess")).approved,
             (await context.request_permission("confess")).approved,
@@ -296,7 +296,7 @@ async def test_what_nobody_saw_is_remembered_in_this_process_only(monkeypatch: p
 
 
 async def test_what_a_handler_does_to_its_arguments_is_not_what_is_asked_about():
-    """The person is shown the arguments as the call was made with them, even if the handler changes its own."""
+    """The person is shown the arguments that the call was made with, even if the handler changes its params."""
 
     @dataclass
     class Order:
@@ -346,11 +346,11 @@ async def test_scopes_that_are_offered(name: str, arguments: dict[str, Any], sco
 
 
 async def test_a_list_that_nobody_would_read_is_not_offered():
-    """A scope may list up to five files. A call with six files is offered none."""
+    """A scope may list up to five files. For a call with six files, no scope is offered."""
 
     @tool(capabilities={"fs.write"})
     async def sweep(paths: list[Annotated[str, PathArg("write")]], context: ToolContext) -> str:
-        """Sweep them."""
+        """Sweep these paths."""
         return "swept"
 
     desk = Desk(False)
@@ -414,7 +414,7 @@ async def test_inside_a_scope_nobody_is_asked(name: str, arguments: dict[str, An
     ],
 )
 async def test_what_leaves_a_scope_is_asked_about(name: str, arguments: dict[str, Any]):
-    """A call is asked about if a path is outside the scope, however it is spelled, or if it needs more capabilities."""
+    """A person is asked again if a path is not plainly in the scope's folder, or if capabilities or effect differ."""
     desk = Desk(picking(UNDER_DOCS), filesystem=MemoryFilesystem())
     await desk.call("put", path="docs/a.md")
     await desk.call(name, **arguments)
@@ -452,13 +452,13 @@ async def test_a_link_is_followed_in_files_that_a_resource_brings(tmp_path: Path
 
 
 async def test_a_link_counts_as_the_call_around_has_it(tmp_path: Path):
-    """In an inner call's path, a link is resolved as the outer call's uncommitted changes have it."""
+    """An inner call's path is resolved against the outer call's uncommitted changes."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "out").symlink_to("..")
 
     @tool(effect="idempotent")
     async def around(context: ToolContext) -> bool:
-        """Replace the link by a folder, then write into it."""
+        """Replace the link with a folder, then write into it."""
         context.filesystem.delete("docs/out")
         context.filesystem.mkdir("docs/out")
         return (await context.call("put", path="docs/out/b.md")).success
@@ -475,7 +475,7 @@ NAMES = st.sampled_from(["docs", "docs-secret", "de", "..", ".", "", "a", "Docs"
 @settings(max_examples=200, deadline=None)
 @given(st.lists(NAMES, min_size=1, max_size=5).map("/".join))
 def test_a_path_is_covered_exactly_if_it_lies_there(path: str):
-    """A folder's scope covers a path exactly if the path lies below that folder."""
+    """A folder's scope covers a path if and only if the path is relative, has no `..` and lies below that folder."""
 
     async def main() -> int:
         desk = Desk(picking(UNDER_DOCS))
@@ -540,7 +540,7 @@ async def test_a_message_is_remembered_as_it_was_put():
 
 @pytest.mark.parametrize("remember", ["exact", "scope"])
 async def test_a_denial_is_remembered_and_its_reason_told(remember: str):
-    """A remembered denial is not asked about again. The model is told the reason, and not to call the tool again."""
+    """Nobody is asked about a call whose denial is remembered. The model is told the reason, and not to repeat the call."""
     desk = Desk({"approved": False, "reason": "we are broke", "remember": remember})
     await desk.call("pay", amount=1)
     again = await desk.call("pay", amount=1)
@@ -556,7 +556,7 @@ async def test_a_denial_is_remembered_and_its_reason_told(remember: str):
 
 
 async def test_a_handler_that_asks_gets_what_was_decided():
-    """A handler that asks gets the remembered outcome, reason and principal, as if the person had answered again."""
+    """A handler that asks again gets the remembered decision, and the reason says that it was remembered."""
     desk = Desk({"approved": False, "reason": "no", "remember": "exact"})
     await desk.call("wonder", message="?")
     last = await desk.call("wonder", message="?")
@@ -886,7 +886,7 @@ async def test_a_tool_can_look_and_not_decide():
 
     @tool(effect="staged")
     async def forge(context: ToolContext) -> str:
-        """Try every door."""
+        """Try every way to forge a decision."""
         controller: Any = context.approval_controller
         seen.append({name for name in dir(controller) if not name.startswith("_")})
         seen.append((controller.mode, [each.tool for each in controller.list()]))

@@ -125,7 +125,7 @@ class Scene:
     ],
 )
 def test_mode_and_who_is_there_decide(mode: Any, environment: Any, outcome: str, by: str, asked: int):
-    """The mode and the environment decide. A model that stands in for a person is never asked."""
+    """The mode and the environment decide whether a call is approved. A model that stands in for a person is never asked."""
     if environment is not None:
         environment.questions.clear()
 
@@ -284,7 +284,7 @@ def test_a_withdrawn_question_is_a_cancelled_approval():
     ids=["yes", "yes because", "no", "late", "nobody"],
 )
 def test_asking_in_a_handler_returns_what_came_of_it(verb: str, person: Any, expected: Approval):
-    """`request_approval` and `request_permission` return a denial instead of raising an error."""
+    """`request_approval` and `request_permission` return every outcome, even a denial, instead of raising an error."""
 
     async def main() -> None:
         scene = Scene(person(), approval_seconds=30)
@@ -329,7 +329,7 @@ def test_wrong_answer_first_is_asked_again_with_what_was_wrong():
     ],
 )
 def test_only_a_truth_value_approves(value: Any):
-    """Only an answer whose `approved` is a boolean can approve. Three invalid answers count as a denial."""
+    """An answer that does not match the schema never approves. Three invalid answers count as a denial."""
 
     class Mumbles(Person):
         def _approval(self, question: Question) -> Any:
@@ -380,7 +380,7 @@ def test_parallel_requests_of_one_handler():
 
     @tool(effect="idempotent")
     async def both(context: ToolContext) -> list[str]:
-        """Ask two things at once."""
+        """Make two requests at once."""
         one, two = await gather(context.request_approval("one"), context.request_approval("two"))
         return [one.outcome, two.outcome]
 
@@ -466,7 +466,7 @@ def test_two_people_asked_at_once_both_stop_the_clock():
     ],
 )
 def test_a_deadline_pauses_for_people_only_if_it_says_so(where: str, pauses: bool):
-    """A deadline that does not pause for people ends the run while they think, before or inside a handler."""
+    """A deadline that pauses for people ignores the time they take. One that doesn't pause ends the run while they think."""
 
     async def main() -> float:
         clock = VirtualClock()

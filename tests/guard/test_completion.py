@@ -95,7 +95,7 @@ FINE = Checker(_returning(None))
 
 
 def ended(*completion: Any, answers: int = 12, **options: Any) -> tuple[Any, ScriptedModel]:
-    """Return the response of a run whose model says that it is done again and again, and the model."""
+    """Run a model that answers "Done." every time, and return the response and the model."""
     model = ScriptedModel(["Done."] * answers)
     prompt = Prompt("p", "Go.", completion=completion)
 
@@ -120,7 +120,7 @@ fails = st.recursive(
 
 @given(checkers=st.lists(st.one_of(fails, st.just(FINE), st.just(HOLDS)), max_size=2), one=fails)
 def test_a_check_that_fails_never_lets_a_run_end_as_done(checkers: list[Any], one: Any):
-    """However a check fails, alone, composed or beside others, the run is held within the caps and then incomplete."""
+    """However a check fails, alone, composed or beside others, the run is held up to the caps and then ends as incomplete."""
     response, model = ended(*checkers, one)
     assert response.stop_reason == "incomplete"
     assert len(model.requests) == 3  # held twice, which is the cap of each
@@ -139,13 +139,13 @@ def test_the_model_is_told_which_check_failed_and_why(how: str):
 
 
 def test_any_of_is_satisfied_by_one_check_that_works():
-    """A check that fails does not matter if another one is enough."""
+    """`any_of` is satisfied if one check passes, even if another one fails."""
     response, _ = ended(any_of(Checker(BROKEN["raises"]), FINE))
     assert response.stop_reason == "done"
 
 
 def test_what_is_missing_is_said_beside_a_check_that_failed():
-    """The model hears of both."""
+    """The model is told both what is missing and which check failed."""
     _, model = ended(HOLDS, Checker(BROKEN["raises"]))
     said = model.requests[1].messages[-1].text
     assert said == (
@@ -171,7 +171,7 @@ def test_a_check_that_recovers_lets_the_run_end():
 
 @pytest.mark.parametrize("swallows", [False, True])
 def test_a_check_that_hangs_ends_with_the_deadline(swallows: bool):
-    """The run fails when its deadline passes, even if the check ignores that and says that all is well."""
+    """The run fails at its deadline, even if the check suppresses the cancellation and reports nothing missing."""
 
     async def missing(state: RunState) -> str | None:
         try:
@@ -198,7 +198,7 @@ def test_a_check_that_hangs_ends_with_the_deadline(swallows: bool):
 
 @pytest.mark.parametrize("swallows", [False, True])
 def test_a_run_cancelled_during_a_check_is_cancelled(swallows: bool):
-    """The cancellation reaches the caller, even if the check ignores it."""
+    """The cancellation reaches the caller, even if the check suppresses it."""
 
     async def missing(state: RunState) -> str | None:
         try:
@@ -248,7 +248,7 @@ async def _opened_later(resources: Any) -> MemoryFilesystem:
 )
 @pytest.mark.parametrize("writes", [True, False])
 def test_files_that_are_bound_as_a_resource_are_checked(binding: Any, writes: bool):
-    """A check finds the files that the run's calls share, however they were given."""
+    """A check sees the files that the run's calls share, whether they are bound as an object or made by a provider."""
     script: list[Any] = ["Done.", ToolCall("write", {"path": "a.md"}), "Done."] if writes else ["Done."] * 3
     prompt = Prompt("p", "Go.", tools=[write], completion=[FilesThere("a.md", cap=2)], resources=[binding()])
     response = Adapter(ScriptedModel(script)).evaluate(prompt, "hi").wait()
@@ -256,7 +256,7 @@ def test_files_that_are_bound_as_a_resource_are_checked(binding: Any, writes: bo
 
 
 def test_files_with_an_async_provider_are_checked():
-    """A check waits for files that are made by an async function."""
+    """A check waits for files that an async provider makes."""
     binding: Any = Binding(Filesystem, _opened_later)  # pyright: ignore[reportArgumentType]  # a protocol as a key
     response, _ = ended(FilesThere("a.md", cap=1), resources=[binding])
     assert response.stop_reason == "incomplete"
@@ -274,7 +274,7 @@ def test_files_with_an_async_provider_are_checked():
 )
 @pytest.mark.parametrize("checker", [FilesThere("a.md", cap=1), CommandPassing(FakeShell({}), "make", cap=1)])
 def test_files_that_are_not_there_hold_the_run(options: Any, words: str, checker: Any):
-    """A check that has no files says what to do about it."""
+    """If a check can't get the run's files, the run is held, and the model is told why."""
     response, model = ended(checker, **options)
     assert response.stop_reason == "incomplete"
     assert words in model.requests[1].messages[-1].text
@@ -306,7 +306,7 @@ class NoCap:
     ],
 )
 def test_a_checker_without_a_bound_is_refused(checker: Any, words: str):
-    """How often a checker may hold a run is known at definition."""
+    """A prompt refuses a checker whose `cap` is missing or invalid."""
     with pytest.raises(DefinitionError) as caught:
         Prompt("p", "Go.", completion=[checker])
     assert words in str(caught.value)

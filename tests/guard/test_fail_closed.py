@@ -59,7 +59,7 @@ ANSWERS: dict[str, Any] = {
 
 
 class Answering:
-    """A policy and a broker that answer in a given way."""
+    """A policy that is also a broker, and answers in a given way."""
 
     def __init__(self, how: str, name: str = "answering") -> None:
         self.name = name
@@ -81,7 +81,7 @@ class Asks(Answering):
 
 
 def ran_with(policies: list[Any], **options: Any) -> int:
-    """Return how often a tool ran under these policies, after checking that its call ended once and not as done."""
+    """Make one call under these policies, check that it does not succeed, and return how often the handler ran."""
     ran: list[None] = []
 
     async def handler(params: None, *, context: ToolContext) -> ToolResult[None]:
@@ -109,12 +109,12 @@ def ran_with(policies: list[Any], **options: Any) -> int:
 
 @given(before=st.integers(0, 2), how=st.sampled_from(sorted(ANSWERS)), after=st.integers(0, 2))
 def test_a_policy_that_does_not_allow_a_call_lets_nothing_through(before: int, how: str, after: int):
-    """Policies that allow the call, before or after it, make no difference."""
+    """A call that one policy does not allow doesn't run, even if the policies before and after that one allow it."""
     allowing = [Asks("allow", f"allowing {index}") for index in range(before + after)]
     assert ran_with([*allowing[:before], Answering(how), *allowing[before:]]) == 0
 
 
 @pytest.mark.parametrize("how", sorted(ANSWERS))
 def test_a_broker_that_does_not_approve_a_call_lets_nothing_through(how: str):
-    """Only an `Approval` that says so approves a call."""
+    """Only an `Approval` whose `approved` is True approves a call."""
     assert ran_with([Asks("ask")], approvals=Answering(how)) == 0

@@ -59,7 +59,7 @@ async def write(path: str, text: str, context: ToolContext) -> str:
 
 @dataclass(frozen=True)
 class Says:
-    """A provider that reports the number of calls so far on a given trigger."""
+    """A provider that reports how many calls were made and how often it gave advice, or raises."""
 
     trigger: Trigger
     cap: int = 3
@@ -109,7 +109,7 @@ def test_every_so_many_calls_up_to_the_cap() -> None:
 
 
 def test_every_so_many_seconds() -> None:
-    """With `seconds=7`, advice comes at the first turn that ends at least seven seconds after the last advice."""
+    """With `seconds=7`, advice comes after a turn that ends at least seven seconds after the start or the last advice."""
     model = steps(4, 4, 4, 4)
     evaluate(model, Says(Trigger(seconds=7)))
     assert advice(model) == ["[says] 2 calls, said 0", "[says] 4 calls, said 1"]
@@ -133,7 +133,7 @@ def test_a_provider_that_raises_is_reported_and_the_run_continues() -> None:
 
 
 def test_deadline_feedback() -> None:
-    """The model is told the remaining time once for each threshold that it passes."""
+    """Each time the remaining time falls below a threshold, the model is told once how much is left."""
     model = steps(10, 30, 1, 35, 1)
     evaluate(model, DeadlineFeedback(at=(60, 30)), late=90)
     said = advice(model)
@@ -143,7 +143,7 @@ def test_deadline_feedback() -> None:
 
 
 def test_budget_feedback() -> None:
-    """The model is told the remaining budget once for each threshold that it passes."""
+    """Each time the spending reaches a threshold, the model is told once how much is left."""
     model = steps(*[1] * 9)
     evaluate(model, BudgetFeedback(at=(0.5, 0.8)), budget=Budget(tool_calls=10))
     said = advice(model)
@@ -164,7 +164,7 @@ def test_budget_feedback() -> None:
     ],
 )
 def test_bad_definitions(wrong: Any, words: str) -> None:
-    """A trigger that would never fire and a checker with nothing to check are refused when they are created."""
+    """Invalid triggers, and checkers with nothing to check, are refused when they are created."""
     with pytest.raises(DefinitionError, match=words):
         wrong()
 

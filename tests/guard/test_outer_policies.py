@@ -36,7 +36,7 @@ Ran = list[str]
 
 
 class Forbids:
-    """A policy that decides on one tool, at once or after a pause."""
+    """A policy that makes one decision about one tool, allows all others, and records the tools whose results it sees."""
 
     def __init__(self, decision: Any, tool: str = "pay", name: str = "forbids") -> None:
         self.name = name
@@ -98,7 +98,7 @@ def by_evaluate(ran: Ran) -> Tool[Any, Any]:
 def by_two_runs(ran: Ran) -> Tool[Any, Any]:
     @tool
     async def outer(context: ToolContext) -> str:
-        """Pay two runs below."""
+        """Pay in a run nested two levels down."""
         inner = Agent(
             model_for(calls=3), "Pay.", name="inner", description="Pays.", tools=[paying(ran)]
         ).as_tool()
@@ -114,7 +114,7 @@ def by_agent(ran: Ran) -> Tool[Any, Any]:
 def by_worker(ran: Ran) -> Tool[Any, Any]:
     @tool
     async def outer(context: ToolContext) -> str:
-        """Pay by a worker."""
+        """Pay through a worker."""
         return str(await context.call_worker("payer", "go"))
 
     return outer
@@ -123,7 +123,7 @@ def by_worker(ran: Ran) -> Tool[Any, Any]:
 def by_prompt_model(ran: Ran) -> Tool[Any, Any]:
     @tool(run_mode="agent")
     async def outer(context: AgentContext) -> str:
-        """Pay by a model inside the tool."""
+        """Pay through a model inside the tool."""
         return await context.prompt_model("go", str, system="Pay.", tools=[paying(ran)])
 
     return outer
@@ -143,7 +143,7 @@ def played(ran: Ran) -> Any:
 def by_run_as_agent(ran: Ran) -> Tool[Any, Any]:
     @tool
     async def outer() -> str:
-        """Pay by a model that plays an act."""
+        """Pay through a model that plays an act."""
         await played(ran)
         return "played"
 
@@ -153,7 +153,7 @@ def by_run_as_agent(ran: Ran) -> Tool[Any, Any]:
 def by_run_as_agent_in_a_thread(ran: Ran) -> Tool[Any, Any]:
     @tool
     def outer() -> str:
-        """Pay by a model that plays an act, in a synchronous handler."""
+        """Pay through a model that plays an act, in a synchronous handler."""
         played(ran).wait()
         return "played"
 
@@ -163,7 +163,7 @@ def by_run_as_agent_in_a_thread(ran: Ran) -> Tool[Any, Any]:
 def by_run_as_agent_in_a_task(ran: Ran) -> Tool[Any, Any]:
     @tool
     async def outer() -> str:
-        """Pay by a model that plays an act, in a task of the handler's own."""
+        """Pay through a model that plays an act, in a task that the handler starts."""
 
         async def play() -> None:
             await played(ran)
@@ -240,7 +240,7 @@ def test_what_the_outer_run_denies_stays_denied(way: Any, how: str, tmp_path: Pa
 
 @pytest.mark.parametrize("way", WAYS[:5])
 def test_what_the_outer_run_asks_about_is_left_to_the_nested_run(way: Any, tmp_path: Path):
-    """Only denials are inherited: approvals belong to the policies of the run that makes the call."""
+    """Only denials are inherited. Whether a call needs approval is decided by the policies of the run that makes it."""
     if way is not by_prompt_model:  # there the tools are under the run's own policies
         policy = Forbids(PolicyDecision.ask("sure?"))
         assert payments(way, [policy], tmp_path, environment=Person(approve=False)) == 1
@@ -248,7 +248,7 @@ def test_what_the_outer_run_asks_about_is_left_to_the_nested_run(way: Any, tmp_p
 
 @pytest.mark.parametrize("way", [by_evaluate, by_two_runs, by_agent, by_worker])
 def test_an_outer_policy_is_told_of_the_results_of_nested_runs(way: Any, tmp_path: Path):
-    """Thereby an outer limit or order applies to all calls below it."""
+    """Outer policies see the results of calls in nested runs, so rate limits and required orders apply there too."""
     policy = Forbids(PolicyDecision.allow())
     assert payments(way, [policy], tmp_path) == 1
     assert policy.told.count("pay") == 1
@@ -256,7 +256,7 @@ def test_an_outer_policy_is_told_of_the_results_of_nested_runs(way: Any, tmp_pat
 
 @pytest.mark.parametrize("way", [by_evaluate, by_agent, by_worker])
 def test_an_outer_rate_limits_nested_calls(way: Any, tmp_path: Path):
-    """Calls in nested runs count towards the rate of the run around them."""
+    """Calls in nested runs count towards the outer run's rate limit."""
     assert payments(way, [RateLimitPolicy(2, 3600, tools={"pay"})], tmp_path, calls=3) == 2
 
 
@@ -264,12 +264,12 @@ def test_an_outer_rate_limits_nested_calls(way: Any, tmp_path: Path):
     ("name", "paid", "status"), [("own_rate", ["pay"], "ok"), ("rate_limit", [], "error")]
 )
 def test_rates_of_an_outer_and_a_nested_run_do_not_lift_each_other(name: str, paid: Ran, status: str):
-    """Both apply. Two that have the same name, and would share their counts, are refused."""
+    """Both runs' limits apply. A nested limit with an outer one's name is refused, since they would share their counts."""
     ran: Ran = []
 
     @tool
     async def outer(context: ToolContext) -> str:
-        """Pay several times in a nested run."""
+        """Pay twice in a nested run."""
         own = RateLimitPolicy(1, 3600, tools={"pay"}, name=name)
         prompt = Prompt("inner", "Pay.", tools=[paying(ran)], policies=[own])
         model = ScriptedModel([ToolCall("pay", {}), ToolCall("pay", {}), "done"])
@@ -286,7 +286,7 @@ def test_rates_of_an_outer_and_a_nested_run_do_not_lift_each_other(name: str, pa
 
 
 def test_an_order_of_the_outer_run_is_kept_and_can_be_fulfilled_below():
-    """A nested call that needs another one first is denied before it and allowed after it."""
+    """If an outer policy requires one call before another, nested calls must follow that order and count towards it."""
     ran: Ran = []
 
     @tool(effect="staged")
@@ -312,7 +312,7 @@ def test_an_order_of_the_outer_run_is_kept_and_can_be_fulfilled_below():
 
 
 def test_a_policy_that_both_runs_have_is_asked_once():
-    """A policy that is declared on the outer and the nested prompt checks each call once, and may ask."""
+    """A policy that is declared on both the outer and the nested prompt checks each nested call once."""
     asked: list[str] = []
 
     def decide() -> PolicyDecision:
@@ -334,7 +334,7 @@ def test_a_policy_that_both_runs_have_is_asked_once():
 
 
 async def test_a_gates_denials_reach_acts_that_its_handlers_play():
-    """A call at a gate of one's own counts as an outer run too, and only while it runs."""
+    """A gate's policies apply to acts that its handlers play, but not to acts that are played outside its calls."""
     ran: Ran = []
     gate = open_gate([by_run_as_agent(ran)], policies=[Forbids(DENIALS["denies"])])
     assert (await gate.invoke("outer")).success

@@ -1,4 +1,4 @@
-"""Each policy, and the handler, get params of their own."""
+"""Each policy and the handler get their own copy of a call's params."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def told_only(name: str, waits: bool = False) -> Any:
 
 
 def reading(kind: Any, got: list[dict[str, Any]], failures: int = 0) -> Tool[Any, Any]:
-    """Return a tool that notes its params and spoils them, and that fails for a while first."""
+    """Return a tool that notes its params, spoils them, and fails the given number of times before it succeeds."""
 
     async def handler(params: Any, *, context: ToolContext) -> ToolResult[None]:
         got.append(as_seen(params))
@@ -149,7 +149,7 @@ def reading(kind: Any, got: list[dict[str, Any]], failures: int = 0) -> Tool[Any
 def test_whatever_policies_and_handler_do_to_params_each_sees_those_that_came(
     kind: Any, waits: list[bool], failures: int
 ):
-    """Nobody sees a change that somebody else made, in `check`, in the handler or in `on_result`."""
+    """Neither a policy nor the handler sees a change that another one made, in `check`, the handler or `on_result`."""
     got: list[dict[str, Any]] = []
     policies = [Watching(f"rule {index}", slow) for index, slow in enumerate(waits)]
     last = told_only("last")
@@ -167,7 +167,7 @@ def test_whatever_policies_and_handler_do_to_params_each_sees_those_that_came(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_policy_that_spoils_params_in_on_result_does_not_change_what_the_next_is_told(kind: Any):
-    """Those that are told later see the params that came."""
+    """Each policy's `on_result` gets the original params."""
     policies = [told_only("first"), told_only("second", waits=True), told_only("third")]
 
     async def main() -> ToolResult[Any]:
@@ -178,7 +178,7 @@ def test_a_policy_that_spoils_params_in_on_result_does_not_change_what_the_next_
 
 
 def test_a_path_that_one_policy_rewrites_is_judged_by_the_next_as_it_came():
-    """A policy that allows only public paths denies the path with which the handler would run."""
+    """Even if one policy rewrites the path in its params, the next one checks, and here denies, the original path."""
 
     class PublicOnly(Watching):
         def _checked(self, params: Any) -> PolicyDecision:
@@ -198,7 +198,7 @@ def test_a_path_that_one_policy_rewrites_is_judged_by_the_next_as_it_came():
 
 
 def test_the_check_after_an_approval_sees_the_params_that_came():
-    """A policy that has consumed its params is asked again about all of them."""
+    """A policy that changed its params gets the original ones when it checks the call again after an approval."""
     decisions = [PolicyDecision.ask("sure?"), PolicyDecision.allow()]
     policy = Watching("asks once", decisions=lambda: decisions.pop(0))
     tool = Tool("read", "Read a file.", reading(Deep, []).handler, params=Deep, effect="irreversible")
@@ -215,7 +215,7 @@ def test_the_check_after_an_approval_sees_the_params_that_came():
 def test_copies_are_made_by_parsing_only_where_fields_can_change(
     kind: Any, parses: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """With three policies, params of immutable fields are parsed once; others once more for each policy."""
+    """With three policies, params whose fields are all immutable are parsed once; others once more for each policy."""
     counted: list[None] = []
     tool = reading(kind, [])
     parse = tool.parse

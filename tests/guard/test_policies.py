@@ -304,14 +304,14 @@ class Seen:
 
 
 def test_policy_may_only_log_before_the_call():
-    """A policy that writes state in `check` denies the call, because that state would outlive a failed call."""
+    """If a policy's `check` writes state that is not a log, the call is denied: the state would outlive a failed call."""
     result, session, _ = one_call(Rule(check=lambda _, context: context.session.dispatch(Note("sneaky"))))
     assert result.message == "The policy 'rule' could not decide, so note is denied."
     assert len(session[Note]) == 0
 
 
 def test_what_check_logs_stays_although_the_call_fails():
-    """What a policy logs in `check` is kept even if the call fails."""
+    """Log entries that a policy writes in `check` are kept even if the call is denied."""
 
     def count(params: Any, context: ToolContext) -> PolicyDecision:
         context.session.dispatch(Seen("rule"))
@@ -859,7 +859,7 @@ def test_a_policy_of_a_section_is_compared_with_the_tools_of_that_section():
 
 
 def test_a_rate_slides_and_says_how_long_to_wait():
-    """A call counts until the window after it has passed, and a denial says how long to wait."""
+    """Each call counts for the length of the window, and a denial says how long to wait."""
 
     async def main() -> list[str]:
         policy = RateLimitPolicy(2, 10, clock=VirtualClock())

@@ -1,4 +1,4 @@
-"""The digest of a question covers the validated arguments in canonical form: equal arguments are the same question."""
+"""A question's digest covers the validated arguments in canonical form, so equal arguments give the same digest."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def log_in(password: SecretStr) -> str:
 
 
 def asked(name: str, arguments: str) -> Question:
-    """Return the question about a call. Its digest depends on nothing else."""
+    """Return the question about a call, with everything else that its digest covers held constant."""
     person, ids, journal = Person(), itertools.count(1), MemoryJournal()
     journal.key = b"k" * 32
     gate = open_gate(
@@ -60,7 +60,7 @@ async def _call(gate: Any, name: str, arguments: str) -> None:
 
 
 def spelled(data: st.DataObject, amount: int, tags: set[str], limit: int) -> str:
-    """Return the same arguments in a spelling that is drawn: the order of keys and items, and how numbers are written."""
+    """Return these arguments as JSON, with drawn orders of keys and items and drawn spellings of the numbers."""
 
     def shuffled(value: dict[str, Any]) -> dict[str, Any]:
         return {key: value[key] for key in data.draw(st.permutations(sorted(value)))}
@@ -87,7 +87,7 @@ def spelled(data: st.DataObject, amount: int, tags: set[str], limit: int) -> str
     limit=st.integers(0, 2),
 )
 def test_equal_arguments_are_the_same_question(data: st.DataObject, amount: int, tags: set[str], limit: int):
-    """However equal arguments are spelled, the digest and what is shown are the same. Different ones differ."""
+    """Equal arguments give the same digest, payload and rows, however they are spelled. Different ones change the digest."""
     one = asked("pay", spelled(data, amount, tags, limit))
     two = asked("pay", spelled(data, amount, tags, limit))
     assert (one.digest, one.payload, one.rows) == (two.digest, two.payload, two.rows)
@@ -100,7 +100,7 @@ def test_equal_arguments_are_the_same_question(data: st.DataObject, amount: int,
 
 
 def test_a_secret_is_covered():
-    """A different secret is a different question, although both are shown alike."""
+    """A different secret gives a different digest, although both questions look the same."""
     one, two = (asked("log_in", json.dumps({"password": word})) for word in ("one", "two"))
     assert one.payload == two.payload
     assert one.digest != two.digest

@@ -53,14 +53,14 @@ async def steps_of_a_call(gate: Any) -> int:
 
 
 async def test_the_ten_thousandth_call_costs_what_the_first_does() -> None:
-    """A call runs about as many lines after 10,000 others, in a window that holds all of them or far fewer."""
+    """After 10,000 calls, a call runs less than twice as many lines as at first, whether the window holds all of them or 500."""
     for most in (2 * CALLS, 500):
         session = Session()
         policy = RateLimitPolicy(most, 10, clock=StandingClock())
         gate = open_gate([nothing], session=session, policies=[policy])
         await gate.invoke("nothing")
         first = await steps_of_a_call(gate)
-        for number in range(CALLS):  # more than the rate allows come from a time before the window
+        for number in range(CALLS):  # with the lower rate, all of these calls are older than the window
             at = 100.0 if most > CALLS else number / CALLS
             session.dispatch(
                 CallCounted("rate_limit", f"call {number}", at, 0.001 if most < CALLS else 10, most)
@@ -81,7 +81,7 @@ async def test_the_ten_thousandth_call_costs_what_the_first_does() -> None:
     )
 )
 def test_a_window_admits_what_the_rate_allows(counted: list[tuple[str, int, float, int]]) -> None:
-    """The ring behaves as a list of all admitted calls would, also when the rate changes."""
+    """The ring behaves as a list of all admitted calls would, even when the rate changes."""
     session, now, seconds = Session(), 0.0, 4.0
     admitted: dict[str, list[tuple[str, float]]] = {"a": [], "b": []}
     for policy, number, later, most in counted:

@@ -1,4 +1,4 @@
-"""`ReadBeforeWritePolicy` judges what a call did to files in its fork, and not only the paths that it declared."""
+"""`ReadBeforeWritePolicy` checks the files that a call changed in its fork, and not only the paths that it declared."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def write(path: Annotated[str, PathArg("write")], text: str, context: Tool
 
 
 def working(work: Work, name: str = "work", effect: Any = "staged") -> Tool[Any, Any]:
-    """Return a tool that changes files and declares none of them."""
+    """Return a tool that works on files and declares none of them."""
 
     async def handler(params: None, *, context: ToolContext) -> ToolResult[None]:
         work(context.filesystem)
@@ -94,7 +94,7 @@ RIGHT: dict[str, Work] = {
 @pytest.mark.parametrize("effect", ["staged", "idempotent", "irreversible"])
 @pytest.mark.parametrize("how", sorted(WRONG))
 async def test_a_call_that_changes_a_file_that_was_not_read_is_rejected(files: Any, how: str, effect: Any):
-    """Nothing of the call is committed, and the model is told which file to read."""
+    """None of the call's changes are committed, and the model is told which file to read."""
     gate = open_gate(
         [working(WRONG[how], effect=effect)], policies=[ReadBeforeWritePolicy()], filesystem=files
     )
@@ -107,7 +107,7 @@ async def test_a_call_that_changes_a_file_that_was_not_read_is_rejected(files: A
 
 @pytest.mark.parametrize("how", sorted(RIGHT))
 async def test_a_call_may_change_what_was_read_and_make_what_is_new(files: Any, how: str):
-    """Files that were read at their current content, and new ones, are free."""
+    """A call may change files that were read at their current content, create new ones, and read any."""
     gate = open_gate([read, working(RIGHT[how])], policies=[ReadBeforeWritePolicy()], filesystem=files)
     assert (await gate.invoke("read", {"path": "a"})).success
     result = await gate.invoke("work")
@@ -115,7 +115,7 @@ async def test_a_call_may_change_what_was_read_and_make_what_is_new(files: Any, 
 
 
 async def test_a_file_that_the_session_wrote_is_free_even_if_it_was_not_declared(files: Any):
-    """The second call may change what the first one wrote, but not once somebody else has changed it."""
+    """A call may change a file that an earlier call wrote, unless somebody else has changed it since."""
     counts = iter(range(9))
     work = working(lambda files: files.write("new", f"text {next(counts)}"))
     gate = open_gate([work], policies=[ReadBeforeWritePolicy()], filesystem=files)
@@ -127,7 +127,7 @@ async def test_a_file_that_the_session_wrote_is_free_even_if_it_was_not_declared
 
 
 async def test_what_was_read_before_somebody_changed_it_was_not_read(files: Any):
-    """The content that counts is the one that the call replaces."""
+    """A read counts only if the file still has the content that was read."""
     gate = open_gate(
         [read, working(WRONG["overwrites"])], policies=[ReadBeforeWritePolicy()], filesystem=files
     )
@@ -138,11 +138,11 @@ async def test_what_was_read_before_somebody_changed_it_was_not_read(files: Any)
 
 
 async def test_a_call_that_declares_one_file_and_changes_a_different_one_is_rejected(files: Any):
-    """A declared path does not stand for others, nor a declared folder for the files in it."""
+    """Declaring a path covers no other path, and declaring a folder does not cover writes to the files in it."""
 
     @tool(effect="staged", capabilities={"fs.write"})
     async def save(path: Annotated[str, PathArg("write")], also: str, context: ToolContext) -> str:
-        """Save a file, and one more."""
+        """Save a file and a second, undeclared one."""
         if not context.filesystem.exists(path):
             context.filesystem.write(path, "new")
         context.filesystem.write(also, "new")
@@ -156,7 +156,7 @@ async def test_a_call_that_declares_one_file_and_changes_a_different_one_is_reje
 
 
 async def test_a_declared_folder_may_be_deleted_and_moved(files: Any):
-    """What a call declares to delete was judged before it ran."""
+    """A call may delete a folder that it declares, although the files in it were not read."""
 
     @tool(effect="staged", capabilities={"fs.write"})
     async def remove(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
@@ -205,7 +205,7 @@ def outer_tool(*steps: tuple[str, str] | Work) -> Tool[Any, Any]:
 async def test_what_inner_calls_read_and_write_counts_for_the_outer_call(
     files: Any, steps: Any, success: bool, b: str
 ):
-    """An inner call that reads a file does so at the content that the outer call has in its fork."""
+    """Files that inner calls read or wrote count as read for the outer call's later changes, but not its earlier ones."""
     gate = open_gate([read, write, outer_tool(*steps)], policies=[ReadBeforeWritePolicy()], filesystem=files)
     result = await gate.invoke("outer")
     assert result.success is success, result.message
@@ -217,7 +217,7 @@ async def test_what_inner_calls_read_and_write_counts_for_the_outer_call(
 
 @pytest.mark.parametrize("approve", [True, False])
 async def test_an_approved_preview_of_a_file_that_was_not_read_is_not_committed(files: Any, approve: bool):
-    """An approval of the diff does not replace the reading."""
+    """Approving the diff does not replace reading the file."""
     policies = [CapabilityPolicy(effects={"staged": "ask"}), ReadBeforeWritePolicy()]
     person = Person(approve=approve)
     gate = open_gate([working(WRONG["overwrites"])], policies=policies, filesystem=files, environment=person)
@@ -226,7 +226,7 @@ async def test_an_approved_preview_of_a_file_that_was_not_read_is_not_committed(
 
 
 async def test_an_approved_preview_of_a_file_that_was_read_is_committed(files: Any):
-    """After the reading, the approved bytes are committed."""
+    """If the file was read before, the approved change is committed."""
     policies = [CapabilityPolicy(effects={"staged": "ask"}), ReadBeforeWritePolicy()]
     tools = [read, working(WRONG["overwrites"])]
     gate = open_gate(tools, policies=policies, filesystem=files, environment=Person(approve=True))
@@ -236,7 +236,7 @@ async def test_an_approved_preview_of_a_file_that_was_read_is_committed(files: A
 
 
 def test_a_sections_policy_judges_only_the_tools_of_its_section(files: Any):
-    """It takes note of what other sections' tools read and write, but rejects none of their results."""
+    """A section's policy can reject results of its own section's tools, but not those of other sections' tools."""
 
     def prompt_with(section: str) -> Prompt[Any]:
         work = working(WRONG["overwrites"])
@@ -260,7 +260,7 @@ def test_a_sections_policy_judges_only_the_tools_of_its_section(files: Any):
 
 
 async def test_files_that_are_bound_as_a_resource_are_judged(files: Any):
-    """It does not matter how the files came to the run."""
+    """The policy also checks files that the run got as a resource."""
     binding: Any = Binding(Filesystem, lambda resources: files)  # pyright: ignore[reportArgumentType]  # a protocol as a key
     gate = open_gate([working(WRONG["overwrites"])], policies=[ReadBeforeWritePolicy()], resources=[binding])
     assert not (await gate.invoke("work")).success
@@ -269,7 +269,7 @@ async def test_files_that_are_bound_as_a_resource_are_judged(files: Any):
 
 @pytest.mark.parametrize("script", ["echo new > b", "rm b", "rm -r docs", "mv b z"])
 async def test_a_command_that_changes_a_file_that_was_not_read_is_rejected(folders: Folders, script: str):
-    """What a command did in the fork is judged like what a handler did."""
+    """Changes that a command makes in the fork are checked like those that a handler makes."""
     files = folders({"a": "old a", "b": "old b", "docs/c": "old c"})
     shell = Shell([Allow(...)])
 
@@ -346,5 +346,5 @@ async def check_law(read_first: set[str], scripts: list[list[Step]]) -> None:
 def test_no_committed_call_changes_a_file_that_nobody_read_or_wrote(
     read_first: set[str], scripts: list[list[Step]]
 ):
-    """Whatever a handler does to files, only those that were read, new or written by the session change."""
+    """A call is committed only if it changes no existing file that the session has neither read nor written."""
     asyncio.run(check_law(read_first, scripts))

@@ -216,7 +216,7 @@ async def test_strict_denies_also_what_was_answered(office: Office):
 async def test_what_an_irreversible_handler_was_answered_is_kept_although_it_is_never_entered_again(
     office: Office,
 ):
-    """An answer to remember that an irreversible handler got is kept even if the process dies inside the handler."""
+    """If an irreversible handler gets an answer to remember, the answer is kept even if the process dies inside the handler."""
     office.calls = [ToolCall("plead", {})]
     person = Person(lambda question: NEVER if question.name == "net" else {"approved": True})
     running = asyncio.ensure_future(
@@ -383,7 +383,7 @@ async def test_they_are_forgotten_with_their_session_and_not_before(office: Offi
 async def test_a_run_that_is_parted_takes_the_denials_along_and_no_approval(
     office: Office, how: str, tmp_path: Path
 ):
-    """A forked or imported run inherits its session's denials, but no approvals."""
+    """A forked or imported run inherits its session's denials, except revoked ones, and none of its approvals."""
     says = {"pay": NEVER, "send": ALWAYS, "unlock": NOT_THIS}
     unlocking = ToolCall("unlock", {"password": "x"})
     await office.run(PAY, SEND, unlocking, says=lambda question: says[question.name])

@@ -1,4 +1,4 @@
-"""The scope of `CapabilityPolicy`: what a call really changed is judged, after links, and before it is committed."""
+"""The scope of `CapabilityPolicy` is checked before a commit, for the paths that actually changed, with links resolved."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def write(path: Annotated[str, PathArg("write")], text: str, context: Tool
 
 
 def working(work: Work, name: str = "work", effect: Any = "staged") -> Tool[Any, Any]:
-    """Return a tool that changes files and declares none of them."""
+    """Return a tool that works on files and declares none of them."""
 
     async def handler(params: None, *, context: ToolContext) -> ToolResult[None]:
         work(context.filesystem)
@@ -42,7 +42,7 @@ def working(work: Work, name: str = "work", effect: Any = "staged") -> Tool[Any,
 
 @pytest.fixture
 def files(folders: Folders) -> Any:
-    """Provide a folder in which `docs` has links: to a folder, to a file, around the top, and by an absolute path."""
+    """Provide a folder in which `docs` has links to folders and to a file, one by way of `..` and one by an absolute path."""
     made = folders(START)
     root = Path(made.root)
     (root / "docs" / "src").symlink_to("../src")
@@ -84,7 +84,7 @@ INSIDE: dict[str, Work] = {
 @pytest.mark.parametrize("effect", ["staged", "idempotent"])
 @pytest.mark.parametrize("how", sorted(OUTSIDE))
 async def test_what_a_call_changed_outside_its_scope_is_asked_about(files: Any, how: str, effect: Any):
-    """The question names the path that really changed. Without an approval nothing is committed; with one, all is."""
+    """The question names a path that actually changed, and the changes are committed only if it is approved."""
     policy = CapabilityPolicy(effects={"idempotent": "allow"}, scope=["docs"])
     before = tree(files)
     for approve in (False, True):
@@ -139,7 +139,7 @@ async def test_a_named_path_that_leads_out_through_a_link_is_asked_about_once(
 
 
 async def test_an_absolute_link_that_leads_inside_the_folder_is_no_way_out(files: Any):
-    """A link with an absolute target does not lead out of the scope."""
+    """A write through a link with an absolute target outside the scope fails and changes nothing."""
     gate = open_gate([write], policies=[SCOPE], filesystem=files)
     assert not (await gate.invoke("write", {"path": "docs/absolute/c", "text": "new"})).success
     assert files.read("src/c") == "c"
@@ -147,7 +147,7 @@ async def test_an_absolute_link_that_leads_inside_the_folder_is_no_way_out(files
 
 @pytest.mark.parametrize("link", ["../src", "deep/../../src"])
 async def test_a_link_that_a_command_made_is_no_way_out(files: Any, link: str):
-    """A call that first makes a link and then writes through it has changed what the link leads to."""
+    """A call that makes a link and then writes through it counts as changing what the link leads to."""
     script = f"ln -s {link} docs/made && echo new > docs/made/c"
     gate = open_gate([running(script)], policies=[SCOPE], filesystem=files)
     result = await gate.invoke("run")
@@ -172,7 +172,7 @@ def running(script: str) -> Tool[Any, Any]:
     "script", ["echo new > src/c", "rm -r src", "mv docs/a .", "mkdir lib", "cp docs/a docs/src/"]
 )
 async def test_a_command_that_changes_files_outside_the_scope_is_asked_about(files: Any, script: str):
-    """A command that is allowed may change files inside the scope only, wherever its links lead."""
+    """A person is asked about an allowed command that changes files outside the scope, directly or through a link."""
     before = tree(files)
     person = Person()
     gate = open_gate([running(script)], policies=[SCOPE], filesystem=files, environment=person)
@@ -231,7 +231,7 @@ def test_only_what_is_inside_the_scope_changes_without_a_question(
 
 
 def calling(inner: str, arguments: dict[str, Any], more: str = "") -> Tool[Any, Any]:
-    """Return a tool that calls another one, and then writes a file itself."""
+    """Return a tool that calls another one, and may then write a file itself."""
 
     async def handler(params: None, *, context: ToolContext) -> ToolResult[str]:
         result = await context.call(inner, **arguments)
@@ -256,11 +256,11 @@ async def test_what_was_approved_in_a_nested_call_is_not_asked_about_again(files
 
 @pytest.mark.parametrize("path", ["docs/a", "src/c"])
 async def test_a_nested_call_does_not_leave_the_scope(files: Any, path: str):
-    """A nested call that changes a path outside the scope which it did not name is rejected or asked about."""
+    """A nested call that changes an undeclared path outside the scope is rejected, even under `approve_all`."""
 
     @tool(effect="staged")
     async def sly(path: Annotated[str, PathArg("write")], context: ToolContext) -> str:
-        """Write a file, and one that is not named."""
+        """Write the declared file and an undeclared one."""
         context.filesystem.write(path, "new")
         context.filesystem.write("e", "new")
         return path

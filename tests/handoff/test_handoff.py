@@ -226,7 +226,7 @@ async def test_one_call_is_approved_once_and_counted_once() -> None:
 
 
 async def test_a_staged_handoff_is_approved_before_anybody_is_asked() -> None:
-    """A staged handoff is approved before it runs, because a preview would already ask the person."""
+    """Approval of a staged handoff is requested before it runs, because a preview would already hand off to the person."""
     asked: list[str] = []
 
     def approve(question: Question) -> tuple[bool, str]:
@@ -265,7 +265,7 @@ async def test_what_an_act_calls_is_held_to_the_policies() -> None:
 
 
 async def test_an_act_does_no_more_than_the_handoff_says() -> None:
-    """In a handoff that only reads, no act may write or call a tool that writes."""
+    """In a handoff that only reads, no act may dispatch events or call a tool that writes."""
 
     @tool(effect="staged")
     async def write(context: ToolContext) -> str:
@@ -426,7 +426,7 @@ async def test_before_must_park(returned: Any) -> None:
 
 
 async def test_the_client_gets_what_is_declared_public_and_no_more() -> None:
-    """The client gets only the fields that the declared public type has, so nothing else can leak."""
+    """The client gets only the declared public fields: a subclass loses its others, and a dict with others is refused."""
 
     @dataclass(frozen=True)
     class Marked(Offer):
@@ -736,7 +736,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 def test_what_is_wrong_with_a_definition_is_said_with_its_name(
     wrong: dict[str, Any], said: str, order: tuple[str, ...]
 ) -> None:
-    """A wrong definition is refused when the act is defined or when the handoff is first used, and the error names it."""
+    """A wrong definition is refused when the act is defined or when the handoff is first used, and the error names the handoff."""
     given: dict[str, Any] = {"params": Deal, "before": deal, "after": settle, **wrong}
     acts = {name: given.pop(name, None) for name in order}
     name = given.pop("name", "pick_card")
@@ -813,7 +813,7 @@ def test_acts_are_found_in_whatever_scope() -> None:
 
 
 def test_a_rolled_back_handoff_says_so_once_for_each_act() -> None:
-    """In a rolled-back handoff, every act that began has one end, and each act that failed has one rollback."""
+    """When a handoff is rolled back, every start has one end, and the failed act and the handoff each have one rollback."""
     session = Session()
     with RecordingSubscriber(session) as seen:
         gate = open_gate([card_game()], session=session, filesystem=MemoryFilesystem(), environment=Nobody())

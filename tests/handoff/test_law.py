@@ -108,7 +108,7 @@ def handoff(node: Node) -> Handoff[Any, Any]:
 
 
 def expected(node: Node) -> tuple[bool, list[str]]:
-    """Return whether the node succeeds, and the notes that are kept of it."""
+    """Return whether the node succeeds, and the notes that it leaves in the session."""
     kept: list[str] = []
     places: tuple[Place, ...] = ("before", "client", "after")
     for place in places:

@@ -34,7 +34,7 @@ from support.rig import Rig
 
 
 class Slot(TypedDict):
-    """An answer that is not a class."""
+    """An answer whose type is a TypedDict."""
 
     day: str
 
@@ -70,7 +70,7 @@ def only_client(answer: Any, act: Any) -> Handoff[Visit, Any]:
 @pytest.mark.parametrize(("answer", "value"), ANSWERS, ids=str)
 @pytest.mark.parametrize("how", ["decides", "asks", "plays"])
 async def test_an_answer_of_any_type_is_returned(how: str, answer: Any, value: Any) -> None:
-    """An answer may be `Any`, a TypedDict or a union, whether the client decides, asks a person, or runs with a model."""
+    """An answer may be `Any`, a TypedDict or a union, whether the client decides, asks a person, or runs in `run_as_agent`."""
 
     async def decide(visit: Visit, *, context: ToolContext) -> Any:
         assert visit.street == "Main St"
@@ -179,7 +179,7 @@ async def test_people_read_a_sentence_and_never_the_name_of_a_function() -> None
 
 @pytest.mark.parametrize("wording", [{"message": ""}, {"title": "  "}, {"message": 3}])
 async def test_a_wording_that_nobody_can_read_is_refused(wording: dict[str, Any]) -> None:
-    """An empty message or title is refused with the kind of the question."""
+    """A message or title that is empty or not text is refused, and the error names the question's kind."""
 
     async def ask(visit: Visit, *, context: UserContext) -> str:
         with pytest.raises(DefinitionError, match=r"wait_for\('visit'\): the (message|title) is"):
@@ -216,7 +216,7 @@ async def test_a_digest_covers_the_title() -> None:
 
 
 async def test_a_handoff_says_when_it_is_parked_and_when_it_is_answered() -> None:
-    """Both events have the call's id and the public data, between the events of the acts."""
+    """Between the events of the acts, one event has the call's id and the public part, and one the id and the answer."""
     rig = Rig([card_game()], environment=Person(answers={"pick_card": {"index": 1}}))
     await rig.call("pick_card", cards=2)
     [parked], [answered], ended = rig.of(HandoffParked), rig.of(HandoffAnswered), rig.of(ToolInvoked)
@@ -257,7 +257,7 @@ async def test_no_event_has_a_secret_of_a_handoff() -> None:
 
 
 async def test_an_orchestrator_drives_the_halves_itself() -> None:
-    """`start` returns the parked data, which survives as plain JSON; `finish` takes the answer and returns the result."""
+    """`start` returns the parked data, which may be stored as JSON. `finish` takes it with the answer and returns the result."""
     game, session, files = card_game(secret="xyzzy"), Session(), MemoryFilesystem()
     heard = RecordingSubscriber(session)
     parked = await game.start(CardDeal(2), session=session, filesystem=files)
@@ -273,7 +273,7 @@ async def test_an_orchestrator_drives_the_halves_itself() -> None:
 
 
 async def test_a_half_takes_the_steps_of_the_gate() -> None:
-    """A start that is denied or fails returns its result, and an invalid answer is refused before anything runs."""
+    """A denied `start` returns its result. `finish` refuses an invalid answer, and returns the failure of `after`."""
     denied = await card_game(capabilities=["fs.write"], effect="irreversible").start(
         CardDeal(2), policies=[CapabilityPolicy({"fs.write": "deny"})], filesystem=MemoryFilesystem()
     )

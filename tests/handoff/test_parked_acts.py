@@ -1,4 +1,4 @@
-"""Handoffs with fewer acts in a run that is parked while nothing runs, and continued by a different adapter."""
+"""Handoffs with fewer than three acts, in a run that is parked and then continued by a different adapter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from support.parked_runs import answer_to
 
 
 class Slot(TypedDict):
-    """An answer that is not a class."""
+    """An answer whose type is a TypedDict."""
 
     day: str
 
@@ -43,7 +43,7 @@ class Visit:
 
 
 def no_act() -> Handoff[Visit, Any]:
-    """Make a handoff that asks for its answer itself."""
+    """Make a handoff without acts, which asks for its answer."""
     return Handoff("book", "When shall we come?", params=Visit, answer=Slot)
 
 

@@ -49,7 +49,7 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 
 
 class Watching(Person):
-    """A person who keeps everything that is shown to them."""
+    """A person who approves everything and picks card 1, and whose `questions` record what they were shown."""
 
     def __init__(self) -> None:
         super().__init__(approve=True, answers={"pick_card": {"index": 1}, "which": {"index": 1}})

@@ -138,7 +138,7 @@ def test_refused_means_nothing_was_set_aside():
 
 
 def test_a_reservation_ends_once():
-    """Settling a reservation twice, or settling and releasing it, has no further effect."""
+    """Once a reservation is settled or released, settling or releasing it again has no effect."""
     tracker = BudgetTracker(Budget(tokens=10))
     reservation = tracker.reserve(tokens=8)
     reservation.settle(tokens=3)
@@ -168,7 +168,7 @@ def test_a_reservation_ends_once_from_many_threads():
 
 @pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError, KeyboardInterrupt])
 def test_what_raised_is_given_back(error: type[BaseException]):
-    """A block that raises an error releases its reservation, unless it was already settled."""
+    """A reservation that was not settled in its `with` block is released at the end, even if the block raises an error."""
     tracker = BudgetTracker(Budget(tokens=10))
     with pytest.raises(error), tracker.reserve(tokens=10):
         raise error

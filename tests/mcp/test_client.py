@@ -24,14 +24,14 @@ SERVER = Path(support.__path__[0]) / "mcp_server.py"
 
 
 def server(*arguments: object, **options: Any) -> McpTools:
-    """A section with the tools of the server that misbehaves on request."""
+    """Return a section with the tools of a server that misbehaves on request."""
     return McpTools("trial", command=[sys.executable, str(SERVER), *map(str, arguments)], **options)
 
 
 async def run(
     section: McpTools, *calls: ToolCall, **options: Any
 ) -> tuple[PromptResponse[Any], list[str], ScriptedModel]:
-    """Run calls one after the other. Returns the response, what the model was told, and the model."""
+    """Make the calls in order in one run. Returns the response, the results that the model received, and the model."""
     model = ScriptedModel([*calls, "Done."])
     tools, policies = options.pop("tools", ()), options.pop("policies", ())
     prompt = Prompt("guide", ["Go.", section], tools=tools, policies=policies)
@@ -55,7 +55,7 @@ async def test_tools_of_a_server_in_a_run() -> None:
 
 
 async def test_invalid_arguments_do_not_reach_the_server() -> None:
-    """Arguments are checked against the server's schema; unknown ones are allowed unless the schema refuses them."""
+    """Arguments are checked against the server's schema; unknown ones are allowed unless the schema forbids them."""
     async with server() as section:
         _, told, _ = await run(
             section, ToolCall("echo", {"text": 3}), ToolCall("echo", {"text": "a", "more": 1})
@@ -65,7 +65,7 @@ async def test_invalid_arguments_do_not_reach_the_server() -> None:
 
 
 async def test_effects_only_by_the_user() -> None:
-    """A server's claim of read-only counts only if the user trusts it; the user's own word always counts."""
+    """A server's read-only annotation counts only if the user trusts it. An effect that the user declares always counts."""
     async with (
         server(trust_annotations=True) as trusted,
         server(effects={"echo": "idempotent"}) as told,
@@ -80,7 +80,7 @@ async def test_effects_only_by_the_user() -> None:
 
 
 async def test_policies_approvals_and_events() -> None:
-    """A server's tool needs the same approval as any other, and its calls are published."""
+    """A server's tool needs the same approval as any other tool."""
     for approve in (True, False):
         person = Person(approve=approve)
         async with server(policies=[CapabilityPolicy()]) as section:
@@ -100,14 +100,14 @@ async def test_progress_is_published() -> None:
 
 
 async def test_other_content_is_described() -> None:
-    """A result that is not text is described in words."""
+    """Content that is not text is replaced by its media type and size."""
     async with server() as section:
         _, told, _ = await run(section, ToolCall("pixels"))
     assert told == ["[image/png, 12 kB]"]
 
 
 async def test_question_of_a_server() -> None:
-    """A server's question reaches the person, and the answer, or its absence, goes back."""
+    """A server's question reaches the person. The server gets the answer, `decline`, or `cancel` if nobody can be asked."""
     async with server() as section:
         person = Person(answers={"mcp.form": {"size": 4}})
         _, told, _ = await run(section, ToolCall("ask"), environment=person)
@@ -123,7 +123,7 @@ async def test_question_of_a_server() -> None:
 
 
 async def test_server_that_dies(tmp_path: Path) -> None:
-    """A call whose server dies is retried if it may be, else its outcome is unknown; the next call finds a new server."""
+    """If a server dies, its call is retried if its effect allows that; if not, the outcome is unknown. The next call works."""
     async with server(tmp_path / "state", trust_annotations=True) as section:
         _, told, _ = await run(section, ToolCall("die"), ToolCall("echo", {"text": "a"}))
     assert told == ["survived", "echo: a"]
@@ -135,7 +135,7 @@ async def test_server_that_dies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "why"), [("flood", "without an answer"), ("huge", "more than 16 MB")])
 async def test_server_that_floods(name: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that sends more than it may is disconnected, and the next call finds a new one."""
+    """A server that sends too much is disconnected, and the next call starts a new one."""
     monkeypatch.setattr(transport, "MAX_UNASKED", 500)
     async with server() as section:
         _, told, _ = await run(section, ToolCall(name), ToolCall("echo", {"text": "a"}))
@@ -144,7 +144,7 @@ async def test_server_that_floods(name: str, why: str, monkeypatch: pytest.Monke
 
 
 async def test_server_that_sends_rubbish() -> None:
-    """A line that is not a message is skipped; an answer that is not valid ends the call."""
+    """A line that is not a message is skipped; an invalid answer fails the call."""
     async with server() as section:
         calls = [ToolCall("rubbish", {"text": text}) for text in ("{", "null", "[1]", "answer")]
         _, told, _ = await run(section, *calls)
@@ -162,7 +162,7 @@ async def test_server_that_hangs() -> None:
 
 
 async def test_changed_list_is_offered_and_told(tmp_path: Path) -> None:
-    """New tools can be called from the next turn on, and the model is told of the change with a result."""
+    """New tools can be called from the next turn on, and the next result tells the model about the change."""
     async with server() as section:
         calls = [
             ToolCall("change", {"text": "fresh"}),
@@ -197,7 +197,7 @@ async def test_restarted_server_has_other_tools(tmp_path: Path) -> None:
 
 
 async def test_server_that_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run does not begin without a required server; attempts are spaced further and further apart."""
+    """A run does not begin if it can't reach a required server. After a failure, the next attempt to connect has to wait."""
     section = McpTools("gone", command=["/nonexistent/server"])
     with pytest.raises(ServerUnavailable, match="'/nonexistent/server' was not found"):
         await run(section)
@@ -210,7 +210,7 @@ async def test_server_that_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_same_name_twice() -> None:
-    """A name that another tool has is refused and names both places; a prefix makes it unique."""
+    """A server's tool with the same name as another tool is refused; a prefix makes its name unique."""
 
     @tool(effect="pure")
     def echo(text: str) -> str:
@@ -256,7 +256,7 @@ def test_invalid_definitions(options: dict[str, Any], match: str) -> None:
     st.sampled_from(["", "p_"]),
 )
 def test_names_are_mapped_reversibly(remote: list[str], prefix: str) -> None:
-    """Every name of a server gets a name of its own that a model can write, whatever the order of the list."""
+    """Every name in a server's list is mapped to a different name that a model can write, whatever the list's order."""
     names = map_names(remote, prefix)
     assert len(set(names.values())) == len(remote)
     assert all(

@@ -48,13 +48,13 @@ async def test_servers_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_invalid_files(tmp_path: Path, servers: Any, match: str) -> None:
-    """What is wrong with a file is named together with the server."""
+    """An invalid file is refused, and the error says what is wrong."""
     with pytest.raises(DefinitionError, match=match):
         load_servers(written(tmp_path, servers))
 
 
 def test_file_that_is_no_json(tmp_path: Path) -> None:
-    """A file that can't be read or parsed is named."""
+    """If a file can't be read or parsed, the error names the file."""
     with pytest.raises(DefinitionError, match=r"mcp\.json can't be read"):
         load_servers(tmp_path / "mcp.json")
     (tmp_path / "mcp.json").write_text("{")

@@ -1,4 +1,4 @@
-"""`ToolServer`: the tools of a prompt for MCP clients, by the SDK's client in both generations."""
+"""`ToolServer` offers a prompt's tools to MCP clients: tests with the SDK's client in both protocol generations."""
 
 import sys
 from dataclasses import dataclass
@@ -66,7 +66,7 @@ PROMPT = Prompt("shop", "Sell.", tools=[pay, order, add, fail], policies=[Capabi
 
 
 def client(mode: Any, **options: Any) -> Client:
-    """The SDK's client, connected to a server of these tools."""
+    """Return the SDK's client for a server with these tools."""
     return Client(ToolServer(PROMPT).server, mode=mode, **options)
 
 
@@ -89,7 +89,7 @@ async def test_tools_are_described(mode: str) -> None:
 
 @modes
 async def test_calls_progress_and_errors(mode: str) -> None:
-    """A call returns text and structured content, reports its progress, and its failure is a result."""
+    """A call reports its progress and returns structured content. A failure is a result; an unknown tool is an MCP error."""
     reported: list[tuple[float, float | None]] = []
 
     async def report(progress: float, total: float | None, message: str | None) -> None:
@@ -129,7 +129,7 @@ async def test_questions_reach_the_client(mode: str) -> None:
 @modes
 @pytest.mark.parametrize("approved", [True, False])
 async def test_approvals_show_the_arguments(mode: str, approved: bool) -> None:
-    """An approval shows the call's arguments, and decides."""
+    """An approval question shows the call's arguments, and its answer decides whether the call runs."""
     asked: list[str] = []
 
     async def answer(context: Any, params: Any) -> ElicitResult:
@@ -144,14 +144,14 @@ async def test_approvals_show_the_arguments(mode: str, approved: bool) -> None:
 
 
 async def test_an_answer_counts_once() -> None:
-    """An answer to a question that does not wait is refused."""
+    """An answer is refused if no question is waiting for it."""
     async with client("2026-07-28") as connected:
         with pytest.raises(MCPError, match="nothing waits for this answer"):
             await connected.session.call_tool("order", {}, request_state="0" * 32, allow_input_required=True)
 
 
 async def test_command_serves_an_app(tmp_path: Path) -> None:
-    """`handrail mcp app.py` serves over standard input and output, with the files of its folder."""
+    """`handrail mcp app.py` serves the app over standard input and output, with the files in the folder of `--files`."""
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("hello")
     (tmp_path / "app.py").write_text(

@@ -48,7 +48,7 @@ class Page(HTMLParser):
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """Build the site and return the ended process. `-q` is not used, because strict mode counts only logged warnings."""
+    """Build the site and return the completed process. `-q` is not used, because strict mode counts only logged warnings."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(site)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -110,7 +110,7 @@ def test_the_site_holds_together(tmp_path: Path):
 
 
 def test_every_public_name_is_in_the_reference_once():
-    """The reference documents every public name exactly once."""
+    """The reference has an entry for every public name, except errors and events, exactly once."""
     named: list[str] = []
     for page in (DOCS / "reference").glob("*.md"):
         named += re.findall(r"^::: handrail\.(\w+)$", page.read_text(), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""Fuzzing of everything that comes from outside, by Hypothesis. `scripts/fuzz.py` runs the same targets by coverage."""
+"""Hypothesis fuzzes everything that comes from outside. `scripts/fuzz.py` fuzzes the same targets, guided by coverage."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def changed(seeds: list[bytes]) -> st.SearchStrategy[bytes]:
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
 def test_seeds_and_earlier_findings(name: str) -> None:
-    """The corpus of earlier findings and the fuzzers' seeds are handled."""
+    """Each target handles its seeds, its earlier findings and empty input."""
     target, seeds = TARGETS[name]
     for data in (*seeds, *corpus(name), b""):
         target(data)
@@ -44,7 +44,7 @@ def test_seeds_and_earlier_findings(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(TARGETS.keys() - {"journal_file"}))
 @given(data=st.data())
 def test_bytes_from_outside_end_in_words(name: str, data: st.DataObject) -> None:
-    """Whatever bytes come in, they are handled, or refused with an error of Handrail's own."""
+    """Any bytes that come in are handled, or refused with one of Handrail's own errors."""
     target, seeds = TARGETS[name]
     target(data.draw(changed(seeds)))
 
@@ -52,12 +52,12 @@ def test_bytes_from_outside_end_in_words(name: str, data: st.DataObject) -> None
 @settings(max_examples=max(1, settings().max_examples // 10))
 @given(changes=st.lists(st.tuples(st.integers(0, 2**24 - 1), st.integers(0, 255)), max_size=6))
 def test_a_damaged_journal_ends_in_words(changes: list[tuple[int, int]]) -> None:
-    """A journal in which any bytes were overwritten is read, or refused with an error of Handrail's own."""
+    """A journal in which any bytes were overwritten is read, or refused with one of Handrail's own errors."""
     journal_file(b"".join(place.to_bytes(3) + bytes([value]) for place, value in changes))
 
 
 def test_a_journal_whose_schema_is_not_text_is_refused(tmp_path: Path) -> None:
-    """A byte that is not UTF-8 in a table's definition is a `JournalError`, not a `UnicodeDecodeError`."""
+    """A byte that is not UTF-8 in a table's definition raises `JournalError`, not `UnicodeDecodeError`."""
     path = tmp_path / "base" / "runs.db"
     path.parent.mkdir(mode=0o700)
     SqliteJournal(path).close()
@@ -69,7 +69,7 @@ def test_a_journal_whose_schema_is_not_text_is_refused(tmp_path: Path) -> None:
 
 
 class Odd:
-    """A value that no schema knows, and that can't even be shown."""
+    """A value that no schema accepts, and whose repr raises an error."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no words")
@@ -118,13 +118,13 @@ VALUES = st.recursive(
 
 @given(name=st.sampled_from([each.name for each in TOOLS]), value=VALUES)
 def test_values_as_arguments_end_in_words(name: str, value: Any) -> None:
-    """Arguments that a program passes, of any kind, are accepted or refused in words."""
+    """Arguments of any type that a program passes are accepted, or refused with a message."""
     argument_values(name, value)
 
 
 @given(value=VALUES)
 def test_values_as_answers_end_in_words(value: Any) -> None:
-    """An answer of any kind is accepted, or refused so that the question is asked again."""
+    """An answer of any type is accepted, or refused so that the question is asked again."""
     answer_value(value)
 
 

@@ -370,7 +370,7 @@ def test_a_stale_override_is_not_held_to_today_s_fields(tmp_path: Path):
 
 @pytest.mark.parametrize("content", [b"\xff", None], ids=["not-utf-8", "a-folder"])
 def test_a_file_that_can_not_be_read_is_named(content: bytes | None, tmp_path: Path):
-    """An unreadable file is refused by name, not treated as missing."""
+    """An unreadable file is not treated as missing: the prompt is refused, and the error names the file."""
     file = tmp_path / "trip.toml"
     if content is None:
         file.mkdir()

@@ -27,7 +27,7 @@ async def deploy() -> str:
 
 
 class Own:
-    """A policy of the user's that names its tools."""
+    """A user-defined policy that names its tools."""
 
     name = "own"
 
@@ -79,7 +79,7 @@ def test_a_policy_of_a_section_that_names_a_tool_of_the_prompt_is_refused():
 
 @pytest.mark.parametrize(("name", "hint"), [("deplyo", "Did you mean 'deploy'?"), ("zzz", "Declare it on")])
 def test_a_policy_of_a_section_that_names_no_tool_at_all_is_refused(name: str, hint: str):
-    """A section's policy decides on nothing but the section's tools, so such a name is never used."""
+    """A section's policy applies only to the section's tools, so a name that none of them has would guard nothing."""
     with pytest.raises(DefinitionError) as caught:
         Prompt("p", [section("ops", deploy, policies=[Own(name)])])
     assert f"the tool {name!r} that no section has" in str(caught.value)
@@ -91,7 +91,7 @@ def test_a_policy_of_a_section_that_names_no_tool_at_all_is_refused(name: str, h
     "where", ["its own section", "above", "both sections", "section and prompt", "prompt"]
 )
 def test_a_policy_that_covers_the_tools_it_names_is_accepted(policy: Any, where: str):
-    """It may be declared in the tool's section, above it, in several places or on the prompt."""
+    """A policy may be declared in the section of the tool it names, above it, in several places or on the prompt."""
     dev = section("dev", build, policies=[policy] if where in ("both sections", "section and prompt") else [])
     ops = section("ops", deploy, policies=[policy] if where in ("its own section", "both sections") else [])
     sections = [section("all", policies=[policy], children=[dev, ops])] if where == "above" else [dev, ops]
@@ -110,7 +110,7 @@ def test_a_tool_that_must_come_first_may_be_in_a_different_section():
     ids=lambda p: p.name,
 )
 def test_a_policy_that_names_no_tool_may_be_declared_anywhere(policy: Any):
-    """It decides on all tools of its section."""
+    """A policy that names no tool applies to all tools of its section."""
     Prompt("p", [section("dev", build, policies=[policy]), section("ops", deploy)])
 
 

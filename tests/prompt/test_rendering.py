@@ -347,7 +347,7 @@ def test_a_condition_below_a_disabled_section_is_not_asked():
 
 @given(trees)
 def test_a_disabled_subtree_never_appears(tree: list[Drawn]):
-    """Nothing of a disabled subtree is shown, no text, tool or summary, even if everything is opened."""
+    """No text, tool or summary of a disabled subtree is shown, even if all enabled sections are opened."""
     prompt, alive = made(tree), enabled(tree)
     everything = prompt.render(opened=list(alive))
     assert everything.closed == ()
@@ -546,7 +546,7 @@ def test_structured_output_has_a_schema():
 
 
 def test_prompts_are_what_contexts_show():
-    """Prompts and rendered prompts satisfy the protocols of what a context shows to tools."""
+    """Prompts and rendered prompts satisfy the protocols of the views that a context gives to tools."""
     prompt: PromptView = TRIP
     rendered: RenderedPromptView = TRIP.render(Trip("Rome"))
     assert prompt.name == "trip"

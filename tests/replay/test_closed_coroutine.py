@@ -1,4 +1,4 @@
-"""A run whose coroutine is closed can't await anything any more. What it owes is done when it is resumed."""
+"""A run whose coroutine is closed can't await anything any more. Its pending compensations run when it is resumed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from handrail.session import Session
 
 
 async def test_a_call_that_was_closed_is_compensated_when_its_run_is_resumed() -> None:
-    """The compensation of a call whose coroutine was closed runs when the run is resumed, and the model is told."""
+    """The compensation of a call whose coroutine was closed runs when the run is resumed, and then the run continues."""
     undone: list[Any] = []
 
     async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:

@@ -54,7 +54,7 @@ def crashed_and_resumed(program: Program, folder: Path, tool: str) -> tuple[list
 
 @pytest.mark.parametrize("tool", ["pure", "read", "staged"])
 def test_what_is_all_inside_the_transaction_is_run_again(program: Program, tmp_path: Path, tool: str):
-    """A call inside the transaction is rerun, and the model is not asked again for its recorded answer."""
+    """A call whose effects are all in the transaction is rerun, and the model's recorded answer is not requested again."""
     world, told, _ = crashed_and_resumed(program, tmp_path, tool)
     assert world == ["asked", f"begin {tool}", f"begin {tool}", f"end {tool}", "asked"]
     assert told == f"it says: {tool} done"
@@ -134,7 +134,7 @@ def test_a_call_that_was_being_undone_is_not_replayed_as_done(program: Program, 
 
 
 def test_what_was_undone_does_not_stand(program: Program, tmp_path: Path):
-    """If the handler is not rerun, the model is told only about the inner calls that were not undone."""
+    """If the handler is not rerun, the model is told only about inner calls whose compensation did not finish."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "trip_not_entered_again")
     assert world == ["asked", "booked flight", "booked hotel", "undone hotel", "undone flight", "asked"]
     assert "It had done: flight." in told

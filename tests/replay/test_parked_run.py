@@ -164,7 +164,7 @@ async def test_a_model_asked_beside_a_question_is_at_work():
 
     @tool(effect="idempotent")
     async def both(context: ToolContext) -> str:
-        """Have two agents at once."""
+        """Run two agents at once."""
 
         async def one(prompt: Prompt[Any]) -> str:
             return (await context.adapter.evaluate(prompt, "go")).text

@@ -97,7 +97,7 @@ def files(tmp_path: Path) -> DirectoryFilesystem:
 
 
 class Watching:
-    """A person who answers, and notes how much the listener had heard when they were asked."""
+    """A person who approves or denies, and records how many messages the listener had received when they were asked."""
 
     def __init__(self, listener: Listener, approves: bool) -> None:
         self.questions: list[Question] = []
@@ -190,7 +190,7 @@ async def test_nothing_is_heard_before_the_approval(
 async def test_nothing_is_heard_in_a_worker(
     listener: Listener, files: DirectoryFilesystem, tmp_path: Path, approved: bool
 ) -> None:
-    """In a worker that another worker calls, too, a command of the worker's own tool runs only after the approval."""
+    """A command that a nested worker's own tool runs also waits for the approval."""
     tools = f"""
     from handrail import ToolContext, tool
     from handrail.resources.shell import Allow, Shell
@@ -251,7 +251,7 @@ async def test_nothing_is_heard_before_the_answer_to_a_parked_run(
 async def test_a_tool_of_ones_own_that_runs_commands_is_asked_first(
     listener: Listener, files: DirectoryFilesystem
 ) -> None:
-    """A staged tool with the capability `proc.exec` is asked about first unless it declares what its commands reach."""
+    """If a staged tool with the capability `proc.exec` does not declare what its commands reach, it is approved before it runs."""
 
     @tool(effect="staged", capabilities={"proc.exec"})
     async def build(context: ToolContext) -> str:
@@ -270,7 +270,7 @@ async def test_a_tool_of_ones_own_that_runs_commands_is_asked_first(
 async def test_a_staged_call_can_not_run_it_for_its_preview(
     listener: Listener, files: DirectoryFilesystem
 ) -> None:
-    """A staged call, which is previewed by running it, can't call such a command."""
+    """A staged call, which is previewed by running it, can't run a command that reaches outside its folder."""
 
     @tool(effect="staged", capabilities={"fs.write"})
     async def outer(context: ToolContext) -> str:
@@ -290,7 +290,7 @@ async def test_a_staged_call_can_not_run_it_for_its_preview(
 
 
 async def test_a_command_that_reaches_nothing_is_still_previewed(files: DirectoryFilesystem) -> None:
-    """Without the network and exposed folders, a command runs first and is approved by its diff."""
+    """Without network access or exposed folders, a command runs first, and the person approves its diff."""
     asked: list[Question] = []
     person = Person(approve=lambda question: asked.append(question) or True)
     gate = open_gate(
@@ -303,7 +303,7 @@ async def test_a_command_that_reaches_nothing_is_still_previewed(files: Director
 
 
 def test_an_uncontained_shell_reaches_everything() -> None:
-    """If commands may run without a sandbox, they are asked about before they run."""
+    """Without a sandbox, the tool for commands is irreversible and declares that they can reach everything on the machine."""
     made = run_command_tool(Shell([Allow(...)], contained=False))
     assert made.effect == "irreversible"
     assert made.reach is not None

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(files: Any, *calls: ToolCall, sections: Any = None, **options: Any) -> list[tuple[bool, str]]:
-    """Make these calls in order in one run, and return what the model was told about each."""
+    """Make these calls in order in one run, and return each call's success and rendered result."""
     session = Session()
     model = ScriptedModel([*calls, "Done."])
     prompt = Prompt("p", sections or [FileTools()], **options)
@@ -61,7 +61,7 @@ def files(request: pytest.FixtureRequest, folder: Path) -> Any:
 
 
 def test_a_file_is_read_in_pages(files: Any) -> None:
-    """A long file is read in pages with line numbers, and each page says how to continue."""
+    """A long file is read in pages with line numbers, and each page but the last says how to continue."""
     (_, first), (_, last), (_, past) = run(
         files,
         ToolCall("read_file", {"path": "notes.txt"}),
@@ -201,7 +201,7 @@ SHELL = Shell(
 
 
 def snapshot(root: Path) -> dict[str, Any]:
-    """Return everything in a folder, with bytes, modes, inodes and times."""
+    """Return everything in a folder, with bytes, modes, inodes and modification times."""
     found: dict[str, Any] = {}
     for path in sorted([root, *root.rglob("*")]):
         status = path.lstat()
@@ -227,7 +227,7 @@ def test_a_command_sees_and_makes_the_calls_own_changes(folder: Path) -> None:
 
 @pytest.mark.parametrize("how", ["make", "rm", "git"])
 def test_a_command_that_fails_half_way_leaves_the_folder_as_it_was(folder: Path, how: str) -> None:
-    """A command that fails halfway leaves the folder byte-identical, even `.git`."""
+    """A command that fails halfway leaves the folder byte-identical, including `.git`."""
     (folder / "Makefile").write_text(
         "all:\n\techo x > made.txt\n\trm notes.txt\n\tfalse\ncommit:\n\tgit commit -qam x\n\tfalse\n"
     )
@@ -273,7 +273,7 @@ def test_commands_need_a_real_folder() -> None:
 
 
 def test_the_section_says_what_may_run() -> None:
-    """The section tells the model which commands are allowed."""
+    """The section tells the model which commands are allowed. Its tool is irreversible if commands have the network."""
     text = Prompt("p", [ShellTools(SHELL)]).render().text
     assert "- `git commit …`" in text
     assert ShellTools(SHELL).tools[0].effect == "staged"
@@ -284,7 +284,7 @@ def test_the_section_says_what_may_run() -> None:
 
 
 def test_a_run_is_held_until_a_command_passes(folder: Path) -> None:
-    """A run continues until the command passes. The model is told how it failed, and the check changes no files."""
+    """A run continues until the command passes. The model is told how the command failed, and the check changes no files."""
     (folder / "Makefile").write_text("test:\n\ttouch tested.txt\n\tcat fixed.txt\n")
     model = ScriptedModel(
         ["Done.", ToolCall("write_file", {"path": "fixed.txt", "text": "yes\n"}), "Now it is."]
@@ -308,7 +308,7 @@ def test_a_command_that_could_not_run_has_not_passed(folder: Path) -> None:
 
 
 def test_a_command_that_may_not_run_is_found_when_the_checker_is_made() -> None:
-    """A checker whose command no rule allows is refused when it is created."""
+    """A checker without a command, or whose command no rule allows, is refused when it is created."""
     with pytest.raises(CommandRefused):
         CommandPassing(SHELL, "pytest")
     with pytest.raises(DefinitionError, match="runs nothing"):

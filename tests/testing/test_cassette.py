@@ -111,7 +111,7 @@ async def test_a_tool_loop_is_replayed_in_order(tmp_path: Path) -> None:
 
 
 async def recorded(file: Path, message: str = "Where?", body: bytes | None = None, **options: Any) -> str:
-    """Record one request, and return the address of its server, which is down afterwards."""
+    """Record one request, and return the address of its server, which has stopped by then."""
     async with raw_server(response(body or body_of([DONE["chat"][False]], False), False)) as server:
         with Cassette(file, mode="record", **options):
             await ask("chat", server.url, message)
@@ -198,7 +198,7 @@ async def test_a_lost_connection_is_replayed(tmp_path: Path) -> None:
     said: list[str] = []
     url = ""
     for _ in range(2):
-        # The server answers with less than it announced, and is stopped when the first words have arrived.
+        # The server sends less than it announced, and is stopped when the first words have arrived.
         async with raw_server(response(body_of([delta(content="Hal")], True), True, length=9_999)) as server:
             url = url or server.url
             with Cassette(tmp_path / "a.json"):
@@ -273,7 +273,7 @@ JSON = st.recursive(
 
 @given(JSON, JSON)
 def test_two_values_that_differ_have_a_first_difference(one: Any, other: Any) -> None:
-    """The place and both sides are always named, and the sides are not shown as equal unless they are shortened."""
+    """The first difference has a place and both values, which look different unless they are shortened."""
     if one == other:
         return
     where, old, new = _difference({"body": one}, {"body": other})

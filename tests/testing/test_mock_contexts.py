@@ -177,7 +177,7 @@ def test_a_worker_gives_its_value_or_raises():
 
 
 def test_once_runs_once():
-    """A step that succeeded in `once` is not run again, and its value is returned. A step that failed is."""
+    """A step that succeeded in `once` is not run again, and its value is returned. A step that failed is run again."""
     ran: list[str] = []
 
     def pay() -> int:

@@ -29,7 +29,7 @@ class Name:
 
 
 async def test_a_mock_signal_fires_when_the_context_is_cancelled() -> None:
-    """`cancel` fires the signal once: waiting for it returns, then and later."""
+    """`cancel` fires the signal: a wait that has begun returns, and so does any later one."""
     context = headless_context()
     assert not context.signal.cancelled
     waiting = asyncio.ensure_future(context.signal.wait())
@@ -42,7 +42,7 @@ async def test_a_mock_signal_fires_when_the_context_is_cancelled() -> None:
 
 
 def test_a_sync_handler_waits_for_a_mock_signal() -> None:
-    """A script can wait for a signal that fires from its own thread."""
+    """In a script, waiting for a signal that has already fired returns immediately."""
     context = headless_context()
     cancel(context)
     context.signal.wait().wait()
@@ -50,7 +50,7 @@ def test_a_sync_handler_waits_for_a_mock_signal() -> None:
 
 
 def test_only_a_mock_can_be_cancelled() -> None:
-    """A signal that was given is not fired."""
+    """`cancel` refuses a context that was given its own signal."""
     with pytest.raises(NotSupported, match="cancelled this way"):
         cancel(headless_context(signal=object()))
 
@@ -65,7 +65,7 @@ async def test_on_text_gets_the_reply_in_chunks() -> None:
 
 
 async def test_a_question_has_its_wording_and_may_ask_for_text() -> None:
-    """Without a schema the answer is text, and the record has what a person would have read."""
+    """Without a schema the answer is text, and the record has the wording that a person would read."""
     context = user_context({"visit": "noon", "meal": "fish"})
     assert await context.wait_for("visit", message="When shall we come?") == "noon"
     assert await context.wait_for("meal", {}, Literal["fish", "rice"]) == "fish"
@@ -85,7 +85,7 @@ def test_a_mock_has_approvals() -> None:
 
 
 async def test_a_worker_may_have_a_person_and_records_its_attachments() -> None:
-    """A worker's context can have a person or a model, and its record lists the workers that were called."""
+    """A worker's context can have both a person and a model, and its record lists the workers that were called."""
     context = worker_context(results={"reader": "read"}, answers={"meal": "fish"}, replies={"meal": "rice"})
     assert await context.call_worker("reader", "go", attachments=["a.txt"]) == "read"
     assert recorded(context).workers == [("reader", "go", ("a.txt",))]

@@ -53,7 +53,7 @@ def said(person: Person, question: Question) -> Answer:
     ],
 )
 def test_a_person_approves_by_rule(approve: Any, approved: bool, reason: str):
-    """A person approves always, never, with a reason, or as a function decides."""
+    """A person approves, denies with or without a reason, or answers as a function decides."""
     answer = said(Person(approve), asking("pay", "approval"))
     assert (answer.outcome, answer.value) == ("answered", {"approved": approved, "reason": reason})
     assert (answer.question_id, answer.digest, answer.by) == ("q1", "d" * 64, "ada")
@@ -92,7 +92,7 @@ def test_a_person_answers_by_kind(laid_out: Any, outcome: str, value: Any, reaso
 
 
 def test_another_exception_is_the_environments():
-    """Any other exception is raised where the person was asked."""
+    """Any other prepared exception is raised by `ask`."""
     with pytest.raises(OSError, match="line dead"):
         said(Person(answers={"pick": OSError("line dead")}), asking())
 
@@ -142,7 +142,7 @@ def test_wrong_first_is_wrong_once_for_each_question():
 
 
 def test_who_is_there():
-    """Only `Person` is a user; `Agent` and `Nobody` are not, although they would approve if they were asked."""
+    """Only `Person` has the run mode `user`. `Agent` and `Nobody` do not, although they would approve if they were asked."""
     assert [each.run_mode for each in (Person(), Agent(), Nobody())] == ["user", "agent", "headless"]
     assert said(Agent(), asking(kind="approval")).value["approved"] is True
     assert said(Nobody(), asking(kind="approval")).value["approved"] is True
@@ -154,7 +154,7 @@ class Note:
 
 
 def test_the_recorder_keeps_everything_in_order():
-    """The recorder finds events by type and calls by status, and stops recording when it is closed."""
+    """The recorder returns events by type and the status of each call, and stops recording when it is closed."""
 
     @tool(effect="staged")
     async def note(fail: bool, context: ToolContext) -> str:

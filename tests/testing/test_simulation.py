@@ -98,7 +98,7 @@ KEY = "hunter2-of-the-simulation"
 
 
 def bank(stage: Stage) -> Play:
-    """Play a model that sends a secret in each of its calls."""
+    """Play a run whose model passes a secret to each of its calls."""
 
     @tool(effect="read")
     async def login(key: SecretStr) -> str:
@@ -313,7 +313,7 @@ def careless(stage: Stage) -> Play:
 
     @tool(effect="staged")
     async def scribble(context: ToolContext) -> str:
-        """Write one file past the call's filesystem, and one through it."""
+        """Write one file directly to the folder, and one through the call's filesystem."""
         (folder / "a.txt").write_text("half")
         context.filesystem.write("b.txt", "whole")
         return "written"

@@ -304,7 +304,7 @@ def test_parse_takes_text_bytes_and_mappings():
 
 
 def test_dump_is_the_json_a_model_would_have_sent():
-    """Dumped params parse to the same value, and secrets are dumped masked."""
+    """Dumped params parse to the same value, except that secrets are masked in the dump."""
 
     @tool
     def send(
@@ -440,7 +440,7 @@ def test_tool_with_empty_parentheses():
 
 
 def test_tools_of_methods_partials_and_objects():
-    """A tool made from a method, a partial or an object takes its name and description from the underlying function."""
+    """A tool can be made from a method, a partial or a callable object. The function's docstring is its description."""
 
     class Station:
         factor = 3
@@ -894,7 +894,7 @@ def test_effects_are_those_of_the_specification():
 
 
 def test_only_pure_and_read_may_not_write():
-    """Only tools with the effect `pure` or `read` may not change state and files."""
+    """Tools with the effect `pure` or `read` may not change state or files. All others may."""
     assert [effect for effect, rules in EFFECTS.items() if not rules.writes] == ["pure", "read"]
 
 

@@ -164,7 +164,7 @@ async def test_what_a_model_writes_stays_one_value(registry: WorkerRegistry, des
 async def test_what_is_left_out_comes_from_the_defaults_and_limits_are_the_tighter(
     registry: WorkerRegistry,
 ) -> None:
-    """A created worker takes missing tools from `creation_defaults`, the lower limits, and its creator's model."""
+    """Tools that are not given come from `creation_defaults`, the lower limits apply, and the creator's model is used."""
     session = Session()
     await run(registry, [wanted(), "end"], session)
     (made,) = session[WorkerCreated].all()
@@ -285,7 +285,7 @@ async def test_a_locked_worker_is_not_shadowed_by_what_a_session_holds(registry:
 
 
 async def test_only_workers_that_may_create_have_the_tools(registry: WorkerRegistry) -> None:
-    """Without `create: true`, a worker does not have `create_worker`, and `context.call` does not find it."""
+    """Only workers with `create: true` have `create_worker`, and `context.call` in a plain prompt does not find it."""
     names = {name: {each.name for each in registry[name].prompt.tools} for name in registry.names}
     assert {name for name, tools in names.items() if "create_worker" in tools} == {"main", "nosy"}
 

@@ -233,7 +233,7 @@ def test_bytes_that_are_no_text_and_files_too_large(tmp_path: Path) -> None:
 
 
 async def test_files_and_shell_as_built_in_tools(tmp_path: Path) -> None:
-    """`files` has its read-before-write policy, `files.read` can't write, and `shell` adds `run_command`."""
+    """`files` has a read-before-write policy unless `policies: []` removes it, `files.read` can't write, and `shell` adds `run_command`."""
     registry = sound(
         tmp_path, full="---\ntools: [files, shell: [[ls, '...']]]\n---\nGo.", reads="---\ntools: [files.read]\n---\nGo.",
         bare="---\ntools: [files]\npolicies: []\n---\nGo.",
@@ -323,7 +323,7 @@ def test_templates_fail_with_their_line_and_are_bounded(text: str, said: str) ->
 
 
 def test_only_listed_parts_of_the_template_language_are_taken() -> None:
-    """Filters and tests that are not listed are refused by name, and no arithmetic is allowed."""
+    """Each filter or test that is not listed is refused, and no arithmetic operator is allowed."""
     for kind, names in (("filter", DEFAULT_FILTERS), ("test", DEFAULT_TESTS)):
         taken = FILTERS if kind == "filter" else TESTS
         for name in set(names) - taken:

@@ -327,7 +327,7 @@ async def test_calling_a_worker_does_not_ask_but_its_capability_decides(tmp_path
 
 
 async def test_a_worker_that_failed_leaves_nothing_to_undo_of_its_own(tmp_path: Path) -> None:
-    """When an outer call fails, what was done inside a worker is reported as not undone, but not the worker itself."""
+    """When an outer call fails, an irreversible call inside a worker is reported as not undone, but the worker itself is not."""
     tools = '''
     from handrail import ToolContext, tool
 
@@ -358,7 +358,7 @@ async def test_a_worker_that_failed_leaves_nothing_to_undo_of_its_own(tmp_path: 
 
 
 async def test_which_model_runs_which_worker(tmp_path: Path) -> None:
-    """A worker's model comes from `models`, its file, the `model` argument or its caller. Having none is an error."""
+    """A worker without a model uses its caller's. It is an error if there is none, or if a file's model has no provider."""
     registry = sound(tmp_path, main="---\nworkers: [helper]\n---\nGo.", helper=PLAIN)
     with pytest.raises(WorkerError, match="no model is set for the worker"):
         registry.run("main", "x")
@@ -471,7 +471,7 @@ async def test_attachments_reach_the_worker(tmp_path: Path) -> None:
     ],
 )
 async def test_attachments_are_held_to_the_callees_rule(tmp_path: Path, given: list[Any], said: str) -> None:
-    """The callee's rule on count, size and suffix, and the path, are checked before an attachment reaches the callee."""
+    """The path of an attachment and the callee's rules on count, size and suffix are checked before the callee runs."""
     registry = sound(tmp_path, main="---\nworkers: [reader]\n---\nGo.", reader=TAKES)
     files = MemoryFilesystem()
     files.write("a.txt", "hello")
@@ -558,7 +558,7 @@ def only_in_a_worker(context: WorkerContext) -> str:
 
 
 async def test_a_tool_that_needs_a_worker_is_not_offered_elsewhere() -> None:
-    """A tool that needs a worker is not offered elsewhere, and calling it fails with what is missing."""
+    """A tool that needs a worker is not offered elsewhere, and if it is called anyway, the error says what is missing."""
     script = ScriptedModel([ToolCall("only_in_a_worker", {}), "end"])
     await Adapter(script).evaluate(Prompt("p", "Go.", tools=[only_in_a_worker]), "go")
     assert [each.tool.name for each in script.requests[0].tools] == []

@@ -83,7 +83,7 @@ class Database:
         self._lock = threading.Lock()
         """Held while a job is added, so that none follows the one that ends the thread; with `inline`, while a job runs."""
         self._intact: bool | None = None
-        """Whether the tables of lists are intact; None until they have been checked."""
+        """Whether the tables that lists are read from are intact; None until they have been checked."""
         self._connection: sqlite3.Connection | None = None
         self._thread: threading.Thread | None = None
         if inline:

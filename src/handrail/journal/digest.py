@@ -58,7 +58,7 @@ def key_beside(journal: str, is_new: bool) -> bytes:
 
 
 def folder_key() -> bytes:
-    """Return the key that signs what this user's processes stage in folders, kept as a journal's key is.
+    """Return the key with which this user's processes sign the commits that they stage in folders.
 
     It is derived from `HANDRAIL_KEY` if that is set, or else kept in a file beside the journals, where tools can't reach
     it. If no file can be kept there, the key lasts as long as the process.

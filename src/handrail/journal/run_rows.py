@@ -1,6 +1,6 @@
 """Rows of the table `runs`: how each run began, its status, its lease and its outcome.
 
-Unlike records, a row is replaced when a run's status or lease changes, so it carries a MAC of its own.
+Unlike records, a row is replaced when a run's status or lease changes, so it carries its own MAC.
 """
 
 from __future__ import annotations

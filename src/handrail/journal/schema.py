@@ -18,12 +18,12 @@ VERSION = 9
 """Version of the schema. A journal with another version is refused."""
 
 APPLICATION_ID = 0x48726A6C
-"""The number in the header of the file that says that it is a journal. It spells "Hrjl"."""
+"""The number in a file's header that marks it as a journal. It spells "Hrjl"."""
 _MAGIC = b"SQLite format 3\0"
 _HEADER_BYTES = 100
 _ID_AT = slice(68, 72)
 
-# A table with large values has rowids. Without them, SQLite reads every row whole that it passes on its way to another.
+# A table with large values has rowids. Without them, SQLite reads in full every row that it passes on its way to another.
 _TABLES: Sequence[str] = (
     "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     """CREATE TABLE runs (
@@ -92,7 +92,7 @@ def is_blank(path: str) -> bool:
 
 
 def _check_unmarked(path: str) -> None:
-    """Raise `JournalError` unless a database without a journal's number is one, such as a restored dump."""
+    """Raise `JournalError` unless a database is a journal that lacks only its number, such as a restored dump."""
     connection = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1", uri=True)
     try:
         distrust_schema(connection)

@@ -62,7 +62,7 @@ class Reservation:
         self._over = False
 
     def settle(self, **spent: Amount | None) -> None:
-        """Replace the reserved amounts with the actual ones. Units that are not given count as spent in full."""
+        """Replace the reserved amounts with the actual ones. Units that are not given, or are None, count as spent in full."""
         self._end({**self._amounts, **_checked(spent)} if spent else self._amounts)
 
     def release(self) -> None:
@@ -107,9 +107,9 @@ class BudgetTracker:
         return BudgetTracker(budget, parent=self)
 
     def reserve(self, **amounts: Amount | None) -> Reservation:
-        """Reserve an upper bound. Raises `BudgetExceededError` and reserves nothing if it exceeds a limit.
+        """Reserve an upper bound. Raises `BudgetExceededError` and reserves nothing if a limit has less than that left.
 
-        An amount of None is unknown (`UNKNOWN`).
+        An unknown amount (None) exceeds any limit on its unit. Without a limit, nothing is reserved for it.
         """
         exact = _checked(amounts)
         with self.lock:

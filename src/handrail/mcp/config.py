@@ -1,7 +1,7 @@
 """`mcp.json` files of other programs, read as they are.
 
 The servers are under `mcpServers`, or `servers` in some programs. Each has a `command` with `args`, `env` and `cwd`, or a `url`
-with `headers`. `${NAME}` and `${env:NAME}` stand for environment variables. Keys that only concern the other program are
+with `headers`. `${NAME}` and `${env:NAME}` stand for environment variables, and `${NAME:-text}` has a default. Keys that only concern the other program are
 ignored.
 """
 
@@ -24,6 +24,7 @@ def load_servers(path: str | Path, **options: Any) -> tuple[McpTools, ...]:
     """Return a section for each server in an `mcp.json` file. `options` are passed on to `McpTools`.
 
     If there are several servers, the name of each is the prefix of its tools. A server marked as disabled is left out.
+    Raises `DefinitionError` if the file can't be read or is invalid.
     """
     try:
         found: Any = json.loads(Path(path).read_text(encoding="utf-8"))

@@ -1,6 +1,6 @@
 """`Connection`: the connection to one MCP server, which is opened again with backoff when it is lost.
 
-A task of its own owns each connection, so that it outlives the call that opened it. Calls use the connection from their own
+A separate task owns each connection, so that it outlives the call that opened it. Calls use the connection from their own
 tasks on the same event loop.
 """
 
@@ -34,17 +34,17 @@ _LIST_CHANGED = "notifications/tools/list_changed"
 
 
 class ServerUnavailable(HandrailError, ConnectionError):
-    """An MCP server can't be reached. Nothing was sent to it."""
+    """An MCP server can't be reached or used. The request was not sent."""
 
 
 class ServerLost(HandrailError, ConnectionError):
-    """An MCP server went away, or answered rubbish, while a request was under way."""
+    """An MCP server disconnected, or sent an invalid answer, during a request."""
 
 
 class Connection:
     """The connection to one server on one event loop.
 
-    `listed` is called with the server's tools after each time they were listed.
+    `listed` is called with the server's tools each time they have been listed.
     """
 
     def __init__(
@@ -70,14 +70,17 @@ class Connection:
         self._why = ""
         self._stale = False
         self.opened = 0
-        """How often the connection was opened."""
+        """How many times the connection was opened."""
 
     @property
     def is_open(self) -> bool:
         return self._client is not None
 
     async def client(self) -> Client:
-        """Return the open client; opens the connection if there is none. Raises `ServerUnavailable`."""
+        """Return the client. Opens the connection if it is not open, and lists the tools again if they have changed.
+
+        Raises `ServerUnavailable` if the connection can't be opened.
+        """
         client = self._client
         if client is None:
             client = await self._open()
@@ -104,7 +107,7 @@ class Connection:
             raise ServerUnavailable(*error.args) from None  # each waiter gets its own exception
 
     async def _own(self, opening: asyncio.Future[Client], wait: float) -> None:
-        """Open the connection, tell those who wait for it, and hold it until it is lost or closed."""
+        """Open the connection, notify those who wait for it, and hold it open until it is lost or closed."""
         end = self._end = asyncio.Event()
         error: BaseException | None = None
         try:
@@ -196,7 +199,7 @@ class Connection:
         raise ServerLost(why)
 
     async def close(self) -> None:
-        """End the connection, and the server if it was started by it."""
+        """Close the connection, and stop the server if this connection started it."""
         owner = self._owner
         self._lost("it was closed")
         if owner is not None and not owner.done():
@@ -206,7 +209,7 @@ class Connection:
 
 
 def _words_of(error: BaseException | None) -> str:
-    """Return what went wrong in a few words."""
+    """Describe an error in a few words. None means that the attempt to connect was cancelled."""
     found: Any = error
     while isinstance(found, BaseExceptionGroup):
         found = cast("Any", found).exceptions[0]

@@ -1,6 +1,6 @@
 """Content blocks of MCP as text for a model.
 
-Text is passed on. Everything else is described in words, because a result of a tool is text: `describe` is the one place
+Text is passed on. Everything else is described in words, because a tool's result is text. `describe` is the one place
 to change once results can carry images and files.
 """
 
@@ -12,11 +12,11 @@ from mcp_types import AudioContent, ContentBlock, EmbeddedResource, ImageContent
 from mcp_types import TextResourceContents as TextResource
 
 MAX_TEXT = 200_000
-"""Maximum number of characters of one result. A longer one is cut, and says so."""
+"""Maximum number of characters in one result. A longer one is cut, and a note says so."""
 
 
 def text_of(blocks: Sequence[ContentBlock]) -> str:
-    """Return content blocks as one text, cut to `MAX_TEXT` characters."""
+    """Return content blocks as one text. After `MAX_TEXT` characters it is cut, and a note is added."""
     text = "\n".join(map(describe, blocks))
     if len(text) <= MAX_TEXT:
         return text

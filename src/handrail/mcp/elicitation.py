@@ -22,7 +22,8 @@ _REFUSED = -32602
 async def ask(server: str, context: ToolContext | None, params: Any) -> ElicitResult | ErrorData:
     """Ask the person a server's question, and return the answer in the server's terms.
 
-    A question that nobody can be asked is cancelled, so that the server decides what to do without the answer.
+    If nobody can be asked or nobody answers, the question is cancelled, so that the server decides what to do without the
+    answer. A form that can't be shown is refused with an error.
     """
     wait_for = None if context is None else context.wait_for
     if wait_for is None:

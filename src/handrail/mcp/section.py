@@ -29,9 +29,9 @@ from mcp import Client, MCPError
 Mode = Literal["auto", "legacy", "2026-07-28"]
 
 _MAX_ROUNDS = 20
-"""How often a server may ask within one call."""
+"""How many times one call may be sent, counting the repeats that carry the input that the server required."""
 _POLL = 0.2
-"""Seconds before a server is asked again that required no input."""
+"""Seconds before a call is sent again, if the server asked for that without requiring input."""
 
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False)
@@ -39,9 +39,9 @@ class McpTools(LiveSection):
     """A section with the tools of an MCP server: `McpTools(command=["npx", "server"])` or `McpTools(url="https://…")`.
 
     The server is started, or connected to, when a run with the section begins, and stays connected for later runs on the
-    same event loop. Its tools pass the gate like any others. Every tool is `irreversible` unless `effects` says otherwise, by
-    the server's name of the tool, or `trust_annotations` is set, which believes what the server says about its tools.
-    `prefix` is put before each name. `timeout` is the limit in seconds of one call. If the server is not `required`, a run begins
+    same event loop. Its tools go through the gate like any others. Every tool is `irreversible`, unless `effects` has an effect for
+    the server's name of the tool, or `trust_annotations` is set and the server says that the tool is read-only or idempotent.
+    `prefix` is put before each name. `timeout` limits one call, in seconds. If the server is not `required`, a run begins
     without its tools when it can't be reached.
     """
 
@@ -107,7 +107,10 @@ class McpTools(LiveSection):
         return self.server.tools
 
     async def close(self) -> None:
-        """Disconnect, and end the server if it was started by this section. A later run connects again."""
+        """Disconnect, and stop the server if this section started it. A later run connects again.
+
+        Only a connection on the running event loop is closed.
+        """
         await self.server.close()
 
     async def __aenter__(self) -> Self:
@@ -236,7 +239,7 @@ class _Server:
         return self._noted(_result_of(answer))
 
     def _lost(self, tool: McpTool, why: str) -> ToolResult[Any]:
-        """End a call whose server went away while it was under way, by the effect of the tool."""
+        """Raise `TransientError` if a call whose server went away may be retried. Otherwise return a failed result."""
         if EFFECTS[tool.effect].retried:
             raise TransientError(
                 f"the MCP server {self.name!r} went away during the call: {why}", retry_after=0
@@ -296,12 +299,15 @@ class _Server:
             self._asking.remove(context)
 
     async def _elicit(self, _: Any, params: Any) -> ElicitResult | ErrorData:
-        """Ask a question of a server of an older generation, which does not say which call it belongs to."""
+        """Ask a question of a server of an older generation, which does not say which call it belongs to.
+
+        The question is asked on behalf of the oldest call in progress.
+        """
         return await elicitation.ask(self.name, self._asking[0] if self._asking else None, params)
 
 
 def _result_of(answer: CallToolResult) -> ToolResult[Any]:
-    """Return a server's answer as a result. The text of its content comes first, then its structured value."""
+    """Return a server's answer as a result. The model sees its text, or its structured value if it has no text."""
     text = text_of(answer.content)
     if answer.is_error:
         return ToolResult.error(text or "The tool failed and gave no reason.")

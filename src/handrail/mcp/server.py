@@ -1,6 +1,6 @@
 """`ToolServer`: the tools of a prompt as an MCP server.
 
-Each `tools/call` is a run of its own: it has its own gate, and with it policies, approvals, limits and events. A question
+Each `tools/call` is a separate run: it has its own gate, and with it policies, approvals, limits and events. A question
 that a call asks goes to the client: as elicitation to clients of the older generations, and as an input-required result to
 clients of 2026-07-28, which call again with the answer. A call that waits stays in this process, and ends with it.
 """
@@ -38,7 +38,8 @@ _FLAT = frozenset(["string", "number", "integer", "boolean"])
 class ToolServer:
     """An MCP server with the tools of a prompt: `await ToolServer(prompt).serve_stdio()`.
 
-    `files` returns the files of one call. The prompt's tools are those of the sections that are shown in full.
+    `files` returns the filesystem of one call, or None. Only the tools of sections that are shown in full are served. Further
+    arguments are passed to `open_gate`.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class _Asked:
 
 
 class _Client(Environment):
-    """The environment of a call: the client's person answers."""
+    """The environment of a call. The client's person answers its questions. Those that need more than a flat form are declined."""
 
     run_mode: RunMode = "user"
 
@@ -239,7 +240,7 @@ def form_of(question: Question, check: bool = False) -> Any:
 
 
 def content_of(result: ToolResult[Any]) -> wire.CallToolResult:
-    """Return a result as MCP content: its text, and its value if that is an object."""
+    """Return a result as MCP content: its text and, if it succeeded, its value, if that is an object and not excluded."""
     content: list[Any] = [wire.TextContent(text=shown_text(result))]
     if not result.success:
         return wire.CallToolResult(content=content, is_error=True)
@@ -248,7 +249,7 @@ def content_of(result: ToolResult[Any]) -> wire.CallToolResult:
 
 
 def describe(tool: Tool[Any, Any]) -> wire.Tool:
-    """Return a tool as MCP describes it. The effect becomes its annotations."""
+    """Return the MCP description of a tool. Its annotations follow from its effect."""
     rules = EFFECTS[tool.effect]
     result = tool.result_schema
     output = None if result is None else dict(result.json_schema)

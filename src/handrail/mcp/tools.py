@@ -1,6 +1,6 @@
 """`McpTool`: a tool of an MCP server, with the server's JSON Schema as it is.
 
-The server is not trusted. Its names are mapped to names a model can call, its schemas are checked and bounded, and what it
+The server is not trusted. Its names are mapped to names that a model can call, its schemas are checked and bounded, and what it
 says about the effect of a tool is believed only if the user says so.
 """
 
@@ -50,7 +50,7 @@ class McpTool(Tool[Any, Any]):
     def parse(self, arguments: str | bytes | Mapping[str, Any]) -> Any:
         """Return the arguments as JSON. Raises `ToolValidationError` if they do not match the server's schema.
 
-        Unknown arguments are refused only if the schema refuses them. The server checks the rest of its schema.
+        Unknown arguments are refused only if the schema forbids them. The server checks the rest of its schema.
         """
         value: Any = arguments
         if isinstance(arguments, str | bytes):
@@ -144,8 +144,8 @@ def _references(schema: Any) -> Iterator[str]:
 def map_names(remote: Sequence[str], prefix: str) -> dict[str, str]:
     """Return a callable name for each of a server's names, in the same order.
 
-    Characters that models can't write become `_`. A name that is too long, or the same as a different one after that,
-    gets a digest of the server's name as its end, so that it does not depend on the order.
+    Characters that models can't write become `_`. A name that is then too long, or equal to another one,
+    ends with a digest of the server's name, so that it does not depend on the order.
     """
     plain = {name: prefix + _UNFIT.sub("_", name) for name in remote}
     count: dict[str, int] = {}
@@ -163,7 +163,7 @@ def _digested(mapped: str, name: str) -> str:
 
 
 def effect_of(described: Described, trusted: bool) -> Effect:
-    """Return the effect of a tool. A server's claims count only if they are trusted, else it is irreversible."""
+    """Return the effect of a tool. A server's claims count only if they are trusted. Otherwise the tool is irreversible."""
     hints = described.annotations
     if not trusted or hints is None:
         return "irreversible"

@@ -1,7 +1,7 @@
-"""Transports to MCP servers, with limits on what a server may send.
+"""Transports to MCP servers: the standard streams of a command, or HTTP.
 
-A server is not trusted: a message has a maximum size, and a server that sends a great many messages that nobody asked for,
-or lines that are not JSON-RPC, is disconnected.
+What a command may send is limited: a message has a maximum size, and a server that sends a great many messages that nobody
+asked for, or lines that are not JSON-RPC, is killed.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from mcp_types import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 log = logging.getLogger("handrail.mcp")
 
 MAX_MESSAGE = 16 * 1024 * 1024
-"""Maximum number of bytes in one message of a server."""
+"""Maximum number of bytes in one message from a server."""
 MAX_UNASKED = 5_000
 """Maximum number of messages that a server may send between two answers to requests."""
 MAX_RUBBISH = 100
 """Maximum number of lines in a row that are not JSON-RPC messages."""
 _SILENCE = 300
-"""Seconds that a server over HTTP may send nothing, since it may keep a stream open for later events."""
+"""Seconds for which an HTTP server may send nothing. It may keep a stream open for later events, so this is long."""
 _ENDED = "it ended"
 _GRACE = 2.0
 """How many seconds a server has to exit after its input ends, and again after it is told to terminate."""
 
 
 class Address(NamedTuple):
-    """Where a server is: a command to start it with, or the URL of a server that runs already."""
+    """Where a server is: a command to start it with, or the URL of a server that is already running."""
 
     command: tuple[str, ...] = ()
     url: str = ""
@@ -50,7 +50,7 @@ class Address(NamedTuple):
         return self.url or " ".join(self.command[:3])
 
     def open(self, lost: Callable[[str], None]) -> AbstractAsyncContextManager[Any]:
-        """Return the transport to the server. `lost` is called with the reason when the server goes away."""
+        """Return the transport to the server. When a server with a command goes away, `lost` is called with the reason."""
         return _http(self) if self.url else _stdio(self, lost)
 
 

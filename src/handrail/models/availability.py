@@ -28,11 +28,11 @@ class Availability(msgspec.Struct, frozen=True):
     detail: str
     """What is used, or what to do."""
     models: tuple[str, ...] = ()
-    """The names of the models that the server lists; () if it was not asked."""
+    """The names of the provider's models, if they are known without asking a vendor."""
 
 
 async def survey() -> list[Availability]:
-    """Return the availability of every provider. Only servers of one's own are contacted, never a vendor."""
+    """Return the availability of every provider. Only self-hosted servers and servers that replace a vendor's are contacted."""
     found = await asyncio.gather(*(_look(name, row) for name, row in PROVIDERS.items()))
     return [*sorted(found, key=lambda each: each.state != "ready"), _bridge()]
 

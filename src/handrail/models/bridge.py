@@ -394,9 +394,9 @@ def _message(said: Any, model: str, message: Message) -> Any:
 
 
 def _as_it_was(said: Any, calls: list[Any], kept: Kept) -> Any:
-    """Convert an answer with its thinking and signatures, and with Handrail's form of its calls.
+    """Return a kept answer with its thinking and signatures, but with its calls replaced by Handrail's form of them.
 
-    Returns None if it does not have as many calls.
+    Returns None if the kept answer does not have as many calls as `calls`.
     """
     [response] = said.ModelMessagesTypeAdapter.validate_json(kept.data)
     if sum(part.part_kind == "tool-call" for part in response.parts) != len(calls):

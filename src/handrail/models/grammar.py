@@ -54,7 +54,7 @@ def name_for_wire(name: str) -> str:
 
 
 def id_for_wire(id: str, accepted: re.Pattern[str]) -> str:
-    """Return an id as the API with this pattern accepts it. Other ids are replaced by a digest of them."""
+    """Return an id as the API with this pattern accepts it. Other ids, and all ids for Mistral, are replaced by digests."""
     if accepted is MISTRAL_ID:
         return base64.b32encode(_digest(id)).decode()[
             :9

@@ -175,7 +175,7 @@ class Endpoint:
             await _read_out(response)
 
     async def get(self, path: str, seconds: float) -> Any:
-        """Fetch JSON, and return it decoded. Raises `ModelError`, also if it takes longer than this many seconds."""
+        """Fetch JSON, and return it decoded. Raises `ModelError` if that fails, or takes longer than `seconds`."""
         client, aiohttp = await _client(), _aiohttp()
         timeout = aiohttp.ClientTimeout(total=seconds)
         at, headers = self._base_url + path, self._with_key()

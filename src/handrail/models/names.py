@@ -1,4 +1,4 @@
-"""Names of models: `provider:name`, or `module:name` for a model of one's own.
+"""Names of models: `provider:name`, or `module:name` for your own model.
 
 A name means the same wherever a model can be named: in code, in a worker's file and on the command line. The name of a
 known provider is never looked up as a module.
@@ -72,7 +72,7 @@ def reference_to(model: Model | str) -> str:
 
 
 def is_model(value: Any) -> bool:
-    """Return whether a value has what a model has. A class has not: it is not a model yet."""
+    """Return whether a value has the attributes of a model. A class does not count, because it is not a model yet."""
     return not isinstance(value, type) and all(hasattr(value, each) for each in ("name", "traits", "stream"))
 
 
@@ -112,7 +112,7 @@ def _own_model(name: str, module: str, attribute: str, folder: Path | None) -> M
 
 
 def _import(module: str, folder: Path | None) -> ModuleType:
-    from handrail.neighbours import import_app, load_file  # only a model of one's own needs it
+    from handrail.neighbours import import_app, load_file  # only a model in a module needs it
 
     file = _file_of(module, folder)
     if file is None or _is_installed(module):

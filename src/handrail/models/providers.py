@@ -51,7 +51,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: bool = True
     """Whether a request for a stream may have `stream_options`. A server that refuses them counts tokens anyway."""
     native_output: bool = True
-    """Whether every model can be constrained to a JSON Schema, also while it has tools."""
+    """Whether every model can be constrained to a JSON Schema, even while it has tools."""
     ids: re.Pattern[str] = CHAT_ID
     """The ids of calls that are accepted."""
     user_after_tool: bool = True
@@ -94,7 +94,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     """Whether people run the server themselves. Such a server needs no key, and its tokens cost nothing."""
     quirks: Quirks = Quirks()
     start: str = ""
-    """How to start a server of one's own."""
+    """The command that starts a self-hosted server."""
 
     def find_address(self) -> str:
         """Return the address to use: from the environment, or else the default one."""
@@ -142,7 +142,7 @@ def row_of(provider: str, wire: Wire) -> Provider:
 
 
 def keys_of(row: Provider, variable: str | None, header: str = "") -> tuple[Key, ...]:
-    """Return the keys to look for: the row's, or the one in a variable. For None, there are none."""
+    """Return the keys to look for: the row's, or one with this variable or header. If `variable` is None, there are none."""
     if variable is None:
         return ()
     first = row.keys[0]
@@ -178,7 +178,7 @@ def refuse_key(given: object, keys: tuple[Key, ...]) -> None:
 # --- the table ---
 
 FREE = Price(Decimal(0), Decimal(0))
-"""The price of tokens from a server of one's own."""
+"""The price of tokens from a self-hosted server."""
 
 PROVIDERS: Mapping[str, Provider] = {
     "openai": Provider(
