@@ -87,7 +87,7 @@ def test_a_handoff_that_is_not_complete_is_reported_at_its_line(tmp_path: Path) 
 
 
 def test_one_file_is_checked_by_itself(tmp_path: Path) -> None:
-    """`check_file` reports the problems of one worker's file, and those of `tools.py` only if the worker needs it."""
+    """`check_file` reports the problems of one worker's file, and those of `tools.py` unless it does not need it."""
     folder(
         tmp_path,
         "1 / 0\n",
@@ -96,10 +96,11 @@ def test_one_file_is_checked_by_itself(tmp_path: Path) -> None:
         uses="---\ntools: [a]\n---\nGo.",
     )
     assert WorkerRegistry.check_file(tmp_path / "plain.md") == []
-    (bad,) = WorkerRegistry.check_file(tmp_path / "bad.md")
-    assert (Path(bad.file).name, bad.line) == ("bad.md", 2)
-    (uses,) = WorkerRegistry.check_file(tmp_path / "uses.md")
-    assert (Path(uses.file).name, uses.line) == ("tools.py", 1)
+    found = {
+        name: [(Path(each.file).name, each.line) for each in WorkerRegistry.check_file(tmp_path / name)]
+        for name in ("bad.md", "uses.md")
+    }
+    assert found == {"bad.md": [("bad.md", 2), ("tools.py", 1)], "uses.md": [("tools.py", 1)]}
 
 
 # --- a worker with a person -----------------------------------------------------------------------
@@ -122,15 +123,17 @@ async def test_a_workers_tool_can_require_a_person(tmp_path: Path) -> None:
         tmp_path, ASKS, main="---\ntools: [confirm]\nworkers: [helper]\n---\nGo.", helper="---\n---\nHelp."
     )
     script = ScriptedModel([ToolCall("confirm", {}), "end"])
-    await registry.run("main", "go", model=script, environment=Person({"which": "helper"}))
+    await registry.run("main", "go", model=script, environment=Person(answers={"which": "helper"}))
     assert script.requests[1].messages[-1].text == "helper of helper"
     alone = ScriptedModel(["end"])
     await registry.run("main", "go", model=alone, environment=Nobody())
     assert "confirm" not in [each.tool.name for each in alone.requests[0].tools]
     (confirm,) = [each for each in registry["main"].prompt.tools if each.name == "confirm"]
     outside = ScriptedModel(["end"])
-    await Adapter(outside, environment=Person({})).evaluate(Prompt("p", "Go.", tools=[confirm]), "go")
-    assert outside.requests[0].tools == ()
+    await Adapter(outside, environment=Person(approve=True)).evaluate(
+        Prompt("p", "Go.", tools=[confirm]), "go"
+    )
+    assert list(outside.requests[0].tools) == []
 
 
 async def test_a_worker_context_with_answers_has_a_person() -> None:

@@ -97,7 +97,7 @@ class WorkerRegistry:
 
     @classmethod
     def check_file(cls, path: str | Path) -> list[WorkerProblem]:
-        """Return every problem in a worker's file, and those in the `tools.py` beside it if the worker lists functions."""
+        """Return every problem in a worker's file, and those in the `tools.py` beside it unless it does not need it."""
         try:
             registry, draft = cls._draft_at(path)
             registry._worker_of(draft)
