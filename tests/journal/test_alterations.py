@@ -288,7 +288,7 @@ async def test_answer_and_undo_refuse_it(folder: Path, how: Alter, where: str):
     ids=["removed", "void", "moved", "marked as undone"],
 )
 async def test_undo_refuses_where_a_later_call_was_altered(tmp_path: Path, query: str):
-    """A later call in another run that built on this one can't be hidden from the undo."""
+    """If a later call of the session was altered to hide it, the undo is refused."""
     recorder = Recorder(tmp_path)
     session = Session(id="table", principal="user")
     await recorder.run("one", call("note", text="a"), "end", session=session)
@@ -471,7 +471,7 @@ PROTECTED = {
 
 @pytest.fixture(scope="module")
 def rich(clean: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Provide a journal with a fork, an export, an import, an undo and cancelled runs."""
+    """Provide a journal with a fork, an import, an undo and cancelled runs."""
     folder = copied(clean, tmp_path_factory.mktemp("rich") / "base")
 
     async def more() -> None:

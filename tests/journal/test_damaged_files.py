@@ -1,4 +1,4 @@
-"""Damaged and foreign files: a journal is read exactly as it was written, or the error names the run and the record."""
+"""Damaged and foreign files: a journal is read exactly as it was written, or an error says what is damaged."""
 
 import asyncio
 import os
@@ -29,7 +29,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(clean: Path) -> Reading:
-    """Read the journal twice: the first time may renew a ticket's claim."""
+    """Provide what is read from the undamaged journal. A second read, after the first renewed claims, is the same."""
     found = read_journal(clean)
     assert found == read_journal(clean)
     assert not any(isinstance(each, JournalError) for each in found.values())
@@ -48,7 +48,7 @@ def copied(clean: Path, folder: Path) -> Path:
 
 
 def damaged(found: Reading) -> set[str]:
-    """Return the runs of which something can't be read."""
+    """Return the ids of the runs that can't be read completely."""
     return {
         name.split(":")[0] for name, each in found.items() if isinstance(each, JournalError) and ":" in name
     }
@@ -80,7 +80,7 @@ def check(found: Reading, expected: Reading) -> None:
 
 
 def damage(kind: str, at: int, data: bytes) -> bytes:
-    """Flip the bit, cut the file at the byte, or fill the page with zeros, that `at` falls on."""
+    """Return the data with one bit flipped, with its end cut off, or with one page zeroed, at a place given by `at`."""
     changed = bytearray(data)
     if kind == "flip":
         changed[at // 8 % len(data)] ^= 1 << at % 8
@@ -96,7 +96,7 @@ def damage(kind: str, at: int, data: bytes) -> bytes:
 def test_any_damage_is_reported_or_harmless(
     clean: Path, expected: Reading, tmp_path_factory: pytest.TempPathFactory, kind: str, at: int
 ):
-    """A flipped bit, a cut or a zeroed page gives the same data or an error in words, wherever it is."""
+    """Wherever a bit is flipped, the file is cut or a page is zeroed, reads give the same data or a `JournalError`."""
     path = copied(clean, tmp_path_factory.mktemp("damaged"))
     path.write_bytes(damage(kind, at, path.read_bytes()))
     check(read_journal(path), expected)
@@ -125,7 +125,7 @@ def flip_in(path: Path, text: bytes) -> None:
 def test_the_error_names_the_run_and_the_record_and_the_other_runs_are_readable(
     path: Path, expected: Reading, run_id: str
 ):
-    """One flipped bit in a record makes its run unreadable, and no run of another session."""
+    """One flipped bit in a record makes its run unreadable, but no run of another session."""
     connection = sqlite3.connect(path)
     query = "SELECT link, mac FROM records WHERE chain = ? AND key = ?"
     link, mac = connection.execute(query, (f"run {run_id}", f"{run_id}-call-3")).fetchone()
@@ -157,7 +157,7 @@ def row_damage(path: Path, run_id: str) -> None:
 def test_a_list_leaves_out_a_damaged_run_and_logs_it(
     path: Path, expected: Reading, caplog: pytest.LogCaptureFixture
 ):
-    """A list has all runs but the damaged one, whatever page it is on, and the log names that one once."""
+    """A list has all runs but the damaged one, whatever page it is on, and the log names the damaged run once."""
     row_damage(path, "cake")
     journal = SqliteJournal(path, watch=None, inline=True)
     found = [row.record.id for row in asyncio.run(journal.runs.list())]
@@ -185,7 +185,7 @@ def test_a_list_leaves_out_a_damaged_run_and_logs_it(
 )
 @pytest.mark.parametrize("how", ["row", "record", "page", "cut", "zeros", "text"])
 def test_the_command_line_says_it_in_words(path: Path, how: str, words: list[str]):
-    """No command shows an exception, whatever is damaged."""
+    """No command shows a traceback, whatever is damaged."""
     if how == "row":
         row_damage(path, "cake")
     elif how == "record":
@@ -263,7 +263,7 @@ def test_a_foreign_database_is_not_touched(tmp_path: Path, mode: str, table: str
 
 
 def test_a_journal_is_recognised_after_a_kill_at_any_moment_of_its_creation(tmp_path: Path):
-    """The number that marks a journal is in the file itself before anything is in the log."""
+    """The number that marks a journal is in the file itself before anything is in the write-ahead log."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     copy = tmp_path / "copy.db"
     for suffix in ("", "-wal", ".key"):

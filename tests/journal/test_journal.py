@@ -1,4 +1,4 @@
-"""Steps that run once: `Journal.once`, and `context.once` through the gate."""
+"""Steps that run once: `journal.steps.run`, and `context.once` through the gate."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -24,7 +24,7 @@ class Done:
 
 
 def counting(seconds: float = 0, fail: int = 0) -> tuple[list[int], Callable[[], Awaitable[int]]]:
-    """Return a list of its runs, and a function that takes some time and fails the first few times."""
+    """Return a list of runs, and a function that adds to it, takes some time, and fails the first `fail` times."""
     runs: list[int] = []
 
     async def function() -> int:
@@ -260,7 +260,7 @@ def one_call(
 
 
 def test_once_is_settled_once_across_retries():
-    """`once` runs its step in the first attempt only, and the second attempt gets the recorded value."""
+    """`once` runs its step in the first attempt only, and later attempts get the recorded value."""
     bank = Bank()
     got: list[int] = []
 
@@ -346,7 +346,7 @@ def test_once_that_failed_may_be_tried_again():
 
 @pytest.mark.parametrize("effect", ["pure", "read", "staged"])
 def test_once_is_refused_where_everything_can_be_undone(effect: Effect):
-    """`once` is refused before it runs in a tool whose effects a rollback undoes."""
+    """In a pure, read or staged tool, `once` is refused before its step runs."""
     bank = Bank()
 
     async def body(context: ToolContext) -> int:

@@ -83,7 +83,7 @@ def test_a_compacted_journal_is_accepted(tmp_path: Path):
 
 
 def test_another_version_is_still_told_by_its_number(tmp_path: Path):
-    """A journal with a different version is refused by its version, even if its schema differs too."""
+    """A journal with a different version is refused because of its version, even if its schema differs too."""
     path = tmp_path / "runs.db"
     SqliteJournal(path).close()
     plant(path, "UPDATE about SET value = '10' WHERE key = 'schema'", "CREATE TABLE news (a)")
@@ -118,7 +118,7 @@ async def test_a_view_planted_in_an_open_journal_is_not_read(tmp_path: Path):
 
 
 def test_tables_with_large_values_have_rowids(tmp_path: Path) -> None:
-    """A lookup does not read other runs' large values, because no table that holds some is one without rowids."""
+    """Tables with BLOB columns have rowids, so that a lookup does not read other runs' large values."""
     journal = SqliteJournal(tmp_path / "runs.db")
     journal.close()
     connection = sqlite3.connect(tmp_path / "runs.db")

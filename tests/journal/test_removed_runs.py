@@ -143,7 +143,7 @@ each_alteration = pytest.mark.parametrize(("how", "where"), ALTERED.values(), id
 
 @each_alteration
 async def test_every_use_refuses_it(folder: Path, how: Alter, where: str):
-    """A session with a removed or reordered run can't be resumed, undone, forked or continued."""
+    """A session with a removed or reordered run can't be resumed, undone, loaded or forked."""
     alter(folder, how)
     with pytest.raises(JournalAltered, match=where):
         await resume(folder)
@@ -229,7 +229,7 @@ def test_a_run_that_was_begun_again_under_its_id_is_found(folder: Path):
     ],
 )
 async def test_what_others_added_can_not_be_removed_whole(folder: Path, chain: str, where: str):
-    """The answers and votes of a run, and the decisions of a principal, are missed if their whole chain is removed."""
+    """If the whole chain of a run's answers or of a principal's decisions is removed, the run can't be resumed."""
     from handrail.records import Decision
 
     journal = SqliteJournal(folder / "runs.db", watch=None)
@@ -314,7 +314,7 @@ STEPS = st.one_of(
 def test_whatever_handrail_does_verifies(steps: list[tuple[str, str | set[str], str]], exported: Path):
     """Runs that begin in any order, forks, imports, forgotten runs and failed transactions leave a valid journal.
 
-    Removing any one run then makes it invalid.
+    Removing the newest run then makes it invalid.
     """
 
     async def act() -> None:

@@ -1,4 +1,4 @@
-"""`SqliteJournal`: what was recorded survives reopening the file."""
+"""`SqliteJournal`: records survive reopening the file, failed transactions and kills."""
 
 import asyncio
 import queue

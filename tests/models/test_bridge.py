@@ -1,4 +1,4 @@
-"""The bridge to pydantic-ai, with models that answer in process. test_contract.py tests it over HTTP."""
+"""The bridge to pydantic-ai, mostly with models that answer in process. test_contract.py tests it over HTTP."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def parts_of(model: BridgedModel, request: ModelRequest) -> list[ModelPart
 @pytest.mark.parametrize("arguments", ["[" * 1200, "[]", "{", '{"a": "\\ud800"}'])
 @pytest.mark.parametrize("name", ["multi_tool_use.parallel", "weather", "w" * 65])
 async def test_what_goes_back_through_the_bridge_is_accepted(name: str, arguments: str) -> None:
-    """Calls that an API would refuse are normalised before pydantic-ai converts them; the server checks its requests."""
+    """Calls that an API would refuse are normalised before pydantic-ai converts them. The test's server checks them."""
     call = {"id": "i" * 41, "type": "function", "function": {"name": name, "arguments": arguments}}
     answers = [
         {**said_by, "object": "chat.completion", "id": "x", "created": 1, "model": "m"}
@@ -110,7 +110,7 @@ async def test_what_goes_back_through_the_bridge_is_accepted(name: str, argument
 
 @pytest.mark.parametrize("calls", [(), (CallAsked("a", "a.b", "["), CallAsked("b", "weather", "{}"))])
 def test_an_answer_that_was_kept_with_different_calls_is_sent_without_what_was_kept(calls: Any) -> None:
-    """What was kept of an answer is used only if its calls are those of the message, and they get Handrail's form."""
+    """The kept parts of an answer are sent only if they have the message's calls, with valid names and arguments."""
     kept = kept_of(
         "test:m", ModelResponse([ThinkingPart("hm", signature="s"), ToolCallPart("a.b", "[", "x")])
     )
@@ -330,7 +330,7 @@ def test_what_cannot_be_bridged_is_refused_at_once(name: Any, message: str):
 
 
 def test_without_the_library_its_extra_is_named():
-    """The bridge can be imported without pydantic-ai, and using it then names the extra to install."""
+    """The bridge can be imported without pydantic-ai, and the error on its first use names the extra to install."""
     script = """
 import sys
 import handrail.models.bridge as bridge

@@ -112,7 +112,7 @@ async def test_a_character_may_be_split_between_chunks(wire: str, at: int) -> No
     ],
 )
 async def test_an_error_that_can_not_be_read_is_still_an_error(body: bytes) -> None:
-    """The message of an error response may be anything."""
+    """A request that gets an error response is retried even if the response's body can't be read."""
     async with raw_server(whole(body, 503), served(False, said("chat", False))) as server:
         response = await Adapter(model_at("chat", server.url), retry=QUICK).evaluate(PLAIN, "hi")
     assert response.text == "fine"
@@ -122,7 +122,7 @@ async def test_an_error_that_can_not_be_read_is_still_an_error(body: bytes) -> N
 
 
 class Standing(SystemClock):
-    """A clock that always shows New Year."""
+    """A clock that always shows 1 January 2026."""
 
     def now(self) -> datetime:
         return datetime(2026, 1, 1, tzinfo=UTC)
@@ -141,7 +141,7 @@ def with_header(answer: bytes, name: str, value: str | bytes) -> bytes:
     + ["Fri, 31 Dec 2026 23:59:59 +9999999999"],
 )
 async def test_a_retry_time_that_makes_no_sense_is_not_one(name: str, value: str | bytes) -> None:
-    """A retry time that is no number of seconds to come is ignored: the request is retried after the usual wait."""
+    """An invalid retry time is ignored, and the request is retried after the usual wait."""
     limited = with_header(whole({"error": {"message": "slow down"}}, 429), name, value)
     session = Session()
     async with raw_server(limited, served(False, said("chat", False))) as server:
@@ -154,7 +154,7 @@ async def test_a_retry_time_that_makes_no_sense_is_not_one(name: str, value: str
 
 @pytest.mark.parametrize("wait", [float("nan"), -1.0, float("inf")])
 def test_a_model_may_say_nonsense_about_its_next_try(wait: float) -> None:
-    """A retry time of any model that is no time to come counts as none."""
+    """A retry time that is negative or not finite is ignored, whichever model reports it."""
     error = ModelRateLimited("m", "slow down", retry_after=wait)
     assert Retry(first_wait=2.0, chance=lambda: 1.0).wait_after(1, error) == 2.0
 
@@ -172,7 +172,7 @@ def test_a_model_may_say_nonsense_about_its_next_try(wait: float) -> None:
     ],
 )
 async def test_headers_that_make_no_sense_end_no_run(name: str, value: bytes) -> None:
-    """An answer with nonsensical headers is used, and the run can be recorded and shown."""
+    """An answer with nonsensical headers is used, and its run can be recorded."""
     call = {"id": "c", "function": {"name": "peek", "arguments": "{}"}}
     asks = whole({"choices": [{"message": {"tool_calls": [call]}, "finish_reason": "tool_calls"}]})
 
@@ -195,7 +195,7 @@ async def test_headers_that_make_no_sense_end_no_run(name: str, value: bytes) ->
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("tokens", ["-5", '"10"', "1e300", "1" + "0" * 400, "2.5", "true", "[]", "null"])
 async def test_usage_of_any_kind_can_be_counted_and_recorded(wire: str, stream: bool, tokens: str) -> None:
-    """Token counts that make no sense end no run, and are never negative."""
+    """Token counts that make no sense don't end the run, and its usage is never negative or huge."""
     names = ("prompt_tokens", "completion_tokens") if wire == "chat" else ("input_tokens", "output_tokens")
     usage = dict.fromkeys(names, "TOKENS")
     events = said(wire, stream)
@@ -224,7 +224,7 @@ async def test_usage_of_any_kind_can_be_counted_and_recorded(wire: str, stream: 
     "given", ["[]", "0", "false", '""', '"x"', "[1]", "null", "{}", '{"where": "there"}']
 )
 async def test_an_input_means_the_same_streamed_and_whole(given: str) -> None:
-    """An input of Anthropic's wire means the same whole, streamed in pieces, and at the start of a streamed block."""
+    """A call's input on Anthropic's wire means the same whole, in streamed pieces, or at the start of a block."""
     seen: list[tuple[str, str]] = []
 
     @tool(effect="pure")
@@ -269,7 +269,7 @@ async def test_an_input_means_the_same_streamed_and_whole(given: str) -> None:
 
 
 def test_the_strict_parser_reads_what_these_tests_send() -> None:
-    """The good answers of this module are good JSON."""
+    """The valid answers that this module sends are valid JSON."""
     for wire in WIRES:
         for stream in (False, True):
             assert [strict_json(json.dumps(each)) for each in said(wire, stream)] == said(wire, stream)

@@ -166,7 +166,7 @@ def case(name: str) -> Callable[[Any], Any]:
 
 
 def _param(subject: str) -> Any:
-    """Return a subject's parameter. The embedded model's server is slow, and needs only one Python version."""
+    """Return a subject's parameter. The embedded model's server is slow, so one Python version tests it."""
     return pytest.param(subject, marks=pytest.mark.once) if subject in EMBEDDED else subject
 
 
@@ -178,7 +178,10 @@ def adapter(model: Model, **options: Any) -> Adapter:
 async def run(
     stage: Stage, *scene: Line, prompt: Prompt[Any] = PROMPT, stream: bool = False, **options: Any
 ) -> Any:
-    """Play the scene until the run ends, and return its response, or the stream with the events it had."""
+    """Play the scene until the run ends.
+
+    Returns the response or, if `stream` is set, the stream with its events as `seen`.
+    """
     model = stage.play(*scene)
     given: dict[str, Any] = {"session": options.pop("session", None)}
     message = MESSAGE
@@ -319,7 +322,7 @@ async def test_structured_output_by_a_call(stage: Stage) -> None:
 
 @case("usage")
 async def test_usage(stage: Stage) -> None:
-    """The usage is what the server reports, and the same streamed or not."""
+    """The usage is reported, and is the same streamed or not."""
     whole, streamed = await both(stage, Say(), prompt=Prompt("plain", "You are a helpful assistant."))
     assert whole.usage.output > 0
     assert whole.usage.input > 0
@@ -476,7 +479,7 @@ async def test_500_then_fine(stage: Stage) -> None:
 
 @case("500 then fine")
 async def test_500_for_good(stage: Stage) -> None:
-    """A server that keeps failing ends the run, with its message and the number of attempts."""
+    """If a server keeps failing, the run ends, and the error says how many attempts were made."""
     model = stage.play(Fail(500), Fail(500), Fail(500), Fail(500))
     with pytest.raises(PromptEvaluationError, match="tried 3 times") as raised:
         await adapter(model).evaluate(PROMPT, MESSAGE)
@@ -546,7 +549,7 @@ async def test_prompt_too_long(stage: Stage) -> None:
 
 
 def test_every_http_model_passes_every_case() -> None:
-    """Every case runs on every wire, and on the bridge, against at least one third-party server."""
+    """For every case, the table has at least one third-party server on every wire and on the bridge."""
     for case_, subjects in TABLE.items():
         for wire in (*WIRES, "bridge"):
             assert any(subject.startswith(f"{wire}@") for subject in subjects), (
@@ -555,7 +558,7 @@ def test_every_http_model_passes_every_case() -> None:
 
 
 def test_what_is_not_applicable_has_its_reason() -> None:
-    """Only in-process models skip cases, each with a reason."""
+    """Each case that an in-process model skips has a reason."""
     for subject in IN_PROCESS:
         missing = {case_ for case_, subjects in TABLE.items() if subject not in subjects}
         assert missing == {

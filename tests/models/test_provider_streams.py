@@ -50,7 +50,7 @@ def run(wire: str, bodies: list[list[bytes]], stream: bool) -> None:
 @pytest.mark.parametrize("wire", WIRES)
 @given(st.data())
 def test_any_complete_answer(wire: str, data: st.DataObject) -> None:
-    """Any JSON as an answer is an answer or a failed attempt, and leaves a conversation that every wire accepts."""
+    """Any body is an answer or a failed attempt, and leaves a conversation that every wire accepts."""
     answers = data.draw(
         st.lists(WHOLE[wire].map(lambda each: body_of([each], False)), min_size=1, max_size=2)
     )

@@ -103,14 +103,14 @@ async def test_a_second_key_variable_and_further_headers(monkeypatch: pytest.Mon
 
 
 def test_only_a_vendors_own_address_needs_a_key(monkeypatch: pytest.MonkeyPatch):
-    """A vendor refuses requests without a key. A server of one's own, or one that replaces the vendor's, need not."""
+    """A key is required at a vendor's own address, but not at a local server or one that replaces the vendor's."""
     needing = {name for name, row in PROVIDERS.items() if row.needs_key(row.find_address())}
     assert needing == {"openai", "anthropic", "azure", "deepseek", "groq", "mistral", "openrouter"}
     assert not PROVIDERS["openai"].needs_key("http://127.0.0.1:1/v1")
 
 
 def test_a_missing_key_is_short():
-    """The error names the variables, has no cause, and a traceback shows no frame inside Handrail."""
+    """The error names the variables and has no cause, and its traceback shows no frame inside Handrail."""
     with pytest.raises(PromptEvaluationError, match="Set ANTHROPIC_API_KEY in the environment") as caught:
         Agent("anthropic:m", "Be brief.").run("hi").wait()
     assert caught.value.__cause__ is None
@@ -121,7 +121,7 @@ def test_a_missing_key_is_short():
 
 
 def test_a_missing_address_is_said():
-    """A provider that gives each user a different address has no default one."""
+    """A provider without a default address is refused if no address is set, and the error names the variable."""
     with pytest.raises(DefinitionError, match=r"azure:gpt' has no address.* Set AZURE_OPENAI_ENDPOINT"):
         model_named("azure:gpt")
 
@@ -165,7 +165,7 @@ def test_the_fields_of_a_streamed_request(provider: str):
 
 
 def test_what_mistral_requires():
-    """Ids have nine letters and digits and still match, and no user's message follows a result directly."""
+    """Call ids have nine letters and digits and still match, and no user message directly follows a result."""
     body = sent_by("mistral", UserMessage("hi"), CALLED, RESULT, UserMessage("go on"))
     assert [each["role"] for each in body["messages"]] == ["user", "assistant", "tool", "assistant", "user"]
     id = body["messages"][1]["tool_calls"][0]["id"]
@@ -281,7 +281,7 @@ async def test_prompt_model_takes_a_model_and_its_name(module: str):
     ],
 )
 def test_an_unknown_name(name: str, message: str):
-    """A name that nothing has is refused where it is written, and the message never says to install the bridge."""
+    """An unknown name is refused where it is given, and the error never says to install the bridge."""
     for refuse in (model_named, check_name, lambda name: Agent(name, "Be brief.")):
         with pytest.raises(DefinitionError, match=message) as caught:
             refuse(name)
@@ -289,7 +289,7 @@ def test_an_unknown_name(name: str, message: str):
 
 
 def test_a_module_without_that_model(module: str, tmp_path: Path):
-    """A module that has no such model, and one that can't be imported, are named in the message."""
+    """A module that has no such model, or that can't be imported, is refused with an error that says so."""
     for attribute in ("text", "nothing"):
         with pytest.raises(DefinitionError, match=f"has no model called '{attribute}'"):
             model_named(f"{module}:{attribute}")

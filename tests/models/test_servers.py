@@ -142,7 +142,7 @@ def test_a_server_ends_with_the_process_that_started_it(name: str):
 
 
 def test_a_server_that_does_not_start_says_why():
-    """If a server does not start, the error has the launcher's output."""
+    """If a server does not start, the error has the launcher's output. If a program is missing, it says what to run."""
     with (
         pytest.raises(ServerFailed, match="no such model"),
         running(sys.executable, "-c", "exit('no such model')"),

@@ -51,7 +51,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Standing(SystemClock):
-    """A clock that always shows New Year."""
+    """A clock that always shows 1 January 2026."""
 
     def now(self) -> datetime:
         return NOW
@@ -206,7 +206,7 @@ def piece(city: str, id: str, **more: Any) -> dict[str, Any]:
     ],
 )
 async def test_parallel_calls_are_kept_separate(chunks: list[Any]) -> None:
-    """Parallel calls are kept separate, however the server numbers them, and even if it does not."""
+    """Parallel calls are kept separate, even if the server numbers them badly or not at all."""
     async with raw_server(
         streamed(*chunks, delta("tool_calls")), streamed(delta(content="Rain."), delta("stop"))
     ) as raw:
@@ -264,7 +264,7 @@ async def test_a_stream_that_stays_open_after_its_end_is_left() -> None:
 
 
 async def test_a_stream_may_begin_with_a_byte_order_mark() -> None:
-    """A byte order mark at the start of a stream is skipped, and nothing of the answer is lost."""
+    """A byte order mark at the start of a stream is skipped, and none of the answer is lost."""
     answer = streamed(delta(content="ok"), delta("stop"))
     marked = answer.replace(b"\r\n\r\n", b"\r\n\r\n3\r\n\xef\xbb\xbf\r\n", 1)
     async with raw_server(marked) as raw:
@@ -497,7 +497,7 @@ class Table(ModuleType):
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Use prices from a table, whether or not the extra is installed."""
+    """Fixture: replaces `genai_prices` with `Table`, whether or not the extra is installed."""
     monkeypatch.setitem(sys.modules, "genai_prices", Table("genai_prices"))
     prices._from_table.cache_clear()
     yield

@@ -92,7 +92,7 @@ def put(*path: Any) -> Callable[[Any], None]:
 
 
 def drop(*path: Any) -> Callable[[Any], None]:
-    """Return a function that deletes what is at a path."""
+    """Return a function that deletes the item at a path."""
     *way, last = path
 
     def change(request: Any) -> None:
@@ -176,13 +176,13 @@ BAD: list[tuple[str, str, Callable[[Any], object]]] = [
 
 @pytest.mark.parametrize("wire", GOOD)
 def test_a_good_request_is_accepted(wire: str) -> None:
-    """A request that uses everything the wire has is accepted."""
+    """A valid request that uses most features of the wire is accepted."""
     assert problems(wire, json.dumps(GOOD[wire]).encode()) == []
 
 
 @pytest.mark.parametrize(("wire", "words", "change"), BAD, ids=[f"{wire}: {words}" for wire, words, _ in BAD])
 def test_each_rule_refuses_something(wire: str, words: str, change: Callable[[Any], object]) -> None:
-    """A request with one mistake is refused, with the rule that it breaks."""
+    """A request with one mistake is refused, and a problem names the rule that it breaks."""
     request = copy.deepcopy(GOOD[wire])
     change(request)
     assert any(words in problem for problem in problems(wire, json.dumps(request).encode()))
@@ -198,12 +198,12 @@ def test_each_rule_refuses_something(wire: str, words: str, change: Callable[[An
     ],
 )
 def test_a_body_is_one_object_of_json(body: bytes, words: str) -> None:
-    """Bytes that a strict parser refuses are refused."""
+    """A body that is not a strict JSON object is refused."""
     assert words in problems("chat", body)[0]
 
 
 def test_a_refused_request_fails_the_test_that_sent_it() -> None:
-    """Servers note what the grammar refuses, and a request to another address is no model's."""
+    """`check` raises for a refused request, `note` keeps its problems, and requests to other paths are not checked."""
     with pytest.raises(WireRefused, match="messages is not a list"):
         check("/v1/chat/completions", b'{"model": "m"}')
     note("/anthropic/v1/messages?beta=true", b"{}")

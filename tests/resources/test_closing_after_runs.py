@@ -51,7 +51,7 @@ def using(*protocols: type) -> Any:
 
 
 def test_a_resource_that_does_not_close_does_not_discard_a_finished_run(caplog: pytest.LogCaptureFixture):
-    """The response of a finished run is returned, with the errors of closing attached. They are logged, too."""
+    """A finished run's response is returned, with the errors that closing raised in `unclosed`. They are also logged."""
     log: list[str] = []
     bindings = [
         Binding(Thing, lambda _: Thing(log)),
@@ -68,7 +68,7 @@ def test_a_resource_that_does_not_close_does_not_discard_a_finished_run(caplog: 
 
 
 def test_a_resource_that_does_not_close_does_not_hide_the_error_of_a_run(caplog: pytest.LogCaptureFixture):
-    """The error of a failed run is raised, with a note about what could not be closed."""
+    """A failed run's error is raised, with a note about the resource that could not be closed."""
     log: list[str] = []
     bindings = [Binding(Stubborn, lambda _: Stubborn(log))]
     adapter = Adapter(ScriptedModel([ToolCall("use")]), resources=bindings)
@@ -103,7 +103,7 @@ def threaded() -> Any:
 
 @pytest.mark.parametrize("first", ["query", "in_thread"])
 def test_a_connection_fails_at_its_first_use_on_another_thread(first: str, tmp_path: Path):
-    """A connection to SQLite that is bound to one thread is refused on a different one, with what to do about it."""
+    """An SQLite connection that belongs to one thread fails on another one, and the message says how to share it."""
 
     async def main() -> None:
         tools = [tool(effect="idempotent")(query), threaded()]
@@ -120,7 +120,7 @@ def test_a_connection_fails_at_its_first_use_on_another_thread(first: str, tmp_p
 
 
 def test_a_shared_connection_works_on_every_thread(tmp_path: Path):
-    """With `check_same_thread=False`, one connection serves the run's handlers on all threads and is closed."""
+    """With `check_same_thread=False`, one connection serves the run's handlers on all threads and can be closed."""
 
     async def main() -> None:
         tools = [tool(effect="idempotent")(query), threaded()]
@@ -133,7 +133,7 @@ def test_a_shared_connection_works_on_every_thread(tmp_path: Path):
 
 
 def test_a_connection_that_does_not_close_says_why(tmp_path: Path):
-    """A connection that was only used on a thread can't be closed after the run. The response is returned, and says why."""
+    """A connection that a thread opened can't be closed after the run. The response is returned with an error that says why."""
     adapter = Adapter(
         ScriptedModel([ToolCall("in_thread"), "done"]), resources=[connecting(tmp_path / "a.db")]
     )

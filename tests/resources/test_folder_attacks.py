@@ -66,7 +66,7 @@ async def command(script: str, context: ToolContext) -> str:
 
 
 def previewed(files: Any, script: str) -> tuple[Any, str]:
-    """Run a script that a person approves, and return its result and the diff that the person was shown."""
+    """Run a script, approve it as the person would, and return its result and the diff that the person saw."""
     shown: list[str] = []
 
     def approve(question: Question) -> bool:
@@ -83,7 +83,7 @@ def previewed(files: Any, script: str) -> tuple[Any, str]:
 
 @pytest.mark.parametrize("how", ["written", "deleted", "committed into", "committed late"])
 def test_what_was_shown_is_not_changed_by_who_still_holds_the_files(files: Any, how: str) -> None:
-    """A task that still holds a call's files can't change them during the review, so what was shown is committed."""
+    """Whoever still holds a call's files can't change them during the review, so exactly what was shown is committed."""
     held: list[Any] = []
     refused: list[str] = []
 
@@ -236,7 +236,7 @@ def test_many_commands_of_one_call_stay_readable(root: Path) -> None:
 
 @pytest.fixture
 def many(root: Path, monkeypatch: pytest.MonkeyPatch) -> DirectoryFilesystem:
-    """Provide enough files for a search to use ripgrep."""
+    """Provide a folder with enough files for a search to use ripgrep."""
     program = Path(sys.executable).parent / "rg"
     assert program.exists(), "ripgrep is missing: run scripts/venv"
     monkeypatch.setattr(links, "_ripgrep", lambda: str(program))
@@ -359,7 +359,7 @@ class Noted:
 
 
 def test_a_resource_or_state_without_words_is_named_in_the_preview() -> None:
-    """A change that can't be described is named in the preview."""
+    """If a resource or an event can't be shown, the preview names it and says so."""
     counter, shown = Counter(), list[str]()
 
     @tool(effect="staged", capabilities={"count"})
@@ -389,7 +389,7 @@ def test_a_resource_or_state_without_words_is_named_in_the_preview() -> None:
 
 
 def told(files: Any, *calls: ToolCall, sections: Any = None) -> list[tuple[bool, str]]:
-    """Make these calls in order in one run, and return what the model was told about each."""
+    """Make these calls in one run, in order. Return for each whether it succeeded and the text that the model received."""
     session = Session()
     prompt = Prompt("p", sections or [FileTools()])
     Adapter(ScriptedModel([*calls, "Done."])).evaluate(prompt, "go", session=session, filesystem=files).wait()

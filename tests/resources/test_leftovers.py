@@ -1,4 +1,4 @@
-"""What commands leave behind: very deep trees, setuid programs and the leftovers of dead processes."""
+"""Leftovers of commands and of dead processes: very deep trees, setuid programs and staged files."""
 
 import asyncio
 import os
@@ -112,7 +112,7 @@ class Stuck(Disk):
 
 @pytest.mark.parametrize("recovered", [True, False])
 def test_one_bad_leftover_stops_nothing(folders: Folders, recovered: bool, caplog: pytest.LogCaptureFixture):
-    """A leftover that can't be removed is reported and left. Others are removed, and the folder stays usable."""
+    """A leftover that can't be removed is logged and left in place. Others are removed, and the folder stays usable."""
     files = folders({"a": "1"})
     files.write("a", "2")
     files.close()

@@ -28,7 +28,7 @@ def test_blocks_are_equal_lines_in_order(before: list[str], after: list[str]) ->
 
 @given(FILES, FILES)
 def test_a_diff_leads_from_one_side_to_the_other(before: list[str], after: list[str]) -> None:
-    """With the whole file as context, a diff contains both sides."""
+    """With the whole file as context, a diff contains both files. Equal files have an empty diff."""
     lines = list(unified_diff(before, after, "a", "b", 100))
     if before == after:
         assert lines == []

@@ -40,7 +40,7 @@ class SteppingClock:
 
 @pytest.fixture(params=["root", "fork", "fork of a fork"])
 def files(request: pytest.FixtureRequest, new_files: NewFiles) -> Files:
-    """Provide the same small tree as a filesystem, as its fork and as a fork of the fork."""
+    """Run each test on the same small tree: in a filesystem, in a fork of it, and in a fork of that fork."""
     root = new_files({"readme.md": "hello\n", "src/main.py": "x = 1\ny = x\n", "src/data.bin": b"\xff\0"})
     if request.param == "root":
         return root
@@ -64,7 +64,7 @@ def test_it_satisfies_the_protocols():
 
 
 def test_text_and_bytes_come_back(files: Files):
-    """Text is stored as UTF-8 and bytes unchanged, and missing parent folders are created."""
+    """Text is stored as UTF-8 and bytes are stored unchanged. Missing parent folders are created."""
     files.write("new/deep/a.txt", "grüße\r\n")
     files.write("new/b.bin", b"\0\xff")
     assert files.read("new/deep/a.txt") == "grüße\r\n"
@@ -98,7 +98,7 @@ def test_edit_replaces_what_is_unique_or_everything(files: Files):
 
 
 def test_list_and_stat_say_what_is_there():
-    """`list` returns sorted entries, and `stat` the size and the modification time by the clock. The root is '.'."""
+    """`list` returns sorted entries, and `stat` returns the size and the time of the last change. The root is '.'."""
     files = MemoryFilesystem({"b": "12", "a/c": ""}, clock=SteppingClock())
     first = datetime(2030, 1, 1, tzinfo=UTC).timestamp()
     # The clock is read once for each file and for each new folder.
@@ -330,7 +330,7 @@ def test_a_wrong_call_is_told_what_to_do(files: Files, case: str):
 
 
 def test_a_suggestion_is_not_searched_among_very_many_names(new_files: NewFiles):
-    """Among thousands of names, a similar name is not suggested, but one that differs only in case is."""
+    """In a folder with thousands of names, a similar name is not suggested unless it differs only in case."""
     files = new_files({f"file{number}": "" for number in range(3000)})
     with pytest.raises(FileMissing, match=r"List '\.'"):
         files.read("fiel7")
@@ -388,7 +388,7 @@ def test_a_result_that_is_too_large_is_refused_before_it_is_built(new_files: New
 
 
 def test_a_search_that_finds_too_many_lines_is_refused(new_files: NewFiles):
-    """A search that matches too many lines is refused, even if the lines are spread over several files."""
+    """A search that matches too many lines is refused, even if no single file has too many."""
     files = new_files({"a": "\n" * 60_000, "b": "\n" * 60_000})
     assert len(files.grep("", glob="a")) == 60_000
     with pytest.raises(FileLimitReached, match="more than 100000 lines match"):
@@ -400,7 +400,7 @@ def test_a_search_that_finds_too_many_lines_is_refused(new_files: NewFiles):
     "text", ["", "\n", "x", "x\n", "\n\nx", "x\n\n", "xx\nyx\r\n\nzzzzx\nx", "xxxxxxxxx\ny\nx\n"]
 )
 def test_a_file_is_searched_in_pieces(monkeypatch: pytest.MonkeyPatch, text: str):
-    """A search finds the same line numbers and texts, whatever the size of the chunks it reads."""
+    """A search finds the same lines, whatever the size of the chunks in which it splits a file."""
     whole = tuple(matches(line_pattern("x|^$"), "a", text.encode()))
     for size in (1, 2, 3, 5):
         monkeypatch.setattr(search, "_PIECE", size)
@@ -418,7 +418,7 @@ def test_a_commit_that_deletes_makes_room():
 
 
 def test_two_forks_that_are_too_much_together_conflict():
-    """If two forks exceed a limit only together, preparing the later one is a conflict."""
+    """If two forks exceed a limit only together, the later one's `prepare` raises `Conflict`."""
     root = MemoryFilesystem(limits=FileLimits(max_files=1))
     one, two = root.fork("one"), root.fork("two")
     one.write("a", "")

@@ -75,7 +75,7 @@ READS: dict[str, tuple[Callable[[Files], Any], Callable[[Files], Any], tuple[str
 @pytest.mark.parametrize("case", READS)
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_read_is_repeatable_and_tracked(new_files: NewFiles, case: str, nested: bool):
-    """Reading again gives the same result, and the fork is stale once another commit changes that result."""
+    """Reading again in a fork gives the same result. Once another commit changes it, the fork is stale."""
     read, change, places = READS[case]
     root = new_files({"d/a": "1", "d/e/b": "1"})
     parent = root.fork("parent") if nested else root
@@ -92,7 +92,7 @@ def test_a_read_is_repeatable_and_tracked(new_files: NewFiles, case: str, nested
 
 
 def test_a_glob_does_not_depend_on_what_is_in_the_files():
-    """A glob depends only on names, not on contents or on other folders."""
+    """A glob depends only on the names in the folders that it lists, not on contents or on other folders."""
     root = MemoryFilesystem({"d/a": "1"})
     fork = root.fork("call")
     assert fork.glob("d/*") == ("d/a",)
@@ -220,7 +220,7 @@ WRITES: dict[str, tuple[Callable[[Files], Any], Callable[[Files], Any], tuple[st
 @pytest.mark.parametrize("case", WRITES)
 @pytest.mark.parametrize("nested", [False, True])
 def test_the_later_of_two_that_wrote_one_path_conflicts(new_files: NewFiles, case: str, nested: bool):
-    """The later of two commits to the same path is a conflict that names the path, and none of it is applied."""
+    """The later of two commits to the same path raises a conflict that names the path, and none of its changes are applied."""
     one, two, places = WRITES[case]
     root = new_files({"d/a": "1", "b": "1"})
     parent = root.fork("parent") if nested else root
@@ -375,7 +375,7 @@ def test_what_an_inner_fork_read_was_read_by_the_outer_one_also_if_it_was_droppe
 
 
 def test_what_an_inner_fork_read_of_the_outer_ones_work_is_no_read_below(new_files: NewFiles):
-    """What an inner fork reads of its outer fork's own writes does not count as a read by the outer fork."""
+    """If an inner fork reads a file that its outer fork wrote, this does not count as a read by the outer fork."""
     root = new_files({"a": "1"})
     outer = root.fork("outer")
     outer.write("a", "2")
@@ -406,7 +406,7 @@ def test_inner_reads_that_disagree_make_the_outer_fork_stale(new_files: NewFiles
 
 
 def test_a_file_made_and_deleted_inside_a_nested_fork_counts_as_written(new_files: NewFiles):
-    """Creating and deleting a file in a nested fork counts as a write, so it conflicts if another call creates the file."""
+    """Creating and deleting a file in a nested fork counts as a write, and conflicts if another call creates the file."""
     files = new_files()
     outer, other = files.fork("outer"), files.fork("other")
     inner = outer.fork("inner")

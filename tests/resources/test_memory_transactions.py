@@ -1,4 +1,4 @@
-"""Forks in memory: threads that outlive a fork, the cost of a commit, and any interleaving of forks."""
+"""Forks in memory: use after the end, threads, the cost of a commit, and any interleaving of forks."""
 
 import sys
 import threading
@@ -23,7 +23,7 @@ from support.steps import steps_of
 
 @pytest.mark.parametrize("end", ["prepare", "apply", "drop", "conflict", "parent"])
 def test_nothing_works_after_the_end(end: str):
-    """After a fork has ended, all its operations raise `ContextExpired` with the call's name and change nothing."""
+    """After a fork or its parent has ended, all its operations raise `ContextExpired` with the call's name and change nothing."""
     root = MemoryFilesystem({"a": "1", "x": "1"})
     outer = root.fork("ended")
     fork = outer.fork("inner") if end == "parent" else outer
@@ -104,7 +104,7 @@ def hammer(fork: MemoryFork, mine: int, busy: threading.Barrier, ends: list[Base
 @pytest.mark.usefixtures("eager_threads")
 @pytest.mark.parametrize("end", ["commit", "drop"])
 def test_a_thread_that_outlives_its_call_writes_nowhere(end: str):
-    """If a fork ends while threads use it, what it held at that moment is committed or dropped. Later writes are refused."""
+    """If a fork ends while threads use it, its changes up to then are committed or dropped. Later operations are refused."""
     for _ in range(15):
         root = MemoryFilesystem({"d/start": "1"})
         fork = root.fork("call")
@@ -153,7 +153,7 @@ def test_no_update_is_lost_between_threads():
 
 
 def test_a_fork_and_a_commit_take_the_same_steps_at_any_size():
-    """A fork and its commit make about as many function calls with ten thousand files as with ten."""
+    """A fork and its commit make at most ten function calls more with ten thousand files than with ten."""
 
     def steps(files: int) -> int:
         root = MemoryFilesystem({f"d{number % 7}/f{number}": "" for number in range(files)})

@@ -1,4 +1,4 @@
-"""The name `.handrail` is reserved for Handrail: no tool and no command can see, write or delete it."""
+"""The names `.handrail` and `.<name>.handrail` are reserved: no tool or command can see, write or delete such files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def kept(root: Path) -> dict[str, str]:
-    """Return the content of each file in a reserved folder, by path."""
+    """Return the content of each file in a reserved folder, keyed by path."""
     return {
         str(path.relative_to(root)): path.read_text()
         for path in root.rglob("*")
@@ -69,7 +69,7 @@ TRIES: list[Any] = [
 @pytest.mark.parametrize("attempt", TRIES)
 @pytest.mark.parametrize("direct", [True, False])
 def test_no_tool_reaches_it(folders: Folders, attempt: Any, direct: bool):
-    """Every operation refuses a reserved name, at any depth and through a link, and says why."""
+    """Every operation refuses a reserved name, at any depth and through a link, with an error that says why."""
     files = folders(KEPT)
     (files.root / "link").symlink_to(".handrail")
     with pytest.raises(PathRefused, match="reserved for Handrail"):
@@ -142,7 +142,7 @@ DEEP = (
 
 
 def test_no_command_sees_it_at_any_depth(tmp_path: Path, backend: str):
-    """A command sees no reserved name however deep it is, and sees the folders around it as they are."""
+    """A command sees no reserved name, however deep it is, and sees the rest of the folders around it."""
     made = Folder(tmp_path)
     made.add("a/b/own", "own")
     (made.root / "a/b").chmod(0o750)
@@ -161,7 +161,7 @@ def test_no_command_sees_it_at_any_depth(tmp_path: Path, backend: str):
 
 
 def test_deep_ones_survive_commands(folders: Folders, backend: str):
-    """A command neither writes to a reserved folder further down nor deletes it, nor the folder around it."""
+    """A command can't write to or delete a reserved folder, however deep it is, or delete a folder around it."""
     files = folders(dict.fromkeys(DEEP, "secret") | {"a/b/own": "own"})
     fork = files.fork("call")
     script = "mkdir -p a/b/.handrail; echo forged > a/b/.handrail/key; rm -rf a/x/y/.staged.handrail; echo b > a/b/own"
@@ -177,7 +177,7 @@ def test_deep_ones_survive_commands(folders: Folders, backend: str):
 
 
 def test_unchanged_folders_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Looking for reserved names again reads only folders that changed, or that changed just before they were read."""
+    """A repeated search for reserved names reads only folders that have changed since, or shortly before the last read."""
     fill(tmp_path, {"a/b/c/.handrail/key": "", "a/d/e": "", "f/g": ""})
     now = os.lstat(tmp_path).st_ctime_ns + 60 * 10**9
     names, read, scan = ReservedNames(tmp_path), list[str](), os.scandir

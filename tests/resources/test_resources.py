@@ -1,4 +1,4 @@
-"""Resources: their three scopes, and who creates and closes a resource when."""
+"""Resources: their three scopes, when they are created and closed, and how providers depend on each other."""
 
 import asyncio
 import gc
@@ -108,7 +108,7 @@ def numbered(log: list[str], prefix: str = "") -> Callable[[Any], Thing]:
     ],
 )
 def test_three_scopes(scope: Any, got: Any, log: list[str]):
-    """A resource is created once per run, once per call or at each request, and closed with the run or the call."""
+    """A resource is created once per run, once per call or at each request, and closed when the run or the call ends."""
     found: list[str] = []
 
     async def main() -> list[Any]:
@@ -157,7 +157,7 @@ def test_a_given_thing_is_never_closed():
 
 
 def test_another_name_for_a_thing_does_not_close_it():
-    """A resource that a second binding returns too is closed once, by the scope that created it."""
+    """A resource that a second binding also returns is closed once, with the scope that created it."""
     log: list[str] = []
 
     async def main() -> None:
@@ -214,7 +214,7 @@ CHAIN = ["+c", "+b", "+a", "-a async", "-b generator", "-c"]
 
 @pytest.mark.parametrize("how", ["ok", "raises", "says no", "times out", "cancels itself", "retried"])
 def test_what_a_call_made_is_closed_in_reverse_however_it_ends(how: str):
-    """However a call ends, its resources are closed in reverse order of creation."""
+    """However a call ends, its resources are closed in reverse order of creation, and a retry creates new ones."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> Any:
@@ -350,7 +350,7 @@ def test_failures_to_close_the_runs_are_raised_together():
 
 
 def test_closing_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    """A resource that takes too long to close is abandoned and named. A `TimeoutError` that it raises is passed on."""
+    """A resource that takes too long to close is abandoned with an error that names it. Its own errors stay as they are."""
 
     class Slow:
         async def aclose(self) -> None:
@@ -436,7 +436,7 @@ def needs(protocol: Any) -> Callable[[Any], Any]:
 
 @pytest.mark.parametrize("scope", ["run", "call", "fresh"])
 def test_circles_are_named_with_their_path(scope: Any):
-    """The error for a cycle names only the members of the cycle, and asking again gives the same error."""
+    """The error for a cycle names only the members of the cycle, and a second request gives the same error."""
 
     async def main() -> list[str]:
         scene = Scene(Binding(A, needs(B), scope), Binding(B, needs(C), scope), Binding(C, needs(B), scope))
@@ -510,7 +510,7 @@ def test_a_fresh_thing_of_the_runs_is_closed_with_the_run():
 
 
 def test_a_provider_that_raises_leaves_nothing_behind_and_is_tried_again():
-    """A provider that raises is called again at the next request, and what it had requested is closed with the run."""
+    """A provider that raises is called again at the next request. The resource that it had requested is closed with the run."""
     log: list[str] = []
     tries: list[int] = []
 
@@ -597,7 +597,7 @@ def test_open_is_for_every_binding():
 
 @pytest.mark.parametrize("scope", ["run", "call"])
 def test_opened_by_several_at_once_it_is_made_once(scope: Any):
-    """Concurrent requests for a resource wait for the first one and share its result."""
+    """Concurrent requests in the resource's scope wait for the first one and share its result."""
     log: list[str] = []
 
     async def body(context: ToolContext) -> bool:
@@ -738,7 +738,7 @@ async def two_async(resources: Any) -> AsyncIterator[Any]:
     [(none, "nothing"), (none_async, "nothing"), (two, "twice"), (two_async, "twice")],
 )
 def test_a_generator_yields_once(provide: Any, how_often: str, caplog: pytest.LogCaptureFixture):
-    """A generator provider that yields nothing is an error on request, and one that yields twice is an error on close."""
+    """A generator that yields nothing causes an error on request, and one that yields twice causes an error on close."""
 
     async def main() -> str:
         return (await Scene(Binding(A, provide, "call")).call(opening(A))).message
@@ -874,7 +874,7 @@ def test_resources_of_the_run_may_ask_later():
 
 
 def test_resource_errors_are_ours_and_carry_the_resource():
-    """A resource error is a `LookupError` and carries the resource's name."""
+    """A `ResourceError` is a `LookupError` and has the resource's name."""
     with pytest.raises(ResourceError) as caught:
         Binding(A, numbered([]), "always")  # pyright: ignore[reportArgumentType]  # wrong on purpose
     assert isinstance(caught.value, LookupError)

@@ -1,4 +1,4 @@
-"""Startup files, which programs run automatically: diffs mark them, and changing one always needs an approval."""
+"""Startup files are files that programs run automatically. Diffs mark them, and changing one needs a person's approval."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def root(tmp_path: Path) -> Path:
 
 
 class Looker:
-    """A person who keeps every question and gives the same answer to all of them."""
+    """A person who records every question and gives the same answer to all of them."""
 
     def __init__(self, approves: bool) -> None:
         self.questions: list[Question] = []
@@ -147,7 +147,7 @@ def test_a_virtual_environment_can_be_allowed_as_a_whole() -> None:
     ],
 )
 def test_what_does_not_run_by_itself(path: str) -> None:
-    """Files that somebody runs by name, and files that git only stores, are not startup files."""
+    """Files that run only when somebody names them, and files that git only stores, are not startup files."""
     assert run_by(path) == ""
 
 
@@ -193,7 +193,7 @@ TOOLS: dict[str, tuple[Callable[[ToolContext], object], str]] = {
 @pytest.mark.parametrize("approves", [True, False])
 @pytest.mark.parametrize("way", TOOLS)
 async def test_a_tool_that_changes_one_is_asked_about(root: Path, way: str, approves: bool) -> None:
-    """Even if no policy asks, the change is shown with a mark, and applied only if the person approves it."""
+    """Even if no policy asks, a person sees the change with a mark, and it is applied only if they approve it."""
     change, path = TOOLS[way]
     before = (root / path).read_text() if (root / path).exists() else None
 
@@ -256,7 +256,7 @@ async def test_a_command_that_changes_one_is_asked_about(root: Path, way: str, b
 
 
 async def test_an_inner_call_is_asked_about_with_the_outer_one(root: Path) -> None:
-    """A nested call's change is asked about once, before the outermost call is committed."""
+    """A person is asked once about a nested call's change, before the outermost call is committed."""
 
     @tool(effect="staged")
     async def outer(context: ToolContext) -> str:
@@ -271,7 +271,7 @@ async def test_an_inner_call_is_asked_about_with_the_outer_one(root: Path) -> No
 
 
 async def test_a_file_that_was_made_and_removed_again_is_not_asked_about(root: Path) -> None:
-    """Only files that the commit would leave in the folder count, so a file that is removed is not asked about."""
+    """Nobody is asked about a startup file that the call deletes, even if the call created it."""
 
     @tool(effect="staged")
     async def work(context: ToolContext) -> str:
@@ -293,7 +293,7 @@ async def test_a_file_that_was_made_and_removed_again_is_not_asked_about(root: P
 @pytest.mark.parametrize("policies", [[], [ASK], [CapabilityPolicy({"fs.write": "allow"})]])
 @pytest.mark.parametrize("how", ["approve_all", "headless", "nobody"])
 async def test_it_is_denied_where_nobody_is_asked(root: Path, how: str, policies: list[Any]) -> None:
-    """A change to a startup file is denied if everything is approved, if a policy allows it, or if nobody can be asked."""
+    """A change to a startup file is denied unless a person is asked, even if a policy allows it or everything is approved."""
     gate = open_gate(
         [write],
         filesystem=DirectoryFilesystem(root),
@@ -313,7 +313,7 @@ async def test_it_is_denied_where_nobody_is_asked(root: Path, how: str, policies
 
 
 async def test_what_is_remembered_does_not_cover_it(root: Path) -> None:
-    """A remembered approval for every call of a tool does not cover a change to a startup file."""
+    """A remembered approval of a tool's other calls does not cover a change to a startup file."""
     asked: list[str] = []
 
     def approve(question: Question) -> Any:
@@ -351,7 +351,7 @@ async def test_an_answer_that_wants_to_be_remembered_is_refused(root: Path) -> N
 
 @pytest.mark.parametrize("approved", [True, False])
 async def test_a_parked_run_waits_for_it(root: Path, tmp_path: Path, approved: bool) -> None:
-    """The question outlives the process, and the process that resumes the run applies the answer."""
+    """The run is parked with the question in its journal, and the answer is applied when the run is resumed."""
     prompt = Prompt("p", "Do.", tools=[write])
     model = ScriptedModel([ToolCall("write", {"path": ".envrc"}), "done"])
     with closing(SqliteJournal(tmp_path / "journal.db")) as journal:
@@ -390,7 +390,7 @@ async def test_an_irreversible_call_is_not_run_again_for_another_diff(root: Path
 
 
 async def test_a_staged_call_runs_again_and_is_asked_about_again(root: Path) -> None:
-    """If the file changes while its diff is reviewed, a staged call runs again, and its new diff is asked about."""
+    """If the file changes while its diff is reviewed, a staged call runs again, and the person is asked about the new diff."""
     looker = Looker(True)
 
     def approve(question: Question) -> bool:
@@ -418,7 +418,7 @@ async def test_a_staged_call_runs_again_and_is_asked_about_again(root: Path) -> 
     ],
 )
 async def test_one_is_allowed_by_name(root: Path, allowed: str, path: str, passes: bool) -> None:
-    """A file that `startup_files` allows needs no approval, and is still marked in diffs."""
+    """Only a file that `startup_files` allows needs no approval. Diffs mark it all the same."""
     files = DirectoryFilesystem(root, startup_files=[allowed])
     assert (await open_gate([write], filesystem=files).invoke("write", {"path": path})).success is passes
     fork = files.fork("x")
@@ -433,7 +433,7 @@ def test_the_list_of_names_is_no_string(root: Path) -> None:
 
 
 async def test_files_in_memory_are_marked_and_not_asked_about() -> None:
-    """Files in memory are marked in diffs, but need no approval, because nothing runs them."""
+    """Startup files in memory are marked in diffs, but need no approval, because nothing runs them."""
     files = MemoryFilesystem()
     assert (await open_gate([write], filesystem=files).invoke("write", {"path": ".envrc"})).success
     fork = files.fork("x")
@@ -473,7 +473,7 @@ async def test_a_folder_of_them_that_is_a_link_is_followed(root: Path, place: st
 @pytest.mark.parametrize("folder", ["mirror", "a/b/mirror", ""])
 @pytest.mark.parametrize("file", ["hooks/pre-receive", "config", "info/attributes"])
 def test_a_bare_repository_of_any_name_counts(root: Path, folder: str, file: str) -> None:
-    """What git runs in a bare repository that somebody made earlier counts, whatever its folder is called."""
+    """Files that git runs or reads in an existing bare repository count, whatever its folder is called."""
     at = root / folder
     at.mkdir(parents=True, exist_ok=True)
     path = f"{folder}/{file}" if folder else file
@@ -492,7 +492,7 @@ def test_a_bare_repository_of_any_name_counts(root: Path, folder: str, file: str
 
 @pytest.mark.parametrize("changed", ["step", "real"])
 def test_every_link_on_the_way_to_one_counts(root: Path, changed: str) -> None:
-    """If a startup file is a link to a link, a change of either counts."""
+    """If a startup file is a link to a link, a change to the second link or to its target counts."""
     (root / "conftest.py").symlink_to("step")
     (root / "step").symlink_to("real")
     (root / "real").write_text("")

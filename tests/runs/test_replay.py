@@ -1,4 +1,4 @@
-"""Replaying a run with the current code, which finds the first difference and its kind."""
+"""Replaying a run with the current code finds the first difference and its kind."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -171,7 +171,10 @@ async def test_a_changed_policy_is_found(recorder: Recorder, kind: str):
 
 
 async def test_files_are_read_as_they_were_or_not_at_all(recorder: Recorder):
-    """A call that read files reruns only if the files are as they were. Otherwise, its recorded result is used."""
+    """A call that used files reruns only if a filesystem is passed and the files are not known to have changed since.
+
+    Otherwise, its recorded result is used.
+    """
     (recorder.folder / "a").write_text("first")
     (recorder.folder / "b").write_text("steady")
     script = [

@@ -243,7 +243,7 @@ async def test_a_fork_shares_the_beginning_and_continues_by_itself(recorder: Rec
 
 @pytest.mark.parametrize("step", [-1, 3])
 async def test_a_step_that_is_not_there_is_refused(recorder: Recorder, step: int):
-    """A fork at an unknown step, or with an id that exists, is refused and creates nothing."""
+    """A fork at a step that the run does not have, or with an id that exists, is refused and creates nothing."""
     await recorder.run("r", call("note", text="one"), "end")
     with pytest.raises(RunError, match="a step from 0, its beginning, to 2"):
         await fork(recorder.journal, "r", step, "f")
@@ -253,7 +253,7 @@ async def test_a_step_that_is_not_there_is_refused(recorder: Recorder, step: int
 
 
 async def test_a_fork_from_the_beginning_asks_the_model_anew(recorder: Recorder):
-    """A fork at step 0 has only the user's message, and asks the model again."""
+    """A fork at step 0 has only the user's message, and when it is resumed, the model is asked again."""
     await recorder.run("r", call("note", text="one"), "end")
     await fork(recorder.journal, "r", 0, "f")
     response = await recorder.adapter("again").resume("f", PROMPT)
@@ -319,7 +319,7 @@ async def test_a_run_goes_through_a_file_into_another_journal(recorder: Recorder
 
 
 async def test_an_export_holds_no_secret(recorder: Recorder, tmp_path: Path):
-    """An exported file has secret arguments only as masks."""
+    """In an exported file, secret arguments are masked."""
 
     @tool
     async def login(password: SecretStr) -> str:
@@ -363,7 +363,7 @@ async def test_an_export_holds_no_secret(recorder: Recorder, tmp_path: Path):
 async def test_a_file_that_is_no_run_is_refused(
     recorder: Recorder, tmp_path: Path, content: bytes, said: str
 ):
-    """A file that is not a run is refused with an explanation, and nothing is imported."""
+    """A file that is damaged, has a different format or is not a run is refused with an explanation. Nothing is imported."""
     (tmp_path / "r.jsonl").write_bytes(content)
     with pytest.raises(RunError, match=said):
         await import_(recorder.journal, tmp_path / "r.jsonl")
@@ -371,7 +371,7 @@ async def test_a_file_that_is_no_run_is_refused(
 
 
 async def test_an_import_has_an_id_that_can_be_printed(recorder: Recorder, tmp_path: Path):
-    """A file whose run or session has an id with line breaks or escapes, which could fake output, is refused."""
+    """A run whose id has unprintable characters, which could fake output, is imported only under a new id."""
     await recorder.run("r", "end")
     await export(recorder.journal, "r", tmp_path / "r.jsonl")
     lines = (tmp_path / "r.jsonl").read_bytes()
@@ -388,7 +388,7 @@ async def test_an_import_has_an_id_that_can_be_printed(recorder: Recorder, tmp_p
 
 
 async def test_only_whole_sessions_that_are_over_are_forgotten(recorder: Recorder):
-    """Only sessions whose runs are all finished are forgotten, and nothing of their runs remains."""
+    """Only sessions whose runs are all finished are forgotten, and none of those runs' records remain."""
     live, over = Session(id="live"), Session(id="over")
     await recorder.run("live1", call("note", text="a"), "x", session=live)
     await recorder.run("over1", call("note", text="b"), "x", session=over)
@@ -442,7 +442,7 @@ async def test_a_journal_in_memory_does_the_same():
 
 
 async def test_a_history_that_was_given_is_there_once(recorder: Recorder):
-    """A resumed run does not add the history that it was given a second time."""
+    """When a run is resumed, the history that was passed to it is not added a second time."""
     history = [UserMessage("before"), AssistantMessage("said")]
     await parked(recorder, "r", call("choose"), "end", history=history)
     (question,) = await recorder.journal.questions.open("r")
@@ -455,7 +455,7 @@ async def test_a_history_that_was_given_is_there_once(recorder: Recorder):
 
 @pytest.mark.parametrize("how", ["resumed", "forked", "after a cancelled one"])
 async def test_sections_opened_in_an_earlier_run_stay_open(recorder: Recorder, how: str):
-    """Sections that an earlier run of the session opened are open in a later run, even if that is resumed or forked."""
+    """Sections that an earlier run of the session opened are open in a later run, even in one that is resumed or forked."""
     more = MarkdownSection(
         "More", "more", "More.", tools=[TOOLS[0]], summary="There is more.", visibility="summary"
     )

@@ -1,4 +1,4 @@
-"""Recorded file changes whose folder is gone: they stay unapplied and are reported, until somebody discards them."""
+"""Recorded file changes whose folder is gone are reported and stay unapplied until it is back or they are discarded."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def recorder(tmp_path: Path) -> Iterator[Recorder]:
 async def lose(recorder: Recorder) -> str:
     """Record a parked run that wrote a file, as if its process had ended before the file was renamed into place.
 
-    Its folder and its staged files are gone. Returns the id of the call.
+    Its folder is moved away, and an empty folder takes its place. Returns the id of the call that wrote.
     """
     with pytest.raises(RunParked):
         await recorder.run(
@@ -47,7 +47,7 @@ async def lose(recorder: Recorder) -> str:
 
 
 async def test_a_run_is_not_resumed_until_its_changes_are_applied_or_discarded(recorder: Recorder):
-    """A run whose model was told of changes that are not applied does not continue as if they were there."""
+    """A run with unapplied changes is not resumed. Once they are discarded, it can be, and its model gets a message about it."""
     wrote = await lose(recorder)
     (question,) = await recorder.journal.questions.open("r")
     recorder.answer(question, {"n": 1})
@@ -73,7 +73,7 @@ async def test_a_run_is_not_resumed_until_its_changes_are_applied_or_discarded(r
 
 
 async def test_the_changes_are_applied_where_the_folder_is(recorder: Recorder):
-    """A run continues with its folder at its new place."""
+    """If the folder was moved and is opened at its new place, the run continues and its changes are applied there."""
     await lose(recorder)
     recorder.files.close()
     recorder.files = DirectoryFilesystem(recorder.base / "away")
@@ -114,7 +114,7 @@ async def test_a_run_with_changes_that_are_not_applied_is_not_forgotten(recorder
 
 
 async def test_only_what_waits_to_be_applied_is_discarded(recorder: Recorder):
-    """The changes of a call that are applied are not discarded."""
+    """Changes that have been applied can't be discarded."""
     await recorder.run("r", call("write", path="a", text="1"), "end")
     (wrote,) = await recorder.ids("r")
     with pytest.raises(RunError, match=f"no changes of its call '{wrote}' wait to be applied"):

@@ -43,7 +43,7 @@ def assert_bounded(error: ToolValidationError) -> None:
 
 
 def test_few_problems_are_all_told() -> None:
-    """Twenty problems are all told, without a count."""
+    """Twenty problems are all listed, without a count."""
     error = refusal(Schema(list[int]), ["x"] * 20)
     assert [problem.where for problem in error.problems] == [f"[{n}]" for n in range(20)]
 
@@ -68,7 +68,7 @@ def test_the_rest_is_counted() -> None:
 def test_very_many_problems_are_not_described_one_by_one(
     kind: Any, data: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 100,000 wrong items, only a few errors become Python objects, and the message has the number of them."""
+    """Of 100,000 errors, only a few become Python objects, and the message says how many more there are."""
     made: list[int] = []
     describe = pydantic_core.ValidationError.errors
 
@@ -102,14 +102,14 @@ def test_very_many_problems_are_not_described_one_by_one(
 
 
 def test_an_object_with_very_many_problems_is_bounded() -> None:
-    """An object whose 5,000 values don't fit is refused in as few words."""
+    """The refusal of an object with 5,000 invalid values is bounded."""
     error = refusal(Schema(dict[str, int]), {f"key {n}": "x" for n in range(5000)})
     assert_bounded(error)
     assert str(error.problems[-1]) == "and 4,980 more problems"
 
 
 def test_unknown_keys_are_bounded() -> None:
-    """Thousands of unknown arguments are refused in as few words."""
+    """The refusal of thousands of unknown arguments is bounded."""
     error = refusal(Schema(Order), {"items": [], "prices": {}, **{f"key {n}": 1 for n in range(5000)}})
     assert_bounded(error)
 
@@ -124,14 +124,14 @@ def test_long_keys_and_long_choices_are_cut() -> None:
 
 
 def test_infinities_are_bounded() -> None:
-    """Thousands of infinite numbers are refused in as few words."""
+    """The refusal of thousands of numbers that are not finite is bounded."""
     error = refusal(Schema(list[float]), "[" + ",".join(["NaN"] * 5000) + "]")
     assert_bounded(error)
     assert str(error.problems[-1]) == "and 4,980 more problems"
 
 
 async def test_a_refusal_of_a_handler_is_bounded() -> None:
-    """What a handler refuses is bounded as well."""
+    """A `ToolValidationError` that a handler raises is bounded too."""
 
     @tool(effect="read")
     async def check(how: Literal["long", "many"]) -> None:
@@ -170,7 +170,7 @@ async def test_the_answer_of_the_gate_is_bounded() -> None:
     )
 )
 def test_any_refusal_is_bounded(value: Any) -> None:
-    """Whatever a model sends, a refusal of it is bounded, and says how many problems it leaves out."""
+    """Whatever a model sends, a refusal of it is bounded."""
     for kind in (Order, list[int], dict[str, list[float]], int | list[Order]):
         schema: Schema[Any] = Schema(kind)
         try:

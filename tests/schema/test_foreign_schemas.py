@@ -150,7 +150,10 @@ def test_the_steps_are_bounded_by_both_sizes(
 
 
 def fits(schema: Any, value: Any, defs: dict[str, Any]) -> bool:
-    """Check a value by the plain definition, in exponential time. References must only lead to later names."""
+    """Return whether a value fits a schema, by the plain definition, in exponential time.
+
+    References must lead to later names.
+    """
     if isinstance(schema, bool):
         return schema
     if "$ref" in schema:
@@ -251,7 +254,7 @@ def test_a_mistake_costs_the_same_for_a_value_of_any_size() -> None:
 
 
 def test_mistakes_count_as_steps() -> None:
-    """A union each of whose members finds many mistakes is refused at the limit of steps."""
+    """A value is refused at the step limit if every member of a union finds many mistakes in it."""
     form = {"type": "object", "additionalProperties": False}
     (wrong,) = misfits({"anyOf": [dict(form) for _ in range(2000)]}, {f"k{at}": 1 for at in range(200)})
     assert wrong.what.startswith("can't be checked")

@@ -1,4 +1,4 @@
-"""What tools are shown and share can't be changed, at any depth; copies of it can."""
+"""Data that tools see and share can't be changed, at any depth. Copies of it can."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def assert_unchangeable(data: Any) -> None:
 
 @given(data=plain)
 def test_read_only_data_equals_the_original_and_refuses_changes(data: Any):
-    """It is encoded as the original is, and a copy of it is plain and can be changed."""
+    """Read-only data is encoded like the original, and a deep copy of it is plain and can be changed."""
     original = copy.deepcopy(data)
     shown = read_only(data)
     assert_unchangeable(shown)
@@ -95,7 +95,7 @@ def test_a_tools_schema_is_read_only(described: Any):
 
 
 def test_a_sessions_config_is_read_only_and_not_shared_with_the_caller():
-    """Neither a tool nor the caller's own dict changes it."""
+    """Neither a tool nor a change to the caller's own dict changes a session's config."""
     given_ = {"limits": {"sizes": [1, 2]}, "tags": {"a"}}
     session = Session(config=given_)
     given_["limits"]["sizes"].append(3)  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]  # a list
@@ -105,7 +105,7 @@ def test_a_sessions_config_is_read_only_and_not_shared_with_the_caller():
 
 
 def test_the_request_that_a_tool_sees_is_read_only():
-    """A tool can't change the body for the tools that see it after it."""
+    """A tool can't change the request's body and headers, which other tools see too."""
     seen: list[Any] = []
 
     @tool

@@ -685,7 +685,7 @@ ROWS: dict[str, Row] = {
 
 
 def refused(schema: Schema[Any], data: str | bytes) -> ToolValidationError:
-    """Parse refused input, and return the error."""
+    """Parse input that must be refused, and return the error."""
     with pytest.raises(ToolValidationError) as caught:
         schema.parse(data)
     error = caught.value

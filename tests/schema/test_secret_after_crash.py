@@ -189,7 +189,7 @@ async def test_what_can_only_be_undone_with_a_secret_is_named_after_a_crash() ->
 
 
 async def test_a_fork_and_a_replay_run_nothing_with_a_mask() -> None:
-    """A fork or a replay takes a finished call's result from the record, and never runs it with the mask."""
+    """A fork or a replay takes a finished call's result from the record, and never runs a call with a mask."""
     login = login_with("read")
     journal = MemoryJournal()
     prompt = Prompt("p", "Do.", tools=[login.tool])

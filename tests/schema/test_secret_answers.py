@@ -252,7 +252,7 @@ def _others(kind: Any, value: Any) -> st.SearchStrategy[Any]:
 
 
 async def test_a_mask_is_no_answer() -> None:
-    """A mask is refused as an answer with an explanation, and an invalid answer is not quoted."""
+    """A mask is refused as an answer, with an explanation. The refusal of an invalid answer does not quote it."""
     async with _Taking(MemoryJournal(), Key) as taking:
         assert "is masked" in taking.give({"key": MASK})
         for wrong in ({"key": {"x": MARK}}, {"key": [MARK]}, MARK):
@@ -324,7 +324,7 @@ def _told(model: ScriptedModel) -> str:
 
 
 async def test_a_call_with_a_secret_does_not_wait_until_later() -> None:
-    """A call with a secret can't be parked, so one that needs a person later fails, and the model is told why."""
+    """A call with a secret can't be parked, so it fails if nobody can answer now, and the model is told why."""
     login, journal = login_with("irreversible"), MemoryJournal()
     model = ScriptedModel([ToolCall("login", login.arguments), "done"])
     adapter = Adapter(model, journal=journal, environment=LaterEnvironment())
@@ -457,7 +457,7 @@ async def test_a_secret_that_was_taken_and_not_heard_is_asked_for_again(tmp_path
 
 
 class _Ending(SqliteJournal):
-    """A journal that fails, as in a dying process, before it records that a call has begun."""
+    """A journal that fails, as in a dying process, before it records that a call has begun or is committed."""
 
     ends = True
 

@@ -1,6 +1,6 @@
 """The attack table: requests from strangers, other principals and broken clients, and how the server responds.
 
-After every attack the server has to work. `python tests/serve/test_attacks.py` prints the table.
+After every attack, the server must still work. `python tests/serve/test_attacks.py` prints the table.
 """
 
 from __future__ import annotations

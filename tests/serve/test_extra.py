@@ -31,7 +31,7 @@ def without(name: str, code: str, folder: Path) -> subprocess.CompletedProcess[s
 
 @pytest.mark.parametrize("name", ["starlette", "ag_ui"])
 def test_an_app_can_not_be_made_without_it(tmp_path: Path, name: str):
-    """If any of the extra's packages is missing, an app can't be made, and the error says how to install the extra."""
+    """If starlette or ag_ui is missing, an app can't be made, and the error says how to install the extra."""
     ended = without(name, MADE, tmp_path)
     assert ended.returncode == 0, ended.stderr
     said = f"serving needs {name}, which is not installed. Install it with: pip install 'handrail[serve]'\n"
@@ -40,7 +40,7 @@ def test_an_app_can_not_be_made_without_it(tmp_path: Path, name: str):
 
 @pytest.mark.parametrize("name", ["starlette", "uvicorn", "ag_ui"])
 def test_the_command_says_so_too(tmp_path: Path, name: str):
-    """`handrail serve` reports a missing extra before it loads the app."""
+    """`handrail serve` reports a missing package before it loads the app."""
     ended = without(name, ASKED, tmp_path)
     assert ended.returncode == 2, ended.stderr
     assert f"serving needs {name}, which is not installed." in ended.stderr

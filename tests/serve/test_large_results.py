@@ -23,7 +23,7 @@ async def dump(pages: int) -> str:
 
 
 def told(asked: list[int]) -> PromptSource:
-    """Return an app whose model makes these calls concurrently, and then answers with the sizes of their results."""
+    """Return an app whose model calls `dump` for each of these numbers, and then answers with the results' sizes."""
 
     def play(request: ModelRequest) -> Any:
         last = request.messages[-1]

@@ -138,7 +138,7 @@ async def test_somebody_whom_the_provider_names_gets_in_with_the_roles_they_have
 
 
 async def test_a_sign_in_is_finished_in_the_browser_that_began_it(tmp_path: Path, issuer: str):
-    """The link that ends a sign-in works only in the browser that the provider sent back, and only once."""
+    """The link that ends a sign-in works only in the browser that began it. Using it elsewhere uses it up."""
     users_in(tmp_path)
     async with serving(tmp_path, oidc=OidcProvider(issuer, "handrail", "secret")) as client:
         said = await came_back(client, *await begun(client), "1")

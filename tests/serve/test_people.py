@@ -157,7 +157,7 @@ OTHER_FILES: dict[str, tuple[Sequence[str], str]] = {
 def test_a_file_that_handrail_did_not_write_this_way_is_refused_and_left_alone(
     tmp_path: Path, statements: Sequence[str], problem: str
 ):
-    """A newer file of users, and one with an altered schema, are refused in words, and none of their bytes change."""
+    """A newer file of users, or one with an altered schema, is refused with a message, and its bytes stay the same."""
     path = tmp_path / "people.db"
     with contextlib.closing(People(path)) as people:
         people.add("ann")
@@ -167,7 +167,7 @@ def test_a_file_that_handrail_did_not_write_this_way_is_refused_and_left_alone(
 
 @pytest.mark.parametrize("mode", ["WAL", "DELETE"])
 def test_another_program_s_database_is_refused_and_left_alone(tmp_path: Path, mode: str):
-    """No table is added to the database of another program."""
+    """Another program's database is refused, and no table is added to it."""
     path = tmp_path / "people.db"
     path.touch(0o600)
     run_sql(path, f"PRAGMA journal_mode = {mode}", "CREATE TABLE users (name)", "PRAGMA user_version = 1")
@@ -256,7 +256,7 @@ async def test_wrong_passwords_are_slowed_by_address_and_by_name_and_logged():
     assert await refusal(principals, "2.2.2.2", "ann", SECRET) == "", "others are not locked out"
     clock.seconds += 6
     assert await refusal(principals, "1.1.1.1", "ann", SECRET) == ""
-    # ann has 3 wrong attempts so far, and more from other addresses slow down the name
+    # more wrong attempts from other addresses slow down the name
     for number in range(17):
         await refusal(principals, f"3.3.3.{number}", "ann", "x")
     assert await refusal(principals, "4.4.4.4", "ann", "x") == "SignInWrong"
@@ -351,7 +351,7 @@ async def test_people_sign_in_see_their_own_and_sign_out(tmp_path: Path):
 
 
 async def test_a_revoked_session_ends_its_open_stream_before_anything_more_is_sent(tmp_path: Path):
-    people = People(tmp_path / "people.db")  # another process, as with `handrail users revoke`
+    people = People(tmp_path / "people.db")  # stands for another process, such as `handrail users revoke`
     people.add("ann", secret=SECRET)
     async with serving(tmp_path) as client:
         page = await signed_in(client, name="ann", password=SECRET)

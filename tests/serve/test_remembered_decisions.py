@@ -1,4 +1,4 @@
-"""Tests that remembered decisions survive a server: after a kill, in parked threads, and until they are revoked."""
+"""Tests that remembered decisions outlive the server, whether it is killed or restarted, until they are revoked."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def answered(client: Client, thread: str, said: str, value: Any) -> str:
 
 
 async def unasked(client: Client, thread: str, said: str = "") -> str:
-    """Send a message that must not lead to a question, and return the model's last text."""
+    """Send the message, if any, wait until the run ends without a question, and return the model's last text."""
     if said:
         await client.say(thread, said)
     return (await client.idle(thread))["messages"][-1]["content"]
@@ -97,7 +97,7 @@ async def listed(client: Client, thread: str) -> list[tuple[str, bool]]:
 
 
 def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
-    """After a server is killed, its decisions still hold, even with `--approve all`, and can be revoked."""
+    """Decisions outlive a server that is killed. They hold even with `--approve all`, and can be revoked."""
     (tmp_path / "desk.py").write_text(APP)
     both = [("pay (any arguments)", False), ("send (any arguments)", True)]
 
@@ -149,7 +149,7 @@ def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
 
 
 async def test_a_thread_that_was_parked_and_is_opened_anew_remembers(tmp_path: Path) -> None:
-    """After parking and a restart, a thread's decisions still hold. Only its principal can see and revoke them."""
+    """After parking and a restart, a thread's decisions hold and can be revoked. Another principal sees none."""
     async with served(tmp_path, park_after=0.0, most_kept=0) as app:
         thread = app.thread()
         await thread.say(plan([["send", {"text": "a"}]], "ok"))

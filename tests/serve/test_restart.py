@@ -133,7 +133,7 @@ async def test_a_run_interrupted_with_an_open_question_resumes_and_keeps_it(tmp_
 
 
 async def test_what_an_irreversible_call_asked_closes_as_unknown(tmp_path: Path) -> None:
-    """An irreversible call that has started is not parked. After a restart, the model is told its outcome is unknown."""
+    """An irreversible call that has started is not parked. After a restart, its outcome is reported as unknown."""
 
     @tool
     async def pay(context: ToolContext) -> str:

@@ -1,4 +1,4 @@
-"""Tests for files that the server loads as modules, which never replace other modules."""
+"""Tests for files that the server loads as modules. They never replace other modules."""
 
 from __future__ import annotations
 

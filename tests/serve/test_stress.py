@@ -38,7 +38,7 @@ from support.serving import Client, play, serving
 
 @dataclass(frozen=True)
 class Level:
-    """State with a number that JSON can't represent."""
+    """State with a number that may not be finite."""
 
     at: float
 
@@ -56,7 +56,7 @@ def asked_by_a_client(thread: str, leg: str, text: str) -> dict[str, Any]:
 
 
 async def first_id(client: Client, thread: str) -> str:
-    """Return the id that a thread's first event has."""
+    """Wait until a thread is idle, and return the id of its first event."""
     return (await client.idle(thread))["last_event_id"].rpartition("-")[0] + "-1"
 
 
@@ -84,7 +84,7 @@ async def test_cancelled_in_the_moment_of_parking(tmp_path: Path) -> None:
 
 
 async def test_cancelled_in_the_moment_of_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is cancelled when it is done, but its file changes are still being collected, ends as successful."""
+    """A run that is cancelled after it is done, while its file changes are being collected, ends as successful."""
     async with served(tmp_path) as app:
         thread, may_look, load = app.thread(), asyncio.Event(), app.journal.calls.load
 
@@ -107,7 +107,7 @@ async def test_cancelled_in_the_moment_of_the_end(tmp_path: Path, monkeypatch: p
 
 
 async def test_answered_in_the_moment_of_parking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a run is parked while the server looks up the question of an answer, the answer resumes the run."""
+    """If a run is parked while the server looks up an answer's question, the answer resumes the run."""
     async with served(tmp_path, park_after=None) as app:
         thread = app.thread()
         await thread.say(plan([["choose", {}]]))
@@ -211,7 +211,7 @@ async def test_a_viewer_sees_the_thread_while_a_tool_floods_it(tmp_path: Path) -
 
 @pytest.mark.parametrize(("leg", "ends"), [("mine", ["RUN_STARTED", "RUN_ERROR"]), ("", ["RUN_STARTED"])])
 async def test_a_reader_of_a_leg_that_takes_too_long_is_told_so(leg: str, ends: list[str]) -> None:
-    """A client that falls behind in an AG-UI leg gets an error, because it does not reconnect as the page does."""
+    """A client that falls behind in a leg gets an error. The page's stream only ends, since the page reconnects."""
     feed = Feed("boot", most_items=10)
     feed.append([Event({"type": "RUN_STARTED", "runId": "mine"})])
     reading = follow(feed, 0, leg=leg)

@@ -324,7 +324,7 @@ async def test_an_altered_question_is_never_shown_and_takes_no_vote(
 
 
 async def test_other_policies_after_a_restart_ask_anew(tmp_path: Path):
-    """Votes count only for the exact question and rule: a vote under one rule does not count under another."""
+    """A vote that was cast under one rule does not count under another."""
     people_in(tmp_path, *TEAM)
     async with serving(tmp_path, desk(money=TWO)) as client:
         question = await asked(client)

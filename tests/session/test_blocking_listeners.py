@@ -1,4 +1,4 @@
-"""Listeners that block: they are named in a warning, and no call is charged for the time they take."""
+"""Listeners that block are named in a warning, and no call is charged for the time they take."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Slow:
 
 @tool(effect="staged", timeout=10)
 async def work(seconds: float, context: ToolContext) -> str:
-    """Tell of progress, dispatch an event and work for this long."""
+    """Report progress, dispatch an event, sleep for this long and emit an event."""
     context.report_progress("half")
     context.session.dispatch(Note("changed"))
     await asyncio.sleep(seconds)
@@ -76,7 +76,7 @@ def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_listener_that_blocks_is_named_once(
     listener: Callable[[Any], None], name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The warning says which listener, which event and how long, at most once for each pair of them."""
+    """A warning gives the listener, the event type and the duration, once for each listener and event type."""
 
     async def main() -> None:
         rig = new_rig([work])
@@ -108,14 +108,14 @@ def test_a_listener_that_blocks_is_named_once(
 def test_no_call_is_charged_for_blocking_listeners(
     heard: list[tuple[type, float]], durations: list[float]
 ) -> None:
-    """Whatever listeners block, and for how long, calls take as long and end as they would without them."""
+    """However long listeners block, each call has the status it would have without them, and is not charged for the time."""
 
     async def main() -> None:
         rig = new_rig([work])
         for kind, seconds in heard:
             rig.session.dispatcher.subscribe(kind, lambda event, seconds=seconds: block(seconds))
         await run_turn(rig.gate, [ToolCall("work", {"seconds": each}) for each in durations])
-        short = len(heard) * SLOW * 10 * len(durations)  # what is not noticed is charged
+        short = len(heard) * SLOW * 10 * len(durations)  # blocks of up to SLOW seconds are charged
         ends = rig.of(ToolInvoked)
         assert sorted(each.status for each in ends) == sorted(
             "timed out" if each > 10 else "ok" for each in durations
@@ -129,7 +129,7 @@ def test_no_call_is_charged_for_blocking_listeners(
 
 
 def test_another_sessions_listener_is_not_charged() -> None:
-    """A listener of one session blocks the loop, and so the calls of all sessions; none of them times out."""
+    """If one session's listener blocks the event loop, no session's calls time out."""
 
     async def main() -> None:
         mine, other = new_rig([work]), new_rig([work])
@@ -137,13 +137,13 @@ def test_another_sessions_listener_is_not_charged() -> None:
         results = await asyncio.gather(mine.call("work", seconds=9), other.call("work", seconds=1))
         assert [each.success for each in results] == [True, True]
         (ended,) = mine.of(ToolInvoked)
-        assert 1 <= ended.seconds <= 9  # what it waited for may have come while the loop was blocked
+        assert 1 <= ended.seconds <= 9  # its sleep may have ended while the loop was blocked
 
     run_virtual(main)
 
 
 def test_a_nested_listener_is_counted_once() -> None:
-    """A listener that blocks inside a listener does not excuse the call twice."""
+    """If one listener runs inside another, the time that the inner one blocks is subtracted from the call's time once."""
 
     async def main() -> None:
         rig = new_rig([work])
@@ -166,12 +166,12 @@ def test_a_nested_listener_is_counted_once() -> None:
 
 
 def test_a_listener_on_a_handlers_thread_is_not_charged() -> None:
-    """A synchronous handler's listener runs on its thread, and postpones the timeout while it runs."""
+    """A listener that a synchronous handler triggers runs on the handler's thread and postpones the timeout."""
     entered, leave = threading.Event(), threading.Event()
 
     @tool(effect="pure", timeout=10)
     def in_thread(context: ToolContext) -> str:
-        """Tell of progress."""
+        """Report progress."""
         context.report_progress("half")
         return "fine"
 
@@ -203,7 +203,7 @@ def test_a_listener_that_never_returns_does_not_hold_the_call() -> None:
 
     @tool(effect="pure", timeout=10)
     def in_thread(context: ToolContext) -> str:
-        """Tell of progress."""
+        """Report progress."""
         context.report_progress("half")
         return "fine"
 
@@ -222,7 +222,7 @@ def test_a_listener_that_never_returns_does_not_hold_the_call() -> None:
 
 
 def test_a_clock_of_ones_own_is_left_alone() -> None:
-    """Time that passes on a different clock than the run's is not taken from its calls."""
+    """If the dispatcher's clock is not the run's, the time that listeners take by it is not subtracted from calls."""
 
     async def main() -> None:
         now = 1e6

@@ -1,4 +1,4 @@
-"""The event bus: who receives which events, and why no subscriber can harm others or the run."""
+"""The event bus: who receives which events, and how others are protected from a faulty subscriber."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_subscription_changes_take_effect_at_the_next_event():
 
 
 def test_recorded_facts_reach_the_current_subscribers():
-    """A recorded fact reaches those who are subscribed at the time, even on a bus that overrides `publish`."""
+    """A recorded fact reaches the current subscribers through `publish`, even if a subclass overrides it."""
 
     class Louder(Dispatcher):
         def publish(self, event: object, /) -> None:
@@ -245,7 +245,7 @@ def test_events_from_many_threads_each_reach_everyone_once():
 
 
 def test_an_event_reaches_everyone_subscribed_before_it():
-    """An event reaches a subscriber that subscribed before, even while other threads publish."""
+    """An event reaches a listener that subscribed before it was published, even while another thread publishes."""
     bus, going = Dispatcher(), True
 
     def publish() -> None:
@@ -286,12 +286,12 @@ def test_any_mixture_of_subscriptions_is_told_what_it_asked_for(wishes: list[tup
 
 @pytest.mark.parametrize("value", [{"a": 1}, "text", 3, None, ("a", 1), [1], One], ids=repr)
 async def test_a_tool_may_publish_exactly_what_the_dispatcher_takes(value: object):
-    """`emit` and `event_bus.publish` refuse what nobody could subscribe to by type, as the session's dispatcher does."""
+    """`emit` and `event_bus.publish` refuse plain values and classes, as the session's dispatcher does."""
     refused: list[type[Exception]] = []
 
     @tool
     async def tell(context: ToolContext) -> str:
-        """Tell it."""
+        """Publish the value."""
         for publish in (Session().dispatcher.publish, context.emit, context.event_bus.publish):
             try:
                 publish(value)

@@ -1,4 +1,4 @@
-"""A call reads copies of items that could be changed in place, so a failed call leaves no trace in them."""
+"""A call reads copies of items that could be changed in place, so such a change never reaches the session."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def spoil(item: Any) -> None:
 @pytest.mark.parametrize("how", ["latest", "all", "where", "iterate"])
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: type(item).__name__)
 async def test_what_a_call_changes_in_place_is_not_in_the_session(item: Any, how: str, fails: bool):
-    """A change in place is no event, so it is lost, whether the call fails or not."""
+    """A change in place is not an event, so it is lost, whether or not the call fails."""
     session, kind = Session(), type(item)
     session.dispatch(item)
     before = repr(item)
@@ -89,7 +89,7 @@ async def test_what_a_call_changes_in_place_is_not_in_the_session(item: Any, how
 
 
 async def test_a_policy_reads_copies_too():
-    """Neither before nor after the call can a policy change the state in place."""
+    """A policy can't change the state in place, either before or after the call."""
     session = Session()
     session.dispatch(Plan("p", ["a"]))
 
@@ -112,7 +112,7 @@ async def test_a_policy_reads_copies_too():
 
 
 async def test_items_that_can_not_change_are_read_as_they_are():
-    """Reading them costs nothing: the call gets the session's own slice and item."""
+    """Immutable items are not copied: the call gets the session's own slice and item."""
     session, item, seen = Session(), Leaf("x", (1, 2), "a", Leaf("y", ())), list[Any]()
     session.dispatch(item)
 

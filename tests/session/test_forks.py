@@ -64,7 +64,7 @@ def test_a_slice_nobody_else_touched_is_taken_as_it_is():
 
 
 def test_what_was_read_and_changed_meanwhile_is_a_conflict():
-    """A slice that was read and has changed since is a conflict that names it. A slice that was only written is not."""
+    """A commit conflicts if a slice that the fork read has changed since, but not if the fork only wrote the slice."""
     session = new_session()
     reader, writer = session.fork("reader"), session.fork("writer")
     assert len(reader[Note]) == 0
@@ -97,7 +97,7 @@ def test_a_snapshot_brings_state_back_and_leaves_logs():
 
 
 def test_a_snapshot_of_another_session_is_refused():
-    """Another session's snapshot is refused with the ids of both sessions, and nothing is restored."""
+    """Another session's snapshot is refused with an error that gives both sessions' ids, and nothing is restored."""
     session = Session(id="mine")
     session.dispatch(Note(1))
     with pytest.raises(SessionError, match=r"'mine'.*'theirs'"):
@@ -106,7 +106,7 @@ def test_a_snapshot_of_another_session_is_refused():
 
 
 def test_restoring_what_was_read_is_no_conflict():
-    """A slice that was read is not a conflict if it was changed and then restored."""
+    """If a slice that a fork read is changed and then restored, the fork is not stale."""
     session = new_session()
     session.dispatch(Note(1))
     before, fork = session.snapshot(), session.fork()
@@ -130,7 +130,7 @@ def test_reads_of_an_inner_fork_count_for_the_outer(end: str):
 
 
 def test_a_child_session_lives_long_and_commits_into_its_parent():
-    """A child session reads its parent's state at its start, takes many commits, and is committed as a whole."""
+    """A child session reads its parent's state as it was at the fork, takes many commits, and is committed as a whole."""
     session, heard = new_session(), list[Any]()
     session.dispatcher.subscribe(object, heard.append)
     session.dispatch(Note(0))
@@ -177,7 +177,7 @@ def test_a_reducer_that_refuses_the_newer_state_fails_the_commit():
 
 
 def test_a_fork_ends_once():
-    """A fork refuses a second commit, an `apply` without `prepare`, and any use after its end."""
+    """A fork refuses a second commit, an `apply` without `prepare`, and reads, dispatches and forks after its end."""
     session, heard = new_session(), list[Any]()
     session.dispatcher.subscribe(object, heard.append)
     done, dropped, never = session.fork("done"), session.fork("dropped"), session.fork("never")
@@ -220,7 +220,7 @@ def test_nothing_commits_into_a_fork_that_is_over():
 
 
 def test_what_changes_between_prepare_and_apply_is_kept():
-    """What is dispatched between `prepare` and `apply` is neither lost nor overwritten."""
+    """Events dispatched to the session between `prepare` and `apply` are neither lost nor overwritten."""
     session = new_session()
     fork = session.fork()
     fork.dispatch(Fold(1))

@@ -200,7 +200,7 @@ def made(grown: Items[Any], base: Items[Any]) -> int:
 
 @pytest.mark.parametrize("size", [10, 1_000_000, 1_000_031, 32**3, 32**4 - 1])
 def test_adding_makes_a_handful_of_nodes_however_many_items_there_are(size: int):
-    """Adding one item creates at most ten tuples, however many items there are."""
+    """Adding one item creates at most ten tuples, however many items there are, unless the trie grows a level."""
     base = Items(range(size))
     for step in range(40):
         grown = base.append(step)
@@ -218,7 +218,7 @@ def test_a_hundred_siblings_share_their_base():
 
 
 def test_adding_to_a_table_makes_a_handful_of_nodes():
-    """Adding to a table of 20,000 keys allocates about as many objects as adding to one of ten."""
+    """Adding to a table of 20,000 keys allocates fewer than 12 objects more than adding to a table of ten."""
 
     def allocated(size: int) -> float:
         table = Table(row_key).replace(Row(number, 0) for number in range(size))

@@ -139,7 +139,7 @@ def test_what_was_read_does_not_change():
 
 
 def test_a_slice_is_selected_by_its_class():
-    """A slice is selected by its class, and anything else is refused."""
+    """A slice is selected by the class of its items, and anything else is refused."""
     session = Session(id="s1")
     with pytest.raises(SessionError, match=r"'s1'.*'Note' is not a type.*session\[Plan\]"):
         session["Note"]  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""Sessions as JSON: everything is restored, or refused with an error that names what can't be."""
+"""Sessions as JSON: a session is restored completely, or refused with an error that names the problem."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_a_log_with_reducers_is_kept():
     ],
 )
 def test_rules_that_were_given_must_be_given_again(rules: SliceRules, words: str):
-    """Loading without the slice rules that the session had is refused, because slices would change their kind."""
+    """Loading without the slice rules that the session had is refused, because slices would lose their kind or key."""
     session = filled([Plan("a"), Plan("a")], slices={Plan: rules})
     with pytest.raises(SessionError, match=rf"{words}.*slices="):
         load(save(session), types=[Plan])
@@ -332,7 +332,7 @@ def test_a_type_that_changed_since_is_named(kind: type):
 
 
 def local_type(name: str) -> type:
-    """Return a new class with the same name as the others that this function returns."""
+    """Return a new class. All classes that this function returns have the same name."""
 
     @dataclass(frozen=True)
     class Local:

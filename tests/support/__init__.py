@@ -8,10 +8,10 @@ TESTS = SUPPORT.parent
 ROOT = TESTS.parent
 
 PATIENCE = 300.0
-"""Seconds to wait for something that must happen. It is enough for a busy machine."""
+"""Seconds to wait for something that must happen. This is enough even on a busy machine."""
 
 
 def importing_support() -> dict[str, str]:
-    """Return environment variables that let a Python process import this package, as the tests do."""
+    """Return this process's environment with a PYTHONPATH from which this package can be imported."""
     path = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}

@@ -1,6 +1,6 @@
 """A checker of AG-UI streams that is stricter than the protocol's own clients.
 
-Those clients accept a stream that does not end, results of unknown calls, and changes of activities that were never
+Those clients accept a stream that does not end, results of unknown calls, and changes to activities that were never
 shown. `Checker` refuses all of these. It also validates every event with the protocol's models, and refuses unknown
 fields.
 """
@@ -197,7 +197,7 @@ class Checker:
         self.state = patched(self.state, event["delta"])
 
     def _messages_snapshot(self, event: dict[str, Any], tag: str | None) -> None:
-        """Check a snapshot of all messages, which replaces everything before it."""
+        """Check a snapshot of all messages, and forget the messages, calls and results that are not in it."""
         messages = event["messages"]
         ids = [message["id"] for message in messages]
         if len(set(ids)) != len(ids):

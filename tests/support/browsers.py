@@ -54,7 +54,7 @@ _shared = _Shared()
 
 @pytest.fixture(scope="module")
 def browser() -> Browser:
-    """Fixture: a browser shared by consecutive tests, each of which opens its own context in it."""
+    """Fixture: a browser that consecutive tests share."""
     return _shared.get()
 
 

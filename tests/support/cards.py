@@ -46,7 +46,7 @@ def card_game(
     secret: str = "ace",
     **options: Any,
 ) -> Handoff[Deal, Pick]:
-    """Make a handoff whose `before` and `after` leave traces. The caller can replace each act."""
+    """Make a handoff whose `before` and `after` leave traces, unless the caller replaces them."""
     options.setdefault("effect", "staged")
     game = Handoff(
         name,

@@ -1,7 +1,7 @@
 """A program that crashes at a chosen point, and is then started again.
 
-Run as a script, it reads one line per start (a folder, a tool, a mode), forks a child for each, and answers with a line
-of JSON. There is one tool for each effect, and tools record their effects on the outside world in the folder's file
+Run as a script, it reads one JSON line per start (a folder, a tool, a mode), forks a child for each, and answers with a
+line of JSON. There are tools of every effect, and they record their effects on the outside world in the folder's file
 `world`. In `crash` mode the child ends in the middle of the tool, as if by `kill -9`.
 """
 
@@ -27,7 +27,7 @@ from handrail.testing import Person
 
 
 class Start:
-    """The folder, tool and mode with which this process was started."""
+    """The folder, tool and mode of the current start."""
 
     folder = Path()
     tool = ""

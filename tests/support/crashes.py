@@ -22,7 +22,7 @@ KILLED = -9
 
 
 def picked(points: int, kills: int) -> range:
-    """Return all kill points in a deep run, and otherwise about `kills` of them, evenly spaced."""
+    """Return all kill points in a deep run. Otherwise, return at least `kills` of them, if there are as many."""
     return range(1, points + 1, 1 if DEEP else max(1, points // kills))
 
 
@@ -69,7 +69,7 @@ class Crashes:
         (self.base / "root" / "tool.sh").chmod(0o755)
 
     def run(self, at: int = 0, **order: Any) -> int:
-        """Run an order that is killed at point `at` (0 means never), and return its exit status."""
+        """Run an order in a child that is killed at point `at` (0 means never), and return the child's exit status."""
         order = {"base": str(self.base), "at": at, "seed": 0, "edited": "", "durability": "process", **order}
         status = self._killed.run(order)
         self.kills += status == KILLED
@@ -79,7 +79,7 @@ class Crashes:
         return json.loads((self.base / "said").read_text())
 
     def recover(self) -> tuple[Recovered, list[Any]]:
-        """Recover the folder, and return what was recovered and the journal's calls."""
+        """Recover the folder, check that no call is unapplied, and return what was recovered and the run's calls."""
 
         async def main() -> tuple[Recovered, list[Any]]:
             journal = SqliteJournal(self.base / "journal.db")

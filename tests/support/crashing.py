@@ -70,7 +70,7 @@ def change(files: Any, seed: int) -> None:
 
 
 class Points:
-    """Counts the points that a commit passes, and kills the process at one of them."""
+    """Counts the points that the process passes, and kills the process at one of them."""
 
     def __init__(self, at: int) -> None:
         self._at = at
@@ -122,14 +122,17 @@ class KillingDisk(Disk):
 
 
 class CutDisk(KillingDisk):
-    """A disk that loses unsynced changes at a power cut: all of them, or only the newest."""
+    """A disk that loses unsynced changes when it kills the process, as in a power cut.
+
+    It loses the content of every unsynced file, and a random number of the newest unsynced changes of names.
+    """
 
     def __init__(self, points: Points, edit_before: str = "") -> None:
         super().__init__(points, edit_before)
         self._bytes: dict[int, None] = {}
-        """Files whose content was never synced."""
+        """The inodes of files whose content was not synced."""
         self._names: list[tuple[str, Any, set[int]]] = []
-        """Changes of names, oldest first. Each has a function that undoes it, and the folders that were not synced since."""
+        """Changes of names, oldest first: the operation, the arguments to undo it, and the folders not synced since."""
 
     def _after(self, name: str, args: tuple[Any, ...]) -> None:
         if name in ("write", "copy", "symlink", "folder", "link"):
@@ -175,13 +178,13 @@ class CutDisk(KillingDisk):
 def killing_journal(
     path: Path, points: Points, lose: Any = None, durability: Any = "process"
 ) -> SqliteJournal:
-    """Open a journal in which the process can die before and after each transaction."""
+    """Open a journal that can kill the process before and after each transaction."""
     last_words = () if lose is None else (lose,)
     return SqliteJournal(path, durability=durability, moments=lambda *_: points.reach(*last_words))
 
 
 async def commit_once(base: Path, seed: int, points: Points, edited: str, durability: Any) -> str:
-    """Make one call through the gate on the folder and the journal under `base`. Return "ok" or the call's message."""
+    """Make one call through a gate on the folder and the journal under `base`. Return "ok" or the call's message."""
     disk = (CutDisk if durability == "power" else KillingDisk)(
         points, str(base / "root" / edited) if edited else ""
     )

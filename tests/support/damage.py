@@ -1,4 +1,4 @@
-"""A journal with a little of everything, every way to read it, and damage to its file."""
+"""Functions that write a journal with a little of everything, read it in every way, and change a lease in it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUESTION: dict[str, Any] = {
 class Reading(dict[str, Any]):
     """What each way to read a journal returned, or the `JournalError` that it raised."""
 
-    def __repr__(self) -> str:  # the whole of it would be longer than Hypothesis wants to print
+    def __repr__(self) -> str:  # the full text would be longer than Hypothesis wants to print
         return f"<reading of {len(self)}>"
 
 
@@ -49,7 +49,7 @@ def _unit(run_id: str, session: str, number: int, *, files: bool = False) -> Com
 
 
 def write_journal(path: Path) -> None:
-    """Write a journal with six runs in three sessions: running, finished, parked and copied ones."""
+    """Write a journal with six runs in three sessions: running, done, failed, parked and copied ones."""
     asyncio.run(_write(path))
 
 
@@ -95,7 +95,7 @@ async def _value() -> str:
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """Keep the log silent about damage."""
+    """Disable the loggers that report damage, until the block ends."""
     logs = [logging.getLogger(name) for name in ("handrail.journal", "handrail.questions")]
     for each in logs:
         each.disabled = True
@@ -172,7 +172,7 @@ async def _verify(journal: SqliteJournal) -> Any:
 
 
 def set_lease(journal: SqliteJournal, run_id: str, owner: str | None = None, until: float = 0.0) -> None:
-    """Give the lease of a run an end, and another owner if one is named, as if that process held it."""
+    """Set the end of a run's lease and, if `owner` is given, its owner, as if that process held the lease."""
     database = journal._database  # pyright: ignore[reportPrivateUsage]
 
     def change(connection: sqlite3.Connection) -> None:

@@ -1,7 +1,7 @@
 """Find the Python examples in Markdown files, and run them as a reader would.
 
 In the README each block runs in its own namespace and folder. On a page of `docs/`, all blocks share one namespace and
-one folder. A line directly before a fence changes this:
+one folder. These marks, each on the line directly before a fence, have an effect:
 
 - `<!-- continues -->` before a python fence of the README continues the previous python block.
 - `<!-- anew -->` before a python fence of a page starts again with an empty namespace and folder.
@@ -42,7 +42,7 @@ class Block:
 
 
 class BadDocument(ValueError):
-    """Raised when a document has a mark that has no effect, or a fence that is not closed."""
+    """Raised when a document has a mark in the wrong place, or a fence that is not closed."""
 
 
 def is_story(document: Path) -> bool:
@@ -133,7 +133,7 @@ def compare(document: Path, block: Block, printed: str) -> None:
 
 
 def failing_line(error: BaseException, document: Path) -> int | None:
-    """Return the innermost line of the document in the error's traceback, or None if there is none."""
+    """Return the document's innermost line in the error's traceback, or None if the document is not in it."""
     if isinstance(error, SyntaxError) and error.filename == str(document):
         return error.lineno
     frames = traceback.extract_tb(error.__traceback__)

@@ -239,7 +239,7 @@ class Transactions(RuleBasedStateMachine):
         self.end(call)
 
     def check_cause(self, call: Call, alarms: list[str]) -> None:
-        """Check that since this call began, another one has changed each path, something in it, or one of its parents."""
+        """Check that each path, one of its parents or a path in it was touched outside the call since the call began."""
         for alarm in alarms:
             place = f"{alarm.rstrip('/')}/"
             others = [f"{path}/" for when, path, by in self.touched if when > call.born and by is not call]

@@ -62,7 +62,7 @@ def folders(tmp_path: Path) -> Iterator[Folders]:
 
 @pytest.fixture(params=["memory", "directory"])
 def new_files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NewFiles]:
-    """Fixture: makes filesystems of both kinds."""
+    """Fixture: makes filesystems of one kind. A test that uses it runs once for each kind."""
     if request.param == "memory":
         yield lambda files={}, /, **options: MemoryFilesystem(files, **options)
     else:

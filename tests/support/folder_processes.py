@@ -1,11 +1,12 @@
-"""Several processes that change one folder at the same time, are killed and start again, beside an editor.
+"""Several processes that change one folder at the same time, while an editor saves a file in it.
 
-Run as a script, it runs rounds of them and prints one JSON report a round:
+The processes are killed and started again. Run as a script, this runs rounds and prints one JSON report per round:
 
     python tests/support/folder_processes.py --processes 2 3 4 8 --updates 2000 --rounds 10 --journaled both
 
-Each call appends a line of its own to a file that all processes share, to one of its own, or to two files at once. A
-call that was told that it succeeded must be found afterwards, and one that was told that it failed must not.
+Each call appends its own line to a shared file, to its process's own file or to two files at once, or writes the line
+to the file that the editor saves. The lines of successful calls must be found afterwards (except in the editor's file),
+and those of failed calls must not.
 """
 
 from __future__ import annotations
@@ -36,38 +37,38 @@ PAIR = ("pair/a", "pair/b")
 EDITED = "edited"
 _TOKEN = re.compile(r"w\d+\.\d+\.\d+")
 _POINTS = 16
-"""About how many operations of the disk one call takes."""
+"""The approximate number of kill points that one call passes."""
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """What one round does."""
+    """The parameters of one round."""
 
     processes: int
     updates: int
-    """How many calls of each process must succeed."""
+    """How many calls each process makes, not counting those that conflict or are killed."""
     journaled: bool = False
     kills: int = 0
-    """How often each process is killed, at a random operation of the disk."""
+    """How often each process is killed, at a random point, unless it finishes first."""
     editor: bool = True
     seed: int = 0
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What was found after one round. Every count but the first three must be 0."""
+    """What was found after one round. Every field but the first three must be 0 or empty."""
 
     succeeded: int = 0
     conflicts: int = 0
     saves: int = 0
     lost: int = 0
-    """Calls that were told that they succeeded, and whose lines are missing."""
+    """Calls that succeeded, but whose lines are missing or in the wrong files."""
     written: int = 0
-    """Calls that were told that nothing was applied, and whose lines are there."""
+    """Calls that conflicted or failed, but whose lines are in a file."""
     failures: list[str] = []
-    """Messages of calls that failed for no reason."""
+    """Messages of calls that failed other than by a conflict."""
     torn: int = 0
-    """Lines that are broken, or in one file of a pair only."""
+    """Broken lines, files with a duplicate or incomplete line, and 1 more if the files of the pair differ."""
     lost_saves: int = 0
-    """Saves of the editor that were replaced by something older."""
+    """How often the editor found that its last save was no longer the first line."""
     crashed: int = 0
     """Processes that ended with an error."""
 
@@ -90,7 +91,7 @@ async def add(token: str, paths: list[str], context: ToolContext) -> None:
 
 
 class Worker:
-    """One process. It writes the outcome of each call to a file, from which its next life goes on."""
+    """One process. It writes each call's outcome to a file. If it is killed, its next life continues from there."""
 
     def __init__(self, base: Path, number: int, round: Round) -> None:
         self._base, self._number, self._round = base, number, round
@@ -141,7 +142,7 @@ class Worker:
 
 
 def edit(base: Path, out: int) -> None:
-    """Save a file again and again, as editors do: in place or by a rename. Stop when the workers have ended."""
+    """Save a file in place or by a rename, as editors do, until the workers end. Then write the counts to `out`."""
     path, aside = base / "root" / EDITED, base / "root" / ".edited.swp"
     lost = 0
     for number in count(1):
@@ -158,7 +159,7 @@ def edit(base: Path, out: int) -> None:
 
 
 def _first_line(path: Path) -> str:
-    """Read the first line of a file while no commit is between two renames."""
+    """Return the first line of a file. The folder's lock ensures that no commit is between two renames."""
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -168,7 +169,7 @@ def _first_line(path: Path) -> str:
 
 
 def forked(work: Any) -> int:
-    """Do the work in a child process, and return its id."""
+    """Start the work in a child process, and return the child's process id."""
     child = os.fork()
     if child:
         return child

@@ -21,7 +21,7 @@ Tree = dict[str, tuple[Any, ...]]
 
 
 class Folder:
-    """A real folder with an empty layer over it, and snapshots of both."""
+    """A real folder with an empty layer over it, and methods that run commands and take snapshots."""
 
     def __init__(self, base: Path, *, over: Sequence[Path] = ()) -> None:
         self.base = base
@@ -94,7 +94,7 @@ def _facts(path: str) -> tuple[Any, ...]:
 
 
 def processes_with(marker: str) -> list[str]:
-    """Return the command lines of all processes on the machine that contain this text."""
+    """Return the command lines that contain this text, among those of all other processes on the machine."""
     found: list[str] = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -108,7 +108,7 @@ def processes_with(marker: str) -> list[str]:
 
 
 PYTHON = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
-"""A Python interpreter that commands can see. They can't see one that is installed below /tmp."""
+"""A Python interpreter for commands: the system's, if there is one, since commands can't see one below /tmp."""
 _THEIR_OWN = ("/tmp", "/var/tmp", "/run", "/dev/shm")
 
 

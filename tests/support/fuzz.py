@@ -1,7 +1,7 @@
-"""Fuzz targets: each takes bytes from outside and checks the law that whatever comes in, the way out is in words.
+"""Fuzz targets. Each takes any bytes, and checks that they lead to a correct result or a readable error.
 
-A target returns normally for a correct result and for an error of Handrail's own. Anything else is a finding: a raw
-exception, a wrong result, or text that can't be shown.
+A target returns normally for a correct result and for one of Handrail's own errors. Anything else is a finding: any
+other exception, a wrong result, or text that can't be shown.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ async def nested(box: Box, others: list[Box | Point] | None = None) -> str:
 
 @tool(effect="pure")
 async def dated(on: date, at: datetime, span: timedelta, who: UUID, raw: bytes = b"") -> str:
-    """Take values that JSON has as text."""
+    """Take values that JSON represents as text."""
     return (at + span).isoformat() if at.tzinfo else on.isoformat()
 
 
@@ -109,11 +109,11 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 def _in_words(text: str) -> None:
     assert text
-    text.encode()  # no lone surrogates: a provider and a page must be able to show it
+    text.encode()  # fails on lone surrogates, which no provider or page can show
 
 
 def _call(name: str, arguments: Any) -> None:
-    """Call a tool through a gate. Its arguments are accepted, or refused in words; no other end is possible."""
+    """Call a tool through a gate, and check that its arguments are accepted, or refused with a readable message."""
     session, ends = Session(), list[ToolInvoked]()
     session.dispatcher.subscribe(ToolInvoked, ends.append)
     gate: Gate = open_gate(TOOLS, session=session)
@@ -130,7 +130,7 @@ def _call(name: str, arguments: Any) -> None:
 
 
 def arguments(data: bytes) -> None:
-    """Call a tool with JSON arguments as a model would send them."""
+    """Call a tool with JSON arguments as a model would send them, once as bytes and once as text."""
     which = TOOLS[data[0] % len(TOOLS)] if data else plain
     _call(which.name, data[1:])
     _call(which.name, data[1:].decode(errors="replace"))
@@ -162,7 +162,7 @@ _kept: list[tempfile.TemporaryDirectory[str]] = []
 
 
 def worker_file(data: bytes) -> None:
-    """Read a worker's file."""
+    """Check a worker's file that contains these bytes."""
     folder = _folder() / "workers"
     folder.mkdir(exist_ok=True)
     (folder / "main.md").write_bytes(data)
@@ -194,9 +194,9 @@ def _journal() -> Path:
 
 
 def journal_file(data: bytes) -> None:
-    """Open a journal in which bytes were overwritten, and read all of it.
+    """Open a journal in which bytes were overwritten, verify it, and read its run.
 
-    Each change is three bytes for the place and one for the new value.
+    Each change takes four bytes of `data`: three for the offset and one for the new value.
     """
     source = _journal()
     folder = _folder() / "altered"
@@ -257,7 +257,7 @@ def answer_value(value: Any) -> None:
 
 
 def answer(data: bytes) -> None:
-    """Answer a question with any JSON value."""
+    """Answer a question with the JSON value of these bytes, or with their text if they are not JSON."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
@@ -266,7 +266,7 @@ def answer(data: bytes) -> None:
 
 
 def diff(data: bytes) -> None:
-    """Compare two texts. The diff must lead from one to the other; bytes up to the first 0xFF are the old text."""
+    """Check that the diff of two texts turns the first into the second. The first 0xFF separates them."""
     old, _, new = data.partition(b"\xff")
     before, after = (text.decode(errors="replace").splitlines(keepends=True) for text in (old, new))
     lines = list(unified_diff(before, after, "a/x", "b/x"))
@@ -275,7 +275,7 @@ def diff(data: bytes) -> None:
 
 
 def _applied(before: list[str], lines: list[str]) -> list[str]:
-    """Return what a unified diff makes of the old lines. It is written from the format's description, not from ours."""
+    """Apply a unified diff to the old lines, and return the new ones. This shares no code with Handrail."""
     made: list[str] = []
     at = 0
     for line in lines[2:]:

@@ -1,4 +1,4 @@
-"""Counts what is still alive after many calls of each ending: our objects by type, and bytes.
+"""Counts what is still alive after many calls that end in the same way: our objects by type, and bytes.
 
 python tests/support/kept_objects.py 10000      prints a table
 """
@@ -24,7 +24,7 @@ from handrail.session import Session
 
 DOCUMENT = "x" * 100_000
 FACTS = (ToolInvoked, ToolRolledBack, ToolResult, BaseException)
-"""Types of which a session's log keeps one for each call, for whoever asks it: its facts, with their errors."""
+"""Types of the objects that a session's log keeps for each call: its facts, and the results and errors in them."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Draft:
 
 
 class Body:
-    """A local variable of a handler, to be counted. It stands for a document that the handler has read."""
+    """The value of a handler's local variable, which is counted. It contains the document that the handler read."""
 
     def __init__(self, context: ToolContext) -> None:
         self.text = context.filesystem.read("document.txt") + "."
 
 
 def _work(context: ToolContext) -> Body:
-    """Read the document and change it, in files and state, so that there is something to hold on to."""
+    """Read the document, write a changed copy to the files and the state, and return the `Body`."""
     body = Body(context)
     context.filesystem.write("document.txt", body.text)
     context.session.dispatch(Draft(body.text))
@@ -96,7 +96,7 @@ class Denies:
 
 
 def endings() -> list[Ending]:
-    """Return the endings, each with a tool that ends so."""
+    """Return all endings, each with a tool whose calls end in this way."""
 
     def made(function: Any, **options: Any) -> Tool[Any, Any]:
         return tool(name="work", description="Work.", effect="staged", **options)(function)
@@ -176,20 +176,20 @@ async def inner(context: ToolContext) -> str:
 
 
 class Kept(NamedTuple):
-    """What calls left behind."""
+    """What is still alive after the calls."""
 
     facts: int
-    """How many facts and errors are alive that were not before."""
+    """How many more facts, results and errors are alive than before."""
     objects: Counter[str]
-    """Our other objects that are alive, and were not before, by type."""
+    """How many more of our other objects are alive than before, by type."""
     kept_bytes: int
     after_session: Counter[str]
-    """The same, after the session is dropped."""
+    """The value of `objects` after the session was dropped."""
     after_session_bytes: int
 
 
 def _ours() -> tuple[int, Counter[str]]:
-    """Return how many facts are alive, and our other objects by type."""
+    """Return how many facts are alive, and how many of our other objects, by type."""
     gc.collect()
     ours = [
         each
@@ -219,7 +219,7 @@ def _is_busy() -> bool:
 
 
 async def measure(ending: Ending, count: int) -> Kept:
-    """Make calls that end so, after a few to warm up, and return what is left of them."""
+    """Make `count` calls that end in this way, after a few to warm up, and return what is still alive."""
     session, files = Session(), MemoryFilesystem({"document.txt": DOCUMENT})
     policies = [Denies()] if ending.denies else []
     gate: Gate | None = open_gate([ending.tool, inner], session=session, filesystem=files, policies=policies)
@@ -228,7 +228,7 @@ async def measure(ending: Ending, count: int) -> Kept:
     seen = {event.status for event in session[ToolInvoked].all() if event.tool == "work"}
     assert seen == {ending.status}, seen
     gc.collect()
-    gc.freeze()  # from here on, the collector knows only what is made below
+    gc.freeze()  # from here on, `gc.get_objects` returns only objects that are made below
     tracemalloc.start()
     try:
         facts, objects = _ours()

@@ -1,7 +1,7 @@
 """An MCP server of the 2025-11-25 generation that misbehaves on request: `python mcp_server.py [STATE_FILE]`.
 
-It is written without the SDK, so that it can send what the SDK would not. The state file, if any, holds the names of the
-tools it lists besides the usual ones.
+It is written without the SDK, so that it can send what the SDK would not. The state file, if any, holds the names of
+additional tools that the server lists.
 """
 
 import json

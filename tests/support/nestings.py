@@ -1,4 +1,4 @@
-"""Every way to nest a run or a call, behind one interface: each leads from the tool `outer` to a call of `probe`."""
+"""Every way to nest a run or a call, behind one interface. Each leads from the model's call to a call of `probe`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TOOLS = """
 """
 
 PROBES: list[Body] = []
-"""What the probe of the current test does. A worker's functions are in a file, which can't refer to it otherwise."""
+"""The body of the current test's probe. A worker's tools are in a file, which can reach it only through this list."""
 
 DEPTHS = {
     "call": 1,
@@ -49,14 +49,17 @@ DEPTHS = {
     "run_as_agent": 1,
     "run_as_agent of a handoff": 2,
 }
-"""The ways to nest, each with the depth of `probe` below the model's call of `outer`."""
+"""The ways to nest, each with the depth of `probe` below the model's call."""
 
 OWN_MODEL = {"agent as tool", "Adapter.evaluate", "run_as_agent", "run_as_agent of a handoff"}
-"""The ways whose definition names a model of its own."""
+"""The ways that name their own model."""
 
 
 class Nesting:
-    """A root run, a run inside it with a model chosen for it, and in that run one way to nest. Set `body` to what `probe` does."""
+    """A root run, a run inside it with a model chosen for it, and in that run one way to nest.
+
+    `body` is what `probe` does.
+    """
 
     def __init__(self, way: str, at: Path, body: Body, inner_calls: int = 1) -> None:
         self.way = way
@@ -84,7 +87,7 @@ class Nesting:
         return probe
 
     def model(self, name: str) -> ScriptedModel:
-        """Return a model that does what each prompt's instructions ask for."""
+        """Return a model whose answers depend on the prompt's instructions."""
         calls = [0]
 
         def answer(request: Any) -> Any:
@@ -111,7 +114,7 @@ class Nesting:
         return "outer", {"message": "go"} if self.way == "agent as tool" else {}
 
     def outer(self, resources: Iterable[Any] = ()) -> Tool[Any, Any]:
-        """Return the tool whose call nests. `resources` are bound by the nested run."""
+        """Return the tool whose call nests. The nested run binds `resources`, if this way to nest takes any."""
         probe, own = self.probe, self.model("own")
         inner = Prompt("inner", "Inner.", tools=[probe], resources=resources)
         if self.way == "worker as tool":
@@ -163,7 +166,7 @@ class Nesting:
         depth_limit: int = 9,
         **options: Any,
     ) -> Any:
-        """Run everything, and return the response of the root run. `resources` are bound by the nested run."""
+        """Run everything, and return the root run's response. `resources` are passed to `outer`."""
         tools = [self.outer(resources), *([self.probe] if self.way == "call" else [])]
         chosen = self.model("chosen")
 

@@ -84,7 +84,7 @@ async def use(operation: Operation[Any], way: str) -> Any:
 
 @pytest.fixture
 def nothing_is_logged(caplog: pytest.LogCaptureFixture):
-    """Fixture: asserts that asyncio logs nothing during the test, such as a lost exception or a destroyed task."""
+    """Fixture: asserts that nothing is logged during the test, such as a lost exception or a destroyed task."""
     with caplog.at_level(logging.WARNING, logger="asyncio"):
         yield
         gc.collect()
@@ -108,5 +108,5 @@ def script(tmp_path: Any, text: str, *flags: str) -> list[str]:
 
 
 def finished(command: list[str], seconds: float = PATIENCE) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, with a timeout."""
+    """Run a command to its end, with a timeout, and return the completed process."""
     return subprocess.run(command, capture_output=True, text=True, timeout=seconds)

@@ -36,7 +36,7 @@ from support.parked_runs import Resting
 
 
 def everything(value: Any, seen: set[int] | None = None) -> str:
-    """Return all text in a value and in everything that it refers to."""
+    """Return all text in a value, and in the collections, structs, dataclasses and exceptions that it refers to."""
     seen = set() if seen is None else seen
     if id(value) in seen or isinstance(value, type | int | float | bool | None):
         return ""
@@ -80,7 +80,7 @@ class Recording(MemoryJournal):
 MARK = "K3YQZ"
 
 
-"""A part of every secret in these tests, made of letters that no encoding changes."""
+"""A part of every secret in these tests, made of characters that JSON does not escape."""
 
 
 ODD = st.text(st.sampled_from('aé"\\\n*{}:, 0'), max_size=4)
@@ -188,7 +188,7 @@ def recorded_in(folder: Path) -> bytes:
 
 
 def written(path: Path) -> bytes:
-    """Return the bytes of an exported run, followed by its decoded base64 parts."""
+    """Return the bytes of an exported run, followed by the decoded bodies of its entries."""
     text = path.read_bytes()
     lines = [json.loads(line) for line in text.splitlines()]
     bodies = [base64.b64decode(line["entry"]["body"]) for line in lines if "entry" in line]
@@ -230,7 +230,7 @@ class Cut:
             await run
 
     async def told(self) -> str:
-        """Resume the run, and return the result of the interrupted call that the model is sent."""
+        """Resume the run, check that the model is sent no secret, and return the result of the interrupted call."""
         await self.adapter.resume("run", self.prompt)
         last = self.model.requests[-1].messages[-1]
         assert isinstance(last, ToolMessage)

@@ -151,7 +151,10 @@ def workers_folder(folder: Path) -> Path:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return this process's environment, without variables that affect colours, verbosity or imports."""
+    """Return this process's environment, with a fixed terminal type and encoding.
+
+    Other variables that affect the output or imports are left out, unless `more` has them.
+    """
     kept = {
         name: value
         for name, value in os.environ.items()

@@ -63,7 +63,7 @@ class _Content:
 
 
 class _Response:
-    """What `handrail.models.http` uses of an aiohttp response."""
+    """The parts of an aiohttp response that `handrail.models.http` uses."""
 
     status = 200
 
@@ -76,7 +76,7 @@ class _Response:
 
 
 def model_for(wire: Any, bodies: Sequence[Sequence[bytes]], stream: bool) -> Any:
-    """Return a model that receives these bodies, each in chunks, one for each request; the last one again and again."""
+    """Return a model that receives one of these bodies, in chunks, for each request. The last one is repeated."""
     model: Any = (
         AnthropicModel("m", key_variable=None, base_url="http://test")
         if wire == "messages"
@@ -96,9 +96,9 @@ def model_for(wire: Any, bodies: Sequence[Sequence[bytes]], stream: bool) -> Any
 async def answered(
     wire: str, bodies: Sequence[Sequence[bytes]], stream: bool
 ) -> PromptResponse[Any] | ModelError:
-    """Run a prompt against these bodies, then say more. Returns the response, or the error of an attempt that failed.
+    """Run a prompt against these bodies, then send a second message. Returns the first response, or its `ModelError`.
 
-    Anything other than a `ModelError` is raised, and so is a conversation that one of the wires would refuse.
+    Any other error is raised. Asserts that every wire would accept the conversation.
     """
     done = _body([DONE[wire][stream]], stream)
     adapter, session = Adapter(model_for(wire, [*bodies, done], stream), retry=ONCE), Session()
@@ -163,7 +163,7 @@ _ANY = st.recursive(
 
 
 def _mostly(usual: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Return a strategy that draws the usual value, and sometimes any other."""
+    """Return a strategy that draws a usual value, and sometimes any JSON value."""
     return st.integers(0, 19).flatmap(lambda chance: _ANY if chance == 19 else usual)
 
 
@@ -182,7 +182,7 @@ _INDEX = _mostly(st.integers(0, 3))
 
 
 def _fields(**fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Return a strategy for objects of which any field may be missing."""
+    """Return a strategy for objects in which any field may be missing."""
     return st.fixed_dictionaries({}, optional=fields) | st.fixed_dictionaries(fields)
 
 

@@ -76,7 +76,7 @@ def whole(answer: Any, status: int = 200) -> bytes:
 
 
 def streamed(*events: Any, end: bytes = b"data: [DONE]\n\n") -> bytes:
-    """Return the bytes of an event stream, in which each event and the end has its own chunk."""
+    """Return the bytes of an event stream, in which each event, and the end, is a separate chunk."""
     chunks = [
         b"data: " + (each if isinstance(each, bytes) else json.dumps(each).encode()) + b"\n\n"
         for each in events

@@ -33,7 +33,7 @@ class Counted:
 
 
 class Pick(BaseModel):
-    """The answer that the tool asks for."""
+    """The answer that the tool `choose` asks for."""
 
     n: int
 

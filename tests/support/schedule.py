@@ -1,7 +1,7 @@
 """The schedule for xdist: which tests run on the same worker, and which run first.
 
-All tests of a file run on one worker, so that the file's fixtures are made only once. The slowest files start first, so
-that the workers finish at about the same time.
+All tests of a file run on one worker, so that the file's fixtures are made only once (but see `APART`). The slowest
+files start first, so that the workers finish at about the same time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ APART = ("tests/testing/test_simulation.py",)
 
 
 class Schedule(LoadScopeScheduling):
-    """Gives each worker one file at a time, in the order that `arranged` returns."""
+    """Gives each worker one file (or entry of `TOGETHER` or `APART`) at a time, in the order of `arranged`."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]

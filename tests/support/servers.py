@@ -91,7 +91,7 @@ CAN: dict[str, dict[str, frozenset[str]]] = {
     "arguments in pieces": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
     "invalid arguments": {"aimock": ALL, "llmock": ALL},
     "unknown tool": {"aimock": ALL, "llmock": ALL},
-    "malformed arguments": {"llmock": ALL},  # only if streamed, on the messages wire
+    "malformed arguments": {"llmock": ALL},  # on the messages wire, only if streamed
     # aimock returns its fixture, llmock invents a value for the schema, and the embedded model's output is constrained to it.
     "structured output": {"aimock": ALL, "llmock": ALL, "embedded": frozenset({CHAT})},
     "usage": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
@@ -113,7 +113,7 @@ CAN: dict[str, dict[str, frozenset[str]]] = {
 
 
 class ServerFailed(RuntimeError):
-    """Raised if a server did not start, or refused a request to its control routes. The message contains its output."""
+    """Raised if a server did not start, or refused a request to its control routes."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Server:
-    """A running server, with its address and its process."""
+    """A running server, with its address and its process id."""
 
     url: str
     pid: int
@@ -248,8 +248,8 @@ def running(*command: str) -> Generator[tuple[str, int]]:
     """Run a launcher until the block ends, and yield the address it printed and its process id.
 
     A launcher ends when its stdin closes, so it also ends when this process is killed. It has its own process
-    group, so Ctrl-C reaches it only through this block. Processes of the group that are still alive after
-    END_SECONDS are killed.
+    group, so Ctrl-C reaches it only through this block. If it has not ended after END_SECONDS, its process group is
+    killed.
     """
     with tempfile.TemporaryFile() as log:
         try:

@@ -1,4 +1,4 @@
-"""A served app on loopback, and a client that sends exactly the bytes that it is given."""
+"""A served app on loopback, and a client that can send any bytes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def play(request: ModelRequest) -> Scripted:
     """Return the model's answer to the newest message.
 
     `call NAME JSON` calls a tool, `long N` makes an answer of N pieces, and `hold` delays the answer by a minute. Any
-    other message is echoed.
+    other message is echoed, and so is a tool's result.
     """
     last = request.messages[-1]
     if isinstance(last, ToolMessage):
@@ -120,7 +120,7 @@ class Client:
     def __init__(self, address: str, app: ServedApp, headers: dict[str, str] | None = None) -> None:
         self.address = address
         self.headers = headers or {}
-        """Headers that are sent with every request, unless the request has its own. The value `-` removes a header."""
+        """Headers that are sent with every request that does not override them. The value `-` removes a header."""
         self.app = app
         self.host = address.removeprefix("http://").rstrip("/")
         name, _, port = self.host.rpartition(":")
@@ -271,7 +271,8 @@ async def serving(
 ) -> AsyncGenerator[Client]:
     """Start a server as `handrail serve` does, but in this process.
 
-    Unless the options say who may use the server, it has a token, and the client sends that token.
+    Unless the options or the folder's users say who may use the server, it has a token, and the client sends that
+    token.
     """
     journal = SqliteJournal(folder / "runs.db")
     people = People(folder / "people.db")

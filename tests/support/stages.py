@@ -1,4 +1,4 @@
-"""Scenes that every model server and scripted model can play.
+"""Scenes for model servers and in-process models to play.
 
 A scene is a list of replies. A stage translates it for a third-party model server or for an in-process model, and
 returns the model that will receive the replies. See servers.py for the servers.
@@ -38,7 +38,7 @@ from support.servers import CHAT, MESSAGES, RESPONSES, Aimock, Embedded, Llmock
 
 Wire = Literal["chat", "responses", "messages"]
 MESSAGE = "go"
-"""The user's message in every scene. Scripts match on it."""
+"""The user's message in every scene. The fixtures for aimock match it."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Counts function calls, for tests in which the measured time would depend on the machine."""
+"""Counts function calls, for tests of cost, since a measured time would depend on the machine."""
 
 import sys
 from collections.abc import Callable

@@ -61,7 +61,7 @@ class WireRefused(AssertionError):
 
 
 class _Problem(Exception):
-    """Raised to end the check of one part of a request."""
+    """Raised for JSON that a provider's parser would refuse."""
 
 
 def check(path: str, body: bytes) -> None:

@@ -86,7 +86,7 @@ class RunResources:
     def __init__(self, bindings: Iterable[Binding[Any]] = (), outer: RunResources | None = None) -> None:
         self._bindings: dict[type, Binding[Any]] = {}
         self.outer = outer
-        """The resources of the run around this one, which has what this one does not bind; None for a run at the root."""
+        """The resources of the run around this one, for protocols that this run does not bind; None for a run at the root."""
         for binding in bindings:
             if not isinstance(binding, Binding):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
                 raise ResourceError(
@@ -122,7 +122,7 @@ class RunResources:
         return protocol in self.holder(protocol)._bindings
 
     def binds_itself(self, protocol: type) -> bool:
-        """Return whether this run has a binding for the protocol, or nobody has one."""
+        """Return whether this run binds the protocol, or no run around it does."""
         return self.holder(protocol) is self
 
     def shares(self, protocol: type) -> bool:
@@ -152,7 +152,10 @@ class RunResources:
         return {*self._bindings, *(() if self.outer is None else self.outer._every())}
 
     async def close(self) -> None:
-        """Close the run's resources, last created first. No resource can be requested afterwards."""
+        """Close the run's resources, last created first. No resource can be requested afterwards.
+
+        Raises an `ExceptionGroup` with the errors that closing raised, after all resources were closed.
+        """
         self._closed = True
         errors = await self.scope.close()
         if errors:
@@ -161,7 +164,8 @@ class RunResources:
     async def close_logged(self, ended: BaseException | None = None) -> tuple[Exception, ...]:
         """Close the run's resources once it has ended, without changing its outcome. Returns the errors that closing raised.
 
-        They are logged and, if the error `ended` ended the run, added to it as notes.
+        The errors are logged. If `ended` is the error that ended the run, they are also added to it as notes. A nested
+        run with a forkable resource leaves the closing to the run around it.
         """
         self._closed = True
         if self.outer is not None and self.scope.has_forkable:

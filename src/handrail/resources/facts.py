@@ -1,4 +1,4 @@
-"""`Facts`: what a file or folder is besides its content: its mode, owner, group and extended attributes.
+"""`Facts`: the mode, owner, group and extended attributes of a file or folder.
 
 Access control lists are extended attributes too. Attributes that grant privileges to a program, or that mark the layers
 of an overlay, are never copied.
@@ -24,7 +24,7 @@ _TAGS = {1: "user:", 2: "user:{}", 4: "group:", 8: "group:{}", 16: "mask:", 32: 
 _SHOWN = 60
 
 Attributes = tuple[tuple[str, bytes], ...]
-"""Extended attributes by name, sorted."""
+"""Names and values of extended attributes, sorted by name."""
 
 
 class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -71,7 +71,7 @@ def is_portable(name: str) -> bool:
 def write_facts(at: str | os.PathLike[str] | int, wanted: Facts) -> None:
     """Give a file or folder these facts, as far as this process may. It must not be a link.
 
-    Only root can change an owner. Another user's new file keeps at least the group, if that user is a member of it.
+    Only root can change the owner. Other users can set at least the group, if they are members of it.
     """
     now = os.stat(at)
     uid, gid = (now.st_uid if wanted.uid < 0 else wanted.uid), (now.st_gid if wanted.gid < 0 else wanted.gid)
@@ -127,7 +127,7 @@ def born_in(at: str, status: os.stat_result) -> Facts | None:
 
 
 def differences(before: Facts | None, after: Facts | None) -> Iterator[str]:
-    """Yield a line for each difference except modes, as a diff shows it. Of a new file, only attributes are shown."""
+    """Yield a line of a diff for each difference in owner, group or attributes. For a new file, only attributes are shown."""
     if before is not None and after is not None:
         for what, old, new in (("owner", before.uid, after.uid), ("group", before.gid, after.gid)):
             if old != new and -1 not in (old, new):

@@ -56,7 +56,8 @@ class FileFork(Overlay):
     def stale(self) -> tuple[str, ...]:
         """Return the paths that have changed since this fork, or a nested fork that has ended, read them.
 
-        A path that ends in `/` stands for a folder or for the names in it.
+        Includes the paths that nested forks read at different versions. A path that ends in `/` stands for a folder or
+        for the names in it.
         """
         if self._seen is None and self._listed is None and self._torn is None:
             return ()
@@ -73,7 +74,12 @@ class FileFork(Overlay):
             return tuple(sorted(found))
 
     def prepare(self) -> None:
-        """Close the fork and check that it can be committed. Raises `Conflict` with the paths that someone else also changed."""
+        """Close the fork and check that it can be committed.
+
+        Raises `Conflict` with the paths that someone else also changed, or with all changed paths if the files would
+        exceed a limit together with what others have committed. Raises `ContextExpired` if the fork has ended, or the
+        fork that it commits to has ended or is sealed.
+        """
         shared = self._shared
         shared.acquire()
         try:
@@ -91,7 +97,10 @@ class FileFork(Overlay):
             shared.release()
 
     def apply(self) -> None:
-        """Commit the changes, and the reads that they depend on, to the files that were forked."""
+        """Commit the changes to the files that were forked, or discard them if the outer fork has ended or is sealed.
+
+        The reads then count as reads by the outer fork, if there is one. Raises `ContextError` unless the fork is prepared.
+        """
         shared = self._shared
         shared.acquire()
         try:
@@ -225,7 +234,7 @@ class FileFork(Overlay):
         return {path: program for path in changed if (program := run_by(path))}
 
     def _facts_of(self, path: str, node: Node) -> Facts | None:
-        """Return what a file or folder is besides its content, or None if that is not recorded."""
+        """Return the mode, owner, group and attributes of a file or folder, or None if they are not recorded."""
         return None
 
     def _changes(self) -> Iterator[tuple[str, Node, Node]]:

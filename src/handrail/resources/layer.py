@@ -409,7 +409,7 @@ class Layer:
 
 
 def clashes(over: Over, claimed: Mapping[object, Over]) -> set[str]:
-    """Return the paths in `over` that another prepared fork is also about to change."""
+    """Return the paths in `over` that conflict with the pending changes of a prepared fork."""
     mine = _weights(over)
     found: set[str] = set()
     for other in claimed.values():
@@ -421,7 +421,7 @@ def clashes(over: Over, claimed: Mapping[object, Over]) -> set[str]:
 
 
 def refuse_claimed(claimed: Mapping[object, Over], path: str) -> None:
-    """Raise `Conflict` if a prepared fork is about to change this path."""
+    """Raise `Conflict` if changing this path would conflict with the pending changes of a prepared fork."""
     folder, name = split(path)
     if found := clashes({folder: {name: (ABSENT, ABSENT)}}, claimed):
         raise Conflict(sorted(found))

@@ -1,6 +1,6 @@
 """Line diffs: a unified diff of two lists of lines, in bounded time.
 
-`difflib` takes quadratic time for a file in which every other line changed. Here, lines that occur once on both sides
+`difflib` takes quadratic time for a file in which every other line changed. Here, lines that occur once on each side
 divide the files into gaps, which takes as long as sorting. Only small gaps are compared line by line. In a large gap,
 everything between the equal lines at its start and end counts as replaced.
 """
@@ -115,7 +115,7 @@ def _ends(
 def _anchors(
     before: Sequence[str], after: Sequence[str], within: tuple[int, int, int, int]
 ) -> list[tuple[int, int]]:
-    """Return the longest sequence of lines that occur once on each side, in the same order."""
+    """Return the longest sequence of lines that occur once on each side, in the same order, as their indexes on both sides."""
     a, a_end, b, b_end = within
     counts, others = Counter(before[a:a_end]), Counter(after[b:b_end])
     places = {line: at for at, line in enumerate(after[b:b_end], b) if others[line] == 1}

@@ -50,7 +50,7 @@ class Layered(Protocol):
         ...
 
     def absorb(self, mounted_at: int) -> tuple[str, ...]:
-        """Take over what the command wrote, and return the changed paths."""
+        """Take over the command's changes, and return the changed paths."""
         ...
 
 
@@ -83,8 +83,8 @@ def strip_marks(path: str | Path) -> None:
 def mask_reserved(mask: Path, root: Path) -> None:
     """Fill a layer that hides the reserved names in a root, at any depth.
 
-    `.handrail` in the root is hidden even if it is created later. Further down, a reserved folder that exists now is
-    hidden with everything that is created in it later.
+    `.handrail` in the root is hidden even if it is created later. Any other reserved folder is hidden if it exists now,
+    with everything that is created in it later.
     """
     now = os.lstat(mask).st_ctime_ns
     around: dict[str, None] = {}
@@ -107,7 +107,7 @@ def mask_reserved(mask: Path, root: Path) -> None:
 
 
 def _imitate(folder: str, original: str) -> None:
-    """Give a folder of the mask the owner, mode and times of the original, because they hide those of the original."""
+    """Give a folder of the mask the owner, mode and times of the original folder, which it hides."""
     facts = os.stat(original)
     with contextlib.suppress(PermissionError):
         os.chown(folder, facts.st_uid, facts.st_gid)

@@ -19,7 +19,8 @@ Disks record times in steps, so a second change soon after the first could go un
 class ReservedNames:
     """Finds the reserved names in a root. Thread-safe.
 
-    A folder is read again only if its ctime has changed. Unlike the mtime, it can't be set back.
+    A folder is read again only if its ctime has changed, or was too recent at the last read to be relied on. Unlike the
+    mtime, the ctime can't be set back.
     """
 
     def __init__(self, root: Path) -> None:
@@ -66,5 +67,5 @@ def _read(at: str, folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @lru_cache(maxsize=16)
 def reserved_names(root: Path) -> ReservedNames:
-    """Return the reserved names of a root, with what is known from earlier commands in this process."""
+    """Return the `ReservedNames` of a root, which this process reuses for later commands."""
     return ReservedNames(root)

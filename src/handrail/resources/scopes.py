@@ -117,16 +117,19 @@ class Scoped:
 
     @property
     def has_forkable(self) -> bool:
-        """Whether calls have their own forks of a resource in this scope."""
+        """Whether a resource in this scope is forkable, so that calls may have their own forks of it."""
         return any(kept.forkable for kept in self.made.values())
 
     def adopt(self, inner: Scoped) -> None:
-        """Take over what an inner scope has to close. It is closed with this scope instead."""
+        """Take over an inner scope's closers, so that its resources are closed with this scope instead."""
         self._closers += inner._closers
         inner._closers.clear()
 
     async def close(self) -> list[Exception]:
-        """Close all resources, last created first, and return the errors that closing them raised."""
+        """Close all resources, last created first, and return the errors that closing them raised.
+
+        If the caller is cancelled meanwhile, raises `CancelledError` once all resources are closed.
+        """
         errors: list[Exception] = []
         cancelled: asyncio.CancelledError | None = None
         while self._closers:

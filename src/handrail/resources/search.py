@@ -109,7 +109,7 @@ _MOST_SHOWN = 200
 
 
 def line_pattern(pattern: str) -> Pattern:
-    """Compile the regular expression that `grep` searches each line for."""
+    """Compile the regular expression that `grep` searches each line for. Raises `FileError` if it is invalid."""
     try:
         return compile_pattern(pattern)
     except ValueError as error:

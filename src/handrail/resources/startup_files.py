@@ -75,18 +75,18 @@ _PROGRAMS = {
     **dict.fromkeys(("activate.bat", "activate.ps1", "deactivate.bat"), "a shell"),
     **dict.fromkeys(("activate_this.py", "python", "python3", "python.exe", "pythonw.exe"), "Python"),
 }
-"""What runs in the programs' folder of a virtual environment, `bin` or `Scripts`, when the environment is used.
+"""The files in a virtual environment's `bin` or `Scripts` folder that run when the environment is used.
 
 A virtual environment can have any name. Its installed modules and other programs run only if something names them.
 """
 _STARTS_WITH = ("__editable__", "_virtualenv.")
 """Beginnings of the names of modules that `.pth` files import when Python starts."""
 _GIT = ("hooks", "config", "config.worktree", "commondir", "gitdir")
-"""What git runs, or follows to what it runs, in the folders of its submodules and worktrees."""
+"""Names of what git runs, or follows to find what it runs, in the folders of its submodules and worktrees."""
 _PYTHON = ("sitecustomize", "usercustomize")
 """The modules that Python imports when it starts, whichever kind of file they are."""
 _MANY = 32
-"""Maximum number of names in a path that are compared with the rules. A path with more counts as a startup file."""
+"""Maximum number of names in a path at which a rule could begin. A path with more counts as a startup file."""
 _LISTED = 10
 """Maximum number of files that a reason names. A diff marks all of them."""
 

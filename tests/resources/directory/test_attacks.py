@@ -156,7 +156,7 @@ def attack(world: World, files: Any, path: str, verb: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS, ids=[f"{number}" for number in range(len(PATHS))])
 def test_a_path_out_is_refused(world: World, path: str):
-    """Operations refuse an invalid path or one that leads outside the folder, and nothing outside is read or changed."""
+    """Operations refuse invalid paths and paths that lead outside the folder. Nothing outside is read or changed."""
     for verb, do in VERBS.items():
         if "glob" in verb or "grep" in verb or "inside" in verb or verb in ("mkdir", "move in", "move out"):
             continue
@@ -249,7 +249,7 @@ def test_pipes_sockets_and_devices_are_not_opened(world: World):
 
 
 def test_odd_names_stay_the_same_bytes(world: World):
-    """Files with odd names are listed and found, and are moved, deleted and restored with their folder."""
+    """Files with odd names are listed and found, and moving, deleting or restoring their folder includes them."""
     odd = [b"latin\xe9", b"new\nline", b"back\\slash", b"tab\t"]
     for name in odd:
         (Path(os.fsdecode(bytes(world.root) + b"/d/" + name))).write_text("odd")
@@ -289,7 +289,7 @@ root, outside = sys.argv[1:]
 os.symlink(outside, os.path.join(root, "other"))
 folder = os.open(root, os.O_RDONLY)
 print("ready", flush=True)
-while True:  # the folder and a link out of it trade places as fast as they can
+while True:  # swap the folder and a link that leads outside as fast as possible
     exchange(folder, "race", folder, "other")
 """
 

@@ -54,7 +54,7 @@ def test_it_is_a_filesystem_that_can_be_forked(folders: Folders):
 
 
 def test_reading_makes_nothing_beside_the_folder(folders: Folders):
-    """Reading creates nothing beside the folder, and the first write creates a private staging folder."""
+    """Reading creates nothing beside the folder. The first write creates a private staging folder there."""
     files = folders({"a": "1"})
     fork = files.fork("call")
     assert (fork.read("a"), fork.list()[0].path, fork.glob("**")) == ("1", "a", ("a",))
@@ -69,7 +69,7 @@ def test_reading_makes_nothing_beside_the_folder(folders: Folders):
 
 
 def test_a_read_walks_nothing(folders: Folders, monkeypatch: pytest.MonkeyPatch):
-    """Looking up single paths lists no folder, no matter how many files there are."""
+    """Looking up single paths lists no folder."""
     files = folders({f"f{number}": "" for number in range(50)})
 
     def refuse(*args: Any) -> None:
@@ -86,7 +86,7 @@ def test_a_read_walks_nothing(folders: Folders, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_modes_and_times_keep(folders: Folders):
-    """A rewritten file keeps its mode, and moved files and folders keep their modes and times."""
+    """Rewritten files keep their modes, and moved files and folders also keep their times."""
     files = folders({"run.sh": "a", "secret": "b", "shut/x": "c"})
     for name, mode in (("run.sh", 0o755), ("secret", 0o600), ("shut", 0o700), ("shut/x", 0o640)):
         (files.root / name).chmod(mode)
@@ -180,7 +180,7 @@ MEDDLING: dict[str, tuple[str, Callable[[Path], Any]]] = {
 
 @pytest.mark.parametrize("case", MEDDLING)
 def test_what_somebody_changes_in_the_last_moment_stays(folders: Folders, case: str):
-    """A change by another program just before the renames is a conflict. It is kept, and the call's changes are reverted."""
+    """If another program changes a file just before the renames, the commit conflicts and reverts only its own changes."""
     name, change = MEDDLING[case]
     meddled: list[str] = []
 
@@ -215,7 +215,7 @@ def test_what_somebody_changes_in_the_last_moment_stays(folders: Folders, case: 
 
 
 def test_a_disk_that_refuses_half_way_changes_nothing(folders: Folders):
-    """If the disk fails in the middle of the renames, the error is reported and everything is restored."""
+    """If the disk fails in the middle of the renames, the commit raises an error and everything is restored."""
 
     class FullDisk(Disk):
         def exchange(self, source: int, name: str, target: int, other: str) -> None:
@@ -257,7 +257,7 @@ def test_where_nothing_can_be_exchanged_it_is_linked_and_replaced(
 
 
 def test_what_was_read_can_be_read_again(folders: Folders):
-    """Reading a file again gives the same content. Reading a file that has changed since its `stat` is a conflict."""
+    """Reading a file again gives the same content. Reading a file that has changed since its `stat` raises `Conflict`."""
     files = folders({"read": "1", "seen": "1"})
     fork = files.fork("call")
     assert (fork.read("read"), fork.stat("seen").size) == ("1", 1)
@@ -281,7 +281,7 @@ def test_a_listing_depends_on_names_alone(folders: Folders):
 
 
 def test_limits_hold_for_what_one_call_changes(folders: Folders):
-    """Limits apply only to what one call changes, so files that already exist do not count."""
+    """Limits apply only to what one call changes. Files that already exist do not count."""
     files = folders({f"f{n}": "x" * 10 for n in range(5)}, limits=FileLimits(20, 2, 30))
     fork = files.fork("call")
     with pytest.raises(FileLimitReached, match="would have 21 bytes, and the limit for a file is 20"):
@@ -392,9 +392,9 @@ def test_undo_outlives_the_process(folders: Folders):
 
 
 def test_what_is_kept_is_bounded(folders: Folders):
-    """Undo data is limited in calls and in bytes, and the folder does not change.
+    """The history that undo needs is limited in calls and in bytes.
 
-    The oldest is dropped first, except that a call that alone takes more than half of the bytes does not displace others.
+    The oldest call is dropped first, but a call that takes more than half of the bytes does not displace others.
     """
     files = folders({"a": "x" * 1000}, keep_calls=3, keep_bytes=5000)
     for number in range(6):
@@ -471,7 +471,7 @@ def test_a_staging_folder_on_another_disk_is_refused(folders: Folders):
 
 
 def test_a_read_only_folder_is_said_so(tmp_path: Path):
-    """In a read-only folder, reading works, and the first write is refused with that reason."""
+    """In a read-only folder, reading works. The first write is refused with an error that says that it is read-only."""
     fill(tmp_path, {"root/a": "1"})
     script = textwrap.dedent("""
         import sys
@@ -527,7 +527,7 @@ def test_a_folder_nobody_may_write_in_is_said_so(folders: Folders):
 
 
 def test_what_a_dead_process_left_is_cleared_away(folders: Folders):
-    """Forks of a dead process are removed, those of a live process stay, and an unfinished commit is completed."""
+    """A dead process's forks are removed and its unfinished commit is completed. A live process's forks stay."""
     files = folders({"a": "1", "b": "1"})
     script = textwrap.dedent("""
         import os, sys
@@ -559,7 +559,7 @@ def test_what_a_dead_process_left_is_cleared_away(folders: Folders):
 
 
 def test_an_undo_cut_by_a_crash_is_finished_and_can_not_be_undone(folders: Folders):
-    """An undo cut short by a crash is completed, and its own changes are not kept: undoing them would repeat the call."""
+    """An undo cut short by a crash is completed by the next process, and can't be undone itself."""
     files = folders({"a": "1", "b": "1"})
     committed(files, "call", lambda f: f.write("a", "2"), lambda f: f.write("b", "2"))
     files.close()
@@ -584,7 +584,7 @@ def test_an_undo_cut_by_a_crash_is_finished_and_can_not_be_undone(folders: Folde
 
 
 def test_undo_finds_a_call_only_with_its_run(folders: Folders):
-    """If two runs have calls with the same id, undo finds each one only by its run id."""
+    """If two runs have calls with the same id, undo needs the run id to find one of them."""
     files = folders()
     for run_id in ("ann", "bob"):
         fork = files.fork("call")
@@ -610,7 +610,7 @@ def test_a_fork_is_staged_only_when_prepared(folders: Folders):
 
 
 def test_areas_are_numbered_apart(folders: Folders):
-    """Two filesystems on the same folder have separate staging areas, so their forks conflict as two processes' would."""
+    """Two filesystems on the same folder have separate staging areas, and their forks conflict as those of two processes do."""
     files = folders({"a": "1"})
     other = DirectoryFilesystem(files.root)
     parts: list[Area] = [files._ground.area, other._ground.area]

@@ -1,4 +1,4 @@
-"""What a file is besides its bytes: mode, owner, group, attributes, ACLs, and pipes and sockets."""
+"""File metadata and special files: mode, owner, group, attributes, access lists, pipes and sockets."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can change 
 
 
 def acl(*entries: tuple[int, int, int]) -> bytes:
-    """Return an access list as the kernel stores it. Each entry is a tag, permissions and a user or group."""
+    """Return an access list as the kernel stores it. Each entry is a tag, permissions, and a user or group id."""
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
@@ -98,7 +98,7 @@ EDITS: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("way", EDITS)
 def test_an_edit_keeps_what_a_file_is(folders: Folders, way: str, nested: bool):
-    """A rewritten file keeps its mode, owner, group, attributes and access list, and so does one that is restored."""
+    """A rewritten file keeps its mode, owner, group, attributes and access list, and undo restores them."""
     files = folders({"a": "old"})
     dress(files.root / "a", 0o640)
     before = facts(files.root / "a")
@@ -116,7 +116,7 @@ def test_an_edit_keeps_what_a_file_is(folders: Folders, way: str, nested: bool):
 
 
 def test_an_edit_is_seen_with_everything_by_a_command(folders: Folders, backend: str):
-    """A command sees the attributes and owner of a file that its call rewrote, and of the folders above it."""
+    """A command sees the attributes and access list of a file that its call rewrote, and of the folder above it."""
     files = folders({"d/a": "old", "d/b": "old"})
     for name in ("d", "d/a", "d/b"):
         dress(files.root / name, 0o750)
@@ -144,7 +144,7 @@ assert {ACCESS!r} in os.listxattr("d/new")
 
 
 def test_a_folder_keeps_what_it_is_when_it_is_moved(folders: Folders):
-    """A moved folder keeps the mode, owner, group, attributes and access lists of everything in it."""
+    """A moved folder and the folders in it keep their modes, owners, groups, attributes and access lists."""
     files = folders({"d/e/a": "old"})
     for name in ("d", "d/e"):
         dress(files.root / name, 0o2750)
@@ -159,7 +159,7 @@ def test_a_folder_keeps_what_it_is_when_it_is_moved(folders: Folders):
 
 
 def test_privileges_are_not_kept(folders: Folders):
-    """New content never gets the privileges of the old: neither set-ID bits nor capabilities."""
+    """A rewritten file loses its set-user-ID and set-group-ID bits and its capabilities."""
     files = folders({"a": "old"})
     (files.root / "a").chmod(0o6755)
     if os.geteuid() == 0:
@@ -180,7 +180,7 @@ def test_privileges_are_not_kept(folders: Folders):
 @needs_root
 @pytest.mark.parametrize("with_list", [False, True])
 def test_new_files_are_made_as_their_folder_says(folders: Folders, with_list: bool):
-    """New files and folders get the group of a set-group-ID folder and what its default access list says."""
+    """New files and folders in a set-group-ID folder get its group, and the permissions of its default access list."""
     files = folders({"d/a": "old", "plain/a": "old"})
     os.chown(files.root / "d", 0, 4321)
     (files.root / "d").chmod(0o2775)
@@ -208,7 +208,7 @@ def test_new_files_are_made_as_their_folder_says(folders: Folders, with_list: bo
 
 @needs_root
 def test_what_a_command_makes_gets_the_group_of_its_folder(folders: Folders, backend: str):
-    """What a command makes in a set-group-ID folder has the folder's group, in the root too."""
+    """Files and folders that a command makes in a set-group-ID folder, even in the root, have the folder's group."""
     files = folders({"d/a": "old"})
     for folder in (files.root, files.root / "d"):
         os.chown(folder, 0, 4321)
@@ -296,7 +296,7 @@ IS = {"pipe": stat.S_ISFIFO, "socket": stat.S_ISSOCK}
 
 @pytest.mark.parametrize("kind", MAKE)
 def test_a_pipe_or_socket_that_a_command_makes_is_kept(folders: Folders, backend: str, kind: str):
-    """A pipe or a socket is committed, shown in the diff, seen by later commands, moved, removed and undone."""
+    """A pipe or a socket appears in the diff, is committed, is seen by later commands, and can be moved, removed and undone."""
     files = folders({"a": "old"})
     fork = files.fork("call")
     run(fork, backend, MAKE[kind])
@@ -325,7 +325,7 @@ def test_a_pipe_or_socket_that_a_command_makes_is_kept(folders: Folders, backend
 def test_a_file_that_becomes_a_pipe_or_socket_is_replaced(
     folders: Folders, backend: str, kind: str, resumed: bool
 ):
-    """`rm a; mkfifo a` does what it says, and so does the way back."""
+    """A command can replace a file with a pipe or a socket, and a pipe or a socket with a file. Both can be undone."""
     files = folders({"p": "old"})
     fork = files.fork("call")
     run(fork, backend, f"os.unlink('p'); {MAKE[kind]}")
@@ -353,7 +353,7 @@ def test_a_file_that_becomes_a_pipe_or_socket_is_replaced(
 
 @needs_root
 def test_a_device_that_a_command_makes_is_refused(folders: Folders):
-    """A device is refused in words, because it could lead out of the folder."""
+    """A device is refused with an error that names it as one, because it could lead out of the folder."""
     files = folders({"a": "old"})
     fork = files.fork("call")
     layers = fork.layers()
@@ -364,7 +364,7 @@ def test_a_device_that_a_command_makes_is_refused(folders: Folders):
 
 
 def test_a_pipe_is_neither_written_nor_lost(folders: Folders):
-    """A write to a pipe or a socket is refused, and a folder is moved and deleted with the pipes in it."""
+    """A write to a pipe or a socket is refused. Moving or deleting a folder includes the pipes and sockets in it."""
     files = folders({"d/a": "old"})
     os.mkfifo(files.root / "d/pipe")
     with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as listening:

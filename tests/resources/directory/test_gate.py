@@ -56,7 +56,7 @@ class Meddling(Disk):
 
 
 class WatchedCalls(SqliteCalls):
-    """Records each commit, applied mark and void, with the content of `a` at that time."""
+    """Call records that note each commit, applied mark and void, with the content of `a` at that time."""
 
     def __init__(self, database: Database, root: Path) -> None:
         super().__init__(database)
@@ -132,7 +132,7 @@ def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_an_edit_in_the_last_moment_makes_it_void(folders: Folders, recorded: bool):
-    """An edit at the last moment makes the call a conflict that names the path, and nothing of the call remains."""
+    """If somebody edits a file at the last moment, the call conflicts, its message names the file, and its changes are reverted."""
 
     async def main() -> None:
         files: DirectoryFilesystem = folders(FILES, disk=Meddling(lambda: files.root))
@@ -155,7 +155,7 @@ def test_an_edit_in_the_last_moment_makes_it_void(folders: Folders, recorded: bo
 
 
 def test_a_record_that_can_not_be_written_stops_the_call(folders: Folders):
-    """If the record can't be written, nothing is renamed and nothing of the call remains."""
+    """If the record can't be written, nothing is renamed, and none of the call's changes remain."""
 
     journal = MemoryJournal()
 
@@ -230,7 +230,7 @@ def test_two_folders_commit_together_or_not_at_all(folders: Folders, tmp_path: P
 def test_state_that_can_not_be_applied_takes_the_files_back(
     folders: Folders, monkeypatch: pytest.MonkeyPatch
 ):
-    """If a reducer raises after the files were renamed, both files and state are restored."""
+    """If applying the state fails after the files were renamed, the files are restored and the record is voided."""
     from handrail.session import SessionFork
 
     def refuse(fork: SessionFork) -> None:
@@ -317,7 +317,7 @@ def test_a_call_that_only_reads_writes_nothing_down(folders: Folders):
 
 
 def test_somebody_at_the_same_file_is_a_conflict_or_a_rerun(folders: Folders):
-    """After a person's edit, a staged call that read the file reruns, and one that only wrote it gets a conflict."""
+    """If a person edits a file, a staged call that read it reruns, and one that only wrote it gets a conflict."""
 
     @tool(effect="staged", description="Extend what is there.")
     async def extend(context: ToolContext) -> str:

@@ -1,4 +1,4 @@
-"""Forks as overlay layers: what a command sees, and which of its writes are kept."""
+"""Forks as overlay layers: what a command sees, and which of its changes are kept."""
 
 import os
 import shutil
@@ -178,7 +178,7 @@ def test_many_layers_are_made_one(folders: Folders, at: Path):
 
 
 def test_what_others_changed_since_the_mount_is_a_conflict(folders: Folders, at: Path):
-    """If a command and somebody else change the same file after the mount, none of the command's changes are kept."""
+    """If somebody else changes after the mount what a command also changes, none of the command's changes are kept."""
     files = folders(FILES)
     for change, script, places in (
         (lambda: (files.root / "a").write_text("theirs"), "echo mine >> a", ["a"]),
@@ -225,7 +225,7 @@ def test_a_commit_before_the_mount_is_no_conflict(folders: Folders, at: Path):
 
 
 def test_a_fork_that_may_not_write_takes_nothing(folders: Folders, at: Path):
-    """A command may run on a read-only fork, but its writes are refused, and the error names the first file."""
+    """A command may run on a read-only fork, but its writes are refused with an error that names the file."""
     fork = folders(FILES).fork("peek", writable=False)
     assert command(fork, "cat a", at) == ("1\n", ())
     found = fork.layers()

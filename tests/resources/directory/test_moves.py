@@ -34,7 +34,7 @@ def crashes(tmp_path: Path, killed: Killed) -> Crashes:
 
 
 def recover(root: Path, journal: Path) -> tuple[Recovered, list[CommitUnit], list[CommitUnit]]:
-    """Recover a folder. Returns what was recovered, the units recorded for the run, and those still unapplied."""
+    """Recover a folder. Returns what was recovered, the run's recorded units, and the units still unapplied."""
 
     async def main() -> tuple[Recovered, list[CommitUnit], list[CommitUnit]]:
         opened = SqliteJournal(journal)
@@ -85,7 +85,7 @@ MOVES: list[Callable[[Path], Path]] = [nothing, with_the_folder_around_it, renam
 @once
 @pytest.mark.parametrize("move", MOVES)
 def test_a_moved_project_recovers_its_commit_at_its_new_place(crashes: Crashes, move: Callable[[Path], Path]):
-    """Wherever a commit was killed, and wherever the project was moved since, recovery completes what was recorded."""
+    """Wherever a commit was killed and wherever the project was moved, recovery completes it if it was recorded, or reverts it."""
     crashes.fresh()
     before = snapshot(crashes.base / "root")
     assert crashes.run(seed=5) == 0
@@ -202,7 +202,7 @@ def folder_with(path: Path, files: dict[str, str]) -> DirectoryFilesystem:
 
 
 def test_a_renamed_project_keeps_its_history(tmp_path: Path):
-    """What was committed before a project was renamed can be undone afterwards."""
+    """Changes that were committed before a project was renamed can be undone afterwards."""
     with folder_with(tmp_path / "root", {"a": "1"}) as files:
         fork = files.fork("call")
         fork.write("a", "2")
@@ -216,7 +216,7 @@ def test_a_renamed_project_keeps_its_history(tmp_path: Path):
 
 @pytest.mark.parametrize("how", ["recreated", "copied"])
 def test_a_folder_in_the_place_of_another_gets_a_staging_folder_of_its_own(tmp_path: Path, how: str):
-    """A folder that replaces another one, or is a copy of it, has neither its history nor its staging folder."""
+    """A folder that replaces another one, even with a copy of it, does not get its history or its staging folder."""
     root = tmp_path / "root"
     with folder_with(root, {"a": "1"}) as files:
         files.write("a", "2")
@@ -242,7 +242,7 @@ def test_a_folder_in_the_place_of_another_gets_a_staging_folder_of_its_own(tmp_p
 
 
 def test_a_given_staging_folder_of_a_different_folder_is_refused(tmp_path: Path):
-    """A staging folder that is given by path is used for one root only."""
+    """A staging folder that is passed by path is refused for a second root."""
     with folder_with(tmp_path / "one", {"a": "0"}) as files:
         files.write("a", "1")
         staging = files.staging

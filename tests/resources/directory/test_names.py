@@ -70,7 +70,7 @@ names = st.binary(min_size=1, max_size=40).filter(
 
 @given(names)
 def test_each_name_has_one_spelling(name: bytes):
-    """Any name on disk has a spelling that can be sent and recorded, that leads back to it and is accepted as a path."""
+    """Any name on disk has a spelling that is valid UTF-8, is accepted as a path, and leads back to the name."""
     path = spelled(os.fsdecode(name))
     path.encode()
     assert os.fsencode(on_disk(path)) == name
@@ -79,7 +79,7 @@ def test_each_name_has_one_spelling(name: bytes):
 
 @given(st.text(alphabet="ax41\\c3e9/.~0\n", min_size=1, max_size=20))
 def test_a_path_that_is_accepted_is_the_spelling_of_its_name(path: str):
-    """Nothing else is accepted, so two different paths never lead to one file."""
+    """Only this spelling is accepted, so two different paths never lead to one file."""
     try:
         at = parse_path(path).path
     except PathRefused:
@@ -102,7 +102,7 @@ def test_a_path_that_is_accepted_is_the_spelling_of_its_name(path: str):
     ],
 )
 def test_other_escapes_are_refused(folders: Folders, path: str, said: str):
-    """An escape for an ordinary character is refused with the right spelling."""
+    """An unnecessary or invalid escape is refused with an error that says how to write the path."""
     files = folders({})
     with pytest.raises(PathRefused) as refused:
         files.write(path, "")
@@ -111,7 +111,7 @@ def test_other_escapes_are_refused(folders: Folders, path: str, said: str):
 
 
 def test_a_text_keeps_the_bytes_of_a_name():
-    """A name that a tool lists itself is shown in the spelling that its model can pass on."""
+    """A name that a tool lists without Handrail is shown to the model in the spelling that tools accept."""
     assert clean_text(os.fsdecode(b"caf\xe9")) == r"caf\xe9"
     assert clean_text("\ud83d\ude00 \ud800 \ud83d\udca9") == "😀 � 💩"
 
@@ -121,7 +121,7 @@ def test_a_text_keeps_the_bytes_of_a_name():
 
 @pytest.mark.parametrize("name", ODD)
 def test_any_name_works_everywhere(folders: Folders, name: bytes):
-    """A file of any name is listed, found, read, edited, moved, staged, shown, undone and deleted."""
+    """A file with any name can be listed, found, read, edited, moved, committed, shown in a diff, undone and deleted."""
     path = f"d/{ODD[name]}"
     files = folders({})
     os.mkdir(files.root / "d")
@@ -155,7 +155,7 @@ def test_any_name_works_everywhere(folders: Folders, name: bytes):
 
 
 def test_a_name_that_python_has_decoded_is_accepted(folders: Folders):
-    """A tool may pass a name as Python lists it."""
+    """A tool may pass a name as Python's `os.fsdecode` returns it."""
     files = folders({})
     files.write(os.fsdecode(b"caf\xe9"), "x")
     assert raw(files) == {b"caf\xe9"}
@@ -163,7 +163,7 @@ def test_a_name_that_python_has_decoded_is_accepted(folders: Folders):
 
 
 def test_commands_and_files_mean_the_same_names(folders: Folders, backend: str):
-    """A command sees files under their real names, and its own odd names are taken over."""
+    """A command sees files under their real names, and files that it creates with odd names are committed."""
     files = folders({"d/a": "1"})
     fork = files.fork("call")
     fork.write(r"d/caf\xe9/x", "1")
@@ -208,7 +208,7 @@ def deep(folders: Folders) -> DirectoryFilesystem:
 
 
 def test_a_long_path_is_no_trouble(deep: DirectoryFilesystem):
-    """A path longer than a system call accepts is made, listed, staged, moved, shown, undone and removed."""
+    """A path longer than a system call accepts can be created, listed, committed, moved, shown in a diff, undone and removed."""
     assert [info.path for info in deep.list(DEEP)] == [f"{DEEP}/file"]
     assert deep.glob("**/file") == (f"{DEEP}/file",)
     fork = deep.fork("call")
@@ -239,7 +239,7 @@ def test_a_long_path_is_no_trouble(deep: DirectoryFilesystem):
 
 
 def test_commands_work_in_long_paths(deep: DirectoryFilesystem, backend: str):
-    """A command sees what a call wrote in a long path, and what it writes there is committed."""
+    """A command sees the files that a call wrote in a long path, and its own changes there are committed."""
     fork = deep.fork("call")
     fork.write(f"{DEEP}/mine", "mine\n")
     run(
@@ -291,7 +291,7 @@ def rewrite(path: Annotated[str, PathArg("write")], *, context: ToolContext) -> 
 
 
 async def test_a_tool_works_on_any_name_and_its_run_is_recorded(folders: Folders):
-    """A model passes on the name that it was shown. The journal records the change, and it can be undone."""
+    """A tool works on a file under the name that a listing shows, and the journal records the change under that name."""
     files = folders({})
     Path(os.fsdecode(os.path.join(os.fsencode(files.root), b"caf\xe9"))).write_text("old")
     journal = MemoryJournal()

@@ -1,8 +1,8 @@
 """Any sequence of changes leaves a folder exactly as the same changes without Handrail would, and undo reverts each.
 
-Drawn are writes, moves and deletions, and changes that only commands can make: attributes, access lists, owners, pipes,
-sockets and links. Files have odd names, some paths are longer than a system call accepts, and some folders pass on
-their group and a default access list.
+The changes are writes, moves and deletions, and changes that only commands can make: to attributes, access lists,
+groups, modes, pipes, sockets and links. Files have odd names, some paths are longer than a system call accepts, and
+some folders pass on their group and a default access list.
 """
 
 import contextlib
@@ -76,7 +76,7 @@ def snapshot(root: bytes) -> dict[bytes, tuple[Any, ...]]:
 
 
 def begin(root: Path) -> None:
-    """Create a folder that passes on its group and an access list, and a very deep one."""
+    """Create a folder that passes on its group and an access list, a file with attributes, and very deep folders."""
     (root / "shared").mkdir()
     if os.geteuid() == 0:
         os.chown(root / "shared", 0, 4321)
@@ -102,7 +102,7 @@ def parents(root: Path, path: bytes) -> None:
 
 
 def by_hand(root: Path, deed: tuple[Any, ...]) -> None:
-    """Make a change without Handrail. Raises `OSError`, and changes nothing, if it is impossible."""
+    """Make a change without Handrail. Raises `OSError` if it is impossible."""
     verb, path, *rest = deed
     if verb in ("write", "mkdir", "pipe", "socket", "link"):
         parents(root, path)
@@ -146,7 +146,7 @@ def _absent(path: str) -> str:
 
 
 def _change(at: str, verb: str, *rest: Any) -> None:
-    """Change what a file or folder is besides its content."""
+    """Change the metadata of a file or folder. Raises `OSError` for anything else."""
     status = os.lstat(at)
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         raise OSError
@@ -185,7 +185,7 @@ def with_handrail(files: DirectoryFilesystem, deed: tuple[Any, ...], number: int
         shown.encode()
         again = files.fork("again")
         again.redo(fork.file_changes())
-        assert verb == "move" or again.diff() == shown  # what is redone is shown as deleted and new
+        assert verb == "move" or again.diff() == shown  # a redone move is shown as deleted and new
         again.drop()
         fork.prepare()
         staged = fork.stage(CallKey(f"call {number}"))
@@ -217,7 +217,7 @@ def needs_attributes(tmp_path: Path) -> None:
 @settings(max_examples=500 if os.environ.get("HANDRAIL_DEEP") else 5)
 @given(st.lists(deeds, min_size=1, max_size=5))
 def test_any_changes_are_as_without_handrail_and_can_be_undone(changes: list[tuple[Any, ...]]):
-    """After each call the folder equals its twin, and each undo restores what was there before its call."""
+    """After each call the folder equals its twin, and each undo restores the folder as it was before the call."""
     base = Path(tempfile.mkdtemp(prefix="handrail-test-"))
     root, twin = base / "root", base / "twin"
     for folder in (root, twin):
@@ -242,7 +242,7 @@ def test_any_changes_are_as_without_handrail_and_can_be_undone(changes: list[tup
 
 
 def _both(files: DirectoryFilesystem, twin: Path, deed: tuple[Any, ...], number: int) -> bool:
-    """Make a change in both folders. Returns False if there was nothing to commit, or if it is impossible in both."""
+    """Make a change in both folders. Returns False if it is impossible in both, or if there was nothing to commit."""
     try:
         by_hand(twin, deed)
     except OSError:

@@ -1,4 +1,4 @@
-"""Several processes change one folder, with people beside them: nothing is lost, and each call is told the truth."""
+"""Several processes and people change one folder: nothing is lost, and each call's result is true."""
 
 import asyncio
 import fcntl
@@ -37,9 +37,9 @@ COUNTS = (
 @pytest.mark.timeout(36_000 if DEEP else 120)
 @pytest.mark.parametrize("journaled", ["no", "yes"])
 def test_processes_lose_nothing(tmp_path: Path, journaled: str):
-    """Processes that change shared files, are killed and go on lose no update, tear no file and report no false failure.
+    """Processes that change shared files, are killed and go on lose no update, leave no torn file and report no false failure.
 
-    No save of an editor that works on one of the files is lost either.
+    What an editor saves to one of the files is not lost either.
     """
     ran = subprocess.run(
         [sys.executable, str(SUPPORT / "folder_processes.py"), *COUNTS, "--journaled", journaled, "--where", str(tmp_path)],
@@ -88,9 +88,9 @@ def is_locked(folder: Path) -> bool:
 
 
 def test_no_other_commit_comes_between_the_renames(folders: Folders):
-    """The folder is locked from the check of a commit to its last rename, and free afterwards."""
+    """The folder is locked during the renames of a commit or an undo, and unlocked before and after a commit's `apply`."""
     held: list[bool] = []
-    look = lambda _: held.append(is_locked(files.root))  # noqa: E731  # it is only ever passed on
+    look = lambda _: held.append(is_locked(files.root))  # noqa: E731  # it is only passed as an argument
     files = folders({"a": "1", "b": "1"}, disk=Hooked(look, look))
     fork = files.fork("call")
     fork.write("a", "2")
@@ -135,7 +135,7 @@ def test_what_is_saved_while_a_step_is_taken_back_stays(folders: Folders, how: s
 
 
 def test_what_is_deleted_while_a_step_is_taken_back_does_not_take_a_save_along(folders: Folders):
-    """If somebody deletes a call's file while a save that came before it is put back, the save is put back."""
+    """If somebody deletes the call's file while their earlier save is put back, the save is put back all the same."""
 
     def meddle(number: int) -> None:
         save(files.root / "a", "theirs") if number == 1 else (files.root / "a").unlink()
@@ -164,7 +164,7 @@ def test_a_save_during_the_first_step_is_seen_before_the_second(folders: Folders
 
 
 def test_a_file_that_somebody_is_writing_is_not_replaced(folders: Folders):
-    """If a program has a file open for writing, a commit to it fails in words, and what the program writes is there."""
+    """If a program has a file open for writing, a commit to it fails with an error that says so, and the program's data stays."""
     files = folders({"a": "1", "b": "1"})
     with (files.root / "a").open("w") as theirs:
         fork = files.fork("call")
@@ -211,7 +211,7 @@ DYING = """
 @pytest.mark.once
 @pytest.mark.parametrize("journal", ["", "recorded"])
 def test_nobody_builds_on_half_a_commit(folders: Folders, journal: str):
-    """A process that is killed between two renames is finished by the next commit, even of a process that ran before."""
+    """If a process is killed between two renames, the next commit of another process completes its commit first."""
     files = folders({"a": "1", "b": "1"})
     files.write("c", "1")
     subprocess.run([sys.executable, "-c", textwrap.dedent(DYING), str(files.root), journal], check=False)
@@ -250,7 +250,7 @@ async def put(path: str, context: ToolContext) -> None:
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_a_call_whose_files_are_written_succeeds(folders: Folders, recorded: bool):
-    """If what a call displaced can't be put into the history, the call still succeeds. It can be undone later."""
+    """If the files that a call replaced can't be moved to the history, the call still succeeds. They are moved there later."""
 
     async def main() -> None:
         disk = Failing()
@@ -268,7 +268,7 @@ def test_a_call_whose_files_are_written_succeeds(folders: Folders, recorded: boo
 
 
 def test_what_is_not_in_the_history_yet_is_put_there_at_the_end(folders: Folders):
-    """What could not be put into the history is put there when the folder is closed, or by the next process."""
+    """A commit that could not be moved to the history is moved there by the time the next process opens the folder."""
     disk = Failing()
     files = folders({"a": "1"}, disk=disk)
     disk.fails = lambda name, args: name == "retire"
@@ -287,7 +287,7 @@ def test_what_is_not_in_the_history_yet_is_put_there_at_the_end(folders: Folders
 
 
 def test_a_path_that_can_not_be_restored_is_named(folders: Folders):
-    """If the disk fails in the middle and also while steps are reverted, the error names the paths, and undo restores them."""
+    """If the disk fails during the renames and while they are reverted, the error names the paths, and undo restores them."""
     disk = Failing()
     files = folders({"a": "1", "b": "1", "c": "1"}, disk=disk)
     fork = files.fork("call")
@@ -306,8 +306,42 @@ def test_a_path_that_can_not_be_restored_is_named(folders: Folders):
     assert tree(files) == {"a": "1", "b": "1", "c": "1"}
 
 
+def test_a_deleted_file_that_can_not_be_restored_is_kept(folders: Folders):
+    """If the disk fails during the renames and a deleted file can't be put back, the file is kept, and undo restores it."""
+    disk = Failing()
+    files = folders({"a": "precious", "b": "1"}, disk=disk)
+    fork = files.fork("call")
+    fork.delete("a")
+    fork.write("b", "2")
+    fork.prepare()
+    fork.stage(CallKey("call"))
+    disk.fails = lambda name, args: name == "exchange" or (name == "place" and args[3] == "a")
+    with pytest.raises(FileError, match=r"could not be restored in a\. Undo this call"):
+        fork.apply()
+    disk.fails = lambda name, args: False
+    fork.drop()
+    assert tree(files) == {"b": "1"}
+    assert files.undo("call") == ("a",)
+    assert tree(files) == {"a": "precious", "b": "1"}
+
+
+def test_a_file_that_somebody_else_deletes_too_is_a_conflict(folders: Folders):
+    """If a file that the call deletes is deleted just before the renames, nothing is applied, and the call gets a conflict."""
+    files = folders({"a": "1", "b": "1"})
+    fork = files.fork("call")
+    fork.delete("a")
+    fork.delete("b")
+    fork.prepare()
+    fork.stage(CallKey("call"))
+    (files.root / "b").unlink()
+    with pytest.raises(Conflict):
+        fork.apply()
+    fork.drop()
+    assert tree(files) == {"a": "1"}
+
+
 def test_two_processes_share_one_history(folders: Folders):
-    """Processes that keep and remove commits of the same history don't trip over each other."""
+    """Two filesystems can add commits to the same history and remove old ones from it without errors."""
     one = folders({"a": "1"}, keep_calls=2)
     two = DirectoryFilesystem(one.root, keep_calls=2)
     for number in range(6):
@@ -325,7 +359,7 @@ def test_two_processes_share_one_history(folders: Folders):
 
 
 def test_a_commit_that_is_pruned_meanwhile_is_no_trouble(folders: Folders):
-    """A call succeeds if a different process removes the commits of the history that the call is about to remove."""
+    """A call succeeds even if another process removes an old commit from the history just before the call does."""
 
     class Pruned(Disk):
         def retire(self, path: Path, new_path: Path) -> None:
@@ -343,7 +377,7 @@ def test_a_commit_that_is_pruned_meanwhile_is_no_trouble(folders: Folders):
 
 
 def test_a_starting_process_keeps_its_folder(folders: Folders, monkeypatch: pytest.MonkeyPatch):
-    """If others take a starting process for dead before it holds its lock, it starts again with a new folder."""
+    """If others remove a starting process's folder before it holds its lock, it starts again with a new folder."""
     files = folders({"a": "1"})
     flock, swept = fcntl.flock, [0]
 
@@ -363,7 +397,7 @@ def test_a_starting_process_keeps_its_folder(folders: Folders, monkeypatch: pyte
 @pytest.mark.parametrize("synced", [False, True])
 @pytest.mark.parametrize("what", ["", "at-work", "done", "at-work/*"])
 def test_a_deleted_staging_folder_is_made_again(folders: Folders, what: str, synced: bool, journal: str):
-    """If somebody deletes the staging folder or a part of it, the next call makes it again, and succeeds."""
+    """If somebody deletes the staging folder or a part of it, a prepared call creates it again and succeeds."""
     files = folders({"a": "1"})
     for number in range(3):
         fork = files.fork("call")
@@ -382,7 +416,7 @@ def test_a_deleted_staging_folder_is_made_again(folders: Folders, what: str, syn
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("when", ["staged", "applied"])
 def test_a_staging_folder_deleted_in_between(folders: Folders, when: str, recorded: bool):
-    """If the staging folder is deleted after the bytes are staged, nothing is changed and the call is told so.
+    """If the staging folder is deleted after the files are staged, nothing is changed, and the call's result says so.
 
     If it is deleted after the renames, the call succeeds.
     """
@@ -418,7 +452,7 @@ def test_a_staging_folder_deleted_in_between(folders: Folders, when: str, record
 
 @pytest.mark.once
 def test_a_forked_process_has_a_folder_of_its_own(tmp_path: Path):
-    """A process that is forked after the first write commits beside its parent, and neither disturbs the other."""
+    """Processes that are forked after the first write can commit at the same time as their parent."""
     fill(tmp_path, {"root/a": "1"})
     script = textwrap.dedent("""
         import os, sys
@@ -476,7 +510,7 @@ def test_recovery_leaves_the_commits_of_live_processes_alone(folders: Folders, t
 
 
 def test_commits_of_two_filesystems_agree(folders: Folders):
-    """Of two commits that were prepared from the same file, the second is a conflict, whatever their order of steps."""
+    """Of two filesystems' commits that were prepared from the same version of a file, the second conflicts."""
     one = folders({"a": "1", "b": "1"})
     two = DirectoryFilesystem(one.root)
     forks = [files.fork("call") for files in (one, two)]

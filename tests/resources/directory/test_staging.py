@@ -1,4 +1,4 @@
-"""The staging folder: it works for mount points, it is hidden, and nothing that was planted in it is carried out."""
+"""The staging folder works for mount points, stays hidden, and nothing planted in it is carried out."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ from support.filesystems import fill
 
 @pytest.mark.parametrize("kind", ["replaced", "moved"])
 def test_a_folder_that_is_replaced_while_it_is_open_is_noticed(tmp_path: Path, kind: str):
-    """Reads, commits, commands and undo never refer to two folders: reads see the open one, and the others refuse."""
+    """If the open folder is moved or replaced, reads still see it, and commits, commands and undo are refused."""
     root = tmp_path / "root"
     fill(root, {"a": "old"})
     files = DirectoryFilesystem(root)
@@ -52,7 +52,7 @@ def test_a_folder_that_is_replaced_while_it_is_open_is_noticed(tmp_path: Path, k
 
 
 def test_a_folder_that_is_replaced_while_a_command_runs_is_noticed(tmp_path: Path):
-    """What a command did in a folder that replaced the open one is not taken over."""
+    """If the open folder is replaced while a command runs, the command's changes are refused."""
     root = tmp_path / "root"
     fill(root, {"a": "old"})
     with DirectoryFilesystem(root) as files:
@@ -70,7 +70,7 @@ def test_a_folder_that_is_replaced_while_a_command_runs_is_noticed(tmp_path: Pat
 
 
 def leave_commit(files: DirectoryFilesystem) -> Path:
-    """Leave a commit that was half applied by a process that has ended. Returns its folder."""
+    """Leave a staged commit as if its process had died. Returns the commit's folder."""
     fork = files.fork("call")
     fork.write("a", "new")
     fork.write("b", "new")
@@ -96,7 +96,7 @@ def test_a_planted_manifest_is_never_carried_out(
     monkeypatch.delenv("HANDRAIL_KEY", raising=False)
     manifest = commit / MANIFEST
     found = read_manifest(commit)
-    os.rename(commit / "1", root / "done")  # a step seems to be done, so recovery goes on with the others
+    os.rename(commit / "1", root / "done")  # one step looks applied, so recovery applies the others
     if how == "unsigned":
         steps = (Step(do="put", path="a", slot="1", after="x"),)
         manifest.write_bytes(
@@ -123,7 +123,7 @@ def test_a_planted_manifest_is_never_carried_out(
 
 
 def test_a_planted_history_is_not_undone(tmp_path: Path):
-    """Undo ignores a kept commit that was changed after it was made."""
+    """Undo ignores a commit in the history whose manifest lost its signature."""
     root = tmp_path / "root"
     fill(root, {"a": "old"})
     with DirectoryFilesystem(root) as files:
@@ -217,7 +217,7 @@ ON_A_MOUNT = """
         mount("--move" if kind == "tmpfs" else "--bind", root, elsewhere)
         if kind != "tmpfs":
             subprocess.run(["umount", root], check=True)
-        recovered, units, unapplied = asyncio.run(recover(root))  # the disk is not mounted there any more
+        recovered, units, unapplied = asyncio.run(recover(root))  # the disk is no longer mounted there
         assert len(unapplied) == len(recovered.unapplied), recovered
         assert list(root.iterdir()) == []
         waited = len(unapplied)
@@ -240,7 +240,7 @@ ON_A_MOUNT = """
 @pytest.mark.once
 @pytest.mark.parametrize("kind", ["tmpfs", "bind"])
 def test_a_folder_that_is_a_mount_point_works(tmp_path: Path, kind: str):
-    """In a mounted folder, writes, undo, commands and recovery work, also after it was mounted elsewhere."""
+    """In a mounted folder, writes, undo, commands and recovery work. Recovery also works after it is mounted elsewhere."""
     unshare = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-r", "-m"]
     if subprocess.run([*unshare, "mount", "-t", "tmpfs", "none", tmp_path], capture_output=True).returncode:
         pytest.skip("nothing can be mounted here")

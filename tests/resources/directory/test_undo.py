@@ -1,4 +1,4 @@
-"""Undo never destroys: wherever it fails or dies, the old bytes are found afterwards. What is kept is bounded."""
+"""Undo never loses data: wherever it fails or is killed, a later undo restores the old files. The history is bounded."""
 
 import os
 from pathlib import Path
@@ -28,11 +28,11 @@ def change(fork: Any) -> None:
 
 
 class Dead(BaseException):
-    """The process is dead: nothing that it does from now on has an effect."""
+    """Raised by a disk operation to simulate the death of the process."""
 
 
 class Faulty(Disk):
-    """A disk whose operation number `at` fails, and with `on` all later ones too."""
+    """A disk whose operation number `at` fails, and if `on` is true, all later ones too."""
 
     def __init__(self) -> None:
         self.at, self.on, self.passed = 0, False, 0
@@ -85,9 +85,9 @@ def operations(base: Path) -> int:
 
 @pytest.mark.parametrize("how", ["once", "from then on", "dead"])
 def test_old_bytes_are_found_after_any_failure_of_an_undo(tmp_path: Path, how: str):
-    """Whichever operation of an undo fails, a later undo restores everything, also in a different process.
+    """Whichever operation of an undo fails, a later undo restores everything, even if the process died.
 
-    If a single operation fails, the undo has changed nothing.
+    If a single operation fails, the undo either completes or changes nothing.
     """
     (tmp_path / "count").mkdir()
     total = operations(tmp_path / "count")
@@ -151,7 +151,7 @@ def made(files: DirectoryFilesystem, call_id: str, verb: str, *args: Any) -> Non
 
 
 def test_a_moved_file_takes_no_room_in_the_history(folders: Folders):
-    """Moving a large file displaces no bytes, so the move and all calls before it can be undone."""
+    """Moving a large file adds no bytes to the history, so the move and all calls before it can be undone."""
     files = folders({"a": "1"}, keep_bytes=20_000)
     for name, holes in (("sparse", True), ("full", False)):
         with (files.root / name).open("wb") as file:
@@ -168,7 +168,7 @@ def test_a_moved_file_takes_no_room_in_the_history(folders: Folders):
 
 
 def test_a_file_that_was_moved_and_then_deleted_takes_room(folders: Folders):
-    """Once a moved file is deleted, only the history has its bytes, so they count."""
+    """Once a moved file is deleted, only the history has its bytes, so they count towards the limit."""
     files = folders({"a": "1", "large": "x" * 100_000}, keep_bytes=20_000)
     made(files, "first", "write", "a", "2")
     made(files, "move", "move", "large", "large2")
@@ -179,7 +179,7 @@ def test_a_file_that_was_moved_and_then_deleted_takes_room(folders: Folders):
 
 
 def test_one_large_call_does_not_displace_all_others(folders: Folders):
-    """A call that displaces more than half of what may be kept goes before the small calls around it."""
+    """A call that displaces more than half of the bytes that may be kept is dropped before the small calls around it."""
     files = folders({"a": "1", "large": "x" * 15_000, "larger": "x" * 50_000}, keep_bytes=20_000)
     for number in range(6):
         made(files, f"small {number}", "write", "a", str(number) * 1000)
@@ -195,7 +195,7 @@ def test_one_large_call_does_not_displace_all_others(folders: Folders):
 
 
 def test_too_old_is_said_only_when_it_is(folders: Folders):
-    """The error of an undo says that a call is too old only if calls have been removed from the history."""
+    """A refused undo says that the call is too old only if calls have been removed from the history."""
     files = folders({"a": "1"}, keep_calls=3)
     made(files, "first", "write", "a", "2")
     with pytest.raises(UndoRefused, match="it changed no files here, or it was undone already"):

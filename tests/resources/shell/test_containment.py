@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 @pytest.fixture(params=WALLS)
 def walls(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run each test with every kind of containment, not only with the one that this machine would choose."""
+    """Run each test with every kind of isolation that the current user can have, not only with the default one."""
     found = probe(tmp_path)
     if not found.contained:
         pytest.skip("; ".join(found.missing))
@@ -86,7 +86,7 @@ def test_nothing_outside_the_folder_can_be_written(folder: Folder, backend: str)
     refused = (
         "Read-only file system",
         "Permission denied",
-    )  # the second one if the tests lack write access there themselves
+    )  # the second message if the tests themselves have no write permission there
     assert sum(finished.output.count(words) for words in refused) == 2
     assert not [line for line in finished.output.splitlines() if line.startswith("/")]
     assert not [place for place in places if os.path.exists(f"{place}/handrail-escape")]
@@ -94,7 +94,7 @@ def test_nothing_outside_the_folder_can_be_written(folder: Folder, backend: str)
 
 @pytest.mark.parametrize("place", ["/tmp", "/dev/shm", "/var/tmp", "/run"])
 def test_its_temporary_folders_are_its_own(folder: Folder, backend: str, place: str):
-    """A command's temporary folders are private, and are removed when it ends."""
+    """A command's temporary folders are private, and their files are gone when it ends."""
     if not os.access(place, os.W_OK):
         pytest.skip(f"only root may write in {place}")
     shell = anything(backend)
@@ -174,7 +174,7 @@ def test_the_environment_is_clean(folder: Folder, backend: str, monkeypatch: pyt
 
 
 def test_the_usual_places_of_secrets_are_empty(folder: Folder, backend: str, monkeypatch: pytest.MonkeyPatch):
-    """Common locations of keys and credentials, and the paths passed as `hidden`, are empty for a command."""
+    """Common locations of keys and credentials, and the paths passed as `hidden`, have no content for a command."""
     for path in ("home/.ssh/id", "home/.netrc", "home/.config/gh/hosts.yml", "home/plain", "mine/.env"):
         folder.add(path, "hunter2")
     before = folder.real()
@@ -206,7 +206,7 @@ def test_it_sees_no_processes_but_its_own(folder: Folder, backend: str):
 
 @pytest.mark.usefixtures("walls")
 def test_it_sees_no_shared_memory_but_its_own(folder: Folder, backend: str):
-    """A command can't see System V message queues and shared memory segments of other processes."""
+    """A command can't see the System V message queues of other processes."""
     libc = ctypes.CDLL(None, use_errno=True)
     queue = libc.msgget(0, 0o1666)
     assert queue >= 0
@@ -252,7 +252,7 @@ def test_processes_are_bounded(folder: Folder):
 
 
 class Listener:
-    """A server that listens on the machine's loopback, on a socket file and on an abstract socket."""
+    """A server that listens on the loopback interface, on a socket file and on an abstract socket."""
 
     def __init__(self, path: Path) -> None:
         self.inet = socket.create_server(("127.0.0.1", 0))
@@ -554,7 +554,7 @@ ESCAPES = {
 @pytest.mark.usefixtures("walls")
 @pytest.mark.parametrize("escape", ESCAPES)
 def test_there_is_no_way_out(folder: Folder, escape: str):
-    """None of these known ways to escape works, and nothing outside changes."""
+    """None of these known escapes works, and nothing in /etc and /mnt changes."""
     text = ESCAPES[escape]
     before = {place: sorted(os.listdir(place)) for place in ("/etc", "/mnt")}
     hostname = Path("/etc/hostname").read_bytes()
@@ -691,7 +691,7 @@ def test_the_probe_says_what_is_missing(tmp_path: Path):
 
 
 def test_shells_in_many_threads_share_one_keeper(folder: Folder):
-    """Event loops in several threads can run commands at the same time."""
+    """Event loops in several threads can run commands at the same time with one keeper."""
     said: list[str] = []
 
     def work(number: int) -> None:

@@ -25,7 +25,7 @@ pytestmark = (
     pytest.mark.once
 )  # subprocesses, kills and other programs behave the same under every Python version
 
-# Connects to the test, ignores every signal and starts daemons, to survive as well as a command can.
+# Ignores every signal it can, connects to the test and starts daemons, to be as hard to kill as possible.
 STUBBORN = """
 import os, signal, socket, sys, time
 for number in range(1, 65):
@@ -98,7 +98,7 @@ def read_until(connection: socket.socket, size: int) -> None:
 
 
 def assert_gone(line: Line, connection: socket.socket) -> None:
-    """Assert that every process that held the connection has already died."""
+    """Assert that the connection is closed and that every process that held it has died."""
     connection.setblocking(False)
     while connection.recv(1000):
         pass
@@ -126,7 +126,7 @@ def test_daemons_end_with_their_command(folder: Folder, shells: str, line: Line)
         if os.fork() == 0:
             os.dup2(writer, 1)
             exec(sys.argv[3])
-        os.read(reader, 1)  # it is there
+        os.read(reader, 1)  # wait until the daemon has begun
     """
     shell = anything(shells, network=True, contained=False, timeout=PATIENCE)
     finished = folder.run(shell, PYTHON, "-c", textwrap.dedent(code), line.port, "stubborn", STUBBORN)
@@ -141,7 +141,7 @@ def test_a_timeout_of_one_run_counts_for_it(folder: Folder):
 
 
 def test_cancelling_ends_the_command_first(folder: Folder, shells: str, line: Line):
-    """Cancelling a run ends the command before `CancelledError` is raised, and leaves the folder unchanged."""
+    """Cancelling a run kills the command before `CancelledError` is raised, and leaves the folder unchanged."""
     shell = anything(shells, network=True, contained=False)
     before = folder.real()
 
@@ -280,7 +280,7 @@ def test_shells_on_one_layer_take_turns(tmp_path: Path, line: Line):
 
 US = """
 import asyncio, signal, sys, threading
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell began us in the background
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background programs of a shell ignore it
 from pathlib import Path
 from handrail.resources.shell import Allow, Layers, Shell, Support, shell as module
 base = Path(sys.argv[1])
@@ -291,7 +291,7 @@ if sys.argv[5] == "no walls":
 def work():
     asyncio.run(shell.run([sys.argv[2], "-c", sys.argv[3], sys.argv[4], "stubborn"], layers))
 first = threading.Thread(target=lambda: asyncio.run(shell.run(["true"], layers)))
-first.start(); first.join()  # the thread that started the keeper is gone: only the process counts
+first.start(); first.join()  # the keeper must outlive the thread that started it
 work()
 """
 
@@ -392,7 +392,7 @@ def test_descriptors_are_given_back(folder: Folder):
 
 
 def test_a_fake_shell_says_what_it_was_told(tmp_path: Path):
-    """A fake shell applies its rules and gives the answer for the longest matching prefix. Other commands are not found."""
+    """A fake shell applies its rules and answers by the longest matching prefix. Other allowed commands are not found."""
     folder = Folder(tmp_path)
 
     def write(argv: tuple[str, ...], layers: Layers) -> str:

@@ -91,7 +91,7 @@ def means(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("means")
 @pytest.mark.parametrize("what", GREEDY)
 def test_a_greedy_command_is_ended(tmp_path: Path, what: str):
-    """A command that keeps using more of a resource is killed with a message. No process or file is left."""
+    """A command that exceeds a limit is killed, and its result names the limit. No process or file is left."""
     limit, code = GREEDY[what]
     folder = Folder(tmp_path)
     files = DirectoryFilesystem(folder.root)
@@ -177,7 +177,7 @@ def test_memory_that_is_shared_counts_once(tmp_path: Path):
 
 
 def test_the_number_of_temporary_files_is_limited(tmp_path: Path):
-    """A command's private folder can't hold more files than the limit. A limit below 1024 counts as 1024."""
+    """A command's private folders can't each hold more files than the limit. A limit below 1024 counts as 1024."""
     if not probe(tmp_path).contained:
         pytest.skip("no sandbox here")
     code = """
@@ -210,7 +210,7 @@ def test_a_limit_is_above_zero(name: str):
 
 
 def test_unreadable_and_shared_files_are_measured(tmp_path: Path):
-    """A file with two names counts once, and a sparse file by its blocks. A folder that can't be read is reported."""
+    """A file with two names counts once, and a sparse file by its blocks. An unreadable folder makes the result incomplete."""
     (tmp_path / "a").write_bytes(b"x" * 100_000)
     os.link(tmp_path / "a", tmp_path / "b")
     os.truncate(os.open(tmp_path / "sparse", os.O_CREAT | os.O_RDWR), 1 << 30)
@@ -244,7 +244,7 @@ for code in json.loads(sys.argv[1]):
 
 @pytest.mark.skipif(os.geteuid() != 0 or not os.path.exists("/usr/bin/python3"), reason="needs root")
 def test_an_ordinary_user_s_command_is_ended_the_same():
-    """The same limits apply to the commands of an unprivileged user."""
+    """An unprivileged user's commands are killed at the same limits."""
     packages = [path for path in sys.path if path.endswith("site-packages")]
     names = (
         "memory",

@@ -16,7 +16,7 @@ def fed(limit: int, *parts: bytes) -> tuple[str, int]:
 
 
 def test_output_within_the_limit_is_kept_whole():
-    """Output that is exactly as long as the limit is kept entirely."""
+    """Output that is exactly as long as the limit is kept whole."""
     assert fed(10, b"12345", b"67890") == ("1234567890", 0)
 
 
@@ -73,6 +73,6 @@ def test_memory_does_not_grow_with_the_output():
     ],
 )
 def test_an_ending_is_worded_for_a_model(finished: CommandResult, words: str):
-    """A rendered result tells the model how the command ended, the notes and the output."""
+    """A rendered result contains the command, how it ended, the notes and the output."""
     assert finished.render() == words
     assert finished.ok is (finished.exit_code == 0)

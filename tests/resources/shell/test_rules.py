@@ -75,7 +75,7 @@ def test_a_rule_allows_what_it_says(rule: Allow, argv: list[str]):
     ],
 )
 def test_a_rule_allows_nothing_else(rule: Allow, argv: list[str]):
-    """A rule does not match wrappers, other paths to the program, unlisted options or paths with `..`."""
+    """A rule does not match wrappers, other paths to the program, extra or missing arguments, options or paths with `..`."""
     assert not allowed([rule], *argv)
 
 
@@ -112,7 +112,7 @@ def test_a_rule_allows_nothing_else(rule: Allow, argv: list[str]):
     ],
 )
 def test_a_rule_that_can_not_be_meant_is_refused_where_it_is_written(pattern: tuple[object, ...]):
-    """A rule is refused if its program has spaces or wildcards, or if it would let a command run any other program."""
+    """A rule is refused if its program or pattern is invalid, or if it would let a command run any other program."""
     with pytest.raises(RuleError) as caught:
         Allow(*pattern)  # pyright: ignore[reportArgumentType]
     assert isinstance(caught.value, DefinitionError)
@@ -184,6 +184,6 @@ def test_what_is_not_a_command_is_refused_even_where_everything_may_run(argv: ob
 
 
 def test_only_rules_are_rules():
-    """A list of words instead of a rule is refused when the shell is created."""
+    """A list of strings in place of a rule is refused when the shell is created."""
     with pytest.raises(RuleError, match="not a rule"):
         Shell([["git", "status"]])  # pyright: ignore[reportArgumentType]

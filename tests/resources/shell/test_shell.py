@@ -1,4 +1,4 @@
-"""Commands on a folder: both backends redirect a command's writes to a layer above the folder, with the same result."""
+"""Commands on a folder: both backends redirect a command's changes to a layer above the folder, with the same result."""
 
 import os
 import shlex
@@ -214,7 +214,7 @@ def test_no_command_runs_on_the_machine_s_own_folders(tmp_path: Path):
 
 
 def test_writes_are_caught(folder: Folder, backend: str):
-    """A command's changes to files, folders and links go only to the upper layer: new, changed and deleted ones."""
+    """Files, folders and links that a command creates, changes or deletes are recorded only in the upper layer."""
     script = """
         echo new > new.txt; echo more >> kept.txt; rm docs/one.md link; rmdir empty
         mkdir -p a/b; ln -s ../kept.txt a/link; chmod 600 docs/deep/two.md
@@ -370,7 +370,7 @@ def test_files_of_others_keep_their_owner(folder: Folder, backend: str):
 
 
 def test_an_unreadable_file_is_left_alone(folder: Folder, backend: str):
-    """A socket in the folder does not disturb a command, and is left in place."""
+    """A socket in the folder does not disturb a command, and is not copied to the upper layer."""
     import socket
 
     with socket.socket(socket.AF_UNIX) as server:
@@ -407,7 +407,7 @@ SCRIPTS = {
 @settings(max_examples=25)
 @given(rounds=st.lists(STEPS, min_size=1, max_size=2))
 def test_both_back_ends_catch_the_same(rounds: list[Any], tmp_path_factory: pytest.TempPathFactory):
-    """After any sequence of commands, both backends show the folder as the commands left it."""
+    """After any sequence of commands, both backends show the same folder, and the real folder is unchanged."""
     check_both_back_ends(rounds, tmp_path_factory.mktemp("same"))
 
 

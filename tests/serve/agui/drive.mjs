@@ -9,7 +9,7 @@
 //   {do: "answer", call, content, error}   add a tool message, then run
 //   {do: "connect"}              GET /threads/THREAD/events, with a new agent that has no messages
 //                                with `joined`, a line is printed as soon as the agent has the messages
-//   {do: "leave", after}         run with the given text, and disconnect after that many events
+//   {do: "leave", text, after}   add a user message, run, and disconnect after that many events
 // The response to each is {messages, state, interrupts, events, warnings, error}.
 import { createRequire } from "node:module";
 import { createInterface } from "node:readline";

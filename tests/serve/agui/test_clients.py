@@ -340,7 +340,7 @@ def cancel(place: Place) -> None:
 
 
 def cancelled_at_work(place: Place) -> None:
-    """If a run is cancelled while a client follows it, the client's stream ends as cancelled."""
+    """If a run is cancelled while a client follows it, the stream ends as cancelled (older clients get an error)."""
     GATES["wait"].clear()
     client = place.client()
     client.do("leave", text="wait", after=6, left=True)
@@ -420,7 +420,7 @@ def nested_agent(place: Place) -> None:
 
 
 def error(place: Place) -> None:
-    """A failed run reports the reason, and the thread accepts new messages."""
+    """A failed run ends with an error, and the thread then accepts new messages."""
     client = place.client()
     came = client.say("fail")
     assert came.outcome == "error"
@@ -466,7 +466,7 @@ def two_questions(place: Place) -> None:
 
 
 def partial_resume(place: Place) -> None:
-    """A `resume` that answers only one of two interrupts is refused, and no answer is accepted."""
+    """A `resume` that answers only one of two interrupts is refused, and both can still be answered."""
     client = place.client()
     came = client.say("pay two")
     one, two = came.interrupts
@@ -488,7 +488,7 @@ def said_meanwhile(place: Place) -> None:
 
 
 def answered_again(place: Place) -> None:
-    """An answer that is sent again has no effect, and the client receives the current state."""
+    """Sending an answer again only returns the current state. A different answer is refused."""
     client = place.client()
     came = client.say("pay")
     asked = came.interrupts[0]

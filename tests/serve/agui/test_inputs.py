@@ -102,7 +102,7 @@ def test_answers_and_outcomes_are_found() -> None:
     ],
 )
 def test_a_problem_is_reported_with_its_place(wrong: Any, where: str) -> None:
-    """Invalid input is refused with an error that says where the problem is and what is expected."""
+    """Invalid input is refused with status 422 and an error that says where the problem is."""
     with pytest.raises(RequestRefused) as refused:
         parse_input(wrong)
     assert refused.value.status == 422
@@ -189,7 +189,7 @@ def test_an_input_with_too_many_values_is_refused_before_it_is_validated(field: 
 
 
 def test_a_refusal_lists_a_hundred_fields():
-    """A refusal counts all invalid fields and lists the first hundred."""
+    """A refusal's message counts all invalid fields, and its `fields` list the first hundred."""
     with pytest.raises(RequestRefused, match=r"and 4,999 more") as refused:
         parse_input({**sent(user("x")), "resume": [0] * 5000})
     assert len(refused.value.fields) == 100

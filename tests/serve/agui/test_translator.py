@@ -35,7 +35,7 @@ class Act:
     """One call of a plan, with its steps in order and the way it ends."""
 
     does: tuple[Any, ...] = ()
-    """`progress`, `emit`, `ask`, `inner`, or a `Plan` for a nested run. The steps in a tuple run concurrently."""
+    """`progress`, `emit`, `ask`, `inner`, or a `Plan` for a nested run. The plans in a tuple run concurrently."""
     ends: str = "ok"
     """`ok`, `fails`, `raises`, `risky` (needs approval), `unknown` (no such tool) or `broken` (invalid JSON)."""
 
@@ -50,7 +50,7 @@ class Turn:
     ids: str = "none"
     """`none`: the model gives no ids. `same`: it gives the same ids in every turn. `own`: it gives distinct ids."""
     fails: tuple[str, ...] = ()
-    """For each failed request before this answer, what it had streamed."""
+    """The text that each failed request before this answer had streamed, or `call` for a part of a call."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class Small(Environment):
         return None
 
     def run_waiting(self, parking: Any) -> None:
-        """End the leg at once, because the run may continue at any moment."""
+        """End the leg at once, because the run may continue at any moment. Park the run if `is_parked` is set."""
         if self.now.leg is not None:
             self.tell(self.now.interrupt(list(self.questions)))
         if self.is_parked:
@@ -308,7 +308,7 @@ class Small(Environment):
     # --- a run ---
 
     async def run(self, key: str, plan: Plan, says: Callable[[Question], Answer], parks: bool) -> str:
-        """Run a plan to its end. Whenever all calls wait, answer all questions."""
+        """Run a plan, and return how it ended. Whenever all calls wait, answer all questions."""
         self.stage.plans[key], self.is_parked = plan, parks
         session = self.current or self.session()
         adapter = self.new_adapter()
@@ -534,7 +534,7 @@ async def test_a_client_that_joins_in_the_middle_reads_a_valid_stream() -> None:
 
 
 async def test_the_state_is_told_by_what_changed() -> None:
-    """Added items are sent as a patch of the state. After any other change, the whole list is sent."""
+    """Each change of the state is sent as one patch that gives the new state. Without a change, nothing is sent."""
     checker = Checker()
     told = Translator("t", "r")
     states: list[Any] = [

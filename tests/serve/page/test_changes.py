@@ -1,4 +1,4 @@
-"""Tests of the page's diffs and files panel in a real browser, by role and label, under the content security policy."""
+"""Tests of the page's diffs and files panel in a real browser, under the content security policy."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_notes_beside_the_lines(shown: Widgets, folders: Folders):
 
 
 def test_side_by_side_is_remembered(shown: Widgets):
-    """The choice of the side-by-side view is kept in the browser, and applies to the next diff too."""
+    """The choice of the side-by-side view applies to the next diff too. A narrow window has no side-by-side view."""
     page = shown.page
     shown.show("diff", diff=changed())
     page.get_by_role("button", name="Side by side").click()
@@ -111,7 +111,7 @@ def test_side_by_side_is_remembered(shown: Widgets):
 
 
 def test_files_fold(shown: Widgets):
-    """Files fold and unfold with the mouse and with the keyboard."""
+    """Pressing Enter on a file's heading folds the file."""
     shown.show("diff", diff=changed())
     head = file(shown.page, "new.txt").get_by_role("button")
     expect(head).to_have_attribute("aria-expanded", "true")
@@ -121,7 +121,7 @@ def test_files_fold(shown: Widgets):
 
 
 def test_a_long_diff_is_folded(shown: Widgets):
-    """A long diff shows its first lines and the total number of lines."""
+    """A long diff shows its first lines, and a button that shows all of them and says how many there are."""
     fork = MemoryFilesystem({}).fork("test")
     fork.write("long.txt", "".join(f"line {number}\n" for number in range(1240)))
     shown.show("diff", diff=fork.diff())

@@ -34,7 +34,7 @@ __all__ = ["browser"]
 
 @dataclass(frozen=True)
 class Found:
-    """A tool's own event."""
+    """An event that a tool emits."""
 
     topic: str
     pages: int
@@ -118,14 +118,14 @@ def say(page: Page, text: str) -> None:
 
 
 def shoot(page: Page, name: str) -> None:
-    """Save a picture of the page, if a folder for pictures is given."""
+    """Take a screenshot if $HANDRAIL_SHOTS names a folder."""
     folder = os.environ.get("HANDRAIL_SHOTS")
     if folder:
         page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 
 
 def test_nested_calls_show_their_events_and_why_they_failed(page: Page) -> None:
-    """Two calls that emit at once are told apart, and a failed and a denied nested call show their reasons, also later."""
+    """Concurrent calls' events are shown separately, and nested calls show why they failed, even after a reload."""
     say(page, "hello")  # from now on, the page follows the thread
     expect(page.get_by_text("Good day.")).to_be_visible()
     say(page, "research")
@@ -153,7 +153,7 @@ def test_nested_calls_show_their_events_and_why_they_failed(page: Page) -> None:
 
 
 def test_an_answer_stays_visible_after_a_reload(page: Page) -> None:
-    """A person reads a sentence and a title, and what they answered is shown in the card, also after a reload."""
+    """A question shows its title and its message, and the card shows the answer even after a reload."""
     say(page, "book")
     asked = page.locator(".question")
     expect(asked.get_by_role("heading")).to_have_text("Your visit")

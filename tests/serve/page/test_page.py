@@ -17,7 +17,7 @@ from support.served import GATES, Served, serving, source_in
 pytestmark = pytest.mark.once
 __all__ = ["browser"]
 SIGN_IN: dict[str, str] = {}
-"""The default for `sign_in`, with which a window signs in by link."""
+"""The default for `sign_in`. The window then signs in with a new link."""
 
 
 class Desk:
@@ -313,7 +313,7 @@ def test_a_change_is_approved_after_its_diff_was_seen_and_undone_from_its_card(p
     assert "Monday" in plan(desk)
     expect(page).to_have_title("edit")
     edited = card(page, "edit_file")
-    edited.get_by_text("plan.md").last.click()
+    edited.locator("summary", has_text="plan.md").click()  # it appears after the result
     expect(edited).to_contain_text("see Anna on monday")
     edited.get_by_role("button", name="Undo").click()
     edited.get_by_role("button", name="Yes, undo").click()
@@ -508,7 +508,7 @@ def test_threads_are_listed_opened_and_forgotten(page: Page):
 
 
 def test_files_and_timeline_are_tabs(page: Page, desk: Desk):
-    """The arrow keys move between the tabs. Files can undo changes, and the timeline shows the run."""
+    """The arrow keys move between the tabs. The Files tab can undo a change, and the Timeline tab shows the run."""
     say(page, "edit")
     question(page, "Approval of edit_file").get_by_role("button", name="Allow once").click()
     expect(log(page)).to_contain_text("It says Monday now.")
@@ -578,7 +578,7 @@ def test_a_link_opens_the_page_once_and_a_token_opens_it_too(desk: Desk):
 
 
 def test_a_server_that_does_not_answer_is_reported_and_tried_again(page: Page):
-    """While the server does not answer, the page says so. When the server answers again, the page continues."""
+    """While the server does not answer, the page says so. Once it answers, the Try again button opens the page."""
     page.route("**/about", lambda route: route.abort())
     page.reload()
     expect(page.get_by_role("alert")).to_contain_text("The server is not responding")

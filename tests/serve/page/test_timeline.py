@@ -1,4 +1,4 @@
-"""Tests of the page's timeline in a real browser, by role and label, under the content security policy."""
+"""Tests of the page's timeline in a real browser, under the content security policy."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_days_of_waiting_do_not_hide_seconds_of_work(shown: Widgets):
 
 
 def test_the_keyboard_walks_the_spans(shown: Widgets):
-    """The arrow, Home and End keys move between spans. Left and right also fold, unfold, and go to the parent.
+    """The arrow, Home and End keys move between spans. The left and right arrow keys also fold and unfold them.
 
     A line of text describes the focused span in full.
     """

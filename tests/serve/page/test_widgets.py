@@ -1,4 +1,4 @@
-"""Tests of the page's forms and renderers in a real browser, by role and label, under the content security policy."""
+"""Tests of the page's forms and renderers in a real browser, under the content security policy."""
 
 from __future__ import annotations
 
@@ -282,7 +282,7 @@ def test_what_has_no_fields_is_asked_for_as_json(shown: Widgets):
 
 
 def test_a_draft_begins_where_it_was_left(shown: Widgets):
-    """The last value that was passed to `onChange` restores the form, including incomplete numbers."""
+    """The last value that was passed to `onChange` restores the form, including text that is not a number."""
     form(shown, Order)
     shown.page.get_by_label("Item").fill("tea")
     shown.page.get_by_label("Price").fill("2.")
@@ -362,7 +362,7 @@ def test_declining_with_a_reason(shown: Widgets):
 
 
 def test_no_form_is_wider_than_a_phone(shown: Widgets):
-    """At a width of 390 pixels, no form scrolls sideways."""
+    """At a width of 390 pixels, the form does not make the page scroll sideways."""
     shown.page.set_viewport_size({"width": 390, "height": 800})
     form(shown, Order, value={"tags": ["a"], "weights": {"a": 1}, "back_to": {"street": "a" * 200}})
     assert shown.overflow() == 0

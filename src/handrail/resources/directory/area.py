@@ -1,4 +1,4 @@
-"""`Area`: the staging folder beside the real one, which holds pending commits and what earlier commits displaced.
+"""`Area`: the staging folder of a root, which holds pending commits and what earlier commits displaced.
 
     .<name>.handrail/
         identity               which root this folder belongs to
@@ -99,14 +99,14 @@ class Area:
 
     @property
     def mine(self) -> Path:
-        """The folder of this process, created on first use. A forked process gets a folder of its own."""
+        """The folder of this process, created on first use. A forked process gets its own folder."""
         if self._mine is None or self._process != os.getpid():
             self.abandon()
             self._mine, self._process = self._make(), os.getpid()
         return self._mine
 
     def abandon(self) -> None:
-        """Stop using this process's folder, because somebody deleted it or because it belongs to a parent process."""
+        """Stop using this process's folder, for example if somebody deleted it or if it belongs to a parent process."""
         if self._lock >= 0:
             os.close(self._lock)
         self._lock, self._mine, self._synced = -1, None, False
@@ -179,7 +179,7 @@ class Area:
     def _sweep(self, mine: Path) -> None:
         """Settle those commits of dead processes that belong to no journal, and remove these processes' folders.
 
-        A folder that contains a journal's commit is kept.
+        A folder that may still be needed is kept (see `forget_part`).
         """
         for other, lock in self.abandoned(mine):
             try:
@@ -190,7 +190,7 @@ class Area:
 
     @contextlib.contextmanager
     def unused(self, part: str) -> Generator[bool]:
-        """Hold the lock on a process's folder, and yield whether no other process that is alive has it."""
+        """Hold the lock on a process's folder, and yield whether no other live process uses the folder."""
         try:
             lock = os.open(self.folder / "at-work" / part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
@@ -229,8 +229,8 @@ class Area:
     def begun(self, part: Path, journal: str) -> Iterator[Commit]:
         """Yield the commits in a process's folder that belong to this journal.
 
-        If `journal` is empty, yields the commits that belong to no journal. A journal's commit that has no manifest is
-        yielded with an empty one.
+        If `journal` is empty, yields undos and the commits that belong to no journal. An undo or a journal's commit that
+        has no manifest is yielded with an empty one.
         """
         for folder in sorted(part.iterdir()):
             name = folder.name
@@ -263,7 +263,8 @@ class Area:
     def settle(self, commit: Commit) -> tuple[str, ...]:
         """Finish an unrecorded commit if any of its steps was done, and discard it otherwise.
 
-        Returns the paths whose steps failed, which are left as they are.
+        An undo that was not begun, or that can't be finished, is given back to the history instead. Returns the paths
+        whose steps failed, which are left as they are.
         """
         is_undo = commit.folder.name.startswith(_UNDO)
         begun = commit.is_begun()
@@ -350,9 +351,9 @@ class Area:
         self.disk.write(folder / name, sign(manifest))
 
     def retire(self, commit: Commit) -> None:
-        """Keep what an applied commit displaced, and remove the oldest kept commits while they exceed the limits.
+        """Move an applied commit to the history, which keeps what it displaced, within its limits.
 
-        Never fails, because the commit is made. If the disk reports an error, it is tried again with the next commit.
+        If the disk reports an error, it is only logged, because the commit is made. The next commit tries again.
         """
         waiting, self._not_kept = [*self._not_kept, commit], []
         for each in waiting:
@@ -463,7 +464,7 @@ class Area:
         return step.do == "change" or shown_version(version_of(found[0])) == step.before
 
     def _give_back(self, folder: Path) -> None:
-        """Move a claimed commit back into the history. What of it is still to be undone, its slots show."""
+        """Move a claimed commit back into the history. Its slots show which of its steps are still to be undone."""
         with contextlib.suppress(OSError):
             self.disk.forget(folder / f"{_UNDO}-{folder.parent.name}")
         self.history.put_back(folder, folder.name.partition(".")[2])

@@ -282,7 +282,8 @@ class Commit:
     def _was_checked(self, step: Step, folders: Folders) -> bool:
         """Return whether a step that was done displaced what it expected.
 
-        If the process died before it could check that, what somebody else had there is put back.
+        If it displaced something else, because the process died before it could check, that is put back, unless
+        somebody has put something newer there.
         """
         displaced = _identity_in(folders.slots, step.slot)
         if displaced == step.before or not displaced:
@@ -341,7 +342,7 @@ class Commit:
         found = self._jail.look(step.where)
         if step.do == "put":
             return found is not None and shown_version(version_of(found[0])) == step.after
-        return found is None and not _identity_at(self.folder / step.slot)
+        return found is None and bool(_identity_at(self.folder / step.slot))
 
     def _do(self, step: Step, folders: Folders) -> None:
         """Do one step. Does nothing if the folder that it creates already exists."""
@@ -400,7 +401,7 @@ class Commit:
                 return
             if _identity_in(slots, step.slot) == ours:
                 return
-            ours = theirs  # what they saved meanwhile is in the slot, and newer than what was just put back
+            ours = theirs  # the slot now has what they saved meanwhile, which is newer than what was just put back
 
     def _is_filled(self, path: str) -> bool:
         return next(self._jail.scan(path), None) is not None

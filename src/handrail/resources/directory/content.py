@@ -127,7 +127,7 @@ class Special(OnDisk):
 
     @property
     def is_new(self) -> bool:
-        """Whether it exists nowhere yet."""
+        """Whether it does not exist on disk yet."""
         return self.found.st_ino == 0
 
     @property
@@ -183,9 +183,9 @@ class Folder(Node, frozen=True):
 
 
 def facts_of(node: Node) -> Facts | None:
-    """Return what a file or folder is besides its content, or None if the node does not say.
+    """Return the mode, owner, group and attributes of a file or folder, or None if the node does not record them.
 
-    A node that stands for a folder on disk does not say.
+    A node for a folder on disk does not record them.
     """
     if isinstance(node, Folder):
         return node.facts

@@ -47,11 +47,12 @@ _KEPT_FILE, _KEPT = 1024 * 1024, 64 * 1024 * 1024
 
 
 class DirectoryFork(Linked, FileFork):
-    """A fork of a real folder. What it has already read or written is kept in memory and in the staging folder.
+    """A fork of a real folder. Its writes are kept in memory and in the staging folder until it commits.
 
-    All other reads go to the disk. A commit checks that nobody else wrote the same paths and then renames the writes
-    into place. Until then the folder is unchanged. Besides the operations of `Filesystem`, the fork provides layers
-    for a command's overlay (`layers`) and takes over what the command wrote (`absorb`).
+    Small files that it has read are kept in memory. All other reads go to the disk. A commit checks that nobody else
+    wrote the same paths and then renames the writes into place. Until then the folder is unchanged. Besides the
+    operations of `Filesystem`, the fork provides layers for a command's overlay (`layers`) and takes over what the
+    command wrote (`absorb`).
     """
 
     __slots__ = ("_commit", "_kept_bytes", "_mounted", "_stack")
@@ -386,8 +387,8 @@ class DirectoryFork(Linked, FileFork):
     def _facts_left(self, entry: Entry, old: Node) -> Facts | None:
         """Return the facts of a folder that a command left, or None if they are unchanged.
 
-        A folder may keep its set-ID bits and get those of the folder above, but never gains others. What this process
-        may not give a copy of a folder is not a change: an owner, and attributes that only root can set.
+        A folder may keep its set-ID bits and get those of the folder above, but never gains others. Attributes
+        that only root can set don't count as changed. If this process is not root, the owner doesn't either.
         """
         before = self._facts_of(entry.path, old) if old.is_folder else None
         left = entry.facts or Facts(0o755)
@@ -409,7 +410,7 @@ _KINDS = {"pipe": stat.S_IFIFO, "socket": stat.S_IFSOCK}
 
 
 def _new_special(path: str, kind: int, facts: Facts | None) -> Special:
-    """Return a pipe or a socket that exists nowhere yet."""
+    """Return a pipe or a socket that does not exist on disk yet."""
     facts = facts or Facts(0o600, os.geteuid(), os.getegid())
     fields = (kind | facts.mode, 0, 0, 1, facts.uid, facts.gid, 0, 0, 0, 0)
     status = os.stat_result(fields, dict.fromkeys(("st_atime_ns", "st_mtime_ns", "st_ctime_ns"), 0))
@@ -417,7 +418,7 @@ def _new_special(path: str, kind: int, facts: Facts | None) -> Special:
 
 
 class _Nowhere:
-    """The source of a pipe or a socket that exists nowhere yet."""
+    """The source of a pipe or a socket that does not exist on disk yet."""
 
     __slots__ = ("_attributes",)
 

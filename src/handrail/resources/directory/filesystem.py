@@ -43,8 +43,9 @@ class DirectoryFilesystem(Linked):
     is a separate commit.
 
     - `staging`: the folder for pending changes and displaced files, on the same disk. The default is
-      `.<name>.handrail` beside the root, or `.staging.handrail` in it if the root is a mount point. A folder directly in the root works too and is then hidden, but a
-      command's overlay can't be mounted over such a root.
+      `.<name>.handrail` beside the root, or `.staging.handrail` in the root if it is a mount point or nothing can be
+      created beside it. A folder directly in the root works too and is then hidden, but a command's overlay can't be
+      mounted over such a root.
     - `limits`: how much one call may change, and the maximum size of a file that can be read.
     - `startup_files`: patterns of the startup files that calls may change without a separate approval, such as
       `conftest.py` or `.github/workflows/*`.
@@ -267,7 +268,10 @@ def _ignores_case(jail: Jail) -> bool:
 
 
 def _inside(root: Path, staging: Path) -> str:
-    """Return the staging folder's name if it is directly in the root, or "" if it is elsewhere."""
+    """Return the staging folder's name if it is directly in the root, or "" if it is outside.
+
+    Raises `DefinitionError` if it is or contains the root, or is deeper inside it.
+    """
     resolved = staging.parent.resolve() / staging.name
     if resolved == root or resolved in root.parents:
         raise DefinitionError(

@@ -5,8 +5,8 @@ of the names is all that several processes need to share one history. A rename c
 it away may use or remove it.
 
 The history is limited in calls and in bytes. Files that also exist elsewhere, such as one that a call has moved, don't
-count. If there are too many bytes, a commit that takes more than half of them goes first, and the oldest otherwise.
-So one large call can't displace all others. An empty file remains of what did not fit, so that undo can say so.
+count. If the bytes exceed their limit, a commit that takes more than half of the limit is removed first, or else the
+oldest one. So one large call can't displace all others. An empty file remains of what did not fit, so that undo can say so.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class History:
         self.keep_bytes = keep_bytes
         self._kept: list[Kept] = []
         self._total = 0
-        """An upper bound of the bytes that are kept, which counts shared files too."""
+        """An upper bound on the bytes that are kept, which counts shared files too."""
         self._listed_at = -1
 
     def add(self, commit: Path, call: str, aside: Callable[[], Path]) -> Path:
         """Move a commit's folder into the history, and remove what exceeds the limits. Returns the new path.
 
-        Folders to be removed are renamed to paths that `aside` returns first.
+        Folders to be removed are first renamed to paths that `aside` returns.
         """
         try:
             listed_at = os.stat(self._folder).st_mtime_ns
@@ -161,7 +161,7 @@ def _parse(name: str) -> Kept | None:
 
 
 _Links = dict[tuple[int, int], tuple[int, int, int]]
-"""For each file in a commit: how many of its names are there, how many names it has at all, and its bytes."""
+"""For each file in a commit: how many of its names are in the commit, how many names it has in total, and its bytes."""
 
 
 def _held(links: Iterable[_Links]) -> dict[tuple[int, int], int]:

@@ -208,7 +208,7 @@ class Jail:
     def look(self, path: str) -> Found | None:
         """Return what is at a path, without following links.
 
-        Returns None if nothing is there, or if the path crosses a link.
+        Returns None if nothing is there, or if the path contains a reserved name or crosses a link.
         """
         if RESERVED in path and reserved_in(path):
             return None
@@ -225,7 +225,7 @@ class Jail:
             os.close(fd)
 
     def facts(self, path: str) -> Facts | None:
-        """Return the mode, owner, group and attributes of a file or folder, or None if nothing is there."""
+        """Return the mode, owner, group and attributes of a file or folder, or None if it can't be opened."""
         try:
             fd = open_beneath(self.fd, path, os.O_PATH | os.O_NOFOLLOW)
         except OSError:

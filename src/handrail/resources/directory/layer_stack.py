@@ -324,7 +324,7 @@ class LayerStack:
 
 
 def copy_out(jail: Jail, area: Area, content: OnDisk, path: Path) -> None:
-    """Copy a file from the folder to a path, or from the layer to which a command wrote it."""
+    """Copy a file to a path, from the folder or from the layer to which a command wrote it. A pipe or a socket is created."""
     if isinstance(content, Special):
         if content.kind == "device":
             raise FileError(content.path, "this is a device, which can't be copied. Leave it where it is")

@@ -342,7 +342,7 @@ def _trail(link: str) -> Iterator[str]:
 
 
 def _can_be_said(path: str) -> bool:
-    """Return whether a path can be given back as it is. One that starts with `~/` or is too long can't."""
+    """Return whether a caller can pass this path back unchanged. One that starts with `~/` or is too long can't be."""
     try:
         return parse_path(path).path == path
     except PathRefused:

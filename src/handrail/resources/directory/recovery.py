@@ -56,7 +56,7 @@ class Recovered(msgspec.Struct, frozen=True):
     finished: tuple[str, ...] = ()
     """Ids of the calls whose commits are now applied."""
     dropped: tuple[str, ...] = ()
-    """Ids of the calls that were not recorded. Their changes were discarded."""
+    """Ids of the calls that were not recorded or were given up. Their changes were discarded."""
     left: tuple[str, ...] = ()
     """Paths whose steps could not be done, usually because someone else had changed them. They are unchanged."""
     unapplied: tuple[Unapplied, ...] = ()
@@ -224,7 +224,7 @@ class _Recovery:
         return APPLIED
 
     def begun(self, journal: str, known: set[str]) -> list[tuple[str, str]]:
-        """Return the run and call of each begun commit of a dead process that is no longer to be applied."""
+        """Return the run and call ids of the dead processes' commits that were begun and are not in `known`."""
         found: list[tuple[str, str]] = []
         with self._lock:
             for part, held in self._abandoned():

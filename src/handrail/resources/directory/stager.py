@@ -163,7 +163,7 @@ class _Stager:
         os.rmdir(nursery)
 
     def _bring(self, data: OnDisk, slot: Path) -> None:
-        """Stage a file that is on disk. It is moved if a command created it, and linked or copied otherwise."""
+        """Stage a file: move it if a command created it, and link or copy it otherwise. A new pipe or socket is created."""
         if isinstance(data, Special) and data.is_new:
             self._area.disk.special(slot, data.found)
             write_attributes(slot, data.facts.attributes)

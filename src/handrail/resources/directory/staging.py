@@ -1,12 +1,12 @@
-"""The staging folder of a root: where it lies, and which root it belongs to.
+"""The staging folder of a root: its location, and which root it belongs to.
 
-A staging folder lies beside its root. If files can't be renamed from there into the root, because the root is a mount
-point or the folder around it is not writable, the staging folder lies in the root, under a reserved name.
+A staging folder is beside its root. If files can't be renamed from there into the root, because the root is a mount
+point or the folder around it is not writable, the staging folder is in the root, under a reserved name.
 
-The file `identity` in a staging folder gives the root a name of its own, which stays the same when the root is moved
-or mounted elsewhere. It also says which folder it was made for: the inodes of the root and of the staging folder, and
-when the root was created. A copy of a root therefore does not have the identity of the original, and a folder that
-replaces a root does not have its identity either. Device numbers are not recorded, because they change when a disk is
+The file `identity` in a staging folder gives the root an id, which stays the same when the root is moved or mounted
+elsewhere. It also says which folder it was made for: the inodes of the root and of the staging folder, and
+when the root was created. So neither a copy of a root nor a folder that replaces it has the identity of
+the original. Device numbers are not recorded, because they change when a disk is
 mounted again, but root and staging folder must be on the same device.
 """
 
@@ -29,7 +29,7 @@ from handrail.resources.paths import is_reserved
 
 IDENTITY = "identity"
 INSIDE = ".staging.handrail"
-"""Name of a staging folder that lies in its root."""
+"""Name of a staging folder that is in its root."""
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -95,7 +95,7 @@ def status_of(folder: int) -> FolderStatus:
 
 
 def default_staging(root: Path, folder: int) -> Path:
-    """Return where the staging folder of a root lies by default. `folder` is the open root."""
+    """Return the default path of a root's staging folder. `folder` is the open root."""
     beside = root.parent / f".{root.name}.handrail"
     try:
         around = os.open(root.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -129,7 +129,7 @@ def find_staging(root: FolderStatus, wanted: Path) -> Path:
 
 
 def staging_folders(around: Path) -> Iterator[Path]:
-    """Yield the folders in this folder whose names are those of staging folders."""
+    """Yield the paths in a folder that are named like staging folders."""
     with contextlib.suppress(OSError):
         for name in sorted(os.listdir(around)):
             if is_reserved(name):
@@ -148,7 +148,7 @@ def read_identity(staging: Path) -> Identity | None:
 
 
 def belongs(found: Identity, staging: Path, root: FolderStatus) -> bool:
-    """Return whether a staging folder that records this identity is the one of this root."""
+    """Return whether a staging folder that records this identity belongs to this root and is private."""
     try:
         own = os.lstat(staging)
     except OSError:

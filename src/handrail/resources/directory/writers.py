@@ -31,14 +31,14 @@ _SET_SIGNAL = 10
 def unwritten(folder: int, name: str) -> Generator[Callable[[], bool]]:
     """Check that no program has a file open for writing, and yield a function that checks it again.
 
-    What a program writes to a displaced file would be lost. Raises `Busy` if somebody writes.
+    Raises `Busy` if a program has it open for writing. A file that this process can't open is not checked.
     """
     fd = -1
     try:
         with contextlib.suppress(OSError):  # somebody has replaced it, or this process may not read it
             if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
                 fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
-                # Who opens a file with a lease causes a signal, by default one that ends this process.
+                # If somebody opens a leased file, this process gets a signal. The default one would end it.
                 fcntl.fcntl(fd, _SET_SIGNAL, signal.SIGURG)
         if fd >= 0 and not _has_no_writer(fd):
             raise Busy
@@ -54,5 +54,5 @@ def _has_no_writer(fd: int) -> bool:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as error:
-        return error.errno != errno.EAGAIN  # otherwise this disk has no leases
+        return error.errno != errno.EAGAIN  # any other error means that this disk has no leases
     return True

@@ -59,7 +59,7 @@ def call_filter(*, unix: bool) -> bytes | None:
     for number in (*refused, *_IO_URING):
         lines += [(_JUMP_IF_EQUAL, 0, 1, number), _fail(errno.ENOSYS)]
     if not unix:
-        # A datagram socket from such a pair could send to any address.
+        # A datagram socket from a connected pair could send to any address.
         kinds: list[Line] = [
             (_LOAD, 0, 0, _SECOND_ARGUMENT),
             (_AND, 0, 0, _KINDS),

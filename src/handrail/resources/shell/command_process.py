@@ -249,7 +249,8 @@ class Outcome(NamedTuple):
 def execute(request: Request, stdin: bytes, timeout: float, limit: int, stop: Stop, clock: Clock) -> Outcome:
     """Run a command until it ends. When this returns or raises, nothing that the command started is still running.
 
-    Only a process that is stuck in the kernel can remain, and then `ShellError` is raised. Output is read as it arrives,
+    Only a process that is stuck in the kernel can remain, and then `ShellError` is raised. If `stop` is requested, the
+    command is killed and `CommandStopped` is raised. Output is read as it arrives,
     so the command never blocks on it and memory stays bounded.
     """
     with contextlib.ExitStack() as closing:

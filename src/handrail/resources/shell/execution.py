@@ -147,7 +147,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Execution:
-    """One execution of a command. `run` blocks its thread. Any other thread may call `stop.request()`."""
+    """One execution of a command. `run` blocks the calling thread. Any other thread may call `stop.request()`."""
 
     settings: Settings
     argv: tuple[str, ...]

@@ -179,7 +179,8 @@ def _failure(failed: StepFailed) -> Reply:
 def _first_process(isolation: str, control: socket.socket, ready: int, streams: tuple[int, ...]) -> NoReturn:
     """Enter the sandbox, start the command and reap orphans until the command ends.
 
-    When this process exits, the kernel kills all other processes of the command.
+    For a probe, which has no command, the overlay is tried instead. In a sandbox, the kernel kills all other processes of
+    the command when this process exits.
     """
     try:
         if isolation != "none":

@@ -86,7 +86,7 @@ class Reply(NamedTuple):
     """How a command ended, or which step failed before it started."""
 
     status: int | None = None
-    """The command's status as `waitpid` returns it, or that of its first process if the command never started."""
+    """The command's status as `waitpid` returns it, or that of the first process if it did not report the command's."""
     mounted: str = ""
     """The type of filesystem mounted at `root` when the sandbox was set up."""
     limit: str = ""

@@ -112,7 +112,7 @@ def enter_sandbox(request: Request) -> str:
 def limit(request: Request) -> None:
     """Forbid core dumps, and limit the number of processes where the kernel counts them per namespace.
 
-    In a user namespace, further user namespaces are forbidden too.
+    In a user namespace, further user namespaces are forbidden too, if the kernel allows that.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     release = tuple(
@@ -136,7 +136,7 @@ def limit(request: Request) -> None:
 
 
 def drop_privileges(request: Request) -> None:
-    """Permanently drop the privileges that could undo the sandbox."""
+    """Permanently drop the privileges that could undo the sandbox, and filter system calls."""
     with step("privileges"):
         kernel.drop_privileges(KEPT_CAPABILITIES if os.geteuid() == 0 else 0)
         kernel.forbid_tracing()

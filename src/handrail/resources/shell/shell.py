@@ -76,7 +76,7 @@ class Shell:
         self.rules = Rules(rules)
         self.timeout = _checked_timeout(timeout)
         self.backend: Literal["auto", "overlay", "copy"] = backend
-        """The requested backend. After a command has run, the backend that it used."""
+        """The requested backend. Once a command has run, the backend that the last one used."""
         places = tuple(os.fspath(path) for path in hidden)
         self._settings = Settings(
             backend,
@@ -125,11 +125,11 @@ class Shell:
         timeout: float | None = None,
         keep: bool = True,
     ) -> CommandResult:
-        """Run a command on a fork of a real folder. What the command writes becomes part of the fork.
+        """Run a command on a fork of a real folder. The command's changes become part of the fork.
 
         `context.filesystem` is such a fork if the run's filesystem is a `DirectoryFilesystem`. Raises `Conflict` if
-        someone else changed the same files while the command ran. With `keep=False`, the command's writes are not
-        taken over, and the fork must be dropped.
+        someone else changed the same files while the command ran, and `ShellUnavailable` if `files` is not such a fork.
+        With `keep=False`, the command's changes are not taken over, and the fork must be dropped.
         """
         if not isinstance(files, Layered):
             raise ShellUnavailable(
