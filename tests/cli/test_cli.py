@@ -299,11 +299,17 @@ def test_a_run_that_is_not_recorded_says_so(folder: Path, here: Here):
 def test_a_broken_worker_is_reported_with_its_line(folder: Path):
     """`run` and `workers check` report the file, the line and the problem of a broken worker, with exit code 2."""
     (folder / "bad.md").write_text("---\nmodel: test:hello\ntols: [a]\n---\nGo.\n")
-    for arguments in (["run", "team/bad.md", "x"], ["workers", "check", "team"]):
+    for arguments in (
+        ["run", "team/bad.md", "x"],
+        ["workers", "check", "team"],
+        ["workers", "check", "team/bad.md"],
+    ):
         done = handrail(*arguments, cwd=folder.parent)
         assert done.returncode == 2
         assert "bad.md:3: " in done.stdout + done.stderr
         assert "tols" in done.stdout + done.stderr
+    checked = handrail("workers", "check", "team/hello.md", cwd=folder.parent)
+    assert (checked.returncode, checked.stdout) == (0, "team/hello.md: no problems found.\n")
     assert run(folder, "hello").returncode == 0  # the other workers still run
     listed = handrail("workers", "team", cwd=folder.parent)
     assert (listed.returncode, "hello\t" in listed.stdout, "bad" in listed.stdout) == (2, True, False)
@@ -742,3 +748,37 @@ def test_an_approval_can_be_answered_later(folder: Path):
     assert "--journal 'my runs.db'`, then `handrail runs resume" in elsewhere.stderr
     alone = run(folder, "writer", "--approve", "later", "--no-journal")
     assert (alone.returncode, "--journal FILE" in alone.stderr) == (2, True)
+
+
+_SEND = """
+from pathlib import Path
+from handrail import WorkerContext, tool
+
+@tool
+def send(context: WorkerContext) -> str:
+    \"""Send the attachments.\"""
+    Path("sent.txt").write_text(" ".join(f"{each.name}: {each.text()}" for each in context.attachments))
+    return "sent"
+"""
+
+
+def test_a_resumed_run_has_its_attachments(folder: Path, here: Here):
+    """`runs resume` runs an approved call with the attachments of the run, even if the file is gone."""
+    post, attached, journal = folder.parent / "post", folder.parent / "a.txt", ("--journal", "runs.db")
+    post.mkdir()
+    attached.write_text("hello")
+    (post / "tools.py").write_text(_SEND)
+    (post / "scripted_post.py").write_text(
+        "from handrail import ScriptedModel, ToolCall\nmodel = ScriptedModel([ToolCall('send'), 'Done.'])\n"
+    )
+    (post / "main.md").write_text(
+        "---\nmodel: scripted_post:model\ntools: [send]\nattachments: {count: 1}\n---\nSend.\n"
+    )
+    assert here("run", "post/main.md", "go", "-a", "a.txt", "--approve", "later", *journal)[0] == 5
+    attached.unlink()
+    run_id = json.loads(here("runs", "list", "--json", *journal)[1])["runs"][0]["run_id"]
+    (waiting,) = json.loads(here("runs", "show", run_id, "--json", *journal)[1])["waiting"]
+    assert here("runs", "answer", run_id, "--approve", "--digest", waiting["digest"][:16], *journal)[0] == 0
+    code, out, _ = here("runs", "resume", run_id, *journal)
+    assert (code, "Done." in out) == (0, True)
+    assert (folder.parent / "sent.txt").read_text() == "a.txt: hello"

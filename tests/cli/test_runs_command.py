@@ -48,7 +48,7 @@ class Line:
 
     def record(self, run_id: str, *script: Any, **options: Any) -> list[str]:
         """Record a run of the app in this folder, and return the ids of its calls."""
-        from handrail.adapter.run_record import prompt_of
+        from handrail.adapter.apps import prompt_of
 
         async def main() -> list[str]:
             recorder = Recorder(self.base)

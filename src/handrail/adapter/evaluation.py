@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from handrail.adapter.apps import prompt_of
 from handrail.adapter.call_adapter import bind_model
 from handrail.adapter.conversation import root_conversation
 from handrail.adapter.loop import NO_MESSAGE, run_in
@@ -25,7 +26,6 @@ from handrail.adapter.run_record import (
     check_resumed,
     decode_begin,
     load_resumed,
-    prompt_of,
     session_after,
 )
 from handrail.adapter.settings import Settings, check_added, check_files, forward_events

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 from collections.abc import Container, Coroutine, Iterable, Sequence
 from decimal import Decimal
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pydantic_core
 
+from handrail.adapter.apps import code_of
 from handrail.adapter.conversation import ROOT, Conversation, sendable
 from handrail.adapter.response import Outcome, PromptResponse
 from handrail.adapter.run_lease import STOPPED, deadline_after, leased, note_deadline
 from handrail.adapter.undone_calls import UndoneCalls, forget_undone, undone_in
 from handrail.cancellation import open_scope
 from handrail.clock import Clock
+from handrail.context import Attachment
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.options import RunOptions
 from handrail.errors import (
@@ -35,9 +35,9 @@ from handrail.journals import Journal
 from handrail.limits import Budget
 from handrail.messages import Message, Model, Usage
 from handrail.models.names import reference_to
-from handrail.neighbours import import_app
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.records import OVER, CommitUnit, RunRecord, RunRow, RunStatus
+from handrail.replay.attachments import RecordedAttachment, record_of, restore, store
 from handrail.replay.log import RunLog
 from handrail.resources.paths import folder_of
 from handrail.resources.startup_files import allowed_in
@@ -78,6 +78,8 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     models: dict[str, str] = {}  # the models that replace those in the files of workers, by worker
     denied: list[bytes] = []
     """The denials that were remembered in the original session, and their revocations."""
+    attachments: list[RecordedAttachment] = []
+    """The files that the run's worker was given."""
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +127,7 @@ async def begin_run(
             "run is resumed, or leave it out."
         ) from error
     session = frame.session
+    attachments: Sequence[Attachment] = getattr(options.workers, "attachments", ())
     await _heed_undone(journal, session, frame.log)
     await keep_decisions(session, journal)
     deadline, budget = frame.deadline, frame.budget
@@ -147,6 +150,7 @@ async def begin_run(
         added=[tool.name for tool in options.tools],
         trace_id=options.trace_id or "",
         models={name: reference_to(each) for name, each in getattr(options.workers, "models", {}).items()},
+        attachments=record_of(attachments),
     )
     await journal.runs.begin(
         RunRecord(
@@ -161,6 +165,7 @@ async def begin_run(
             code=code,
         )
     )
+    await store(journal, frame.run_context.run_id, attachments)
 
 
 async def _base(journal: Journal, session: Session) -> bytes | None:
@@ -215,46 +220,6 @@ def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequen
             f"it began with added tools, and these were not passed: {', '.join(missing)}",
             "Pass them again: resume(..., tools=[...]).",
         )
-
-
-def code_of(app: str) -> str:
-    """Return a digest of an app's code, or "" if there is no app."""
-    if not app:
-        return ""
-    module, colon, _ = app.partition(":")
-    if colon and not app.endswith(".md"):
-        files = [Path(str(getattr(import_app(module), "__file__", "")))]
-    else:
-        folder = Path(app) if Path(app).is_dir() else Path(app).parent
-        files = sorted([*folder.glob("*.md"), *folder.glob("*.py")])
-    found = hashlib.sha256()
-    for file in files:
-        with contextlib.suppress(OSError):
-            found.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return found.hexdigest()
-
-
-def prompt_of(run_id: str, app: str) -> Prompt[Any]:
-    """Import the prompt that `app`, a reference of the form `module:name`, refers to, and return it."""
-    module, colon, name = app.partition(":")
-    if not colon or app.endswith(".md"):
-        raise RunError(
-            run_id,
-            "it began without a reference to its prompt" if not app else f"its prompt is in {app!r}",
-            "Pass the prompt: resume(run_id, prompt).",
-        )
-    try:
-        found: Any = getattr(import_app(module), name, None)
-    except ImportError as error:
-        raise RunError(
-            run_id,
-            f"its prompt is at {app!r}, which can't be imported: {error}",
-            "Resume where it can be imported, or pass the prompt: resume(run_id, prompt), or --app module:name on the command line.",
-        ) from error
-    prompt: object = getattr(found, "prompt", found)  # the prompt itself, or an agent that has one
-    if not isinstance(prompt, Prompt):
-        raise RunError(run_id, f"there is no Prompt at {app!r}", "Pass the prompt: resume(run_id, prompt).")
-    return cast("Prompt[Any]", prompt)
 
 
 # --- run -----------------------------------------------------------------------------------------------
@@ -346,6 +311,8 @@ class ResumedRun(msgspec.Struct, frozen=True):
     log: RunLog
     own: tuple[CommitUnit, ...]
     """The run's own commits, except those undone since. They are not in the session yet."""
+    attachments: tuple[Attachment, ...] = ()
+    """The files that the run's worker was given."""
 
     def catch_up(self) -> None:
         """Apply the run's own commits to the session, once its prompt has been rendered without them."""
@@ -370,7 +337,20 @@ class ResumedRun(msgspec.Struct, frozen=True):
             run_id=row.record.id,
             trace_id=begin.trace_id or None,
             app=row.record.app,
+            workers=self._workers(options.workers),
         )
+
+    def _workers(self, workers: Any) -> Any:
+        """Return the run's workers, with the attachments that the run began with."""
+        if not self.attachments:
+            return workers
+        if not hasattr(workers, "with_attachments"):
+            raise RunError(
+                self.row.record.id,
+                "it is the run of a worker that was given attachments, and it was resumed without its worker",
+                "Resume it with WorkerRegistry(...).resume(name, run_id).",
+            )
+        return workers.with_attachments(self.attachments)
 
     def params(self) -> Any:
         given = self.begin.params
@@ -402,7 +382,9 @@ async def load_resumed(journal: Journal, row: RunRow, session: Session | None, c
     run_log = RunLog(journal, record.id, clock, entries, own, asked=asked, resumed=True)
     run_log.untold = undone.untold
     standing = tuple(unit for unit in own if unit.call_id not in undone.calls)
-    return ResumedRun(row, decode_begin(record), session, run_log, standing)
+    begin = decode_begin(record)
+    attachments = await restore(journal, record.id, begin.attachments)
+    return ResumedRun(row, begin, session, run_log, standing, attachments)
 
 
 async def session_after(journal: Journal, row: RunRow, session: Session | None) -> Session:

@@ -90,7 +90,7 @@ def workers(
         list[str],
         typer.Argument(
             metavar="[show|check] PLACE",
-            help="A folder, or for `show` a worker. `check` lists mistakes by file and line.",
+            help="A folder; for `show` a worker; for `check` a folder or a worker's file. `check` lists mistakes by line.",
         ),
     ],
 ) -> None:

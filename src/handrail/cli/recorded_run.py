@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from handrail import runs
 from handrail.adapter import Adapter
-from handrail.adapter.run_record import code_of, decode_begin, prompt_of
+from handrail.adapter.apps import code_of, prompt_of
+from handrail.adapter.run_record import decode_begin
 from handrail.cli.command_options import find_model, open_files
 from handrail.cli.outcome import UsageError, runs_command
 from handrail.errors import DefinitionError, HandrailError, RunUnknown

@@ -21,20 +21,20 @@ from handrail.errors import HandrailError
 from handrail.rendering import escape, escape_line
 
 if TYPE_CHECKING:
-    from handrail.workers import WorkerRegistry
+    from handrail.workers import WorkerProblem, WorkerRegistry
 
 STARTER = Path(__file__).with_name("starter")
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. -]{0,63}")
 
 
 def workers(words: list[str]) -> int:
-    """Run `FOLDER`, `list FOLDER`, `show WORKER` or `check FOLDER`, and return the exit code."""
+    """Run `FOLDER`, `list FOLDER`, `show WORKER` or `check PLACE`, and return the exit code."""
     command, *rest = words if len(words) == 2 else ["list", *words]
     commands: dict[str, Callable[[str], int]] = {"list": _list, "show": _show, "check": _check}
     try:
         if len(rest) != 1 or command not in commands:
             raise UsageError(
-                "write `handrail workers FOLDER`, `handrail workers show WORKER` or `handrail workers check FOLDER`."
+                "write `handrail workers FOLDER`, `handrail workers show WORKER` or `handrail workers check PLACE`."
             )
         return commands[command](rest[0])
     except (HandrailError, UsageError, OSError) as error:
@@ -110,15 +110,25 @@ def _format_settings(given: Any) -> str:
     return ", ".join(f"{name} {value}" for name, value in fields.items() if value is not None)
 
 
-def _check(folder: str) -> int:
+def _check(place: str) -> int:
+    """Check a folder of workers, or one worker's file with the `tools.py` beside it."""
     with divert_stdout():
-        problems = list(_registry(folder).check())
+        problems = _problems_at(Path(place))
     for each in problems:
         sys.stdout.write(f"{escape_line(str(each))}\n")
     if problems:
         return USAGE
-    sys.stdout.write(f"{folder}: no problems found.\n")
+    sys.stdout.write(f"{place}: no problems found.\n")
     return DONE
+
+
+def _problems_at(place: Path) -> list[WorkerProblem]:
+    if not place.is_file():
+        return _registry(str(place)).check()
+    from handrail.workers import WorkerRegistry
+
+    search_here()
+    return WorkerRegistry.check_file(place)
 
 
 def new(name: str) -> int:

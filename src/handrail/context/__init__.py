@@ -159,6 +159,7 @@ __all__ = [
     "WorkerContext",
     "WorkerFacts",
     "WorkerMessage",
+    "WorkerUserContext",
 ]
 
 T = TypeVar("T")
@@ -428,3 +429,7 @@ class WorkerContext(ToolContext, frozen=True, eq=False):
         facts = self._source.worker
         assert facts is not None, "the gate makes this context only in a worker"
         return facts
+
+
+class WorkerUserContext(WorkerContext, UserContext, frozen=True, eq=False):
+    """The context of a worker's tools that ask a person. Such a tool is offered only in a worker, if there is a person."""

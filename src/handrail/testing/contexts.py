@@ -15,7 +15,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast, overload
 
 from handrail.context import (
     AgentContext,
@@ -31,6 +31,7 @@ from handrail.context import (
     UserContext,
     WorkerContext,
     WorkerFacts,
+    WorkerUserContext,
 )
 from handrail.deadline import Deadline
 from handrail.errors import CallFailed, Declined, NotSupported
@@ -96,6 +97,30 @@ def headless_context(**given: Any) -> ToolContext:
     return _context(ToolContext, None, None, given)
 
 
+@overload
+def worker_context(
+    name: str = ...,
+    *,
+    workers: Mapping[str, str] | None = ...,
+    attachments: Sequence[Attachment] = ...,
+    creation_defaults: Mapping[str, Any] | None = ...,
+    message_callback: MessageCallback | None = ...,
+    answers: Answers,
+    replies: Answers | None = ...,
+    **given: Any,
+) -> WorkerUserContext: ...
+@overload
+def worker_context(
+    name: str = ...,
+    *,
+    workers: Mapping[str, str] | None = ...,
+    attachments: Sequence[Attachment] = ...,
+    creation_defaults: Mapping[str, Any] | None = ...,
+    message_callback: MessageCallback | None = ...,
+    answers: Answers | None = ...,
+    replies: Answers | None = ...,
+    **given: Any,
+) -> WorkerContext: ...
 def worker_context(
     name: str = "worker",
     *,
@@ -110,11 +135,12 @@ def worker_context(
     """Create a context for testing a worker's tools.
 
     `workers` has the descriptions of the workers that it may call, by name, and `results` has their answers. With
-    `answers` there is a person to ask, and with `replies` a model.
+    `answers` there is a person to ask, so it is a `WorkerUserContext`, and with `replies` a model.
     """
     listed = RegistryView(dict(workers or {}))
     facts = WorkerFacts(name, listed, creation_defaults or {}, tuple(attachments), message_callback)
-    return _context(WorkerContext, answers, replies, {**given, "worker": facts})
+    kind = WorkerContext if answers is None else WorkerUserContext
+    return _context(kind, answers, replies, {**given, "worker": facts})
 
 
 def recorded(context: ToolContext) -> Recorded:

@@ -1,6 +1,6 @@
 """Workers: agents kept in files and called by name. Requires the `workers` extra (jinja2, pyyaml)."""
 
-from handrail.context import Attachment, WorkerContext, WorkerMessage
+from handrail.context import Attachment, WorkerContext, WorkerMessage, WorkerUserContext
 from handrail.workers.front_matter import SCHEMA_FILE as WORKER_SCHEMA
 from handrail.workers.front_matter import WorkerProblem
 from handrail.workers.registry import WorkerRegistry
@@ -14,4 +14,5 @@ __all__ = [
     "WorkerMessage",
     "WorkerProblem",
     "WorkerRegistry",
+    "WorkerUserContext",
 ]

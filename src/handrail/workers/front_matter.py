@@ -177,7 +177,7 @@ class FrontMatter(Part):
     tools: Annotated[
         list[str | ShellEntry],
         Field(
-            description="Functions of `tools.py` beside the file, `files`, `files.read`, or `shell: [...]`."
+            description="Functions and tools that `tools.py` beside the file defines, `files`, `files.read`, or `shell: [...]`."
         ),
     ] = []
     policies: Annotated[

@@ -5,13 +5,17 @@ Each worker gets the ones that its file lists.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import inspect
 import itertools
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
+
+import msgspec
 
 from handrail.errors import DefinitionError
 from handrail.neighbours import load_file
@@ -22,12 +26,19 @@ from handrail.workers.front_matter import Finder
 _loaded = itertools.count(1)
 
 
+class Definition(msgspec.Struct, frozen=True):
+    """A function or tool of `tools.py`, and the line on which it is defined."""
+
+    value: Any
+    line: int
+
+
 class Functions:
     """The functions and tools in a folder's `tools.py`, which is loaded once, as a module with a unique name."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "tools.py"
-        self._found: Mapping[str, Any] | None = None
+        self._found: Mapping[str, Definition] | None = None
         self._tools: dict[str, Tool[Any, Any]] = {}
         self._load_problem = Finder(self.path)
 
@@ -42,12 +53,8 @@ class Functions:
         return self._load_problem
 
     def line_of(self, name: str) -> int:
-        function: Any = self._definitions().get(name)
-        if isinstance(function, Tool):
-            made: Any = cast("Any", function)
-            function = getattr(made, "function", None) or made.handler
-        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
-        return 1 if code is None else int(code.co_firstlineno)
+        found = self._definitions().get(name)
+        return 1 if found is None else found.line
 
     def tool(self, name: str, find: Finder) -> Tool[Any, Any] | None:
         """Return the function or tool with this name, as a tool.
@@ -55,9 +62,11 @@ class Functions:
         If it can't be a tool, reports why to `find` and returns None.
         """
         if name not in self._tools:
-            defined = self._definitions()[name]
+            defined = self._definitions()[name].value
             try:
-                self._tools[name] = cast("Any", defined if isinstance(defined, Tool) else tool(defined))
+                made: Tool[Any, Any] = cast("Any", defined if isinstance(defined, Tool) else tool(defined))
+                made.check_complete()
+                self._tools[name] = made
             except DefinitionError as error:
                 at = Finder(self.path)
                 at.add(self.line_of(name), *error.parts)
@@ -65,16 +74,16 @@ class Functions:
                 return None
         return self._tools[name]
 
-    def _definitions(self) -> Mapping[str, Any]:
+    def _definitions(self) -> Mapping[str, Definition]:
         if self._found is None:
             self._found = {} if not self.path.is_file() else self._load()
         return self._found
 
-    def _load(self) -> Mapping[str, Any]:
+    def _load(self) -> Mapping[str, Definition]:
         digest = hashlib.sha256(str(self.path.resolve()).encode()).hexdigest()[:12]
         name = f"handrail_worker_tools_{digest}_{next(_loaded)}"
         try:
-            return _defined_in(load_file(self.path, name))
+            return _defined_in(load_file(self.path, name), self.path)
         except SyntaxError as error:
             self._load_problem.add(error.lineno or 1, f"it is not Python: {error.msg}", "Correct it.")
         except (Exception, SystemExit) as error:
@@ -83,18 +92,62 @@ class Functions:
         return {}
 
 
-def _defined_in(module: ModuleType) -> Mapping[str, Any]:
-    """Return a module's own tools and public functions, by name. Imported ones are left out."""
-    found: dict[str, Any] = {}
+def _defined_in(module: ModuleType, path: Path) -> Mapping[str, Definition]:
+    """Return a module's own tools and public functions, by name. Imported ones are left out.
+
+    A tool is the module's own if the module creates it, even if its handler is elsewhere, as that of a `Handoff` is.
+    """
+    found: dict[str, Definition] = {}
+    names = _Names(ast.parse(path.read_bytes()))
     for name, value in vars(module).items():
         if isinstance(value, Tool):
             made = cast("Tool[Any, Any]", value)
             function: Any = getattr(made, "function", None) or made.handler
-            if function is not None and _home(function) == module.__name__:
-                found[made.name] = made
+            is_here = function is not None and _home(function) == module.__name__
+            if is_here or not names.imports(name, made):
+                line = _line_of(function) if is_here else names.lines.get(name, 1)
+                found[made.name] = Definition(made, line)
         elif inspect.isfunction(value) and value.__name__ == name and _is_own(value, module):
-            found[name] = value
+            found[name] = Definition(value, _line_of(value))
     return found
+
+
+class _Names(ast.NodeVisitor):
+    """The names that a module's own statements bind, not those inside its functions and classes."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.lines: dict[str, int] = {}
+        """The line on which each assigned name is last assigned."""
+        self._imported: set[str] = set()
+        self._starred: set[str] = set()
+        self.visit(tree)
+
+    def imports(self, name: str, value: object) -> bool:
+        """Return whether an import binds this name to this value."""
+        return (name in self._imported and name not in self.lines) or any(
+            vars(sys.modules[module]).get(name) is value for module in self._starred if module in sys.modules
+        )
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        self._imported |= {each.asname or each.name for each in node.names}
+        if any(each.name == "*" for each in node.names):
+            self._starred.add(node.module or "")
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Store):
+            self.lines[node.id] = node.lineno
+
+    def visit_FunctionDef(
+        self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
+    ) -> None:
+        """Skip the body, which binds names of its own."""
+
+    visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = visit_FunctionDef
+
+
+def _line_of(function: Any) -> int:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return 1 if code is None else int(code.co_firstlineno)
 
 
 def _is_own(function: Any, module: ModuleType) -> bool:

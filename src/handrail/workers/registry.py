@@ -44,10 +44,8 @@ _MOST_KEPT = 256
 
 
 class WorkerArguments(TypedDict, total=False):
-    """Arguments for running a worker, in addition to those of the adapter."""
+    """Arguments for running or resuming a worker, in addition to those of the adapter."""
 
-    attachments: Sequence[Attachment | Path | str]
-    """The attachments, each a path on disk (`Path`), the path of one of the run's files (`str`), or an `Attachment`."""
     model: Model | str | None
     """The model for workers whose files name none."""
     models: Mapping[str, Model | str] | None
@@ -63,6 +61,9 @@ class WorkerResumeArguments(WorkerArguments, ResumeArguments, total=False):
 
 class WorkerRunArguments(WorkerArguments, RunArguments, total=False):
     """Arguments of `run` and `stream`."""
+
+    attachments: Sequence[Attachment | Path | str]
+    """The attachments, each a path on disk (`Path`), the path of one of the run's files (`str`), or an `Attachment`."""
 
 
 class WorkerRegistry:
@@ -91,6 +92,23 @@ class WorkerRegistry:
     @classmethod
     def of_file(cls, path: str | Path) -> tuple[WorkerRegistry, Worker]:
         """Return the registry of a file's folder, and the worker in the file."""
+        registry, draft = cls._draft_at(path)
+        return registry, registry._worker_of(draft)
+
+    @classmethod
+    def check_file(cls, path: str | Path) -> list[WorkerProblem]:
+        """Return every problem in a worker's file, and those in the `tools.py` beside it unless it does not need it."""
+        try:
+            registry, draft = cls._draft_at(path)
+            registry._worker_of(draft)
+        except WorkerError as error:
+            if not error.problems:
+                raise
+            return list(error.problems)
+        return []
+
+    @classmethod
+    def _draft_at(cls, path: str | Path) -> tuple[WorkerRegistry, Draft]:
         file = Path(path)
         if not file.is_file() or file.suffix != ".md":
             raise WorkerError(f"{str(path)!r} is not a worker's file. Pass the path of a file NAME.md.")
@@ -104,7 +122,7 @@ class WorkerRegistry:
                 "Begin the file with a line `---`, its settings, and another `---`.",
             )
             raise refuse(find.problems)
-        return registry, registry._worker_of(draft)
+        return registry, draft
 
     @classmethod
     def worker_at(cls, path: str | Path) -> Worker:
@@ -351,7 +369,8 @@ class WorkerRegistry:
     def resume(
         self, name: str, run_id: str, **arguments: Unpack[WorkerResumeArguments]
     ) -> Operation[PromptResponse[Any]]:
-        """Resume a recorded run of a worker. Attachments are not recorded, so pass them again."""
+        """Resume a recorded run of a worker, with the attachments that it began with."""
+        check_names("resume", WorkerResumeArguments, arguments)
         worker = self[name]
         runner, _, rest = self._runner(worker, arguments)
         return runner.resume(run_id, worker.prompt, **rest)
@@ -360,6 +379,7 @@ class WorkerRegistry:
         self, name: str, run_id: str, **arguments: Unpack[WorkerResumeArguments]
     ) -> RunStream[Any]:
         """Resume a recorded run and return a stream of its events, from where the record ends."""
+        check_names("resume_stream", WorkerResumeArguments, arguments)
         worker = self[name]
         runner, _, rest = self._runner(worker, arguments)
         return runner.resume_stream(run_id, worker.prompt, **rest)
@@ -369,7 +389,8 @@ class WorkerRegistry:
     ) -> tuple[Adapter, Prompt[Any], Rendered, dict[str, Any]]:
         """Return the adapter that runs a worker, its prompt, its params, and the remaining arguments of the run."""
         worker = self[name]
-        runner, files, rest = self._runner(worker, arguments)
+        runner, files, rest = self._runner(worker, arguments, arguments.get("attachments", ()))
+        rest.pop("attachments", None)
         given = {limit: rest.get(limit) for limit in ("deadline", "budget")}
         limits = RunOptions().updated("run", RunArguments, given)
         limits = limits.tightened(deadline=worker.deadline(SYSTEM_CLOCK), budget=worker.budget())
@@ -378,7 +399,10 @@ class WorkerRegistry:
         return runner, worker.prompt, worker.render(input, [each.name for each in files]), rest
 
     def _runner(
-        self, worker: Worker, arguments: WorkerResumeArguments
+        self,
+        worker: Worker,
+        arguments: WorkerResumeArguments,
+        attached: Sequence[Attachment | Path | str] = (),
     ) -> tuple[Adapter, tuple[Attachment, ...], dict[str, Any]]:
         """Return the adapter that runs a worker, its attachments, and the remaining arguments."""
         given = WorkerSettings(worker.name, arguments.get("models") or {}, arguments.get("message_callback"))
@@ -400,7 +424,6 @@ class WorkerRegistry:
                 raise ResourceError("Filesystem", "the run has no files", "Pass a filesystem.")
             return disk
 
-        attached = arguments.get("attachments", ())
         read = [from_disk(each) if isinstance(each, Path) else each for each in attached]
         try:
             found = accept(worker.name, worker.attachments, read, files)

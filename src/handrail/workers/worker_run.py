@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, cast
 
 import msgspec
@@ -25,6 +25,7 @@ from handrail.dispatch.options import RunOptions
 from handrail.errors import NotSupported
 from handrail.events import MessageAdded
 from handrail.messages import Model
+from handrail.replay.attachments import RecordedAttachment, record_of, restore, store
 from handrail.schema import to_json
 from handrail.spelling import nearest
 from handrail.tools import Effect, Tool, ToolResult
@@ -74,7 +75,7 @@ class Reach:
         return {"input": text, "attachments": given} if given else {"input": text}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class WorkerRun:
     """One run of a worker, which sets the workers, attachments and callback of the run's frame."""
 
@@ -88,6 +89,10 @@ class WorkerRun:
     def models(self) -> Mapping[str, Model | str]:
         """The models by worker name that replace those in the files."""
         return self.given.models
+
+    def with_attachments(self, attachments: tuple[Attachment, ...]) -> WorkerRun:
+        """Return this run with other attachments, which are those of its record if it is resumed."""
+        return dataclasses.replace(self, attachments=attachments)
 
     @asynccontextmanager
     async def enter(self, frame: Frame, /) -> AsyncGenerator[None]:
@@ -154,7 +159,7 @@ async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolR
     if reach is not None and reach.worker is not None and reach.registry is registry:
         # In this session, a worker that the caller created replaces the folder's worker with the same name.
         worker = registry.created(reach.worker, worker.name, context.session) or worker
-    attachments = accept(worker.name, worker.attachments, params.attachments, lambda: context.filesystem)
+    attachments = await _attachments(worker, params.attachments, call, context)
     path = (given.root, *call.path) if given.root else call.path
     options = RunOptions(
         params=worker.render(params.input, [each.name for each in attachments]),
@@ -168,3 +173,22 @@ async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolR
         worker.prompt, options, model, worker.limits.depth
     )
     return result_of(worker.name, response, worker.output_schema is not None)
+
+
+async def _attachments(
+    worker: Worker, given: Sequence[Any], call: Attempt, context: ToolContext
+) -> tuple[Attachment, ...]:
+    """Return the files that a call gives to a worker.
+
+    Files that are named by path may change later, so their bytes are recorded. A call that is entered again gives the
+    worker the recorded ones.
+    """
+    log, place = call.frame.log, call.place
+    recorded = log.find("attachments", place, list[RecordedAttachment])
+    if recorded is not None:
+        return await restore(log.journal, log.run_id, recorded)
+    found = accept(worker.name, worker.attachments, given, lambda: context.filesystem)
+    if log.is_kept and any(isinstance(each, str) for each in given):
+        await store(log.journal, log.run_id, found)
+        await log.note("attachments", place, record_of(found))
+    return found

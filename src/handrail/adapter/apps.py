@@ -1,0 +1,52 @@
+"""The app of a run: where its prompt is found again, and a digest of its code."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from pathlib import Path
+from typing import Any, cast
+
+from handrail.errors import RunError
+from handrail.neighbours import import_app
+from handrail.prompt import Prompt
+
+
+def code_of(app: str) -> str:
+    """Return a digest of an app's code, or "" if there is no app."""
+    if not app:
+        return ""
+    module, colon, _ = app.partition(":")
+    if colon and not app.endswith(".md"):
+        files = [Path(str(getattr(import_app(module), "__file__", "")))]
+    else:
+        folder = Path(app) if Path(app).is_dir() else Path(app).parent
+        files = sorted([*folder.glob("*.md"), *folder.glob("*.py")])
+    found = hashlib.sha256()
+    for file in files:
+        with contextlib.suppress(OSError):
+            found.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+def prompt_of(run_id: str, app: str) -> Prompt[Any]:
+    """Import the prompt that `app`, a reference of the form `module:name`, refers to, and return it."""
+    module, colon, name = app.partition(":")
+    if not colon or app.endswith(".md"):
+        raise RunError(
+            run_id,
+            "it began without a reference to its prompt" if not app else f"its prompt is in {app!r}",
+            "Pass the prompt: resume(run_id, prompt).",
+        )
+    try:
+        found: Any = getattr(import_app(module), name, None)
+    except ImportError as error:
+        raise RunError(
+            run_id,
+            f"its prompt is at {app!r}, which can't be imported: {error}",
+            "Resume where it can be imported, or pass the prompt: resume(run_id, prompt), or --app module:name on the command line.",
+        ) from error
+    prompt: object = getattr(found, "prompt", found)  # the prompt itself, or an agent that has one
+    if not isinstance(prompt, Prompt):
+        raise RunError(run_id, f"there is no Prompt at {app!r}", "Pass the prompt: resume(run_id, prompt).")
+    return cast("Prompt[Any]", prompt)
