@@ -213,7 +213,7 @@ class Adapter:
         return await resume(self, run_id, prompt, options, heard)
 
     def settings(self) -> Settings:
-        """Return the default settings with which this adapter's runs ask the model."""
+        """Return the default model settings of this adapter's runs."""
         return Settings(
             self.model,
             retry=self._retry,
@@ -237,7 +237,7 @@ class Adapter:
         return CallAdapter(self, self.settings().override(streaming=streams), attempt)
 
     def prompt_model_for(self, attempt: Attempt) -> PromptModel:
-        """Return the `prompt_model` verb of one call, which asks this adapter's model."""
+        """Return a call's `prompt_model` verb, which uses this adapter's model by default."""
         from handrail.adapter.call_adapter import prompt_model_of
 
         return prompt_model_of(self, self.settings(), attempt)

@@ -215,7 +215,7 @@ class GuardMiddleware:
                 raise RequestRefused(
                     429,
                     "TooManyRequests",
-                    "too many requests at once. Wait as long as `Retry-After` says.",
+                    "too many requests at once. Try again after the time in the `Retry-After` header.",
                     retry_after=wait,
                 )
         if method in _SAFE:

@@ -90,7 +90,7 @@ class OidcProvider:
                 raise RequestRefused(
                     429,
                     "TooManySignIns",
-                    "too many sign-ins from this address. Wait as long as `Retry-After` says.",
+                    "too many sign-ins from this address. Try again after the time in the `Retry-After` header.",
                     retry_after=wait,
                 )
             address = self._address or f"{request.url.scheme}://{request.headers['host']}"

@@ -302,7 +302,7 @@ class Principals:
             raise RequestRefused(
                 429,
                 "TooManyWrongTokens",
-                "too many wrong tokens or passwords. Wait as long as `Retry-After` says.",
+                "too many wrong tokens or passwords. Try again after the time in the `Retry-After` header.",
                 retry_after=wait,
             )
 

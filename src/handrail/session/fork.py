@@ -157,8 +157,9 @@ class SessionFork(msgspec.Struct, eq=False):
     def apply(self) -> None:
         """Make the prepared state the parent's state.
 
-        This can fail only if a change bypassed the gate and touched one of the same slices since `prepare`, and a
-        reducer rejects the result. Then it raises and changes nothing.
+        Raises `ContextExpired` if nothing is prepared or the parent is closed. Otherwise it fails only if a change
+        that bypassed the gate touched one of the same slices since `prepare`, and a reducer rejects the merged state.
+        If it raises, nothing has changed.
         """
         lock = self.root.lock
         lock.acquire()

@@ -132,7 +132,7 @@ class Translator:
         return self._leg
 
     def begin_leg(self, leg_id: str, state: Any | None = None) -> list[Event]:
-        """Return the events that start a leg."""
+        """Open a leg and return its first events: its start and, if there is a state, a snapshot of it."""
         self._leg = leg_id
         self._legs += 1
         return [self.started(leg_id), *self._snapshot(state)]
