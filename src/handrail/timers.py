@@ -89,7 +89,8 @@ class Timer(msgspec.Struct, eq=False):
         more = lost - self._lost if self._extend is None else self._extend()
         self._lost = lost
         if more > 0:
-            self._when = self._timers.loop.time() + more
+            since = self._when if self._extend is None else self._timers.loop.time()
+            self._when = since + more
             self._timers.put(self, self._when)
             return
         call, self._call = self._call, None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from handrail import ToolContext, tool
@@ -105,6 +105,7 @@ def test_a_listener_that_blocks_is_named_once(
     ),
     durations=st.lists(st.sampled_from([0.0, 3.0, 9.0, 11.0]), min_size=1, max_size=3),
 )
+@example(heard=[(Progress, 40.0)], durations=[11.0])
 def test_no_call_is_charged_for_blocking_listeners(
     heard: list[tuple[type, float]], durations: list[float]
 ) -> None:
@@ -117,9 +118,14 @@ def test_no_call_is_charged_for_blocking_listeners(
         await run_turn(rig.gate, [ToolCall("work", {"seconds": each}) for each in durations])
         short = len(heard) * SLOW * 10 * len(durations)  # blocks of up to SLOW seconds are charged
         ends = rig.of(ToolInvoked)
-        assert sorted(each.status for each in ends) == sorted(
-            "timed out" if each > 10 else "ok" for each in durations
+        late = sum(each.status == "timed out" for each in ends)
+        assert all(each.status in ("ok", "timed out") for each in ends)
+        # A listener that blocks at the end of one call also shortens the time that another call has slept.
+        may_be_shortened = len(durations) > 1 and any(
+            kind not in (ToolStarted, Progress) for kind, _ in heard
         )
+        most = sum(each > 10 for each in durations)
+        assert late <= most if may_be_shortened else late == most
         for ended, expected in zip(
             sorted(each.seconds for each in ends), sorted(min(each, 10) for each in durations), strict=True
         ):
