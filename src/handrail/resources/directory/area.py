@@ -424,7 +424,7 @@ class Area:
         """
         steps = opposites([step for step in commit.manifest.steps if commit.is_done(step)])
         call_id, synced = commit.manifest.call_id, bool(commit.manifest.journal)
-        against = sorted(step.where for step in steps if not self._is_unchanged(step))
+        against = sorted(step.path for step in steps if not self._is_unchanged(step))
         if against:
             raise UndoRefused(call_id, against, "changed since by another call or by someone else")
         manifest = msgspec.structs.replace(commit.manifest, steps=steps, journal="")
@@ -454,11 +454,11 @@ class Area:
             raise
         with reported(folder):
             self._remove(folder)
-        return tuple(sorted(step.where for step in steps))
+        return tuple(sorted(step.path for step in steps))
 
     def _is_unchanged(self, step: Step) -> bool:
         """Return whether the step's path still holds what the step expects to displace."""
-        found = self.jail.look(step.where)
+        found = self.jail.look(step.path)
         if found is None:
             return step.do == "put" and not step.before
         return step.do == "change" or shown_version(version_of(found[0])) == step.before

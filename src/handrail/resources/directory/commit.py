@@ -20,7 +20,6 @@ something newer there meanwhile.
 
 from __future__ import annotations
 
-import binascii
 import contextlib
 import errno
 import hashlib
@@ -28,7 +27,7 @@ import os
 import stat
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -49,9 +48,7 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     do: Literal["put", "take", "change"]
     path: str
-    """The path for display, in which bytes that are not UTF-8 are escaped as `\\xff`. Use `where` to access the file."""
-    bytes: str = ""
-    """The path in hexadecimal, if it is not UTF-8."""
+    """The path as Handrail spells it, in which bytes that are not UTF-8 are escaped as `\\xff`."""
     slot: str = ""
     """The slot's name in the commit's folder.
 
@@ -69,21 +66,16 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """For *change*, the new mode, owner, group and attributes of the folder."""
     old_facts: Facts | None = None
 
-    @property
-    def where(self) -> str:
-        """The path as it is spelled on disk."""
-        return os.fsdecode(binascii.unhexlify(self.bytes)) if self.bytes else self.path
-
     def opposite(self) -> Step:
         """Return the step that reverts this one."""
         if self.do == "change":
             return msgspec.structs.replace(self, facts=self.old_facts, old_facts=self.facts)
         if self.do == "take":
-            return Step(do="put", path=self.path, bytes=self.bytes, slot=self.slot, after=self.before)
+            return Step(do="put", path=self.path, slot=self.slot, after=self.before)
         if self.before:
             back = msgspec.structs.replace(self, before=self.after, after=self.before, folder=False)
         else:
-            back = Step(do="take", path=self.path, bytes=self.bytes, slot=self.slot, before=self.after)
+            back = Step(do="take", path=self.path, slot=self.slot, before=self.after)
         return msgspec.structs.replace(back, tree=EMPTY if self.folder else "")
 
 
@@ -110,7 +102,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        return tuple(step.where for step in self.steps)
+        return tuple(step.path for step in self.steps)
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -119,16 +111,6 @@ class Change(msgspec.Struct, frozen=True):
     path: str
     node: Node
     base: Node
-
-
-def step_at(path: str, **fields: Any) -> Step:
-    """Create a step for a path, which need not be valid UTF-8."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        raw = os.fsencode(path)
-        return Step(path=raw.decode(errors="backslashreplace"), bytes=raw.hex(), **fields)
-    return Step(path=path, **fields)
 
 
 def shown_version(version: int) -> str:
@@ -221,7 +203,7 @@ class Commit:
         path = "."
         try:
             for step in self.manifest.steps:
-                path = step.where
+                path = step.path
                 try:
                     self._do(step, folders)
                 except Unexpected:
@@ -274,9 +256,9 @@ class Commit:
                 if not self.is_done(step):
                     self._do(step, folders)
                 elif step.do != "change" and not self._was_checked(step, folders):
-                    left.append(step.where)
+                    left.append(step.path)
             except (Unexpected, OSError):
-                left.append(step.where)
+                left.append(step.path)
         return tuple(left)
 
     def _was_checked(self, step: Step, folders: Folders) -> bool:
@@ -288,7 +270,7 @@ class Commit:
         displaced = _identity_in(folders.slots, step.slot)
         if displaced == step.before or not displaced:
             return True
-        folder, name = split(step.where)
+        folder, name = split(step.path)
         name, there = on_disk(name), folders.open(folder)
         now = _identity_in(there, name)
         if step.do == "take" and not now:
@@ -300,7 +282,7 @@ class Commit:
     def is_done(self, step: Step) -> bool:
         """Return whether a step was done, judging by the slot's content or the folder's facts."""
         if step.do == "change":
-            facts = self._jail.facts(step.where)
+            facts = self._jail.facts(step.path)
             return facts is not None and facts != step.old_facts
         slot = _identity_at(self.folder / step.slot)
         return bool(slot) if step.do == "take" else slot != step.after
@@ -334,19 +316,19 @@ class Commit:
                 if self.is_done(step):
                     self._do(step.opposite(), folders)
             if step.do != "change" and self._is_left(step):
-                stuck.append(step.where)
+                stuck.append(step.path)
         return sorted(stuck)
 
     def _is_left(self, step: Step) -> bool:
         """Return whether a path still holds what a reverted step put there, or lacks what the step took."""
-        found = self._jail.look(step.where)
+        found = self._jail.look(step.path)
         if step.do == "put":
             return found is not None and shown_version(version_of(found[0])) == step.after
         return found is None and bool(_identity_at(self.folder / step.slot))
 
     def _do(self, step: Step, folders: Folders) -> None:
         """Do one step. Does nothing if the folder that it creates already exists."""
-        path = step.where
+        path = step.path
         if reserved_in(path):
             raise Unexpected  # no call makes such a step, so someone has changed the manifest
         folder, name = split(path)

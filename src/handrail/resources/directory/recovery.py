@@ -156,7 +156,7 @@ def _is_retired(manifest: Manifest, staging: Path) -> bool:
 def _shows(manifest: Manifest, jail: Jail) -> bool:
     """Return whether the root shows everything that a commit changed."""
     for step in manifest.steps:
-        found = jail.look(step.where)
+        found = jail.look(step.path)
         if step.do == "put":
             if found is None or shown_version(version_of(found[0])) != step.after:
                 return False

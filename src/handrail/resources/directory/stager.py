@@ -18,7 +18,6 @@ from handrail.resources.directory.commit import (
     Step,
     in_order,
     shown_version,
-    step_at,
     tree_digest,
 )
 from handrail.resources.directory.content import Held, Link, OnDisk, Special, facts_of, identity, version_of
@@ -108,15 +107,15 @@ class _Stager:
         node, base, path = change.node, change.base, change.path
         if node.is_folder and base.is_folder:
             old_facts = facts_of(base) or self._jail.facts(path)
-            return step_at(path, do="change", facts=facts_of(node), old_facts=old_facts)
+            return Step(path=path, do="change", facts=facts_of(node), old_facts=old_facts)
         before = shown_version(base.version)
         tree = tree_digest(over, change.path) if base.is_folder else ""
         slot = self._slot()
         if not node.version:
-            return step_at(path, do="take", slot=slot, before=before, tree=tree)
+            return Step(path=path, do="take", slot=slot, before=before, tree=tree)
         after = self._fill(slot, path, node)
-        return step_at(
-            path, do="put", slot=slot, before=before, tree=tree, after=after, folder=node.is_folder
+        return Step(
+            path=path, do="put", slot=slot, before=before, tree=tree, after=after, folder=node.is_folder
         )
 
     def _fill(self, slot: str, path: str, node: Node) -> str:
@@ -203,7 +202,7 @@ class _Stager:
             self._check_folder(split(folder)[0])
             self._make_folder(slot, folder, None)
             after = shown_version(version_of(os.lstat(self.folder / slot)))
-            steps.append(step_at(folder, do="put", slot=slot, after=after, folder=True))
+            steps.append(Step(path=folder, do="put", slot=slot, after=after, folder=True))
         return steps
 
     def _check_folder(self, folder: str) -> None:
