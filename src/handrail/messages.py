@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, cast
 
 import msgspec
+
+from handrail.content import Attachment
 
 if TYPE_CHECKING:
     from handrail.schema import Schema
@@ -35,7 +37,10 @@ class Kept(msgspec.Struct, frozen=True):
     """Data that must be sent back to its provider unchanged, such as signed thinking. Only that provider's wire reads it."""
 
     wire: str
+    """The wire that the data came from, with its provider if several share the wire, as in `chat:deepseek`."""
     data: bytes
+    has_arguments: bool = False
+    """Whether the data repeats the arguments of the message's calls, which may have to be masked in it."""
 
 
 class UserMessage(msgspec.Struct, frozen=True, tag="user"):
@@ -44,6 +49,8 @@ class UserMessage(msgspec.Struct, frozen=True, tag="user"):
     text: str
     by_run: bool = False
     """Whether the run itself wrote the message, for example as advice or to request a correction."""
+    attachments: tuple[Attachment, ...] = ()
+    """The files that come with the text. A wire describes those that its provider does not take."""
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
@@ -52,6 +59,11 @@ class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
     text: str = ""
     calls: tuple[CallAsked, ...] = ()
     kept: Kept | None = None
+    thought: str = ""
+    """The model's thinking before it answered, or a summary of it, and its requests to its provider's own tools.
+
+    It is shown to people, and sent only to servers that require it.
+    """
 
 
 class CallAnswered(msgspec.Struct, frozen=True):
@@ -63,6 +75,8 @@ class CallAnswered(msgspec.Struct, frozen=True):
     failed: bool = False
     shows: tuple[str, ...] = ()
     """The names of the tools that are offered from this message on."""
+    attachments: tuple[Attachment, ...] = ()
+    """The files that the call returned. A wire describes those that its provider does not take."""
 
 
 class ToolMessage(msgspec.Struct, frozen=True, tag="tool"):
@@ -141,8 +155,11 @@ class Sent(Generic[T]):
 
 # --- the parts of an answer --------------------------------------------------------------------
 
-StopReason = Literal["done", "calls", "length", "refused"]
-"""Why a model stopped: it is done, requests calls, reached the length limit, or refused to answer."""
+StopReason = Literal["done", "calls", "length", "refused", "paused"]
+"""Why a model stopped: it is done, requests calls, reached the length limit, or refused to answer.
+
+`paused` means that the provider interrupted a long answer, and continues it when it gets the conversation back.
+"""
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -222,6 +239,78 @@ class StopPart(msgspec.Struct, frozen=True):
 ModelPart = SentPart | TextPart | ThinkingPart | CallPart | UsagePart | StopPart
 
 
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model answers, apart from its temperature and the length of its answers. A setting that is None is the model's default.
+
+    Nested runs inherit each setting, and may replace it. A request with a setting that its provider does not have is
+    refused, because a setting that is silently dropped would seem to work.
+    """
+
+    effort: str | None = None
+    """How much the model thinks before it answers, such as "low" or "high". Each model has its own levels."""
+    verbosity: Literal["low", "medium", "high"] | None = None
+    service_tier: str | None = None
+    """The provider's service tier, such as "flex" or "priority"."""
+    seed: int | None = None
+    stop: tuple[str, ...] | None = None
+    """Texts at which the model stops writing."""
+    parallel_calls: bool | None = None
+    """Whether the model may request several calls at once."""
+    tool_choice: str | None = None
+    """"auto", "required", "none", or the name of the tool that the model must call."""
+    cache_key: str | None = None
+    """A key for requests with the same beginning, which the provider then finds in its cache more often."""
+    cache_ttl: Literal["5m", "1h"] | None = None
+    """How long a provider keeps the beginning of a request in its cache."""
+
+    def __post_init__(self) -> None:
+        wrong = [name for name in self.chosen() if not _is_setting(name, getattr(self, name))]
+        if wrong:
+            from handrail.errors import DefinitionError
+
+            raise DefinitionError(
+                f"ModelSettings({wrong[0]}={getattr(self, wrong[0])!r}) is invalid. Pass {_SETTINGS[wrong[0]][1]}, or None."
+            )
+
+    def chosen(self) -> tuple[str, ...]:
+        """Return the names of the settings that are not left to the model."""
+        return tuple(name for name in self.__struct_fields__ if getattr(self, name) is not None)
+
+    def over(self, outer: ModelSettings) -> ModelSettings:
+        """Return these settings, and those of an outer run where these have none."""
+        if outer is DEFAULT_SETTINGS or self is outer:
+            return self
+        return msgspec.structs.replace(outer, **{name: getattr(self, name) for name in self.chosen()})
+
+
+_SETTINGS: dict[str, tuple[Any, str]] = {
+    "effort": (str, "a level such as 'low'"),
+    "verbosity": (("low", "medium", "high"), "'low', 'medium' or 'high'"),
+    "service_tier": (str, "the name of a tier"),
+    "seed": (int, "an integer"),
+    "stop": (tuple, "a tuple of strings that are not empty"),
+    "parallel_calls": (bool, "True or False"),
+    "tool_choice": (str, "'auto', 'required', 'none' or the name of a tool"),
+    "cache_key": (str, "a string"),
+    "cache_ttl": (("5m", "1h"), "'5m' or '1h'"),
+}
+"""The type or the values of each setting, and their description."""
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    wanted = _SETTINGS[name][0]
+    if isinstance(wanted, tuple):
+        return value in wanted
+    if name == "stop":
+        texts = cast("tuple[object, ...]", value if isinstance(value, tuple) else ())
+        return bool(texts) and all(type(text) is str and text for text in texts)
+    return type(value) is wanted and value != ""
+
+
+DEFAULT_SETTINGS = ModelSettings()
+"""The settings of a run that was given none."""
+
+
 class Offered(msgspec.Struct, frozen=True):
     """A tool as it is offered to a model."""
 
@@ -244,6 +333,7 @@ class ModelRequest(msgspec.Struct, frozen=True):
     """Whether to stream the answer while the model writes it."""
     must_call: bool = False
     """Whether the model must answer with a call."""
+    settings: ModelSettings = DEFAULT_SETTINGS
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -253,6 +343,41 @@ class Price(msgspec.Struct, frozen=True):
     output: Decimal
     cached: Decimal | None = None
     """Price of input tokens read from the provider's cache; None if they cost the same as other input tokens."""
+    cache_writes: Decimal | None = None
+    """Price of input tokens written to the provider's cache; None if they cost the same as other input tokens."""
+
+
+class Takes(msgspec.Struct, frozen=True):
+    """The media types of the attachments that a model's provider takes. Every model takes text files, as text."""
+
+    bytes: frozenset[str] = frozenset()
+    """Media types that are taken as bytes. `*/*` stands for every type."""
+    addresses: frozenset[str] = frozenset()
+    """Media types that the provider fetches from an address."""
+
+    def sends(self, attachment: Attachment) -> bool:
+        """Return whether an attachment is sent as it is."""
+        if attachment.is_text or not (attachment.address or (attachment.is_here and attachment.size)):
+            return False
+        taken = self.addresses if attachment.address else self.bytes
+        return attachment.media_type in taken or "*/*" in taken
+
+    def problem(self, attachment: Attachment) -> str | None:
+        """Return why an attachment can't be sent, such as "it takes no audio"; None if it can."""
+        if self.sends(attachment) or attachment.is_text:
+            return None
+        if not attachment.address and not attachment.is_here:
+            return "its bytes are no longer available"
+        if not attachment.address and not attachment.size:
+            return "it is empty"
+        kind, media_type = attachment.kind, attachment.media_type
+        if attachment.address and (media_type in self.bytes or "*/*" in self.bytes):
+            return f"it takes no {kind} by its address, only as bytes"
+        taken = self.bytes | self.addresses
+        alike = sorted(each for each in taken if each.partition("/")[0] == media_type.partition("/")[0])
+        if kind in ("image", "audio") and alike:
+            return f"it takes no {media_type}, only {', '.join(alike)}"
+        return f"it takes no {kind if kind in ('image', 'audio') else media_type}"
 
 
 class Traits(msgspec.Struct, frozen=True):
@@ -263,6 +388,9 @@ class Traits(msgspec.Struct, frozen=True):
 
     native_output: bool = False
     """Whether the provider can enforce a JSON Schema. Otherwise the answer is requested as a tool call."""
+
+    takes: Takes = Takes()
+    """The attachments that the provider takes."""
 
 
 class Model(Protocol):

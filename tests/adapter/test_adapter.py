@@ -911,6 +911,27 @@ def test_prompt_model_gives_a_typed_answer() -> None:
     assert "is invalid" in model.requests[2].messages[-1].text
 
 
+def test_an_async_on_text_is_awaited() -> None:
+    """`prompt_model` awaits an async `on_text` for each chunk, in order, before it returns."""
+    texts: list[str] = []
+
+    async def hear(text: str) -> None:
+        await asyncio.sleep(0)
+        texts.append(text)
+
+    @tool
+    async def choose(context: AgentContext) -> str:
+        """Choose."""
+        choice = await context.prompt_model("Choose: a or b", Choice, on_text=hear)
+        assert "".join(texts) == '{"selected": "b"}'
+        return choice.selected
+
+    model = scripted(ToolCall("choose"), '{"selected": "b"}', "Done.")
+    response = Adapter(model, environment=Agent()).evaluate(Prompt("p", "Go.", tools=[choose]), "hi").wait()
+    assert response.text == "Done."
+    assert model.requests[-1].messages[-1].text == "b"
+
+
 def test_prompt_model_takes_any_type_and_gives_up_after_two_repairs() -> None:
     """`prompt_model` wraps a type that is not a class in an object, and fails after two failed corrections."""
     from typing import Literal
@@ -1040,9 +1061,9 @@ def test_opening_leaves_every_byte_before_it(wire: str) -> None:
 
     def body(request: Any) -> bytes:
         if wire == "chat":
-            return openai._body({"model": "m"}, request, Quirks())
+            return openai._body({"model": "m"}, request, Quirks(), "chat:openai")
         if wire == "responses":
-            return responses._body({"model": "m"}, request)
+            return responses._body({"model": "m"}, request, "responses:openai")
         return AnthropicModel("m")._body(request)
 
     model = scripted(
@@ -1058,9 +1079,9 @@ def test_opening_leaves_every_byte_before_it(wire: str) -> None:
         rest = {name: value for name, value in earlier.items() if name not in (said, "tools")}
         assert rest == {name: value for name, value in later.items() if name not in (said, "tools")}
     encoders = {
-        "chat": openai._message,
-        "responses": responses._items,
-        "anthropic": anthropic._message,
+        "chat": openai._encoder(Quirks(), "chat:openai"),
+        "responses": responses._encoder("responses:openai"),
+        "anthropic": anthropic._encoder("anthropic:anthropic"),
     }
     written = [Sent(request.messages).encoded(encoders[wire]) for request in model.requests]
     assert written[1].startswith(written[0])

@@ -34,6 +34,7 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models import ModelAnswerBroken, ModelUnavailable
+from handrail.models.providers import Quirks
 from handrail.testing import RecordingSubscriber, VirtualClock, run_virtual
 
 Doing = Literal["fine", "raise", "slow", "fail", "stop the run", "retry", "cancel itself"]
@@ -260,8 +261,9 @@ def test_only_new_messages_are_encoded_in_a_run() -> None:
     """However long a conversation grows, each message is encoded only once."""
     from handrail.models import openai
 
+    encode = openai._encoder(Quirks(), "chat:openai")
     conversation: Sent[Message] = Sent([USER])
-    first = conversation.encoded(openai._message)
+    first = conversation.encoded(encode)
     for _ in range(50):
         conversation.append(CALL)
         conversation.append(RESULT)
@@ -270,7 +272,7 @@ def test_only_new_messages_are_encoded_in_a_run() -> None:
     def counted(message: Message) -> bytes:
         nonlocal count
         count += 1
-        return openai._message(message)
+        return encode(message)
 
     assert conversation.encoded(counted).startswith(first)
     conversation.encoded(counted)

@@ -32,6 +32,7 @@ from handrail.dispatch.options import (
 from handrail.errors import DefinitionError
 from handrail.journal.sqlite import MemoryJournal
 from handrail.limits import BudgetTracker
+from handrail.messages import ModelSettings
 from handrail.resources.bindings import given
 from handrail.testing import Person
 from support.worker_folders import PLAIN, sound
@@ -167,6 +168,7 @@ def outer(**changes: Any) -> RunOptions:
         tools=(nothing,),
         temperature=0.5,
         max_tokens=9,
+        model_settings=ModelSettings(seed=1),
     ).replace(**changes)
 
 
@@ -191,11 +193,13 @@ OWN = (
     "app",
     "params",
     "message",
+    "attachments",
     "history",
     "opened",
     "tools",
     "temperature",
     "max_tokens",
+    "model_settings",
 )
 
 

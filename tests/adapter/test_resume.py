@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,6 @@ from handrail import (
     Prompt,
     ScriptedModel,
     Session,
-    SqliteJournal,
     ToolCall,
     ToolContext,
     tool,
@@ -34,6 +34,7 @@ from handrail.errors import (
 )
 from handrail.events import MessageAdded
 from handrail.guard.policy import CapabilityPolicy
+from handrail.journal.opening import AnyJournal
 from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import ToolMessage, Usage
 from handrail.models.scripted import Reply
@@ -41,7 +42,7 @@ from handrail.protocols import PolicyDecision
 from handrail.question import Answer, Question
 from handrail.records import RunRecord
 from handrail.testing import Person
-from support import SUPPORT, warm_python
+from support import SUPPORT, journals, warm_python
 from support.damage import set_lease
 from support.parked_runs import answer_to
 from support.rig import Note
@@ -99,8 +100,14 @@ class Counted:
         self.all = [look, ask, mark, send, delegate]
 
 
-def journal_at(tmp_path: Path, **options: Any) -> SqliteJournal:
-    return SqliteJournal(tmp_path / "runs.db", watch=0.02, **options)
+@pytest.fixture(autouse=True, params=journals.KINDS)
+def kind(request: pytest.FixtureRequest) -> Iterator[None]:
+    with journals.of_kind(request.param):
+        yield
+
+
+def journal_at(tmp_path: Path, **options: Any) -> AnyJournal:
+    return journals.open_at(tmp_path / "runs.db", watch=0.02, **options)
 
 
 async def until_parked(begun: Any) -> RunParked:
@@ -338,7 +345,7 @@ async def test_what_can_not_be_resumed_says_why(tmp_path: Path):
 
 async def test_an_app_that_is_not_there_is_refused_by_name(tmp_path: Path):
     """An app that can't be imported is refused when a run begins and when a recorded run is resumed."""
-    journal = SqliteJournal(tmp_path / "runs.db")
+    journal = journal_at(tmp_path)
     adapter = Adapter(ScriptedModel(["Hi."]), journal=journal)
     with pytest.raises(
         DefinitionError, match=r"app is 'no\.such:prompt', which can't be imported: .*leave it out"

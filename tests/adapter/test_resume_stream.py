@@ -1,7 +1,7 @@
 """A resumed run publishes only new events, not those recorded earlier."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from handrail import (
     Prompt,
     ScriptedModel,
     Session,
-    SqliteJournal,
     ToolCall,
     ToolContext,
     WorkerRegistry,
@@ -35,6 +34,7 @@ from handrail.events import (
 from handrail.messages import ModelPart, ModelRequest
 from handrail.replay.parked_run import Parking
 from handrail.session import Dispatcher
+from support import journals
 from support.parked_runs import answer_to
 from support.rig import Note
 
@@ -68,6 +68,12 @@ async def delegate(context: ToolContext) -> str:
 PROMPT: Prompt[None] = Prompt("p", "Do.", tools=[note, ask, delegate])
 
 
+@pytest.fixture(autouse=True, params=journals.KINDS)
+def kind(request: pytest.FixtureRequest) -> Iterator[None]:
+    with journals.of_kind(request.param):
+        yield
+
+
 class Recorded:
     """A run that is parked, then resumed as if by another process."""
 
@@ -77,7 +83,7 @@ class Recorded:
         self.first: list[object] = []
 
     def adapter(self) -> Adapter:
-        self.journal = SqliteJournal(self.path, watch=None)
+        self.journal = journals.open_at(self.path, watch=None)
         return Adapter(self.model, journal=self.journal, environment=LaterEnvironment())
 
     async def park(self) -> None:
@@ -304,7 +310,7 @@ async def test_a_worker_is_resumed_as_a_stream(tmp_path: Path):
         "    return str((await context.wait_for('pick', {}, Pick)).number)\n"
     )
     registry = WorkerRegistry(tmp_path)
-    journal = SqliteJournal(tmp_path / "runs.db", watch=None)
+    journal = journals.open_at(tmp_path / "runs.db", watch=None)
     there, model = LaterEnvironment(), ScriptedModel([ToolCall("ask"), "done"])
     with pytest.raises(RunParked) as parked:
         await registry.run("helper", "go", model=model, journal=journal, run_id="run", environment=there)

@@ -1,6 +1,7 @@
 """Run ownership: leases, time limits, and the order of a session's runs."""
 
 import asyncio
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from handrail import (
     Budget,
     Deadline,
     LaterEnvironment,
+    PostgresJournal,
     Prompt,
     ScriptedModel,
     Session,
@@ -26,7 +28,7 @@ from handrail.journal.sqlite import MemoryJournal
 from handrail.journals import Journal
 from handrail.runs import cancel
 from handrail.sections.files import FileTools
-from support import PATIENCE
+from support import PATIENCE, journals
 from support.parked_runs import answer_to
 
 
@@ -41,11 +43,13 @@ async def ask(context: ToolContext) -> int:
     return (await context.wait_for("pick", {}, Pick)).number
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
     if request.param == "memory":
-        return MemoryJournal()
-    return SqliteJournal(tmp_path / "runs.db", watch=0.02)
+        yield MemoryJournal()
+        return
+    with journals.of_kind(request.param):
+        yield journals.open_at(tmp_path / "runs.db", watch=0.02)
 
 
 async def as_it_stands(journal: Journal) -> tuple[object, ...]:
@@ -180,15 +184,24 @@ async def test_a_resumed_run_keeps_its_budget_and_its_deadline(tmp_path: Path):
         assert len(script.requests) == 1
 
 
+async def lease_end(journal: Journal) -> float:
+    if isinstance(journal, PostgresJournal):
+        query = "SELECT leased_until FROM leases WHERE owner = ?"
+        return (await journal._database.select(query, journal.owner))[0][0]
+    return (await journal.runs.get("run")).leased_until
+
+
 async def test_the_lease_of_a_run_at_work_is_renewed(journal: Journal, monkeypatch: pytest.MonkeyPatch):
     """While a process works on a run, it renews the lease, so that no other process can take the run."""
-    monkeypatch.setattr("handrail.adapter.run_lease.LEASE_SECONDS", 0.1)
+    monkeypatch.setattr(journal, "lease", 0.1)
 
     @tool(effect="staged")
     async def wait_for_the_lease() -> str:
         """Wait until the lease has been renewed."""
-        before = (await journal.runs.get("run")).leased_until
-        while (await journal.runs.get("run")).leased_until <= before:
+        if isinstance(journal, PostgresJournal):
+            journal._database.leases.renewed -= 10  # type: ignore[attr-defined]  # a new lease is not renewed
+        before = await lease_end(journal)
+        while await lease_end(journal) <= before:
             await asyncio.sleep(0.01)
         return "renewed"
 

@@ -26,7 +26,7 @@ from pydantic_ai.usage import RequestUsage
 from handrail import Adapter, Prompt, Session, tool
 from handrail.adapter import Retry
 from handrail.errors import DefinitionError, ModelError
-from handrail.events import ThinkingDelta, ToolInvoked
+from handrail.events import ThoughtDelta, ToolInvoked
 from handrail.messages import (
     AssistantMessage,
     CallAnswered,
@@ -237,7 +237,7 @@ async def test_a_stream_comes_in_pieces():
     model = BridgedModel(FunctionModel(stream_function=answer))
     session = Session()
     thoughts: list[str] = []
-    session.dispatcher.subscribe(ThinkingDelta, lambda event: thoughts.append(event.text))
+    session.dispatcher.subscribe(ThoughtDelta, lambda event: thoughts.append(event.text))
     stream = Adapter(model).stream(Prompt("guide", "Be brief.", tools=[weather]), "hi", session=session)
     results = [event.result.render() async for event in stream if isinstance(event, ToolInvoked)]
     assert sorted(results) == ["rain in Oslo", "rain in Rome"]

@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 
-from handrail import Adapter, AnthropicModel, Budget, MemoryJournal, OpenAIModel, Prompt, Session, tool
+from handrail import (
+    Adapter,
+    AnthropicModel,
+    Budget,
+    GeminiModel,
+    MemoryJournal,
+    OpenAIModel,
+    Prompt,
+    Session,
+    tool,
+)
 from handrail.adapter import Retry
 from handrail.clock import SystemClock
 from handrail.context import RATE_LIMIT, ToolContext
@@ -21,13 +31,15 @@ from support.wire_grammar import strict_json
 
 QUICK = Retry(attempts=2, first_wait=0.0)
 PLAIN = Prompt("p", "Go.")
-WIRES = ("chat", "responses", "messages")
+WIRES = ("chat", "responses", "messages", "gemini")
 DEEP = "[" * 20_000 + "]" * 20_000
 
 
 def model_at(wire: Any, url: str) -> Model:
     if wire == "messages":
         return AnthropicModel("m", base_url=url, key_variable=None)
+    if wire == "gemini":
+        return GeminiModel("m", base_url=url, key_variable=None)
     return OpenAIModel("m", api=wire, base_url=url, key_variable=None)
 
 
@@ -49,6 +61,12 @@ def said(wire: str, stream: bool, text: str = "fine") -> list[Any]:
             return [{"type": "response.output_text.delta", "delta": text}, done]
         case "messages", False:
             return [{"content": [{"type": "text", "text": text}], "stop_reason": "end_turn"}]
+        case "gemini", False:
+            content = {"role": "model", "parts": [{"text": text}]}
+            return [{"candidates": [{"content": content, "finishReason": "STOP"}]}]
+        case "gemini", True:
+            content = {"role": "model", "parts": [{"text": text}]}
+            return [{"candidates": [{"content": content}]}, {"candidates": [{"finishReason": "STOP"}]}]
         case _:
             return [
                 {"type": "message_start", "message": {}},
@@ -196,7 +214,10 @@ async def test_headers_that_make_no_sense_end_no_run(name: str, value: bytes) ->
 @pytest.mark.parametrize("tokens", ["-5", '"10"', "1e300", "1" + "0" * 400, "2.5", "true", "[]", "null"])
 async def test_usage_of_any_kind_can_be_counted_and_recorded(wire: str, stream: bool, tokens: str) -> None:
     """Token counts that make no sense don't end the run, and its usage is never negative or huge."""
-    names = ("prompt_tokens", "completion_tokens") if wire == "chat" else ("input_tokens", "output_tokens")
+    names = {
+        "chat": ("prompt_tokens", "completion_tokens"),
+        "gemini": ("promptTokenCount", "candidatesTokenCount"),
+    }.get(wire, ("input_tokens", "output_tokens"))
     usage = dict.fromkeys(names, "TOKENS")
     events = said(wire, stream)
     if wire == "messages" and stream:
@@ -204,7 +225,7 @@ async def test_usage_of_any_kind_can_be_counted_and_recorded(wire: str, stream: 
     elif wire == "responses" and stream:
         events[-1]["response"]["usage"] = usage
     else:
-        events[-1]["usage"] = usage
+        events[-1]["usageMetadata" if wire == "gemini" else "usage"] = usage
     raw = [json.dumps(each).replace('"TOKENS"', tokens).encode() for each in events]
     async with raw_server(served(stream, raw)) as server:
         adapter = Adapter(model_at(wire, server.url), retry=Retry(attempts=1), journal=MemoryJournal())

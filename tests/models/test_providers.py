@@ -13,6 +13,7 @@ from handrail.messages import (
     AssistantMessage,
     CallAnswered,
     CallAsked,
+    Kept,
     ModelRequest,
     Sent,
     ToolMessage,
@@ -105,7 +106,17 @@ async def test_a_second_key_variable_and_further_headers(monkeypatch: pytest.Mon
 def test_only_a_vendors_own_address_needs_a_key(monkeypatch: pytest.MonkeyPatch):
     """A key is required at a vendor's own address, but not at a local server or one that replaces the vendor's."""
     needing = {name for name, row in PROVIDERS.items() if row.needs_key(row.find_address())}
-    assert needing == {"openai", "anthropic", "azure", "deepseek", "groq", "mistral", "openrouter"}
+    assert needing == {
+        "openai",
+        "anthropic",
+        "azure",
+        "deepseek",
+        "google",
+        "groq",
+        "mistral",
+        "moonshotai",
+        "openrouter",
+    }
     assert not PROVIDERS["openai"].needs_key("http://127.0.0.1:1/v1")
 
 
@@ -147,7 +158,7 @@ def sent_by(provider: str, *messages: Any, **more: Any) -> dict[str, Any]:
     base_url = "http://x/v1" if provider == "azure" else None
     model = OpenAIModel("m", provider=provider, base_url=base_url)
     request = ModelRequest("", Sent(messages), Sent(), **more)
-    return json.loads(openai._body(model._fields, request, model._quirks))
+    return json.loads(openai._body(model._fields, request, model._quirks, model._wire))
 
 
 CALLED = AssistantMessage("", (CallAsked("call_0123456789abcdef", "f", "{}"),))
@@ -158,7 +169,7 @@ RESULT = ToolMessage((CallAnswered("call_0123456789abcdef", "f", "1"),))
 def test_the_fields_of_a_streamed_request(provider: str):
     """Each provider gets the limit and the stream options that it knows."""
     body = sent_by(provider, UserMessage("hi"), stream=True, max_tokens=5)
-    newer = provider in ("openai", "azure", "groq")
+    newer = provider in ("openai", "azure", "groq", "moonshotai")
     assert body["max_completion_tokens" if newer else "max_tokens"] == 5
     assert ("stream_options" in body) == (provider != "mistral")
     assert len([name for name in body if name.startswith("max_")]) == 1
@@ -172,6 +183,26 @@ def test_what_mistral_requires():
     assert len(id) == 9
     assert id.isalnum()
     assert body["messages"][2]["tool_call_id"] == id
+
+
+@pytest.mark.parametrize(
+    ("model", "is_forced"),
+    [
+        ("deepseek:deepseek-chat", True),
+        ("deepseek:deepseek-reasoner", False),
+        ("deepseek:deepseek-v4-pro", False),
+        ("openai:gpt-5", True),
+    ],
+)
+def test_a_model_that_refuses_to_be_forced_is_not(model: str, is_forced: bool):
+    """DeepSeek's thinking models refuse a forced call, so their requests do not force one."""
+    from handrail.models import openai
+
+    provider, name = model.split(":")
+    made = OpenAIModel(name, provider=provider, key_variable=None)
+    request = ModelRequest("", Sent([UserMessage("hi")]), Sent(), must_call=True)
+    body = json.loads(openai._body(made._fields, request, made._quirks, made._wire))
+    assert ("tool_choice" in body) == is_forced
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -194,27 +225,33 @@ async def test_reasoning_is_sent_back_with_calls(stream: bool, monkeypatch: pyte
         "reasoning_content": "I see",
         "reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "I see"}],
     }
+    endpoint = OpenAIModel("m", base_url="http://x")._endpoint
     if stream:
-        taker = openai._Pieces(OpenAIModel("m", base_url="http://x")._endpoint, fields)
+        taker = openai._Pieces(endpoint, "chat:of the answer")
         chunks = [
             *({"choices": [{"delta": piece}]} for piece in pieces),
             {"choices": [{"finish_reason": "tool_calls"}]},
         ]
         parts = [part for chunk in chunks for part in taker.take(chunk)]
     else:
-        parts = list(
-            openai._whole(fields, {"choices": [{"message": whole_ones, "finish_reason": "tool_calls"}]})
-        )
+        answer = {"choices": [{"message": whole_ones, "finish_reason": "tool_calls"}]}
+        parts = list(openai._whole(endpoint, "chat:of the answer", answer))
     kept: Any = parts[-1]
-    said = AssistantMessage("", CALLED.calls, kept.kept)
+
+    def by(provider: str) -> AssistantMessage:
+        return AssistantMessage("", CALLED.calls, Kept(f"chat:{provider}", kept.kept.data), thought="I see")
+
     for provider, field in (("deepseek", "reasoning_content"), ("openrouter", "reasoning_details")):
-        body = sent_by(provider, UserMessage("hi"), said, RESULT)
+        body = sent_by(provider, UserMessage("hi"), by(provider), RESULT)
         back = body["messages"][1]
         assert {name: back.get(name) for name in fields} == {
             **dict.fromkeys(fields),
             field: whole_ones[field],
         }
-    assert not set(fields) & set(sent_by("openai", UserMessage("hi"), said, RESULT)["messages"][1])
+    for said in (by("openai"), by("openrouter")):
+        assert not set(fields) & set(sent_by("openai", UserMessage("hi"), said, RESULT)["messages"][1])
+    moved = sent_by("deepseek", UserMessage("hi"), by("openrouter"), RESULT)["messages"][1]
+    assert moved["reasoning_content"] == " "  # it refuses calls without thoughts, even those of other models
 
 
 # --- names ---

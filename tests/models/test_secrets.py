@@ -12,6 +12,7 @@ import pytest
 from handrail import (
     Adapter,
     AnthropicModel,
+    GeminiModel,
     OpenAIModel,
     Prompt,
     PromptEvaluationError,
@@ -34,6 +35,10 @@ KEY = "sk-planted-7d1f0c2e9b"
 def _model(wire: Wire, server: Aimock | Llmock) -> Model:
     if wire == "messages":
         return AnthropicModel("gpt-test", base_url=server.anthropic_url, key_variable="PLANTED_KEY")
+    if wire == "gemini":
+        return GeminiModel(
+            "gpt-test", base_url=server.gemini_url, key_variable="PLANTED_KEY", headers={"x-team": KEY}
+        )
     return OpenAIModel(
         "gpt-test", api=wire, base_url=server.openai_url, key_variable="PLANTED_KEY", headers={"x-team": KEY}
     )

@@ -1,4 +1,4 @@
-"""The checker of the three wires accepts good requests, and each of its rules refuses something."""
+"""The checker of the four wires accepts valid requests, and each of its rules refuses an invalid one."""
 
 from __future__ import annotations
 
@@ -76,6 +76,33 @@ GOOD: dict[str, dict[str, Any]] = {
         ],
         "tools": [{"name": "f", "description": "F.", "input_schema": SCHEMA}],
     },
+    "gemini": {
+        "systemInstruction": {"parts": [{"text": "Be brief."}]},
+        "contents": [
+            {"role": "user", "parts": [{"text": "hi"}]},
+            {
+                "role": "model",
+                "parts": [
+                    {"text": "hm", "thought": True},
+                    {"functionCall": {"id": "a", "name": "f", "args": {"a": 1}}, "thoughtSignature": "s"},
+                    {"functionCall": {"id": "b", "name": "f", "args": {}}},
+                ],
+            },
+            {
+                "role": "user",
+                "parts": [
+                    {"functionResponse": {"id": "a", "name": "f", "response": {"output": ""}}},
+                    {"functionResponse": {"id": "b", "name": "f", "response": {"error": "no"}}},
+                    {"text": "more"},
+                ],
+            },
+            {"role": "model", "parts": [{"text": "x"}, {"text": "", "thoughtSignature": "s"}]},
+            {"role": "user", "parts": [{"inlineData": {"mimeType": "image/png", "data": "AA=="}}]},
+        ],
+        "tools": [
+            {"functionDeclarations": [{"name": "f", "description": "F.", "parametersJsonSchema": SCHEMA}]}
+        ],
+    },
 }
 
 
@@ -112,6 +139,8 @@ def deep(levels: int) -> Any:
 
 CALL = ("messages", 2, "tool_calls", 0)
 USE = ("messages", 1, "content", 1)
+FUNCTION = ("contents", 1, "parts", 1, "functionCall")
+DECLARED = ("tools", 0, "functionDeclarations", 0)
 BAD: list[tuple[str, str, Callable[[Any], object]]] = [
     ("chat", "does not match", put(*CALL, "function", "name", "multi_tool_use.parallel")),
     ("chat", "does not match", put(*CALL, "function", "name", "")),
@@ -171,6 +200,36 @@ BAD: list[tuple[str, str, Callable[[Any], object]]] = [
     ("messages", "the first message is not the user's", drop("messages", 0)),
     ("messages", "max_tokens is missing", drop("max_tokens")),
     ("messages", "type is 'novelty'", put(*USE, "type", "novelty")),
+    ("gemini", "does not match", put(*FUNCTION, "name", "a.b")),
+    ("gemini", "does not begin with a letter", put(*FUNCTION, "name", "3d")),
+    ("gemini", "does not match", put(*FUNCTION, "id", "")),
+    ("gemini", "two calls have one id", put(*FUNCTION, "id", "b")),
+    ("gemini", "args is not an object", put(*FUNCTION, "args", [])),
+    ("gemini", "more than 64 levels", put(*FUNCTION, "args", deep(70))),
+    ("gemini", "missing a thought_signature", drop("contents", 1, "parts", 1, "thoughtSignature")),
+    ("gemini", "are not those of the calls", drop("contents", 2, "parts", 1)),
+    ("gemini", "are not those of the calls", put("contents", 2, "parts", 1, "functionResponse", "name", "g")),
+    ("gemini", "comes before the responses of", lambda r: r["contents"].__delitem__(slice(2, None))),
+    ("gemini", "comes after something else", lambda r: r["contents"][2]["parts"].reverse()),
+    ("gemini", "role is 'user' after 'user'", drop("contents", 3)),
+    ("gemini", "role is 'model' after 'model'", drop("contents", 0)),
+    ("gemini", "role is 'tool'", put("contents", 2, "role", "tool")),
+    ("gemini", "a user has no calls", put("contents", 1, "role", "user")),
+    ("gemini", "a model has no responses", put("contents", 2, "role", "model")),
+    ("gemini", "must not be empty", put("contents", 0, "parts", 0, "text", " ")),
+    ("gemini", "must not be empty", put("systemInstruction", "parts", 0, "text", "")),
+    ("gemini", "parts is empty", put("contents", 0, "parts", [])),
+    ("gemini", "has a part with", put("contents", 0, "parts", 0, "inlineData", {})),
+    ("gemini", "has a part with", put("contents", 0, "parts", 0, {})),
+    ("gemini", "has the wrong type", put("contents", 1, "parts", 0, "thought", "yes")),
+    ("gemini", "data is missing", drop("contents", 4, "parts", 0, "inlineData", "data")),
+    ("gemini", "at least one content", put("contents", [])),
+    ("gemini", "novelty is unknown", put("novelty", 1)),
+    ("gemini", "toolConfig without tools", lambda r: (r.pop("tools"), r.update(toolConfig={}))),
+    ("gemini", "two tools have one name", lambda r: r["tools"].append(r["tools"][0])),
+    ("gemini", "no schema of an object", put(*DECLARED, "parametersJsonSchema", {})),
+    ("gemini", "more than $ref", put(*DECLARED, "parametersJsonSchema", "x", {"$ref": "#", "default": 1})),
+    ("gemini", "no function declarations", put("tools", [])),
 ]
 
 

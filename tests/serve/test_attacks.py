@@ -315,7 +315,7 @@ async def _(client: Client) -> str:
     return refused(await client.send(head + b'{"text": "'), 413, "BodyTooLarge")
 
 
-@attack("a body too large, in chunks", limits=Limits(body_bytes=1000))
+@attack("a body too large, in chunks", limits=Limits(body_bytes=1000, attachment_bytes=300))
 async def _(client: Client) -> str:
     head = client.head("POST", "/threads/a/messages", {"Content-Length": "-", "Transfer-Encoding": "chunked"})
     chunk = b"200\r\n" + b"x" * 512 + b"\r\n"
@@ -712,7 +712,7 @@ async def _(client: Client) -> str:
     return malformed(said)
 
 
-@attack("a broken chunk while the answer is being sent", limits=Limits(body_bytes=1000))
+@attack("a broken chunk while the answer is being sent", limits=Limits(body_bytes=1000, attachment_bytes=300))
 async def _(client: Client) -> str:
     """A malformed chunk closes the connection, because uvicorn can't send a 400 in the middle of a response."""
     reader, writer = await client.connect()

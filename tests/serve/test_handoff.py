@@ -1,4 +1,4 @@
-"""A test in which one handoff is answered on the page, at a terminal, and by a model."""
+"""A test in which one handoff is answered on the page, at a terminal, by MCP clients of two generations, and by a model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from typing import Any
 import aiohttp
 import pytest
 import uvicorn
+from mcp_types import ElicitResult
 from playwright.async_api import async_playwright
 
 from handrail import Adapter, AgentEnvironment, Handoff, Prompt, ScriptedModel, SqliteJournal
+from handrail.journal.sqlite import MemoryJournal
+from handrail.mcp import ToolServer
 from handrail.messages import ModelRequest, ToolMessage
 from handrail.serve import PromptSource, asgi
+from mcp import Client
 from support.browsers import CHROMIUM, PATIENCE, arguments
 from support.handoff_patterns import PATTERNS, at_terminal, example, replying
 from support.served_threads import plan
@@ -97,6 +101,22 @@ async def running(app: Any) -> AsyncGenerator[str]:
             await serving
 
 
+async def through_mcp(prompt: Prompt[None], mode: Any) -> str:
+    """Call the handoff as an MCP client whose person fills in the form, and return the result's text."""
+    asked: list[str] = []
+
+    async def fill(context: Any, params: Any) -> ElicitResult:
+        asked.append(params.message)
+        return ElicitResult(action="accept", content={"selected": "tea"})
+
+    server = ToolServer(prompt, journal=MemoryJournal())
+    async with Client(server.server, mode=mode, elicitation_callback=fill) as client:
+        found: Any = await client.call_tool(PATTERN.handoff, dict(PATTERN.arguments))
+    assert len(asked) == 1
+    assert not found.is_error
+    return found.content[0].text
+
+
 def charged(request: ModelRequest) -> Any:
     """Answer as a model that makes the requested call and then reports its result."""
     last = request.messages[-1]
@@ -111,7 +131,9 @@ def charged(request: ModelRequest) -> Any:
 
 @pytest.mark.once
 @pytest.mark.parametrize("page", [in_the_page, in_a_browser])
-async def test_one_handoff_in_the_page_at_a_terminal_and_by_a_model(tmp_path: Path, page: Page) -> None:
+async def test_one_handoff_in_the_page_at_a_terminal_through_mcp_and_by_a_model(
+    tmp_path: Path, page: Page
+) -> None:
     handoff: Handoff[Any, Any] = getattr(example("flexible"), PATTERN.handoff)
     prompt: Prompt[None] = Prompt("waiter", "Serve.", tools=[handoff])
     adapter = Adapter(ScriptedModel(charged))
@@ -126,8 +148,12 @@ async def test_one_handoff_in_the_page_at_a_terminal_and_by_a_model(tmp_path: Pa
     )
     by_model = await adapter.evaluate(prompt, SAID, environment=AgentEnvironment(replying(PATTERN)))
 
-    told = {"page": by_page, "terminal": at_the_terminal.text, "model": by_model.text}
+    by_client = {mode: await through_mcp(prompt, mode) for mode in ("2026-07-28", "legacy")}
+
+    told = {**by_client, "page": by_page, "terminal": at_the_terminal.text, "model": by_model.text}
     assert {where: said.split()[0] for where, said in told.items()} == {
+        "2026-07-28": "tea",
+        "legacy": "tea",
         "page": "tea",
         "terminal": "tea",
         "model": "coffee",

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from handrail import Prompt, ToolContext, tool
+from handrail import Prompt, ScriptedModel, ToolContext, tool
 from handrail.messages import AssistantMessage, UserMessage
+from handrail.models.scripted import Reply
 from handrail.serve import snapshots
 from handrail.serve.refusals import ThreadUnknown
 from handrail.serve.thread import Thread
@@ -279,6 +280,26 @@ async def test_a_cost_that_is_not_known_is_not_shown_as_nothing(tmp_path: Path) 
         shown = await snapshot(app, thread)
         assert (shown["cost"], shown["runs"][0]["cost"]) == (None, None)
         assert shown["usage"]["requests"] == 1
+
+
+async def test_a_thought_is_shown_after_a_restart(tmp_path: Path) -> None:
+    """A model's thinking before its answer is recorded, and a server that has restarted shows it."""
+
+    class Thinker(ScriptedModel):
+        def __init__(self, _: object) -> None:
+            super().__init__([Reply("So it is.", thinking="Let me think.")])
+
+    async with served(tmp_path, model_type=Thinker) as app:
+        thread = app.thread()
+        await thread.say("think")
+        await over(thread)
+        live = (await snapshot(app, thread))["messages"]
+        drop(app)
+        assert (await snapshot(app, app.thread()))["messages"] == live
+        assert [(each["role"], each["content"]) for each in live[1:]] == [
+            ("reasoning", "Let me think."),
+            ("assistant", "So it is."),
+        ]
 
 
 async def test_files_and_undo_are_shown(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from handrail.dispatch.options import (
     check_kinds,
     check_value,
 )
-from handrail.messages import Model
+from handrail.messages import DEFAULT_SETTINGS, Model, ModelSettings
 from handrail.models.names import model_named
 from handrail.operation import Operation
 from handrail.prompt import Prompt
@@ -57,6 +57,7 @@ class Adapter:
         throttle: Throttle | None = None,
         temperature: float | None = None,
         max_tokens: int | None = None,
+        model_settings: ModelSettings | None = None,
         opens_in_place: bool = True,
         workers: WorkerSource | None = None,
         **arguments: Unpack[HostArguments],
@@ -74,6 +75,9 @@ class Adapter:
         self._throttle = throttle
         self._temperature = temperature
         self._max_tokens = max_tokens
+        if model_settings is not None:
+            check_value("model_settings", model_settings)
+        self._model_settings = model_settings or DEFAULT_SETTINGS
         self.opens_in_place = opens_in_place
 
     @property
@@ -105,7 +109,14 @@ class Adapter:
         """
         made = copy.copy(self)
         made._options = self._options.replace(workers=workers).tightened(levels=levels)
-        made.model = model or self.model
+        return made if model is None else made.with_model(model)
+
+    def with_model(self, model: Model) -> Adapter:
+        """Return a copy of this adapter with a different model. Its model settings are for its own model only."""
+        made = copy.copy(self)
+        made.model = checked_model(model)
+        if model is not self.model:
+            made._model_settings = DEFAULT_SETTINGS
         return made
 
     def evaluate(
@@ -220,6 +231,7 @@ class Adapter:
             throttle=self._throttle,
             temperature=self._temperature,
             max_tokens=self._max_tokens,
+            model_settings=self._model_settings,
         )
 
     def bound_to(self, attempt: Attempt) -> CallAdapter:

@@ -1,8 +1,7 @@
-"""`Answer`: one answer from a model, requested within deadline and budget and assembled from its parts."""
+"""`Answer`: one answer from a model, requested within the budget and assembled from its parts."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,6 @@ import msgspec
 import pydantic_core
 
 from handrail.adapter.mask import StreamMask
-from handrail.adapter.undone_calls import tell_undone
-from handrail.cancellation import open_scope, shielded
 from handrail.context import (
     PROVIDER_REQUEST_ID,
     RATE_LIMIT,
@@ -22,14 +19,12 @@ from handrail.context import (
     RequestView,
     ResponseAccumulator,
 )
-from handrail.errors import BudgetExceededError, DeadlineExceededError, ModelError
 from handrail.events import (
     CallDelta,
-    ModelFailed,
     ModelRequested,
     ModelResponded,
     TextDelta,
-    ThinkingDelta,
+    ThoughtDelta,
 )
 from handrail.limits import BudgetTracker, Reservation
 from handrail.messages import (
@@ -48,7 +43,8 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
-from handrail.models import ModelAnswerBroken, ModelKeyMissing
+from handrail.models import ModelAnswerBroken
+from handrail.models.blocks import outside_lines
 from handrail.models.grammar import is_object
 from handrail.models.prices import most_of
 from handrail.schema.read_only import read_only
@@ -82,6 +78,7 @@ class Answer:
         "_pieces",
         "_request",
         "_texts",
+        "_thoughts",
         "_view",
         "attempt",
         "model",
@@ -99,6 +96,7 @@ class Answer:
         self._request = request
         self._messages = len(request.messages)
         self._texts: list[str] = []
+        self._thoughts: list[str] = []
         self._pieces: dict[int, list[CallPart]] = {}
         self.usage = _NONE
         self.stop: StopPart | None = None
@@ -117,11 +115,13 @@ class Answer:
                 self._pieces[part.index] = [part]
             else:
                 pieces.append(part)
+        elif isinstance(part, ThinkingPart):
+            self._thoughts.append(part.text)
         elif isinstance(part, UsagePart):
             self.usage = part.usage
         elif isinstance(part, StopPart):
             self.stop = part
-        elif isinstance(part, SentPart):
+        else:
             self.sent = part
 
     @property
@@ -132,12 +132,22 @@ class Answer:
     @property
     def begun(self) -> bool:
         """Whether the request has been sent, as far as is known. If so, the provider may charge for it."""
-        return bool(self.sent or self._texts or self._pieces)
+        return bool(self.sent or self._texts or self._pieces or self._thoughts)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the provider interrupted the answer, and continues it in its next answer."""
+        return self.stop is not None and self.stop.reason == "paused"
 
     @property
     def text(self) -> str:
         texts = self._texts
         return clean_text(texts[0] if len(texts) == 1 else "".join(texts)) if texts else ""
+
+    @property
+    def thought(self) -> str:
+        """The model's thinking, as far as its provider shows it."""
+        return clean_text("".join(self._thoughts)) if self._thoughts else ""
 
     def calls(self) -> tuple[CallAsked, ...]:
         """Return the calls so far, in the order in which they began."""
@@ -157,7 +167,7 @@ class Answer:
 
     def message(self, calls: tuple[CallAsked, ...]) -> AssistantMessage:
         """Return the answer as a message with these calls. Their ids must be unique in the session."""
-        return AssistantMessage(self.text, calls, None if self.stop is None else self.stop.kept)
+        return AssistantMessage(self.text, calls, None if self.stop is None else self.stop.kept, self.thought)
 
     # The members that tools can see.
 
@@ -197,6 +207,16 @@ class Answer:
         return self._extras
 
 
+class FailedRequest(msgspec.Struct, frozen=True):
+    """A model that was asked before the one that answered, and why it failed."""
+
+    model: str
+    error: str
+    usage: Usage | None = None
+    """The tokens that a refusal used, if they were counted; None after an error."""
+    cost: Decimal | None = None
+
+
 class RecordedAnswer(msgspec.Struct, frozen=True):
     """A recorded answer, with everything that a resumed run needs, including its costs."""
 
@@ -211,10 +231,17 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
     sent: SentPart | None = None
     cost: Decimal | None = None
     """The cost in US dollars; None if unknown. It is charged again if the answer is inside a call that is replayed."""
+    failed: tuple[FailedRequest, ...] = ()
+    """The models that were asked before, and failed or refused. Empty unless the run's model is a choice."""
+    thought: str = ""
 
 
 def write_answer(
-    answer: Answer, seconds: float, cost: Decimal | None, masking: SecretMask | None = None
+    answer: Answer,
+    seconds: float,
+    cost: Decimal | None,
+    masking: SecretMask | None = None,
+    failed: tuple[FailedRequest, ...] = (),
 ) -> RecordedAnswer:
     """Return the record of a complete answer. The request is left out, because the conversation contains it."""
     assert answer.stop is not None
@@ -228,7 +255,19 @@ def write_answer(
     if sent is not None:
         sent = msgspec.structs.replace(sent, body=b"{}")
     usage = answer.usage if answer.counted else None
-    return RecordedAnswer(answer.model, answer.attempt, answer.text, calls, stop, usage, seconds, sent, cost)
+    return RecordedAnswer(
+        answer.model,
+        answer.attempt,
+        answer.text,
+        calls,
+        stop,
+        usage,
+        seconds,
+        sent,
+        cost,
+        failed,
+        answer.thought,
+    )
 
 
 def read_answer(recorded: RecordedAnswer, request: ModelRequest, masking: SecretMask | None = None) -> Answer:
@@ -236,6 +275,8 @@ def read_answer(recorded: RecordedAnswer, request: ModelRequest, masking: Secret
     answer = Answer(recorded.model, request, recorded.attempt, masking)
     if recorded.sent is not None:
         answer.take(recorded.sent)
+    if recorded.thought:
+        answer.take(ThinkingPart(recorded.thought))
     if recorded.text:
         answer.take(TextPart(recorded.text))
     for index, call in enumerate(recorded.calls):
@@ -287,75 +328,11 @@ _PER_MESSAGE = 16
 """Upper bound for the tokens that a provider adds to each message."""
 
 
-async def ask(run: Run) -> Answer:
-    """Ask the model and return its complete answer. Raises `PromptEvaluationError` if there is none."""
-    frame = run.frame
-    if frame.parking is not None and frame.parked:
-        raise asyncio.CancelledError  # the run was parked during a shielded step
-    if frame.log.is_kept:
-        place = run.next_place()
-        await tell_undone(run, place)
-        recorded = frame.log.find("model answer", place, RecordedAnswer)
-        if recorded is not None:
-            return _replay(run, recorded)
-        run.leave_record()
-    deadline = frame.deadline
-    if deadline is None:
-        return await _ask_until_answered(run)
-    scope = open_scope()
-    scope.start_deadline(deadline)
-    try:
-        deadline.check("the model was asked")
-        return await _ask_until_answered(run)
-    except asyncio.CancelledError as error:
-        late = scope.explain(error, "the model had answered")
-        if isinstance(late, DeadlineExceededError):
-            raise run.failed(late, "deadline") from late
-        raise
-    except DeadlineExceededError as error:
-        raise run.failed(error, "deadline") from error
-    finally:
-        scope.close()
+async def ask_once(run: Run, attempt: int) -> tuple[Answer, float, Decimal | None]:
+    """Ask the run's model once, and return its complete answer, the seconds it took, and its cost.
 
-
-def _replay(run: Run, recorded: RecordedAnswer) -> Answer:
-    """Return a recorded answer without sending anything. Its usage and cost are charged again."""
-    budget = run.frame.budget
-    answer = read_answer(recorded, run.request(), run.masking)
-    # The limits are not checked again, because the answer was within them when it was requested.
-    reserved = None if budget is None else budget.reserve()
-    _charge(run, answer, reserved, recorded.seconds, again=True)
-    return answer
-
-
-async def _ask_until_answered(run: Run) -> Answer:
-    attempt = 0
-    while True:
-        attempt += 1
-        try:
-            return await _ask_once(run, attempt)
-        except BudgetExceededError as error:
-            raise run.failed(error, "budget") from error
-        except ModelError as error:
-            wait = run.retry.wait_after(attempt, error)
-            run.frame.session.record(
-                ModelFailed(run.model.name, attempt, str(error), wait, run.frame.run_context)
-            )
-            if wait is None:
-                tries = "" if attempt == 1 else f" It was tried {attempt} times."
-                failed = run.failed(error, "request", tries)
-                failed.hides_frames = isinstance(error, ModelKeyMissing)
-                raise failed from None if failed.hides_frames else error
-            deadline = run.frame.deadline
-            if deadline is not None and deadline.remaining() <= wait:
-                late = f" The next try, in {wait:.1f} s, would be past the deadline."
-                raise run.failed(error, "deadline", late) from error
-            if error.retry_after is not None and run.throttle is not None:
-                run.throttle.hold(wait)  # other requests to this provider would be refused as well
-            await asyncio.sleep(wait)
-
-
-async def _ask_once(run: Run, attempt: int) -> Answer:
+    A budget is charged for the request even if it fails. Raises `ModelError` or `BudgetExceededError`.
+    """
     frame, model = run.frame, run.model
     request, reserved = (run.request(), None) if frame.budget is None else _reserve(run, frame.budget)
     masking = run.masking
@@ -383,16 +360,15 @@ async def _ask_once(run: Run, attempt: int) -> Answer:
                 raise
             if answer.stop is None:
                 raise ModelAnswerBroken(model.name, "the answer ended before it was complete")
+            if answer.stop.kept is not None:
+                _tell_outside(run, answer, request.stream)
         finally:
             if throttle is not None:
                 throttle.leave()
         seconds = frame.monotonic() - began
-        cost = _charge(run, answer, reserved, seconds)
+        cost = charge(run, answer, reserved, seconds)
         reserved = None
-        if frame.log.is_kept:
-            recorded = write_answer(answer, seconds, cost, masking)
-            await shielded(frame.log.note("model answer", run.place_of_answer, recorded))
-        return answer
+        return answer, seconds, cost
     except BaseException:
         if reserved is not None:
             if answer.counted:
@@ -404,23 +380,41 @@ async def _ask_once(run: Run, attempt: int) -> Answer:
         raise
 
 
-def _charge(
-    run: Run, answer: Answer, reserved: Reservation | None, seconds: float, again: bool = False
+def _tell_outside(run: Run, answer: Answer, streaming: bool) -> None:
+    """Add a line for each call of the provider's own tools to the thought, which people are shown."""
+    kept = None if answer.stop is None else answer.stop.kept
+    lines = outside_lines(kept)
+    if lines:
+        before = "\n\n" if answer.thought else ""
+        part = ThinkingPart(before + "\n".join(lines) + "\n")
+        answer.take(part)
+        if streaming:
+            _publish_delta(run, part, None)
+
+
+def charge(
+    run: Run,
+    answer: Answer,
+    reserved: Reservation | None,
+    seconds: float,
+    recorded: RecordedAnswer | None = None,
 ) -> Decimal | None:
-    """Charge the answer to this run and every run above, and return its cost.
+    """Charge the answer to this run and every run above, and return its cost. A recorded answer is charged again.
 
     Usage that the provider does not report is unknown, not zero: the reserved amount counts as spent.
     """
-    usage = answer.usage
-    cost = run.tariff(usage) if answer.counted else run.uncounted_cost()
-    frame = run.frame
+    usage, frame = answer.usage, run.frame
+    if recorded is not None and recorded.model != run.model.name:
+        cost = recorded.cost  # a different model of the run's choice answered
+    else:
+        cost = run.tariff(usage) if answer.counted else run.uncounted_cost()
     frame.costs.models.add(usage, cost)
     if answer.counted:
         run.counted = (len(run.conversation.messages) + 1, usage.tokens)  # the answer itself is counted
     if reserved is not None:
         reserved.settle(requests=1, **({"tokens": usage.tokens, "money": cost} if answer.counted else {}))
     stop: Any = answer.stop
-    tell = frame.session.keep if again else frame.session.record
+    tell = frame.session.record if recorded is None else frame.session.keep
     tell(ModelResponded(answer.model, stop.reason, usage, cost, seconds, answer.attempt, frame.run_context))
     return cost
 
@@ -452,13 +446,17 @@ def _size(message: Message) -> int:
         calls = sum(len(call.name.encode()) + len(call.arguments.encode()) for call in message.calls)
         return len(message.text.encode()) + calls + _PER_MESSAGE * (1 + len(message.calls))
     if isinstance(message, ToolMessage):
-        return sum(len(result.text.encode()) + _PER_MESSAGE for result in message.results)
-    return len(message.text.encode()) + _PER_MESSAGE
+        return sum(
+            len(result.text.encode()) + _PER_MESSAGE + sum(each.token_bound for each in result.attachments)
+            for result in message.results
+        )
+    return len(message.text.encode()) + _PER_MESSAGE + sum(each.token_bound for each in message.attachments)
 
 
 def _publish_delta(run: Run, part: ModelPart, writing: StreamMask | None) -> None:
     frame = run.frame
     if isinstance(part, TextPart):
+        run.has_shown = True
         if run.on_text is not None:
             run.on_text(part.text)
         frame.publish(TextDelta(part.text, frame.run_context))
@@ -467,9 +465,11 @@ def _publish_delta(run: Run, part: ModelPart, writing: StreamMask | None) -> Non
             part = writing.take(part)
             if not (part.id or part.name or part.arguments):
                 return
+        run.has_shown = True
         frame.publish(CallDelta(part.index, part.id, part.name, part.arguments, frame.run_context))
     elif isinstance(part, ThinkingPart):
-        frame.publish(ThinkingDelta(part.text, frame.run_context))
+        run.has_shown = True
+        frame.publish(ThoughtDelta(part.text, frame.run_context))
     elif isinstance(part, StopPart) and writing is not None:
         for rest in writing.rest():
             frame.publish(CallDelta(rest.index, "", "", rest.arguments, frame.run_context))

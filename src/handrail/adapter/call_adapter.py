@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 from handrail.adapter.conversation import Conversation
 from handrail.adapter.loop import run_in
 from handrail.adapter.response import Output, PromptResponse, respond
-from handrail.adapter.settings import Settings, check_added, check_files, one_message
+from handrail.adapter.settings import Settings, check_added, check_files, one_message, settings_of
+from handrail.callbacks import Callback
 from handrail.context import PromptModel
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.nested_run import nested_run
@@ -49,6 +50,10 @@ class CallAdapter:
         """Whether the model's text is published as events while it is being written."""
         return self._settings.streaming
 
+    def model_or(self, model: Model | str | None) -> Model:
+        """Return the given model, which may be a name, or this adapter's model if it is None."""
+        return self._settings.override(model=model).model if model is not None else self._settings.model
+
     def evaluate(
         self,
         prompt: Prompt[OutputT],
@@ -81,9 +86,14 @@ class CallAdapter:
         attempt = self._call
         attempt.home.check()
         settings = self._settings
-        if model is not None or given.temperature is not None or given.max_tokens is not None:
+        chosen = settings_of(prompt, given)
+        own = (model, given.temperature, given.max_tokens, chosen)
+        if any(each is not None for each in own):
             settings = settings.override(
-                model=model, temperature=given.temperature, max_tokens=given.max_tokens
+                model=model,
+                temperature=given.temperature,
+                max_tokens=given.max_tokens,
+                model_settings=chosen,
             )
         verb = f"evaluate {prompt.name}"
         number = attempt.next_verb(verb)
@@ -108,6 +118,7 @@ class CallAdapter:
                         rendered,
                         given.message,
                         tools=given.tools,
+                        attachments=given.attachments,
                     )
             return respond(outcome, frame)
 
@@ -119,6 +130,7 @@ def bind_model(frame: Frame, adapter: Adapter, settings: Settings) -> None:
 
     An environment that has a model in a person's place keeps it.
     """
+    settings = settings.inherited()
     frame.model.adapter = lambda attempt: CallAdapter(adapter, settings, attempt)
     environment = frame.people.environment
     if environment is None or environment.prompt_model is None:
@@ -138,7 +150,7 @@ def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> P
         model: Model | str | None = None,
         temperature: float | None = None,
         tools: Sequence[Tool[Any, Any]] = (),
-        on_text: Callable[[str], None] | None = None,
+        on_text: Callable[[str], object] | None = None,
     ) -> Operation[Any]:
         attempt.home.check()
         wanted: Schema[Any] = Schema(schema)
@@ -155,6 +167,7 @@ def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> P
         number = attempt.next_verb("prompt_model")
 
         async def ask() -> Any:
+            tell = None if on_text is None else Callback(on_text, "on_text")
             async with nested_run(attempt, number, "prompt_model", RunOptions(), asked) as frame:
                 bind_model(frame, adapter, chosen)
                 outcome = await run_in(
@@ -166,8 +179,10 @@ def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> P
                     asked.render(),
                     prompt,
                     output=Output(wanted),
-                    on_text=on_text,
+                    on_text=tell,
                 )
+                if tell is not None:
+                    await tell.finish()
             return outcome.output
 
         return Operation(ask, "prompt_model", attempt.home)

@@ -150,7 +150,7 @@ class Conversation:
         for message in map(sendable, said):
             if isinstance(message, AssistantMessage):
                 calls = self.fresh_ids(message.calls)
-                message = AssistantMessage(message.text, calls, message.kept)
+                message = msgspec.structs.replace(message, calls=calls)
             elif isinstance(message, ToolMessage):
                 results = zip(message.results, calls, strict=True)
                 message = ToolMessage(
@@ -175,7 +175,11 @@ def _sendable(message: Message) -> Message:
     if isinstance(message, AssistantMessage):
         return message  # an answer is already valid text
     if not isinstance(message, ToolMessage):
-        return message if message.text.isascii() else UserMessage(clean_text(message.text), message.by_run)
+        return (
+            message
+            if message.text.isascii()
+            else msgspec.structs.replace(message, text=clean_text(message.text))
+        )
     for result in message.results:
         if not result.text.isascii():
             return ToolMessage(
@@ -191,7 +195,9 @@ def sendable(message: Message) -> Message:
             CallAsked(clean_text(call.id), clean_text(call.name), clean_text(call.arguments))
             for call in message.calls
         ]
-        return AssistantMessage(clean_text(message.text), tuple(calls), message.kept)
+        return msgspec.structs.replace(
+            message, text=clean_text(message.text), calls=tuple(calls), thought=clean_text(message.thought)
+        )
     if isinstance(message, ToolMessage):
         named = [
             msgspec.structs.replace(result, id=clean_text(result.id), name=clean_text(result.name))

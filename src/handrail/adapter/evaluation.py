@@ -28,7 +28,7 @@ from handrail.adapter.run_record import (
     load_resumed,
     session_after,
 )
-from handrail.adapter.settings import Settings, check_added, check_files, forward_events
+from handrail.adapter.settings import Settings, check_added, check_files, forward_events, settings_of
 from handrail.dispatch.frame import Frame, open_frame
 from handrail.dispatch.options import RunOptions
 from handrail.errors import DefinitionError, PromptEvaluationError, RunError
@@ -39,6 +39,7 @@ from handrail.messages import AssistantMessage, Message, UserMessage
 from handrail.prompt import Prompt
 from handrail.protocols import EventBus
 from handrail.records import OVER, RunRow
+from handrail.replay.attachments import attached_to, load
 from handrail.replay.log import RunLog
 from handrail.replay.parked_run import Parking
 from handrail.resources.paths import folder_of
@@ -151,7 +152,10 @@ async def _go(
 ) -> PromptResponse[Any]:
     """Run a prompt, new or resumed, from its frame to its response."""
     settings = adapter.settings().override(
-        temperature=options.temperature, max_tokens=options.max_tokens, streaming=streaming
+        temperature=options.temperature,
+        max_tokens=options.max_tokens,
+        streaming=streaming,
+        model_settings=settings_of(prompt, options),
     )
     frame = _frame(adapter, prompt, options, settings, log)
     check_files(prompt, frame)
@@ -189,6 +193,8 @@ async def _go(
                 if masked is not None:
                     options = options.replace(history=tuple(masked(each) for each in history))
             journal = None if log is None else options.journal
+            if journal is not None:
+                await load(journal, run_id, attached_to(conversation.messages), some=True)
             if journal is not None and resumed is None:
                 await begin_run(journal, frame, prompt, rendered, options, adapter.model)
             work = run_in(
@@ -201,6 +207,7 @@ async def _go(
                 options.message,
                 system=None if resumed is None else resumed.begin.system,
                 tools=options.tools,
+                attachments=options.attachments,
             )
             outcome = await (work if journal is None else carry_out(journal, frame, conversation, work))
     except BaseException as error:

@@ -13,16 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from handrail.adapter.advice import Advisers
-from handrail.adapter.answer import Answer, ask
+from handrail.adapter.answer import Answer
+from handrail.adapter.attempts import ask
 from handrail.adapter.conversation import Conversation
 from handrail.adapter.response import ANSWER_TOOL, REPAIRS, Outcome, Output, what_to_correct
 from handrail.adapter.run import Run
 from handrail.adapter.settings import Settings
+from handrail.content import Attachment
 from handrail.context import ToolContext
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.turn import OpenTurn
 from handrail.errors import ToolValidationError, VisibilityExpansionRequired
-from handrail.messages import CallAnswered, CallAsked, ToolMessage, UserMessage
+from handrail.messages import CallAnswered, CallAsked, Model, ToolMessage, UserMessage
+from handrail.models import ModelRequestRefused
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
 from handrail.replay.marks import is_masked
 from handrail.replay.records import RecordedResult
@@ -34,6 +37,26 @@ if TYPE_CHECKING:
 
 NO_MESSAGE = "Do what the instructions say."
 """The user message of a run that was given none, because its prompt says everything."""
+
+_MOST_PAUSES = 16
+"""How many times in a row a paused answer is continued. A provider pauses after about ten calls of its own tools."""
+
+
+def first_text(message: str | None, attachments: Sequence[Attachment]) -> str:
+    """Return the text of a run's first message. Without a message, it is empty if there are attachments."""
+    return message if message is not None else "" if attachments else NO_MESSAGE
+
+
+def _check_attachments(model: Model, attachments: Sequence[Attachment]) -> None:
+    """Raise `ModelRequestRefused` if the model does not take one of the attachments."""
+    problems = [
+        f"{each.name}: {problem}" for each in attachments if (problem := model.traits.takes.problem(each))
+    ]
+    if problems:
+        raise ModelRequestRefused(
+            model.name,
+            f"it can't be sent these attachments: {'; '.join(problems)}. Leave them out, or convert them.",
+        )
 
 
 async def run_in(
@@ -49,6 +72,7 @@ async def run_in(
     on_text: Callable[[str], None] | None = None,
     system: str | None = None,
     tools: Sequence[Tool[Any, Any]] = (),
+    attachments: tuple[Attachment, ...] = (),
 ) -> Outcome:
     """Run a rendered prompt, root or nested, to its end, and return its outcome."""
     if rendered.output_schema is not None:
@@ -74,9 +98,10 @@ async def run_in(
     for path in conversation.opened:
         if path not in run.rendered.opened and any(each.path == path for each in closed):
             run.open([path])
+    _check_attachments(settings.model, attachments)
     frame.task = asyncio.current_task()
     run.begin()
-    run.say(UserMessage(NO_MESSAGE if message is None else message))
+    run.say(UserMessage(first_text(message, attachments), attachments=attachments))
     ended = "cancelled"
     try:
         outcome = await run_until_done(run)
@@ -98,6 +123,8 @@ async def run_until_done(run: Run) -> Outcome:
     run_id = frame.run_context.run_id
     advisers = Advisers(run) if run.feedback or run.completion else None
     repairs = turns = 0
+    begun: list[str] = []
+    """The texts of answers that the provider paused, and the next answer continues."""
     try:
         while True:
             if run.rendered.live:
@@ -106,8 +133,12 @@ async def run_until_done(run: Run) -> Outcome:
             turns += 1
             calls = conversation.fresh_ids(answer.calls())
             run.say(answer.message(calls))
+            if answer.is_paused and not calls and len(begun) < _MOST_PAUSES:
+                begun.append(answer.text)
+                continue
             taken: Any = None
             if calls:
+                begun.clear()
                 frame.model.provider = answer
                 results = await _run_calls(run, calls, f"{run_id}/{turns}", answer.cut_off(calls))
                 taken = _answer_among(run, calls, results) if run.answers_by_call else None
@@ -121,7 +152,8 @@ async def run_until_done(run: Run) -> Outcome:
                 outcome = Outcome(answer.text, run.output.value_of(taken.value), "done")  # pyright: ignore[reportOptionalMemberAccess]  # it answers by a call, so there is one
             else:
                 try:
-                    outcome = _outcome(run, answer)
+                    outcome = _outcome(run, answer, "".join([*begun, answer.text]))
+                    begun.clear()
                 except ToolValidationError as error:
                     repairs += 1
                     if repairs > REPAIRS:
@@ -163,6 +195,7 @@ async def _run_calls(
                     shown_text(result),
                     not result.success,
                     _opened(run, call, result) if call.name == OPENER else (),
+                    result.attachments,
                 )
                 for call, result in zip(calls, results, strict=True)
             ]
@@ -199,21 +232,21 @@ def _answer_among(
     return None
 
 
-def _outcome(run: Run, answer: Answer) -> Outcome:
-    """Return the outcome of an answer without calls.
+def _outcome(run: Run, answer: Answer, text: str) -> Outcome:
+    """Return the outcome of an answer without calls, whose complete text is `text`.
 
     Raises `ToolValidationError` if the answer does not match the schema.
     """
     stop: Any = answer.stop
-    reason = "done" if stop.reason == "calls" else stop.reason
+    reason = "done" if stop.reason == "calls" else "length" if stop.reason == "paused" else stop.reason
     output = run.output
     if output is None:
-        return Outcome(answer.text, None, reason)
+        return Outcome(text, None, reason)
     if run.answers_by_call:
         raise ToolValidationError(f"the answer was not given by calling {ANSWER_TOOL}")
     if reason == "length":
         raise ToolValidationError("the answer was cut off because it was too long. Make it shorter")
-    return Outcome(answer.text, output.parse(answer.text), reason)
+    return Outcome(text, output.parse(text), reason)
 
 
 def _no_answer(run: Run, problem: str) -> Exception:

@@ -46,7 +46,8 @@ class SecretMask:
         calls = self.calls(message.calls)
         if calls == message.calls:
             return message
-        return AssistantMessage(message.text, calls, self.kept(message.kept, message.calls, calls))
+        kept = self.kept(message.kept, message.calls, calls)
+        return msgspec.structs.replace(message, calls=calls, kept=kept)
 
     def calls(self, calls: tuple[CallAsked, ...]) -> tuple[CallAsked, ...]:
         return tuple([self._call(call) for call in calls])
@@ -66,15 +67,15 @@ class SecretMask:
         self, kept: Kept | None, calls: tuple[CallAsked, ...], shown: tuple[CallAsked, ...]
     ) -> Kept | None:
         """Return the provider's own form of the message, masked; None if the calls can't be found in it."""
-        if kept is None:
-            return None
+        if kept is None or not kept.has_arguments:
+            return kept
         swaps = Swaps()
         swaps.add(calls, shown)
         try:
             data = swaps.made_in(pydantic_core.from_json(kept.data))
         except ValueError:
             return None
-        return Kept(kept.wire, pydantic_core.to_json(data)) if swaps.all_made else None
+        return Kept(kept.wire, pydantic_core.to_json(data), True) if swaps.all_made else None
 
     def body(self, body: Any, messages: list[Message]) -> Any:
         """Return a request's body with its secrets masked, whatever the provider's format.

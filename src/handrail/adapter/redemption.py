@@ -189,7 +189,7 @@ class _Redemption:
         """Deposit the work for the issuing call. If that fails, for example because the call is over, undo the work here."""
         frame = attempt.frame
         try:
-            inner = record_of(attempt, result, done, status)
+            inner = record_of(attempt, _in_words(result), done, status)
             deposit = Deposit(
                 inner=inner,
                 spent=dict(frame.costs.tracker.spent()),
@@ -268,3 +268,15 @@ class _Redemption:
             yield
         finally:
             holder.cancel()
+
+
+def _in_words(result: ToolResult[Any]) -> ToolResult[Any]:
+    """Return a result whose message describes its attachments instead.
+
+    Only the process that owns the run can store their bytes.
+    """
+    if not result.attachments:
+        return result
+    note = "(Its bytes stayed in the process that did the work.)"
+    told = "\n".join(f"{each.render()} {note}" for each in result.attachments)
+    return msgspec.structs.replace(result, message=f"{result.message}\n{told}".strip(), attachments=())

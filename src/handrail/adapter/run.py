@@ -25,7 +25,8 @@ from handrail.errors import (
 )
 from handrail.events import PromptExecuted, PromptRendered
 from handrail.guard.policy import check_verdicts, within_scope
-from handrail.messages import Message, ModelRequest, Offered, Sent, Usage
+from handrail.messages import Message, Model, ModelRequest, Offered, Sent, Usage
+from handrail.models.prices import tariff_of
 from handrail.operation import Home
 from handrail.place import Place
 from handrail.prompt import RenderedPrompt
@@ -63,6 +64,10 @@ class Run:
         self.retry = settings.retry
         self.throttle = settings.throttle
         self.tariff = settings.tariff
+        self.answered_by = ""
+        """The name of the model that gave the newest answer."""
+        self.has_shown = False
+        """Whether part of the awaited answer has already been published by streaming."""
         self.max_tokens = settings.max_tokens
         self.frame = frame
         self.gate = Gate(frame)
@@ -165,8 +170,16 @@ class Run:
                 most,
                 self.settings.streaming,
                 self.answers_by_call,
+                self.settings.model_settings,
             )
         return request
+
+    def use(self, model: Model) -> None:
+        """Switch to this model, one of the candidates of the run's choice, and to its prices."""
+        if model is not self.model:
+            self.model = model
+            self.tariff = tariff_of(model.name, model.traits)
+            self.counted = (0, 0)  # a different model may count the same messages differently
 
     def next_place(self) -> Place:
         """Count the model's next answer, and return its place."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from datetime import UTC, datetime
 
 import msgspec
@@ -15,7 +15,6 @@ from handrail.clock import Clock
 from handrail.deadline import Deadline
 from handrail.dispatch.frame import Frame
 from handrail.errors import JournalError, RunBusy
-from handrail.journal.lease import LEASE_SECONDS
 from handrail.journals import Journal
 from handrail.place import RUN
 from handrail.records import Entry, RunRow
@@ -27,6 +26,7 @@ STOPPED = "cancelled by somebody else"
 """The reason for a cancellation that another process requested."""
 
 _held: set[tuple[int, str]] = set()
+_keepers: dict[tuple[int, str], Callable[[], Awaitable[object]]] = {}
 _lock = threading.Lock()
 
 
@@ -75,29 +75,47 @@ async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
         await note_deadline(journal, run_id, deadline, frame.clock, paused=False)  # no longer paused
     noted = None if deadline is None else deadline.at
 
-    async def keep() -> None:
+    async def renew() -> bool:
+        """Renew the lease, and return whether the run goes on."""
         nonlocal noted
+        try:
+            if await journal.runs.keep(run_id):
+                frame.cancellation.cancel(STOPPED)
+                return False
+            if deadline is not None and (deadline.paused or deadline.at != noted):
+                noted = deadline.at
+                await note_deadline(journal, run_id, deadline, frame.clock, paused=deadline.paused)
+        except RunBusy:
+            frame.log.close()
+            frame.cancellation.cancel("another process has taken over the run")
+            return False
+        except JournalError:
+            log.warning("the lease of run %s could not be renewed; will retry", run_id, exc_info=True)
+        return True
+
+    async def keep() -> None:
         while True:
-            await asyncio.sleep(LEASE_SECONDS / 10)
-            try:
-                if await journal.runs.keep(run_id):
-                    frame.cancellation.cancel(STOPPED)
-                    return
-                if deadline is not None and (deadline.paused or deadline.at != noted):
-                    noted = deadline.at
-                    await note_deadline(journal, run_id, deadline, frame.clock, paused=deadline.paused)
-            except RunBusy:
-                frame.log.close()
-                frame.cancellation.cancel("another process has taken over the run")
+            await asyncio.sleep(journal.lease / 10)
+            if not await renew():
                 return
-            except JournalError:
-                log.warning("the lease of run %s could not be renewed; will retry", run_id, exc_info=True)
 
     keeper = asyncio.get_running_loop().create_task(keep())
+    _keepers[id(journal), run_id] = renew
     try:
         yield
     finally:
+        del _keepers[id(journal), run_id]
         keeper.cancel()
+
+
+async def renew_now(journal: Journal, run_id: str) -> None:
+    """Renew a run's lease now, so that the run is cancelled at once if somebody has requested that.
+
+    Does nothing unless this process executes the run.
+    """
+    renew = _keepers.get((id(journal), run_id))
+    if renew is not None:
+        await renew()
 
 
 # --- deadlines that pause for people ------------------------------------------------------------------

@@ -13,12 +13,13 @@ import pydantic_core
 
 from handrail.adapter.apps import code_of
 from handrail.adapter.conversation import ROOT, Conversation, sendable
+from handrail.adapter.requests import begun_runs, check_begun
 from handrail.adapter.response import Outcome, PromptResponse
 from handrail.adapter.run_lease import STOPPED, deadline_after, leased, note_deadline
 from handrail.adapter.undone_calls import UndoneCalls, forget_undone, undone_in
 from handrail.cancellation import open_scope
 from handrail.clock import Clock
-from handrail.context import Attachment
+from handrail.content import Attachment
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.options import RunOptions
 from handrail.errors import (
@@ -33,11 +34,11 @@ from handrail.events import MessageAdded, SectionOpened
 from handrail.guard.approval_memory import bring_in, decisions_in, keep_decisions
 from handrail.journals import Journal
 from handrail.limits import Budget
-from handrail.messages import Message, Model, Usage
+from handrail.messages import Message, Model, ModelSettings, Usage
 from handrail.models.names import reference_to
 from handrail.prompt import Prompt, RenderedPrompt
 from handrail.records import OVER, CommitUnit, RunRecord, RunRow, RunStatus
-from handrail.replay.attachments import RecordedAttachment, record_of, restore, store
+from handrail.replay.attachments import attached_to, load, store
 from handrail.replay.log import RunLog
 from handrail.resources.paths import folder_of
 from handrail.resources.startup_files import allowed_in
@@ -69,6 +70,7 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     startup_files: list[str] = []
     """The patterns of the startup files that the run's calls may change without a separate approval."""
     offered: dict[str, str] = {}  # the description and JSON Schema of each tool
+    model_settings: ModelSettings | None = None
     added: list[str] = []  # the names of the tools that this run has in addition to the prompt's
     events: list[bytes] = []
     """Events that earlier runs committed in the session since `base`. Those runs are not copied with this one."""
@@ -76,10 +78,10 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     shown: list[str] = []  # the sections that were opened in those earlier runs
     trace_id: str = ""  # the trace id that the run was given, if any
     models: dict[str, str] = {}  # the models that replace those in the files of workers, by worker
-    denied: list[bytes] = []
-    """The denials that were remembered in the original session, and their revocations."""
-    attachments: list[RecordedAttachment] = []
-    """The files that the run's worker was given."""
+    denied: list[bytes] = []  # the denials that the original session remembered, and their revocations
+    attachments: list[Attachment] = []  # the files that the run's worker was given, as references
+    attached: list[Attachment] = []  # the attachments of the run's message, as references
+    sources: dict[str, str] = {}  # the files that name the servers of the run's tools, and a digest of each
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +133,7 @@ async def begin_run(
     await _heed_undone(journal, session, frame.log)
     await keep_decisions(session, journal)
     deadline, budget = frame.deadline, frame.budget
+    tools: list[Any] = [*rendered.tools, *options.tools]
     begin = RunBegin(
         message=None if options.message is None else clean_text(options.message),
         params=None if options.params is None else encode_item(options.params, session.id),
@@ -140,17 +143,20 @@ async def begin_run(
         opened=list(options.opened),
         temperature=options.temperature,
         max_tokens=options.max_tokens,
+        model_settings=options.model_settings,
         deadline=None if deadline is None else deadline.at.timestamp(),
         pauses=deadline is not None and deadline.pauses_for_people,
         budget=None if budget is None else dict(budget.left()),
         base=await _base(journal, session),
         folder=folder_of(frame.world.filesystem),
         startup_files=allowed_in(frame.world.filesystem),
-        offered={tool.name: offer_of(tool) for tool in (*rendered.tools, *options.tools)},
+        offered={tool.name: offer_of(tool) for tool in tools},
         added=[tool.name for tool in options.tools],
         trace_id=options.trace_id or "",
         models={name: reference_to(each) for name, each in getattr(options.workers, "models", {}).items()},
-        attachments=record_of(attachments),
+        attachments=list(attachments),
+        attached=list(options.attachments),
+        sources=dict(each.source for each in tools if getattr(each, "source", None)),
     )
     await journal.runs.begin(
         RunRecord(
@@ -166,11 +172,16 @@ async def begin_run(
         )
     )
     await store(journal, frame.run_context.run_id, attachments)
+    said = (fact.message for fact in session[MessageAdded].all())
+    await store(journal, frame.run_context.run_id, [*options.attachments, *attached_to(said)])
 
 
 async def _base(journal: Journal, session: Session) -> bytes | None:
     """Return the session's state; None if it can be restored from an earlier run in this journal."""
-    return None if await journal.runs.list(session_id=session.id, limit=1) else save(session)
+    first = await journal.runs.list(session_id=session.id, limit=1)
+    if first and not first[0].record.has_begun:
+        first = await begun_runs(journal, session.id)
+    return None if first else save(session)
 
 
 async def _heed_undone(journal: Journal, session: Session, log: RunLog) -> None:
@@ -183,7 +194,7 @@ async def _heed_undone(journal: Journal, session: Session, log: RunLog) -> None:
 
 async def heed_undone(journal: Journal, session: Session, undone: UndoneCalls) -> None:
     """Drop undone calls from a session in memory."""
-    runs = await journal.runs.list(session_id=session.id)
+    runs = await begun_runs(journal, session.id)
     before = decode_begin(runs[0].record).events if runs else ()
     units = await journal.calls.load_session(session.id)
     forget_undone(session, base_of(runs), before, units, undone.calls)
@@ -199,6 +210,7 @@ def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequen
 
     This is checked before the run is acquired.
     """
+    check_begun(row)
     record, begin = row.record, decode_begin(row.record)
     if prompt.name != record.prompt:
         raise RunError(
@@ -233,6 +245,7 @@ async def carry_out(
     began, shown = len(conversation.messages), len(conversation.opened)
     scope = open_scope(frame.cancellation)
     status: RunStatus = "cancelled"
+    due_at: float | None = None
     outcome = RunOutcome(stop_reason="cancelled")
     try:
         async with leased(journal, frame):
@@ -240,8 +253,11 @@ async def carry_out(
         status = "done"
         outcome = RunOutcome(text=ended.text, output=to_json(ended.output), stop_reason=ended.stop_reason)
         return ended
-    except RunParked:
+    except RunParked as parked:
         status = "parked"
+        due_at = min(
+            (each.expires_at.timestamp() for each in parked.questions if each.expires_at), default=None
+        )
         raise
     except asyncio.CancelledError:
         if frame.log.closed:
@@ -276,7 +292,8 @@ async def carry_out(
                 if status == "parked" and frame.deadline is not None and frame.deadline.pauses_for_people:
                     await note_deadline(journal, run_id, frame.deadline, frame.clock, paused=True)
                 encoded = b"" if status == "parked" else msgspec.msgpack.encode(outcome)
-                await asyncio.shield(asyncio.ensure_future(journal.runs.leave(run_id, status, encoded)))
+                left = journal.runs.leave(run_id, status, encoded, due_at=due_at)
+                await asyncio.shield(asyncio.ensure_future(left))
 
 
 async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, Any, Outcome]) -> Outcome:
@@ -311,8 +328,6 @@ class ResumedRun(msgspec.Struct, frozen=True):
     log: RunLog
     own: tuple[CommitUnit, ...]
     """The run's own commits, except those undone since. They are not in the session yet."""
-    attachments: tuple[Attachment, ...] = ()
-    """The files that the run's worker was given."""
 
     def catch_up(self) -> None:
         """Apply the run's own commits to the session, once its prompt has been rendered without them."""
@@ -327,10 +342,12 @@ class ResumedRun(msgspec.Struct, frozen=True):
             session=self.session,
             params=self.params(),
             message=begin.message,
+            attachments=tuple(begin.attached),
             history=tuple(begin.history),
             opened=tuple(begin.opened),
             temperature=begin.temperature,
             max_tokens=begin.max_tokens,
+            model_settings=begin.model_settings,
             # Time that people have taken since then does not count if the deadline pauses for them.
             deadline=deadline_after(begin.deadline, begin.pauses, row, self.log, options.clock),
             budget=None if limits is None else Budget(**limits),
@@ -342,7 +359,8 @@ class ResumedRun(msgspec.Struct, frozen=True):
 
     def _workers(self, workers: Any) -> Any:
         """Return the run's workers, with the attachments that the run began with."""
-        if not self.attachments:
+        attachments = tuple(self.begin.attachments)
+        if not attachments:
             return workers
         if not hasattr(workers, "with_attachments"):
             raise RunError(
@@ -350,7 +368,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
                 "it is the run of a worker that was given attachments, and it was resumed without its worker",
                 "Resume it with WorkerRegistry(...).resume(name, run_id).",
             )
-        return workers.with_attachments(self.attachments)
+        return workers.with_attachments(attachments)
 
     def params(self) -> Any:
         given = self.begin.params
@@ -364,7 +382,7 @@ async def load_resumed(journal: Journal, row: RunRow, session: Session | None, c
     """
     record = row.record
     units = await journal.calls.load_session(record.session_id)
-    runs = await journal.runs.list(session_id=record.session_id)
+    runs = await begun_runs(journal, record.session_id)
     undone = await undone_in(journal, record.session_id)
     session = _fresh(record, runs, session)
     for earlier in runs:
@@ -379,19 +397,19 @@ async def load_resumed(journal: Journal, row: RunRow, session: Session | None, c
         _bring_in(session, earlier, units, undone.calls)
     own = tuple(unit for unit in units if unit.run_id == record.id)
     entries, asked = await journal.calls.entries(record.id), await journal.questions.history(record.id)
-    run_log = RunLog(journal, record.id, clock, entries, own, asked=asked, resumed=True)
-    run_log.untold = undone.untold
+    made = RunLog(journal, record.id, clock, entries, own, asked=asked, resumed=True, attempt=row.legs or 1)
+    made.untold = undone.untold
     standing = tuple(unit for unit in own if unit.call_id not in undone.calls)
     begin = decode_begin(record)
-    attachments = await restore(journal, record.id, begin.attachments)
-    return ResumedRun(row, begin, session, run_log, standing, attachments)
+    await load(journal, record.id, [*begin.attachments, *begin.attached])
+    return ResumedRun(row, begin, session, made, standing)
 
 
 async def session_after(journal: Journal, row: RunRow, session: Session | None) -> Session:
     """Return the session after a finished run, with the commits and messages of that run and of earlier ones."""
     record = row.record
     units = await journal.calls.load_session(record.session_id)
-    runs = await journal.runs.list(session_id=record.session_id)
+    runs = await begun_runs(journal, record.session_id)
     undone = await undone_in(journal, record.session_id)
     session = _fresh(record, runs, session)
     for each in runs:
@@ -404,7 +422,7 @@ async def session_after(journal: Journal, row: RunRow, session: Session | None) 
 
 async def session_before(journal: Journal, row: RunRow, session: Session | None) -> Session:
     """Return the session as it was before its first run."""
-    session = _fresh(row.record, await journal.runs.list(session_id=row.record.session_id), session)
+    session = _fresh(row.record, await begun_runs(journal, row.record.session_id), session)
     await keep_decisions(session, journal)
     return session
 

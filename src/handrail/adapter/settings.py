@@ -9,11 +9,13 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
+import msgspec
+
 from handrail.adapter.response import ANSWER_TOOL
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError, ModelError
 from handrail.ids import Chance, random_fraction
-from handrail.messages import Model
+from handrail.messages import DEFAULT_SETTINGS, Model, ModelSettings
 from handrail.models.names import is_model, model_named
 from handrail.models.prices import Tariff, tariff_of
 from handrail.prompt import OPENER, Prompt
@@ -26,6 +28,7 @@ from handrail.tools import Tool
 
 if TYPE_CHECKING:
     from handrail.dispatch.frame import Frame
+    from handrail.dispatch.options import RunOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,7 @@ class Settings:
     temperature: float | None = None
     max_tokens: int | None = None
     streaming: bool = False
+    model_settings: ModelSettings = DEFAULT_SETTINGS
     tariff: Tariff = field(init=False)
 
     def __post_init__(self) -> None:
@@ -142,16 +146,37 @@ class Settings:
         temperature: float | None = None,
         max_tokens: int | None = None,
         streaming: bool | None = None,
+        model_settings: ModelSettings | None = None,
     ) -> Settings:
-        """Return these settings with some of them replaced."""
+        """Return these settings with some of them replaced.
+
+        The model settings go with the model: a run that names its own has none of those of the run around it.
+        """
         check_sampling(temperature, max_tokens)
+        around = self.model_settings if model is None else DEFAULT_SETTINGS
         return replace(
             self,
             model=model_named(model) if isinstance(model, str) else model or self.model,
             temperature=self.temperature if temperature is None else temperature,
             max_tokens=max_tokens or self.max_tokens,
             streaming=self.streaming if streaming is None else streaming,
+            model_settings=around if model_settings is None else model_settings.over(around),
         )
+
+    def inherited(self) -> Settings:
+        """Return the settings that nested runs inherit. The choice of a tool is about this run's tools only."""
+        own = self.model_settings
+        if own.tool_choice is None:
+            return self
+        return replace(self, model_settings=msgspec.structs.replace(own, tool_choice=None))
+
+
+def settings_of(prompt: Prompt[Any], options: RunOptions) -> ModelSettings | None:
+    """Return the model settings of a run: its own, and those of its prompt where it has none. None if there are none."""
+    own = options.model_settings
+    if prompt.model_settings is DEFAULT_SETTINGS:
+        return own
+    return prompt.model_settings if own is None else own.over(prompt.model_settings)
 
 
 def check_prompt(prompt: object) -> None:

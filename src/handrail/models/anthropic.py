@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
-from handrail.errors import ModelError
 from handrail.messages import (
+    DEFAULT_SETTINGS,
     AssistantMessage,
     CallAnswered,
     CallPart,
+    Encode,
     Kept,
     Message,
     ModelPart,
@@ -29,21 +31,29 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
-from handrail.models import ModelRateLimited, ModelRequestRefused, ModelUnavailable
+from handrail.models.blocks import emptied, joined, parsed_input, with_calls
+from handrail.models.breakpoints import marked, marked_messages, marked_tools
+from handrail.models.failures import failure_in_answer
 from handrail.models.grammar import ANTHROPIC_ID, id_for_wire, name_for_wire, raw_object
 from handrail.models.http import Endpoint, body_of, count, decode, encode, text_json
+from handrail.models.parts import ANTHROPIC_TAKES, anthropic_blocks
 from handrail.models.providers import address_of, keys_of, refuse_key, row_of
+from handrail.models.request_settings import ANTHROPIC, anthropic_choice, merge_fields, settings_fields
 
 WIRE = "anthropic"
 _CACHE = {"cache_control": {"type": "ephemeral"}}
 _EMPTY = "(nothing)"
 """Text that is sent instead of empty text, which the API refuses."""
-_SERVER_BLOCKS = frozenset({"server_tool_use", "mcp_tool_use", "container_upload", "compaction"})
-"""Blocks of the provider's own tools, which are sent back as they are, like their results."""
+_THINKING = frozenset({"thinking", "redacted_thinking"})
+_SERVER_CALLS = frozenset({"server_tool_use", "mcp_tool_use"})
+"""Calls of the provider's own tools. Their results are further blocks, which name them in `tool_use_id`."""
+_OF_CALLS = frozenset({"id", "name", "input"})
+"""The fields of a call that the conversation has, and that are not kept with the blocks."""
 _STOPS: dict[str, StopReason] = {
     "end_turn": "done",
     "stop_sequence": "done",
     "tool_use": "calls",
+    "pause_turn": "paused",
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
     "refusal": "refused",
@@ -83,7 +93,7 @@ class AnthropicModel:
         refuse_key(api_key, keys)
         self.name = f"{provider}:{name}"
         address = address_of(self.name, row, base_url)
-        self.traits = Traits(price, native_output)
+        self.traits = Traits(price, native_output, ANTHROPIC_TAKES)
         self._endpoint = Endpoint(
             self.name,
             address,
@@ -95,12 +105,14 @@ class AnthropicModel:
         self._fields = {"model": name, **(options or {})}
         self._max_tokens = max_tokens
         self._cache = cache
+        self._wire = f"{WIRE}:{provider}"
+        self._encode = _encoder(self._wire)
 
     def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
-        endpoint, body = self._endpoint, self._body(request)
+        endpoint, body, wire = self._endpoint, self._body(request), self._wire
         if not request.stream:
-            return endpoint.parts("/v1/messages", body, whole=_whole)
-        return endpoint.parts("/v1/messages", body, take=_Pieces(endpoint).take)
+            return endpoint.parts("/v1/messages", body, whole=partial(_whole, wire))
+        return endpoint.parts("/v1/messages", body, take=_Pieces(endpoint, wire).take)
 
     def _body(self, request: ModelRequest) -> bytes:
         more: dict[str, Any] = {"max_tokens": request.max_tokens or self._max_tokens, **self._fields}
@@ -108,25 +120,37 @@ class AnthropicModel:
             more["temperature"] = request.temperature
         if request.stream:
             more["stream"] = True
-        if request.must_call:
-            more["tool_choice"] = {"type": "any"}
-        if request.output is not None:
-            more["output_config"] = {
-                "format": {"type": "json_schema", "schema": _held(request.output.json_schema)}
-            }
         if self._cache:
             more |= (
                 _CACHE  # a mark on the request caches up to the newest message, whose own bytes do not change
             )
-        said = request.messages.encoded(_message)
+        if request.settings is not DEFAULT_SETTINGS:
+            merge_fields(
+                more, settings_fields(self.name, request, ANTHROPIC, () if self._cache else ("cache_ttl",))
+            )
+        if request.must_call or "tool_choice" in more:
+            anthropic_choice(more, request.must_call)
+        if request.output is not None:
+            wanted = {"type": "json_schema", "schema": _held(request.output.json_schema)}
+            merge_fields(more, {"output_config": {"format": wanted}})
+        said = request.messages.encoded(self._encode)
         if len(request.messages) and not isinstance(request.messages[0], UserMessage):
-            said = b"%s,%s" % (_message(UserMessage("")), said)  # the API wants a user's message first
+            said = b"%s,%s" % (self._encode(UserMessage("")), said)  # the API requires a user's message first
+        mark = more["cache_control"] if self._cache else None
+        if mark is not None:
+            said = marked_messages(request.messages, said, self._encode, mark)
         written = {"messages": b"[%s]" % said}
-        if request.system.strip():
-            marked = b"," + encode(_CACHE)[1:-1] if self._cache else b""
-            written["system"] = b'[{"type":"text","text":%s%s}]' % (text_json(request.system), marked)
+        has_system = bool(request.system.strip())
+        if has_system:
+            system = b'{"type":"text","text":%s}' % text_json(request.system)
+            written["system"] = b"[%s]" % (system if mark is None else marked(system, mark))
         if len(request.tools):
-            written["tools"] = b"[%s]" % request.tools.encoded(_tool)
+            tools = (
+                request.tools.encoded(_tool)
+                if has_system or mark is None
+                else marked_tools(request, _tool, mark)
+            )
+            written["tools"] = b"[%s]" % tools
         return body_of(more, **written)
 
     def __repr__(self) -> str:
@@ -161,14 +185,26 @@ def _tool(offered: Offered) -> bytes:
     return encode({**fields, "defer_loading": True} if offered.deferred else fields)
 
 
-def _message(message: Message) -> bytes:
+def _message(wire: str, message: Message) -> bytes:
     if isinstance(message, ToolMessage):
         results = [_result(each) for each in message.results]
-        opened = [_text_block(each.text) for each in message.results if each.shows]
+        opened = [block for each in message.results if each.shows for block in _content(each)]
         return encode({"role": "user", "content": [*results, *opened]})
     if isinstance(message, AssistantMessage):
-        return encode({"role": "assistant", "content": _blocks(message)})
-    return encode({"role": "user", "content": [_text_block(message.text)]})
+        return encode({"role": "assistant", "content": _blocks(message, wire)})
+    return encode({"role": "user", "content": _content(message)})
+
+
+def _content(said: UserMessage | CallAnswered) -> list[dict[str, Any]]:
+    """Return the blocks of a message or of a result."""
+    blocks = anthropic_blocks(said.text, said.attachments) if said.attachments else []
+    return blocks or [_text_block(said.text)]
+
+
+@lru_cache(maxsize=64)
+def _encoder(wire: str) -> Encode:
+    """Return the function that encodes messages for this provider. It is always the same one."""
+    return partial(_message, wire)
 
 
 def _text_block(text: str) -> dict[str, Any]:
@@ -177,7 +213,9 @@ def _text_block(text: str) -> dict[str, Any]:
 
 def _result(result: CallAnswered) -> dict[str, Any]:
     block: dict[str, Any] = {"type": "tool_result", "tool_use_id": id_for_wire(result.id, ANTHROPIC_ID)}
-    if result.text.strip():
+    if result.attachments:
+        block["content"] = _content(result)
+    elif result.text.strip():
         block["content"] = result.text
     elif result.failed:
         block["content"] = _EMPTY  # the API refuses an error without content
@@ -189,7 +227,7 @@ def _result(result: CallAnswered) -> dict[str, Any]:
     return block
 
 
-def _blocks(message: AssistantMessage) -> list[Any]:
+def _blocks(message: AssistantMessage, wire: str) -> list[Any]:
     calls = [
         {
             "type": "tool_use",
@@ -199,46 +237,33 @@ def _blocks(message: AssistantMessage) -> list[Any]:
         }
         for call in message.calls
     ]
-    if message.kept is not None and message.kept.wire == WIRE:
-        back = _with_thinking(decode(message.kept.data), calls)
+    if message.kept is not None and message.kept.wire == wire:
+        back = [
+            block for block in with_calls(decode(message.kept.data), calls, "tool_use") if _is_accepted(block)
+        ]
+        if back and back[-1]["type"] in _THINKING:
+            back.append(_text_block(""))  # the API refuses thinking as the last block
         if back:
             return back
     return [_text_block(message.text), *calls] if message.text.strip() or not calls else calls
 
 
-def _with_thinking(blocks: list[Any], calls: list[Any]) -> list[Any]:
-    """Return the blocks of an answer, with Handrail's form of its calls.
-
-    Signed thinking is sent back unchanged, and in the same order relative to the calls. Thinking without a
-    signature was cut off, and the API refuses it. Returns [] if the blocks do not have as many calls as the answer.
-    """
-    back: list[Any] = []
-    asked = iter(calls)
-    for block in blocks:
-        match block:
-            case {"type": "tool_use"}:
-                call = next(asked, None)
-                if call is None:
-                    return []
-                back.append(call)
-            case {"type": "text", "text": str(text)} if text.strip():
-                back.append({"type": "text", "text": text})
-            case {"type": "thinking", "thinking": str(text), "signature": str(signature)} if signature:
-                back.append({"type": "thinking", "thinking": text, "signature": signature})
-            case {"type": "redacted_thinking", "data": str(data)}:
-                back.append({"type": "redacted_thinking", "data": data})
-            case {"type": str(kind)} if kind in _SERVER_BLOCKS or kind.endswith("_tool_result"):
-                back.append(block)
-            case _:
-                pass
-    if next(asked, None) is not None:
-        return []
-    if back and back[-1]["type"].endswith("thinking"):
-        back.append(_text_block(""))  # the API refuses thinking as the last block
-    return back
+def _is_accepted(block: dict[str, Any]) -> bool:
+    """Return whether the API accepts this block back. It refuses blank text, and thinking that was cut off before it was signed."""
+    match block["type"]:
+        case "text":
+            text = block.get("text")
+            return isinstance(text, str) and bool(text.strip())
+        case "thinking":
+            signature = block.get("signature")
+            return isinstance(block.get("thinking"), str) and isinstance(signature, str) and bool(signature)
+        case "redacted_thinking":
+            return isinstance(block.get("data"), str)
+        case _:
+            return True
 
 
-def _whole(answer: Any) -> Iterator[ModelPart]:
+def _whole(wire: str, answer: Any) -> Iterator[ModelPart]:
     blocks = answer["content"]
     index = 0
     for block in blocks:
@@ -255,7 +280,8 @@ def _whole(answer: Any) -> Iterator[ModelPart]:
                 pass
     if answer.get("usage"):
         yield UsagePart(_usage(answer["usage"]))
-    yield StopPart(_STOPS.get(answer.get("stop_reason") or "end_turn", "done"), _kept(blocks))
+    reason = _STOPS.get(answer.get("stop_reason") or "end_turn", "done")
+    yield StopPart(reason, _kept(wire, blocks, reason))
 
 
 def _input_text(given: Any) -> str:
@@ -272,20 +298,42 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
     return Usage(sent, count(usage.get("output_tokens")), read, written, 1)
 
 
-def _kept(blocks: list[Any]) -> Kept | None:
-    """Return the blocks of an answer that must be sent back; None if it has no thinking blocks."""
-    if not any(block["type"] in ("thinking", "redacted_thinking") for block in blocks):
+def _kept(wire: str, blocks: list[Any], reason: StopReason) -> Kept | None:
+    """Return the blocks of an answer to be sent back; None if they are only a text followed by calls."""
+    if all(map(_is_plain, blocks)) and [block["type"] for block in blocks[1:]].count("text") == 0:
         return None
-    return Kept(WIRE, encode(blocks))
+    cut = reason in ("length", "refused")
+    answered = {block.get("tool_use_id") for block in blocks if isinstance(block.get("tool_use_id"), str)}
+    kept = [
+        emptied(block, _OF_CALLS) if block["type"] == "tool_use" else block
+        for block in blocks
+        # A provider's own call that was cut off never gets a result, and the API refuses it without one.
+        if not (cut and block["type"] in _SERVER_CALLS and block.get("id") not in answered)
+    ]
+    return Kept(wire, encode(kept))
+
+
+def _is_plain(block: dict[str, Any]) -> bool:
+    """Return whether the conversation contains everything in a block, so that it need not be kept."""
+    match block["type"]:
+        case "text":
+            return len(block) == 2 or (len(block) == 3 and not block.get("citations", True))
+        case "tool_use":
+            return len(block) == 1 + sum(name in block for name in _OF_CALLS)
+        case _:
+            return False
 
 
 class _Pieces:
     """Converts the events of one streamed answer to parts."""
 
-    __slots__ = ("_blocks", "_calls", "_endpoint", "_given", "_stop", "_usage")
+    __slots__ = ("_blocks", "_calls", "_endpoint", "_given", "_inputs", "_stop", "_usage", "_wire")
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, wire: str) -> None:
         self._endpoint = endpoint
+        self._wire = wire
+        self._inputs: dict[int, list[str]] = {}
+        """The pieces of the inputs of the provider's own tools."""
         self._blocks: dict[int, dict[str, Any]] = {}
         self._calls: dict[int, int] = {}
         self._given: dict[int, Any] = {}
@@ -309,14 +357,15 @@ class _Pieces:
                     name: value for name, value in (event.get("usage") or {}).items() if value is not None
                 }
             case "message_stop":
-                for index in sorted(self._given):
+                for index in sorted({*self._given, *self._inputs}):
                     yield from self._end(index)
                 if self._usage:
                     yield UsagePart(_usage(self._usage))
                 blocks = [self._blocks[index] for index in sorted(self._blocks)]
-                yield StopPart(_STOPS.get(self._stop, "done"), _kept(blocks))
+                reason = _STOPS.get(self._stop, "done")
+                yield StopPart(reason, _kept(self._wire, blocks, reason))
             case "error":
-                raise _failure(self._endpoint, event.get("error") or {})
+                raise failure_in_answer(self._endpoint, event.get("error") or {})
             case _:
                 pass
 
@@ -324,16 +373,20 @@ class _Pieces:
         self._blocks[index] = block
         if block["type"] == "tool_use":
             number = self._calls[index] = len(self._calls)
-            given = block.pop("input", None)
+            given, block["input"] = block.get("input"), None
             if given is not None and given != {}:
                 self._given[index] = given
             yield CallPart(number, block.get("id") or "", block.get("name") or "")
         elif block["type"] == "text" and block.get("text"):
             yield TextPart(block["text"])
+        elif block["type"] == "thinking" and block.get("thinking"):
+            yield ThinkingPart(block["thinking"])
 
     def _end(self, index: int) -> Iterator[ModelPart]:
         if index in self._given:
             yield CallPart(self._calls[index], arguments=_input_text(self._given.pop(index)))
+        if index in self._inputs:
+            self._blocks[index]["input"] = parsed_input("".join(self._inputs.pop(index)))
 
     def _more(self, index: int, delta: Any) -> Iterator[ModelPart]:
         block = self._blocks[index]
@@ -341,25 +394,19 @@ class _Pieces:
             case "text_delta":
                 block["text"] = block.get("text", "") + delta["text"]
                 yield TextPart(delta["text"])
-            case "input_json_delta":
+            case "input_json_delta" if index in self._calls:
                 if delta["partial_json"]:
                     self._given.pop(index, None)
                 yield CallPart(self._calls[index], arguments=delta["partial_json"])
+            case "input_json_delta":
+                if delta["partial_json"]:
+                    self._inputs.setdefault(index, []).append(delta["partial_json"])
             case "thinking_delta":
                 block["thinking"] = block.get("thinking", "") + delta["thinking"]
                 yield ThinkingPart(delta["thinking"])
-            case "signature_delta":
-                block["signature"] = block.get("signature", "") + delta["signature"]
+            case "citations_delta":
+                block["citations"] = [*(block.get("citations") or ()), delta["citation"]]
             case _:
-                pass
-
-
-def _failure(endpoint: Endpoint, error: Mapping[str, Any]) -> ModelError:
-    said = f"it failed in the middle of its answer: {endpoint.quoted(error.get('message') or dict(error))}"
-    match error.get("type"):
-        case "rate_limit_error":
-            return ModelRateLimited(endpoint.model, said)
-        case "invalid_request_error" | "authentication_error" | "permission_error" | "not_found_error":
-            return ModelRequestRefused(endpoint.model, said)
-        case _:
-            return ModelUnavailable(endpoint.model, said)
+                for name, piece in delta.items():  # a signature, or a field of a kind that is not known yet
+                    if name != "type":
+                        block[name] = joined(block.get(name), piece)

@@ -79,11 +79,15 @@ class _Listed(msgspec.Struct):
     """A server's answer, as far as it is read."""
 
     data: list[Any] = []
+    models: list[Any] = []
+    """The models as Google's API lists them."""
 
 
 def _names(name: str, listed: Any) -> tuple[str, ...]:
     try:
-        ids = [each["id"] for each in msgspec.convert(listed, _Listed).data if "id" in each]
+        found = msgspec.convert(listed, _Listed)
+        ids = [each["id"] for each in found.data if "id" in each]
+        ids += [each["name"].removeprefix("models/") for each in found.models if "name" in each]
     except (msgspec.ValidationError, TypeError):
         return ()  # not every server lists its models in this form
     return tuple(f"{name}:{each}" for each in ids)

@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from handrail.content import Attachment
 from handrail.errors import DefinitionError, ModelError
 from handrail.messages import (
     AssistantMessage,
@@ -31,6 +32,7 @@ from handrail.messages import (
     Price,
     StopPart,
     StopReason,
+    Takes,
     TextPart,
     ThinkingPart,
     ToolMessage,
@@ -46,6 +48,8 @@ from handrail.models import (
 )
 from handrail.models.grammar import ANTHROPIC_ID, CHAT_ID, id_for_wire, name_for_wire, object_text
 from handrail.models.http import count, encode
+from handrail.models.parts import AUDIO, IMAGES, PDF, text_with
+from handrail.models.request_settings import BRIDGE, settings_fields
 from handrail.schema import Schema
 from handrail.tools import Tool
 
@@ -61,9 +65,9 @@ _NEEDED = "models of other providers need pydantic-ai, which is not installed. R
 
 
 class BridgedModel:
-    """A model from any other provider, as in `BridgedModel("google:gemini-3-pro")`.
+    """A model from any other provider, as in `BridgedModel("cohere:command-a")`.
 
-    Each provider needs its own packages (`pip install 'pydantic-ai-slim[google]'`) and its key in an environment
+    Each provider needs its own packages (`pip install 'pydantic-ai-slim[cohere]'`) and its key in an environment
     variable, which pydantic-ai's documentation names. A configured pydantic-ai model is accepted too;
     one that has its own client works on one event loop only. `options` are further settings of the request,
     such as `{"thinking": "low"}`.
@@ -91,11 +95,11 @@ class BridgedModel:
             self._make = lambda: model
         else:
             raise DefinitionError(
-                f"{model!r} can't be bridged. Pass a name like 'google:gemini-3-pro', or a pydantic-ai model."
+                f"{model!r} can't be bridged. Pass a name like 'cohere:command-a', or a pydantic-ai model."
             )
         if native_output is None:
             native_output = bool(profile.get("supports_json_schema_output"))
-        self.traits = Traits(price, native_output)
+        self.traits = Traits(price, native_output, BRIDGE_TAKES)
         self._options = dict(options or {})
         self._silence = silence
         self._of_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
@@ -145,6 +149,7 @@ class BridgedModel:
             settings["temperature"] = request.temperature
         if request.max_tokens is not None:
             settings["max_tokens"] = request.max_tokens
+        settings |= settings_fields(self.name, request, BRIDGE)
         if request.must_call:
             settings["tool_choice"] = "required"
         return settings | self._options
@@ -354,6 +359,10 @@ def output_of(schema: Schema[Any]) -> Any:
     return output.OutputObjectDefinition(json_schema=schema.json_schema, name="answer")
 
 
+BRIDGE_TAKES = Takes(IMAGES | {PDF} | AUDIO.keys())
+"""Media types that pydantic-ai sends as bytes. Its models refuse those that their own providers do not take."""
+
+
 def messages_of(model: str, request: ModelRequest) -> list[Any]:
     """Convert the request's conversation to pydantic-ai's messages, with the system prompt first."""
     said: Any = import_module("pydantic_ai.messages")
@@ -366,15 +375,21 @@ def messages_of(model: str, request: ModelRequest) -> list[Any]:
 def _message(said: Any, model: str, message: Message) -> Any:
     ids = ANTHROPIC_ID if model.startswith(_STRICT_IDS) else CHAT_ID
     if isinstance(message, ToolMessage):
+        attached = [found for each in message.results for found in each.attachments]
         return said.ModelRequest(
             [
                 said.ToolReturnPart(
                     name_for_wire(each.name),
-                    each.text,
+                    text_with(each.text, each.attachments, BRIDGE_TAKES),
                     id_for_wire(each.id, ids),
                     outcome="failed" if each.failed else "success",
                 )
                 for each in message.results
+            ]
+            + [
+                said.UserPromptPart([found.render(), _binary(said, found)])
+                for found in attached
+                if BRIDGE_TAKES.sends(found)
             ]
         )
     if isinstance(message, AssistantMessage):
@@ -390,7 +405,13 @@ def _message(said: Any, model: str, message: Message) -> Any:
             if response is not None:
                 return response
         return said.ModelResponse([said.TextPart(message.text), *calls] if message.text else calls)
-    return said.ModelRequest([said.UserPromptPart(message.text)])
+    attached = [_binary(said, each) for each in message.attachments if BRIDGE_TAKES.sends(each)]
+    text = text_with(message.text, message.attachments, BRIDGE_TAKES)
+    return said.ModelRequest([said.UserPromptPart([*filter(None, [text]), *attached] if attached else text)])
+
+
+def _binary(said: Any, attachment: Attachment) -> Any:
+    return said.BinaryContent(attachment.content, media_type=attachment.media_type)
 
 
 def _as_it_was(said: Any, calls: list[Any], kept: Kept) -> Any:
@@ -421,7 +442,7 @@ def kept_of(model: str, response: Any) -> Kept | None:
     ):
         return None
     said: Any = import_module("pydantic_ai.messages")
-    return Kept(_wire(model), said.ModelMessagesTypeAdapter.dump_json([response]))
+    return Kept(_wire(model), said.ModelMessagesTypeAdapter.dump_json([response]), has_arguments=True)
 
 
 def _wire(model: str) -> str:

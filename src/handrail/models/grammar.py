@@ -34,6 +34,7 @@ _UNNAMED = "unnamed"
 CHAT_ID = re.compile(r"[^\ud800-\udfff]{1,40}")
 RESPONSES_ID = re.compile(r"[^\ud800-\udfff]{1,64}")
 ANTHROPIC_ID = re.compile(r"[a-zA-Z0-9_-]+")
+GEMINI_ID = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
 MISTRAL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 _NORMALISED = re.compile(r"hr-[0-9a-f]{32}")
 

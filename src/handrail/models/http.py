@@ -14,11 +14,8 @@ import asyncio
 import contextlib
 import io
 import math
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -36,6 +33,7 @@ from handrail.models import (
     ModelUnavailable,
 )
 from handrail.models.providers import Key
+from handrail.models.rate_limits import requests_left, resets_at, retry_after, tokens_left
 from handrail.models.recorder import current_recorder
 from handrail.threads import forget_closed
 from handrail.tools.result import clean_text
@@ -49,18 +47,22 @@ _LARGE = 1 << 20
 _PASSING = frozenset({408, 425, 500, 502, 503, 504, 520, 522, 524, 529})
 _SHOWN = frozenset({"content-type", "anthropic-version", "anthropic-beta", "openai-beta", "accept"})
 _MOST_SAID = 500
-_RESETS = (
-    *("x-ratelimit-reset-requests", "x-ratelimit-reset-tokens"),
-    *("anthropic-ratelimit-requests-reset", "anthropic-ratelimit-tokens-reset"),
-)
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_SPAN_PIECE = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", re.ASCII)
-_SPAN = re.compile(rf"(?:{_SPAN_PIECE.pattern})+", re.ASCII)
 _LAST_BYTES = 1.0
 """Maximum seconds to wait for the bytes after a stream's last event."""
 _BOM = b"\xef\xbb\xbf"
+_DONE = b"[DONE]"
+"""The data of the event that ends a stream of chat completions."""
 
-decode = msgspec.json.decode
+
+def _exact(text: str) -> msgspec.Raw:
+    """Keep a number as it was written, so that it is sent back with the same digits."""
+    if math.isinf(float(text)):
+        raise ValueError(f"the number {text[:20]} is out of range")
+    return msgspec.Raw(text.encode())
+
+
+decode = msgspec.json.Decoder(float_hook=_exact).decode
+"""Decodes JSON. Numbers with a fraction or an exponent become `msgspec.Raw`, so that encoding gives the same bytes."""
 
 Read = Callable[[Any], Iterable[ModelPart]]
 """A function that converts a complete answer, or one event of a stream, to parts."""
@@ -118,11 +120,18 @@ class Endpoint:
     # Answers, complete or streamed.
 
     async def parts(
-        self, path: str, body: bytes, *, whole: Read | None = None, take: Read | None = None
+        self,
+        path: str,
+        body: bytes,
+        *,
+        whole: Read | None = None,
+        take: Read | None = None,
+        done: Callable[[], StopPart | None] | None = None,
     ) -> AsyncGenerator[ModelPart]:
         """Send one request and yield the parts of its answer, with the stop reason last.
 
-        Pass `whole` to convert a complete answer, or `take` to convert each event of a stream.
+        Pass `whole` to convert a complete answer, or `take` to convert each event of a stream. `done` returns the
+        stop reason of a stream that ended with `[DONE]` and gave none.
         """
         if whole is not None:
             sent, answer = await self.fetch(path, body)
@@ -141,6 +150,9 @@ class Endpoint:
             if isinstance(event, SentPart):
                 yield event
                 continue
+            if event is _DONE:
+                stop = done() if stop is None and done is not None else stop
+                break
             data = self.decoded(event)
             try:
                 for part in take(data):
@@ -162,15 +174,17 @@ class Endpoint:
             return self._sent(body, response), self.decoded(raw)
 
     async def events(self, path: str, body: bytes) -> AsyncGenerator[SentPart | bytes]:
-        """Send one request, and yield what was sent, then the data of each event as it arrives."""
+        """Send one request, and yield what was sent, then the data of each event as it arrives, up to `_DONE`."""
         async with self._post(path, body) as response:
             yield self._sent(body, response)
             if "event-stream" not in response.headers.get("content-type", ""):
                 came = (await response.read()).decode(errors="replace")
                 raise self.broken("the answer is not the stream that was requested", repr(came))
             async for data in _event_data(response.content):
-                if data.strip() == b"[DONE]":
-                    break
+                if data.strip() == _DONE:
+                    await _read_out(response)
+                    yield _DONE
+                    return
                 yield data
             await _read_out(response)
 
@@ -269,79 +283,25 @@ class Endpoint:
             body,
             {name: value if name in _SHOWN else "[redacted]" for name, value in self._headers.items()},
             clean_text(headers.get("x-request-id") or headers.get("request-id") or ""),
-            _number(
-                headers.get("x-ratelimit-remaining-requests")
-                or headers.get("anthropic-ratelimit-requests-remaining")
-            ),
-            _number(
-                headers.get("x-ratelimit-remaining-tokens")
-                or headers.get("anthropic-ratelimit-tokens-remaining")
-            ),
-            self._resets_at(headers),
+            requests_left(headers),
+            tokens_left(headers),
+            resets_at(headers, self._clock),
         )
 
     async def _failure(self, response: aiohttp.ClientResponse) -> ModelError:
         raw = await response.read()
         said = self.quoted(_message_in(raw), _MOST_SAID)
         status = response.status
-        wait = self._retry_after(response.headers)
+        wait = retry_after(response.headers, raw, self._clock)
         if status == 429:
             return ModelRateLimited(self.model, said, status=status, retry_after=wait)
         if status in _PASSING:
             return ModelUnavailable(self.model, said, status=status, retry_after=wait)
         return ModelRequestRefused(self.model, said, status=status)
 
-    def _retry_after(self, headers: Mapping[str, str]) -> float | None:
-        milliseconds = headers.get("retry-after-ms")
-        said = headers.get("retry-after")
-        try:
-            if milliseconds is not None:
-                wait = float(milliseconds) / 1000
-            elif said is None:
-                return None
-            elif said.strip().replace(".", "", 1).isdigit():
-                wait = float(said)
-            else:
-                when = parsedate_to_datetime(said)
-                when = when if when.tzinfo else when.replace(tzinfo=UTC)
-                wait = max((when - self._clock.now()).total_seconds(), 0.0)
-        except (ValueError, OverflowError):
-            return None
-        return wait if 0 <= wait < math.inf else None
-
-    def _resets_at(self, headers: Mapping[str, str]) -> datetime | None:
-        """Return the latest of the times at which the provider's rate limits reset, or None if it sent none."""
-        said = [headers[name] for name in _RESETS if name in headers]
-        found = [at for each in said if (at := _moment(each, self._clock)) is not None]
-        return max(found, default=None)
-
 
 def _fits_header(text: str) -> bool:
     return not any(char < " " or char == "\x7f" for char in text)
-
-
-def _moment(text: str, clock: Clock) -> datetime | None:
-    """Parse a time, or a duration such as `6m0s` or `20ms`. Returns None if the string is neither."""
-    try:
-        if _SPAN.fullmatch(text):
-            return clock.now() + sum(
-                (
-                    timedelta(seconds=float(number) * _UNITS[unit])
-                    for number, unit in _SPAN_PIECE.findall(text)
-                ),
-                timedelta(),
-            )
-        at = datetime.fromisoformat(text)
-        return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
-    except (ValueError, OverflowError):
-        return None
-
-
-_MOST_DIGITS = 15
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def _shown(value: object) -> str:
@@ -372,6 +332,8 @@ def _message_in(raw: bytes) -> str:
         data: Any = decode(raw)
     except _UNREADABLE:
         return raw.decode(errors="replace").strip() or "it said nothing"
+    if isinstance(data, list) and len(data) == 1:
+        data = data[0]  # Google sends the error of a stream as a list
     error = data.get("error", data) if isinstance(data, dict) else data
     return _shown(error.get("message") or error if isinstance(error, dict) else error)
 
@@ -462,6 +424,8 @@ _MOST_TOKENS = 1 << 53
 
 def count(value: Any) -> int:
     """Return a token count from a server as an integer from 0 to `_MOST_TOKENS`; 0 if it is not a number."""
+    if type(value) is msgspec.Raw:
+        value = float(bytes(value))
     return int(min(max(value, 0), _MOST_TOKENS)) if type(value) in (int, float) else 0
 
 

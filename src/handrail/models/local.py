@@ -27,6 +27,8 @@ from handrail.messages import (
 from handrail.models import ModelRequestRefused
 from handrail.models.engine import Body, Ended, Engine, Settings, engine_of, find_weights
 from handrail.models.http import encode
+from handrail.models.parts import only_in_words
+from handrail.models.request_settings import settings_fields
 from handrail.operation import Operation
 from handrail.schema import JsonSchema
 from handrail.tools import Tool
@@ -89,6 +91,7 @@ class LocalModel:
         else:
             turns = _turns(request)
             schema = None if request.output is None else request.output.json_schema
+        settings_fields(self.name, request, {})  # it has none of them
         body: Body = {
             "prompt": _chat(turns),
             "n_predict": request.max_tokens or self._max_tokens,
@@ -192,7 +195,11 @@ def _turns_for_call(request: ModelRequest, tool: Tool[Any, Any]) -> list[Turn]:
             from_json(tool.dump(params)), ensure_ascii=False
         )  # the grammar allows the same layout
         turns += [("user", example.description), ("assistant", arguments)]
-    said = [message.text for message in request.messages if isinstance(message, UserMessage)]
+    said = [
+        only_in_words(message.text, message.attachments)
+        for message in request.messages
+        if isinstance(message, UserMessage)
+    ]
     return [*turns, ("user", said[-1] if said else "")]
 
 
@@ -204,7 +211,7 @@ def _turns(request: ModelRequest) -> list[Turn]:
     turns: list[Turn] = [("system", request.system or _SYSTEM)]
     for message in request.messages:
         if isinstance(message, UserMessage):
-            turns.append(("user", message.text))
+            turns.append(("user", only_in_words(message.text, message.attachments)))
         elif isinstance(message, AssistantMessage):
             if not message.calls:
                 turns.append(("assistant", message.text))
@@ -214,7 +221,9 @@ def _turns(request: ModelRequest) -> list[Turn]:
 
 
 def _add_results(turns: list[Turn], message: ToolMessage) -> None:
-    results = "\n".join(f"{result.name}: {result.text}" for result in message.results)
+    results = "\n".join(
+        f"{result.name}: {only_in_words(result.text, result.attachments)}" for result in message.results
+    )
     who, said = turns[-1]
     if who == "user":
         turns[-1] = (who, f"{said}\n\n{results}")

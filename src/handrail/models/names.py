@@ -1,7 +1,8 @@
 """Names of models: `provider:name`, or `module:name` for your own model.
 
-A name means the same wherever a model can be named: in code, in a worker's file and on the command line. The name of a
-known provider is never looked up as a module.
+Several names, separated by commas, mean the first of these models that works. A name means the same wherever a model
+can be named: in code, in a worker's file and on the command line. The name of a known provider is never looked up as a
+module.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def model_named(name: str, folder: Path | None = None) -> Model:
     A module is looked up among the installed ones, then in `folder`, which is that of the worker that names the model,
     and then where the command line looks for apps. What it names is a model, or an adapter or agent that has one.
     """
+    if "," in name:
+        return _first_of(name, folder)
     provider, model = split_name(name)
     row = PROVIDERS.get(provider)
     if row is None and provider not in BRIDGED:
@@ -48,9 +51,19 @@ def model_named(name: str, folder: Path | None = None) -> Model:
 
 def check_name(name: str, folder: Path | None = None) -> None:
     """Raise `DefinitionError` for a name that no module and no provider has. The model itself is not created."""
+    for each in split_names(name):
+        _check_one(each, folder)
+
+
+def _check_one(name: str, folder: Path | None) -> None:
     provider, _ = split_name(name)
     if provider not in PROVIDERS and provider not in BRIDGED and not _is_module(provider, folder):
         raise _unknown(name, provider)
+
+
+def split_names(names: str) -> list[str]:
+    """Return the names in a text of one or more names, separated by commas."""
+    return [each.strip() for each in names.split(",")]
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -76,6 +89,14 @@ def is_model(value: Any) -> bool:
     return not isinstance(value, type) and all(hasattr(value, each) for each in ("name", "traits", "stream"))
 
 
+def _first_of(names: str, folder: Path | None) -> Model:
+    from handrail.models.choice import FirstThatWorks
+
+    made = FirstThatWorks(tuple(split_names(names)), folder=folder)
+    _made[made.name, str(folder or "")] = made
+    return made
+
+
 def _provider_model(provider: str, model: str) -> Model:
     row = PROVIDERS.get(provider)
     if row is None:
@@ -84,7 +105,7 @@ def _provider_model(provider: str, model: str) -> Model:
         return BridgedModel(f"{provider}:{model}")
     module, kind = WIRES[row.wire]
     make: Any = getattr(importlib.import_module(module), kind)
-    return make(model, provider=provider) if row.wire in ("chat", "anthropic") else make(model)
+    return make(model, provider=provider) if row.wire in ("chat", "anthropic", "gemini") else make(model)
 
 
 # --- modules ---
@@ -155,6 +176,8 @@ def _unknown(name: str, provider: str) -> DefinitionError:
     near = nearest(provider, [*PROVIDERS, *sorted(BRIDGED)], 0.85)
     if provider == "scripted":
         hint = "Create a ScriptedModel in code, and pass it instead of a name, or name it as module:name."
+    elif provider == "gemini":
+        hint = f"Did you mean google:{name.partition(':')[2]}?"
     elif near:
         hint = f"Did you mean {near}:{name.partition(':')[2]}?"
     else:

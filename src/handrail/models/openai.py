@@ -8,11 +8,11 @@ The chat completions API, `POST /chat/completions`, is here; the responses API i
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Literal
 
-from handrail.errors import DefinitionError, ModelError
+from handrail.errors import DefinitionError
 from handrail.messages import (
     AssistantMessage,
     CallPart,
@@ -33,7 +33,9 @@ from handrail.messages import (
     Usage,
     UsagePart,
 )
-from handrail.models import ModelUnavailable, responses
+from handrail.models import responses
+from handrail.models.blocks import is_block, joined, without
+from handrail.models.failures import failure_in_answer
 from handrail.models.grammar import arguments_text, id_for_wire, name_for_wire, object_text
 from handrail.models.http import (
     Endpoint,
@@ -44,15 +46,18 @@ from handrail.models.http import (
     is_strict,
     text_json,
 )
+from handrail.models.parts import CHAT_TAKES, RESPONSES_TAKES, RETURNED, chat_parts, text_with
 from handrail.models.providers import FREE, Quirks, address_of, keys_of, refuse_key, row_of
+from handrail.models.request_settings import CHAT, merge_fields, settings_fields
 
 WIRE = "chat"
 _MOST_CALLS = 128
 """Maximum number of calls that the API accepts in one message."""
 _BETWEEN = "OK"
 """Text of the message between a result and a user's message, for servers that require one."""
-_GROWING = frozenset({"text", "summary", "data", "signature"})
-"""Fields of reasoning details whose pieces are joined."""
+_OWN = frozenset({"role", "content", "refusal", "tool_calls", "function_call", "annotations", "audio"})
+"""The fields of an answer that the API itself defines. A server that adds others may require them back."""
+_OF_CALLS = frozenset({"id", "type", "index", "function"})
 
 
 class OpenAIModel:
@@ -90,8 +95,13 @@ class OpenAIModel:
         self._quirks = quirks = row.quirks_at(address)
         if price is None and row.is_own:
             price = FREE
-        self.traits = Traits(price, quirks.native_output if native_output is None else native_output)
+        self.traits = Traits(
+            price,
+            quirks.native_output if native_output is None else native_output,
+            CHAT_TAKES if api == "chat" else RESPONSES_TAKES,
+        )
         self._stream = stream if api == "chat" else responses.stream
+        self._wire = f"{WIRE if api == 'chat' else responses.WIRE}:{provider}"
         self._endpoint = Endpoint(
             self.name,
             address,
@@ -103,7 +113,7 @@ class OpenAIModel:
         self._fields = {"model": name, **(options or {})}
 
     def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
-        return self._stream(self._endpoint, self._fields, request, self._quirks)
+        return self._stream(self._endpoint, self._fields, request, self._quirks, self._wire)
 
     def __repr__(self) -> str:
         return f"OpenAIModel({self.name!r})"
@@ -119,20 +129,26 @@ _STOPS: dict[str, StopReason] = {
 
 
 def stream(
-    endpoint: Endpoint, fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks
+    endpoint: Endpoint, fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks, wire: str
 ) -> AsyncGenerator[ModelPart]:
     """Send one request and yield the parts of its answer."""
-    body = _body(fields, request, quirks)
+    body = _body(fields, request, quirks, wire)
     if not request.stream:
-        return endpoint.parts("/chat/completions", body, whole=partial(_whole, quirks.sent_back))
-    return endpoint.parts("/chat/completions", body, take=_Pieces(endpoint, quirks.sent_back).take)
+        return endpoint.parts("/chat/completions", body, whole=partial(_whole, endpoint, wire))
+    pieces = _Pieces(endpoint, wire)
+    return endpoint.parts("/chat/completions", body, take=pieces.take, done=pieces.done)
 
 
-def _body(fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks) -> bytes:
-    said = _conversation(request.messages, quirks)
+def _body(fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks, wire: str) -> bytes:
+    said = _conversation(request.messages, quirks, wire)
     if request.system:
         said = b'{"role":"system","content":%s},%s' % (text_json(request.system), said)
     more: dict[str, Any] = dict(fields)
+    merge_fields(
+        more, settings_fields(f"{wire.partition(':')[2]}:{fields['model']}", request, CHAT, quirks.lacks)
+    )
+    if quirks.seed != "seed" and "seed" in more:
+        more[quirks.seed] = more.pop("seed")
     if request.temperature is not None:
         more["temperature"] = request.temperature
     if request.max_tokens is not None:
@@ -141,7 +157,7 @@ def _body(fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks) -> b
         more["stream"] = True
         if quirks.stream_options:
             more["stream_options"] = {"include_usage": True}
-    if request.must_call:
+    if request.must_call and quirks.forced.match(str(fields["model"])):
         more["tool_choice"] = "required"
     if request.output is not None:
         schema = request.output.json_schema
@@ -158,66 +174,77 @@ def _tool(offered: Offered) -> bytes:
     return encode({"type": "function", "function": function})
 
 
-def _conversation(messages: Sent[Message], quirks: Quirks) -> bytes:
+def _conversation(messages: Sent[Message], quirks: Quirks, wire: str) -> bytes:
     """Encode a conversation, separated by commas. It is encoded once, unless the server restricts who may follow whom."""
     if quirks.user_after_tool:
-        return messages.encoded(_encoder(quirks))
+        return messages.encoded(_encoder(quirks, wire))
     said: list[dict[str, Any]] = []
-    for each in (each for message in messages for each in _dicts(message, quirks)):
+    for each in (each for message in messages for each in _dicts(message, quirks, wire)):
         if said and said[-1]["role"] == "tool" and each["role"] == "user":
             said.append({"role": "assistant", "content": _BETWEEN})
         said.append(each)
     return b",".join(map(encode, said))
 
 
-def _encode(quirks: Quirks, message: Message) -> bytes:
-    return b",".join(map(encode, _dicts(message, quirks)))
+def _encode(quirks: Quirks, wire: str, message: Message) -> bytes:
+    return b",".join(map(encode, _dicts(message, quirks, wire)))
 
 
 @lru_cache(maxsize=64)
-def _encoder(quirks: Quirks) -> Encode:
+def _encoder(quirks: Quirks, wire: str) -> Encode:
     """Return the function that encodes messages for servers with these quirks. It is always the same one."""
-    return partial(_encode, quirks)
+    return partial(_encode, quirks, wire)
 
 
-_message = _encoder(Quirks())
-
-
-def _dicts(message: Message, quirks: Quirks) -> list[dict[str, Any]]:
+def _dicts(message: Message, quirks: Quirks, wire: str) -> list[dict[str, Any]]:
     """Convert a message to at least one message of the API."""
     if isinstance(message, ToolMessage):
         return _results(message, quirks)
     if isinstance(message, AssistantMessage):
-        said: dict[str, Any] = {"role": "assistant", "content": message.text or None}
-        if message.calls:
-            said["tool_calls"] = [
-                {
-                    "id": id_for_wire(call.id, quirks.ids),
-                    "type": "function",
-                    "function": {
-                        "name": name_for_wire(call.name),
-                        "arguments": object_text(call.arguments),
-                    },
-                }
-                for call in message.calls[:_MOST_CALLS]
-            ]
-            said |= _kept_fields(message.kept, quirks.sent_back)
-        elif not message.text:
-            said["content"] = ""
-        return [said]
+        return [_said(message, quirks, wire)]
+    if message.attachments:
+        return [{"role": "user", "content": chat_parts(message.text, message.attachments)}]
     return [{"role": "user", "content": message.text}]
 
 
-def _kept_fields(kept: Kept | None, wanted: tuple[str, ...]) -> dict[str, Any]:
-    if kept is None or kept.wire != WIRE or not wanted:
-        return {}
-    return {name: value for name, value in decode(kept.data).items() if name in wanted}
+def _said(message: AssistantMessage, quirks: Quirks, wire: str) -> dict[str, Any]:
+    said: dict[str, Any] = {"role": "assistant", "content": message.text or None}
+    if message.calls:
+        said["tool_calls"] = [
+            {
+                "id": id_for_wire(call.id, quirks.ids),
+                "type": "function",
+                "function": {"name": name_for_wire(call.name), "arguments": object_text(call.arguments)},
+            }
+            for call in message.calls[:_MOST_CALLS]
+        ]
+    elif not message.text:
+        said["content"] = ""
+    kept: dict[str, Any] = {}
+    if message.kept is not None and message.kept.wire == wire:
+        kept = decode(message.kept.data)
+        wanted = quirks.sent_back
+        said |= {name: value for name, value in kept["message"].items() if wanted is None or name in wanted}
+        for call, more in zip(said.get("tool_calls", ()), kept["calls"], strict=False):
+            call |= more
+    if message.calls and quirks.thought_with_calls:
+        said.setdefault(
+            quirks.thought_with_calls, " "
+        )  # what a different provider's model thought stays here
+    return said
 
 
 def _results(message: ToolMessage, quirks: Quirks) -> list[dict[str, Any]]:
-    """Convert the results of a turn. Those of calls beyond the API's limit follow in a user message."""
+    """Convert the results of a turn.
+
+    The results of calls beyond the API's limit follow in a user message, and so do attachments that are not text.
+    """
     said: list[dict[str, Any]] = [
-        {"role": "tool", "tool_call_id": id_for_wire(each.id, quirks.ids), "content": each.text}
+        {
+            "role": "tool",
+            "tool_call_id": id_for_wire(each.id, quirks.ids),
+            "content": text_with(each.text, each.attachments, CHAT_TAKES) if each.attachments else each.text,
+        }
         for each in message.results[:_MOST_CALLS]
     ]
     more = message.results[_MOST_CALLS:]
@@ -226,19 +253,30 @@ def _results(message: ToolMessage, quirks: Quirks) -> list[dict[str, Any]]:
         said.append(
             {"role": "user", "content": f"Results of the {len(more)} further calls of this turn:\n\n{texts}"}
         )
+    said += [
+        {"role": "user", "content": chat_parts(RETURNED.format(each.name), [found])}
+        for each in message.results
+        for found in each.attachments
+        if CHAT_TAKES.sends(found)
+    ]
     return said
 
 
-def _whole(sent_back: tuple[str, ...], answer: Any) -> Iterator[ModelPart]:
+def _whole(endpoint: Endpoint, wire: str, answer: Any) -> Iterator[ModelPart]:
+    error = answer.get("error")
+    if error and not answer.get("choices"):
+        raise failure_in_answer(endpoint, error)
     choice = answer["choices"][0]
+    if choice.get("error"):
+        raise failure_in_answer(endpoint, choice["error"])
     said = choice["message"]
-    thoughts = said.get("reasoning_content") or said.get("reasoning")
-    if isinstance(thoughts, str) and thoughts:
-        yield ThinkingPart(thoughts)
+    for thought in _thoughts(said):
+        yield ThinkingPart(thought)
     text = _text(said.get("content")) or said.get("refusal")
     if text:
         yield TextPart(text)
-    for index, call in enumerate(said.get("tool_calls") or ()):
+    calls = said.get("tool_calls") or ()
+    for index, call in enumerate(calls):
         function = call["function"]
         yield CallPart(
             index,
@@ -249,53 +287,87 @@ def _whole(sent_back: tuple[str, ...], answer: Any) -> Iterator[ModelPart]:
     if answer.get("usage"):
         yield UsagePart(_usage(answer["usage"]))
     reason = _STOPS.get(choice.get("finish_reason") or "stop", "done")
-    kept = {name: said[name] for name in sent_back if said.get(name)}
-    yield StopPart("refused" if said.get("refusal") else reason, _kept(kept))
+    kept = {name: value for name, value in said.items() if value is not None and _is_extra(name, value)}
+    more = [without(call, _OF_CALLS) for call in calls]
+    yield StopPart("refused" if said.get("refusal") else reason, _kept(wire, kept, more))
 
 
-def _kept(fields: Mapping[str, Any]) -> Kept | None:
-    return Kept(WIRE, encode(fields)) if fields else None
+def _is_extra(name: str, value: Any) -> bool:
+    """Return whether a field is not one of the API's own, or is content with parts that are not text."""
+    if name == "content":
+        return isinstance(value, list) and not all(_is_text(part) for part in value)
+    return name not in _OWN
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, str) or (isinstance(part, dict) and part.get("type", "text") == "text")
+
+
+def _kept(wire: str, fields: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> Kept | None:
+    if not fields and not any(calls):
+        return None
+    return Kept(wire, encode({"message": fields, "calls": calls}))
 
 
 class _Pieces:
     """Converts the chunks of one streamed answer to parts."""
 
-    __slots__ = ("_at", "_calls", "_endpoint", "_kept", "_refused", "_sent_back")
+    __slots__ = ("_at", "_began", "_calls", "_content", "_endpoint", "_kept", "_more", "_refused", "_wire")
 
-    def __init__(self, endpoint: Endpoint, sent_back: tuple[str, ...] = ()) -> None:
+    def __init__(self, endpoint: Endpoint, wire: str) -> None:
         self._endpoint = endpoint
-        self._sent_back = sent_back
+        self._wire = wire
         self._kept: dict[str, Any] = {}
-        """The fields of the answer so far that must be sent back with it."""
+        """The fields so far that are not the API's own. Providers require some of them back."""
+        self._more: dict[int, dict[str, Any]] = {}
+        """The same for the calls, by their position."""
+        self._content: list[Any] = []
+        """The parts of the content so far, if any of it came as a list of parts."""
         self._calls: list[tuple[str, str]] = []
         """The id and name of each call so far."""
         self._at: dict[Any, int] = {}
         """Position in `_calls` of the call that arrives under each of the server's indexes."""
         self._refused = False
+        self._began = False
 
     def take(self, chunk: Any) -> Iterator[ModelPart]:
         error = chunk.get("error")
         if error:
-            raise _failure(self._endpoint, error)
+            raise failure_in_answer(self._endpoint, error)
         for choice in chunk.get("choices") or ():
+            self._began = True
             delta = choice.get("delta") or {}
-            thoughts = delta.get("reasoning_content") or delta.get("reasoning")
-            if isinstance(thoughts, str) and thoughts:
-                yield ThinkingPart(thoughts)
-            for name in self._sent_back:
-                if delta.get(name):
-                    self._kept[name] = _joined(self._kept.get(name), delta[name])
+            for thought in _thoughts(delta):
+                yield ThinkingPart(thought)
+            for name, piece in delta.items():
+                if name not in _OWN and piece is not None:
+                    self._kept[name] = joined(self._kept.get(name), piece)
             self._refused = self._refused or bool(delta.get("refusal"))
-            text = _text(delta.get("content")) or delta.get("refusal")
+            content = delta.get("content")
+            text = _text(content) or delta.get("refusal")
+            if content and (self._content or isinstance(content, list)):
+                self._content = _with_content(self._content, content)
             if text:
                 yield TextPart(text)
             for call in delta.get("tool_calls") or ():
                 yield self._call(call)
+            if choice.get("error"):
+                raise failure_in_answer(self._endpoint, choice["error"])
             if choice.get("finish_reason"):
-                reason = _STOPS.get(choice["finish_reason"], "done")
-                yield StopPart("refused" if self._refused else reason, _kept(self._kept))
+                yield self._stop(_STOPS.get(choice["finish_reason"], "done"))
         if chunk.get("usage"):
             yield UsagePart(_usage(chunk["usage"]))
+
+    def done(self) -> StopPart | None:
+        """Return the stop reason of a stream that ended without one; None if nothing came before its end."""
+        return self._stop("calls" if self._calls else "done") if self._began else None
+
+    def _stop(self, reason: StopReason) -> StopPart:
+        kept = self._kept
+        if _is_extra("content", self._content):
+            kept = {"content": self._content, **kept}
+        more = [self._more.get(number, {}) for number in range(len(self._calls))]
+        return StopPart("refused" if self._refused else reason, _kept(self._wire, kept, more))
 
     def _call(self, call: Any) -> CallPart:
         """Convert a fragment of a call. Some servers omit the index, or use the same one for all calls."""
@@ -308,35 +380,43 @@ class _Pieces:
             self._calls.append((id, name))
         elif self._calls[number or 0] == (id, name):
             name = ""  # the server repeats the name with every fragment
+        more = without(call, _OF_CALLS)
+        if more:
+            self._more[number or 0] = joined(self._more.get(number or 0), more)
         return CallPart(number or 0, id, name, arguments_text(function.get("arguments")))
 
 
-def _joined(before: Any, piece: Any) -> Any:
-    """Join the pieces of a field: texts one after the other, and lists item by item, by the items' `index` and `type`."""
-    if before is None or type(before) is not type(piece):
-        return piece
-    if isinstance(piece, str):
-        return before + piece
-    if not isinstance(piece, list):
-        return piece
-    items = list(before)
-    for item in piece:
-        last = items[-1] if items else None
-        if isinstance(item, dict) and isinstance(last, dict) and _same_item(last, item):
-            items[-1] = {
-                **last,
-                **{
-                    name: _joined(last.get(name), new) if name in _GROWING else new
-                    for name, new in item.items()
-                },
-            }
+def _thoughts(said: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the thoughts in a message or a piece of one. Servers put them in different fields."""
+    thought = said.get("reasoning_content") or said.get("reasoning")
+    if isinstance(thought, str) and thought:
+        yield thought
+    elif isinstance(details := said.get("reasoning_details"), list):
+        for each in details:
+            text = each.get("text") or each.get("summary") if isinstance(each, dict) else None
+            if isinstance(text, str) and text:
+                yield text
+    if isinstance(content := said.get("content"), list):
+        for part in content:
+            if isinstance(part, dict) and part.get("type") == "thinking":
+                yield _text(part.get("thinking"))
+
+
+def _with_content(parts: list[Any], content: Any) -> list[Any]:
+    """Add a piece of the content to its parts. A piece of the same type as the last part continues it."""
+    for piece in content if isinstance(content, list) else [content]:
+        part = {"type": "text", "text": piece} if isinstance(piece, str) else piece
+        last = parts[-1] if parts else None
+        if is_block(part) and is_block(last) and last["type"] == part["type"]:
+            merged = _with_content(last["thinking"], part["thinking"]) if _is_thinking(last, part) else None
+            parts = [*parts[:-1], joined(last, part) if merged is None else {**last, "thinking": merged}]
         else:
-            items.append(item)
-    return items
+            parts = [*parts, part]
+    return parts
 
 
-def _same_item(last: Mapping[str, Any], item: Mapping[str, Any]) -> bool:
-    return "index" in item and (last.get("index"), last.get("type")) == (item["index"], item.get("type"))
+def _is_thinking(*parts: Mapping[str, Any]) -> bool:
+    return all(part["type"] == "thinking" and isinstance(part.get("thinking"), list) for part in parts)
 
 
 def _text(content: Any) -> str:
@@ -344,11 +424,6 @@ def _text(content: Any) -> str:
     if isinstance(content, list):
         return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content)
     return content or ""
-
-
-def _failure(endpoint: Endpoint, error: Any) -> ModelError:
-    said = str(error.get("message") or error) if isinstance(error, dict) else str(error)
-    return ModelUnavailable(endpoint.model, f"it failed in the middle of its answer: {endpoint.quoted(said)}")
 
 
 def _usage(usage: Any) -> Usage:

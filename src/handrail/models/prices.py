@@ -39,8 +39,10 @@ def cost_at(price: Price, usage: Usage) -> Decimal:
     if not (price.input or price.output):
         return _FREE
     cached = price.input if price.cached is None else price.cached
-    fresh = max(usage.input - usage.cached, 0)
-    return (price.input * fresh + cached * usage.cached + price.output * usage.output) / _MILLION
+    writes = price.input if price.cache_writes is None else price.cache_writes
+    fresh = max(usage.input - usage.cached - usage.cache_writes, 0)
+    sent = price.input * fresh + cached * usage.cached + writes * usage.cache_writes
+    return (sent + price.output * usage.output) / _MILLION
 
 
 @lru_cache(maxsize=256)

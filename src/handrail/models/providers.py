@@ -19,12 +19,13 @@ from handrail.errors import DefinitionError
 from handrail.messages import Price
 from handrail.models.grammar import CHAT_ID, MISTRAL_ID
 
-Wire = Literal["chat", "anthropic", "embedded", "demo"]
+Wire = Literal["chat", "anthropic", "gemini", "embedded", "demo"]
 """The API that a provider speaks. Each has a class in `WIRES`."""
 
 WIRES: Mapping[Wire, tuple[str, str]] = {
     "chat": ("handrail.models.openai", "OpenAIModel"),
     "anthropic": ("handrail.models.anthropic", "AnthropicModel"),
+    "gemini": ("handrail.models.gemini", "GeminiModel"),
     "embedded": ("handrail.models.local", "LocalModel"),
     "demo": ("handrail.models.scripted", "DemoModel"),
 }
@@ -48,6 +49,8 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
 
     limit: str = "max_tokens"
     """The field that limits the length of an answer."""
+    seed: str = "seed"
+    """The field that makes answers repeatable."""
     stream_options: bool = True
     """Whether a request for a stream may have `stream_options`. A server that refuses them counts tokens anyway."""
     native_output: bool = True
@@ -56,8 +59,17 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     """The ids of calls that are accepted."""
     user_after_tool: bool = True
     """Whether a user's message may follow the result of a call directly."""
-    sent_back: tuple[str, ...] = ()
-    """The fields of an answer with calls that must be sent back with it."""
+    sent_back: tuple[str, ...] | None = None
+    """The fields that the server adds to its answers and requires back; None for all that it adds.
+
+    Content with parts that are not text counts as a field, and what the server adds to a call is always sent back.
+    """
+    thought_with_calls: str = ""
+    """The field for the model's thinking that the server requires in an answer with calls; "" for none."""
+    lacks: frozenset[str] = frozenset()
+    """The settings in `ModelSettings` that the server does not have."""
+    forced: re.Pattern[str] = re.compile("")
+    """Matches the names of the models that can be forced to answer with a call. The others refuse such a request."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -117,7 +129,9 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _standing_in(provider: Provider) -> Quirks:
-    return msgspec.structs.replace(provider.quirks, limit="max_tokens")
+    return msgspec.structs.replace(
+        provider.quirks, limit="max_tokens", sent_back=provider.quirks.sent_back or None
+    )
 
 
 def _with_port(given: str, port: int) -> str:
@@ -186,7 +200,7 @@ PROVIDERS: Mapping[str, Provider] = {
         addresses=(Address("OPENAI_BASE_URL"),),
         keys=(Key("OPENAI_API_KEY"),),
         headers={"openai-organization": "OPENAI_ORG_ID", "openai-project": "OPENAI_PROJECT_ID"},
-        quirks=Quirks(limit="max_completion_tokens"),
+        quirks=Quirks(limit="max_completion_tokens", sent_back=()),
     ),
     "anthropic": Provider(
         wire="anthropic",
@@ -194,28 +208,65 @@ PROVIDERS: Mapping[str, Provider] = {
         addresses=(Address("ANTHROPIC_BASE_URL"),),
         keys=(Key("ANTHROPIC_API_KEY", "x-api-key", ""), Key("ANTHROPIC_AUTH_TOKEN")),
     ),
+    "google": Provider(
+        wire="gemini",
+        address="https://generativelanguage.googleapis.com/v1beta",
+        addresses=(Address("GOOGLE_GEMINI_BASE_URL", "/v1beta"),),
+        keys=(Key("GOOGLE_API_KEY", "x-goog-api-key", ""), Key("GEMINI_API_KEY", "x-goog-api-key", "")),
+    ),
     "azure": Provider(
         addresses=(Address("AZURE_OPENAI_ENDPOINT", "/openai/v1"),),
         keys=(Key("AZURE_OPENAI_API_KEY", "api-key", ""),),
-        quirks=Quirks(limit="max_completion_tokens"),
+        quirks=Quirks(limit="max_completion_tokens", sent_back=()),
     ),
     "deepseek": Provider(
         address="https://api.deepseek.com",
         addresses=(Address("DEEPSEEK_BASE_URL"),),
         keys=(Key("DEEPSEEK_API_KEY"),),
-        quirks=Quirks(native_output=False, sent_back=("reasoning_content",)),
+        quirks=Quirks(
+            lacks=frozenset(["verbosity", "service_tier", "seed", "parallel_calls", "cache_key"]),
+            native_output=False,
+            sent_back=("reasoning_content",),
+            thought_with_calls="reasoning_content",
+            forced=re.compile("deepseek-chat"),  # all others think, and can't be forced
+        ),
     ),
     "groq": Provider(
         address="https://api.groq.com/openai/v1",
         addresses=(Address("GROQ_BASE_URL", "/openai/v1"),),
         keys=(Key("GROQ_API_KEY"),),
-        quirks=Quirks(limit="max_completion_tokens", native_output=False),
+        quirks=Quirks(
+            lacks=frozenset(["verbosity", "cache_key"]),
+            limit="max_completion_tokens",
+            native_output=False,
+            sent_back=(),
+        ),
     ),
     "mistral": Provider(
         address="https://api.mistral.ai/v1",
         addresses=(Address("MISTRAL_BASE_URL"),),
         keys=(Key("MISTRAL_API_KEY"),),
-        quirks=Quirks(stream_options=False, ids=MISTRAL_ID, user_after_tool=False),
+        quirks=Quirks(
+            lacks=frozenset(["verbosity", "service_tier", "cache_key"]),
+            seed="random_seed",
+            stream_options=False,
+            ids=MISTRAL_ID,
+            user_after_tool=False,
+            sent_back=("content",),
+        ),
+    ),
+    "moonshotai": Provider(
+        address="https://api.moonshot.ai/v1",
+        addresses=(Address("MOONSHOTAI_BASE_URL"), Address("MOONSHOT_BASE_URL")),
+        keys=(Key("MOONSHOTAI_API_KEY"), Key("MOONSHOT_API_KEY")),
+        quirks=Quirks(
+            lacks=frozenset(["verbosity", "service_tier", "seed", "parallel_calls"]),
+            limit="max_completion_tokens",
+            native_output=False,
+            sent_back=("reasoning_content",),
+            thought_with_calls="reasoning_content",
+            forced=re.compile("moonshot-v1"),  # Kimi models think, and then choose for themselves
+        ),
     ),
     "openrouter": Provider(
         address="https://openrouter.ai/api/v1",
@@ -229,6 +280,7 @@ PROVIDERS: Mapping[str, Provider] = {
         keys=(Key("LMSTUDIO_API_KEY"),),
         is_own=True,
         start="lms server start",
+        quirks=Quirks(lacks=frozenset(["verbosity", "service_tier", "parallel_calls", "cache_key"])),
     ),
     "ollama": Provider(
         address="http://localhost:11434/v1",
@@ -236,6 +288,9 @@ PROVIDERS: Mapping[str, Provider] = {
         keys=(Key("OLLAMA_API_KEY"),),
         is_own=True,
         start="ollama serve",
+        quirks=Quirks(
+            lacks=frozenset(["verbosity", "service_tier", "parallel_calls", "tool_choice", "cache_key"])
+        ),
     ),
     "vllm": Provider(
         address="http://localhost:8000/v1",
@@ -243,6 +298,7 @@ PROVIDERS: Mapping[str, Provider] = {
         keys=(Key("VLLM_API_KEY"),),
         is_own=True,
         start="vllm serve MODEL",
+        quirks=Quirks(lacks=frozenset(["verbosity", "service_tier", "cache_key"])),
     ),
     "local": Provider(wire="embedded", is_own=True),
     "demo": Provider(wire="demo", is_own=True),
@@ -259,7 +315,6 @@ BRIDGED = frozenset(
         "fireworks",
         "gateway",
         "github",
-        "google",
         "google-cloud",
         "google-gla",
         "google-vertex",
@@ -268,7 +323,6 @@ BRIDGED = frozenset(
         "huggingface",
         "litellm",
         "meta",
-        "moonshotai",
         "nebius",
         "openai-chat",
         "openai-decisions",

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
-from handrail.errors import ModelError
 from handrail.messages import (
     AssistantMessage,
     CallPart,
+    Encode,
     Kept,
     Message,
     ModelPart,
@@ -26,26 +26,34 @@ from handrail.messages import (
     Usage,
     UsagePart,
 )
-from handrail.models import ModelRateLimited, ModelUnavailable
+from handrail.models.blocks import emptied, with_calls, without
+from handrail.models.failures import failure_in_answer
 from handrail.models.grammar import RESPONSES_ID, arguments_text, id_for_wire, name_for_wire, object_text
 from handrail.models.http import Endpoint, body_of, count, decode, encode, is_strict, text_json
+from handrail.models.parts import responses_parts
 from handrail.models.providers import Quirks
+from handrail.models.request_settings import RESPONSES, merge_fields, settings_fields
 
 WIRE = "responses"
+_OF_CALLS = frozenset({"call_id", "name", "arguments"})
+"""The fields of a call that the conversation has, and that are not kept with the items."""
+
+_PLAIN = frozenset({"type", "id", "role", "content", "status"})
 
 
 def stream(
-    endpoint: Endpoint, fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks
+    endpoint: Endpoint, fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks, wire: str
 ) -> AsyncGenerator[ModelPart]:
     """Send one request and yield the parts of its answer."""
-    body = _body(fields, request)
+    body = _body(fields, request, wire)
     if not request.stream:
-        return endpoint.parts("/responses", body, whole=partial(_whole, endpoint))
-    return endpoint.parts("/responses", body, take=_Pieces(endpoint).take)
+        return endpoint.parts("/responses", body, whole=partial(_whole, endpoint, wire))
+    return endpoint.parts("/responses", body, take=_Pieces(endpoint, wire).take)
 
 
-def _body(fields: Mapping[str, Any], request: ModelRequest) -> bytes:
+def _body(fields: Mapping[str, Any], request: ModelRequest, wire: str) -> bytes:
     more: dict[str, Any] = {"store": False, "include": ["reasoning.encrypted_content"], **fields}
+    merge_fields(more, settings_fields(f"{wire.partition(':')[2]}:{fields['model']}", request, RESPONSES))
     if request.temperature is not None:
         more["temperature"] = request.temperature
     if request.max_tokens is not None:
@@ -56,10 +64,9 @@ def _body(fields: Mapping[str, Any], request: ModelRequest) -> bytes:
         more["tool_choice"] = "required"
     if request.output is not None:
         schema = request.output.json_schema
-        more["text"] = {
-            "format": {"type": "json_schema", "name": "answer", "schema": schema, "strict": is_strict(schema)}
-        }
-    written = {"input": b"[%s]" % request.messages.encoded(_items)}
+        wanted = {"type": "json_schema", "name": "answer", "schema": schema, "strict": is_strict(schema)}
+        merge_fields(more, {"text": {"format": wanted}})
+    written = {"input": b"[%s]" % request.messages.encoded(_encoder(wire))}
     if request.system:
         written["instructions"] = text_json(request.system)
     if len(request.tools):
@@ -80,25 +87,33 @@ def _tool(offered: Offered) -> bytes:
     )
 
 
-def _items(message: Message) -> bytes:
+@lru_cache(maxsize=64)
+def _encoder(wire: str) -> Encode:
+    """Return the function that encodes messages for this provider. It is always the same one."""
+    return partial(_items, wire)
+
+
+def _items(wire: str, message: Message) -> bytes:
     """Convert a message to at least one input item, as JSON separated by commas."""
     if isinstance(message, ToolMessage):
         items: list[Any] = [
             {
                 "type": "function_call_output",
                 "call_id": id_for_wire(each.id, RESPONSES_ID),
-                "output": each.text,
+                "output": responses_parts(each.text, each.attachments) if each.attachments else each.text,
             }
             for each in message.results
         ]
     elif isinstance(message, AssistantMessage):
-        items = _said(message)
+        items = _said(message, wire)
     else:
-        items = [{"type": "message", "role": "user", "content": message.text}]
+        attached = message.attachments
+        content = responses_parts(message.text, attached) if attached else message.text
+        items = [{"type": "message", "role": "user", "content": content}]
     return b",".join(map(encode, items))
 
 
-def _said(message: AssistantMessage) -> list[Any]:
+def _said(message: AssistantMessage, wire: str) -> list[Any]:
     calls = [
         {
             "type": "function_call",
@@ -108,8 +123,10 @@ def _said(message: AssistantMessage) -> list[Any]:
         }
         for call in message.calls
     ]
-    if message.kept is not None and message.kept.wire == WIRE:
-        back = _with_reasoning(decode(message.kept.data), calls)
+    if message.kept is not None and message.kept.wire == wire:
+        back = with_calls(decode(message.kept.data), calls, "function_call")
+        while back and back[-1]["type"] == "reasoning":
+            back.pop()  # the API refuses reasoning without the item that it led to
         if back:
             return back
     text = {"type": "output_text", "text": message.text, "annotations": []}
@@ -117,47 +134,7 @@ def _said(message: AssistantMessage) -> list[Any]:
     return [said, *calls] if message.text or not calls else calls
 
 
-def _with_reasoning(items: list[Any], calls: list[Any]) -> list[Any]:
-    """Return the items of an answer with its reasoning in place, and with Handrail's form of its calls.
-
-    Reasoning at the end is dropped, because the API refuses reasoning without the item that it led to. Returns [] if the
-    items do not have as many calls as the answer.
-    """
-    back: list[Any] = []
-    asked = iter(calls)
-    for item in items:
-        match item["type"]:
-            case "function_call":
-                call = next(asked, None)
-                if call is None:
-                    return []
-                back.append(call)
-            case "message":
-                content = [part for each in item.get("content") or () if (part := _content(each)) is not None]
-                if content:
-                    back.append({"type": "message", "role": "assistant", "content": content})
-            case "reasoning":
-                kept = {name: item[name] for name in ("id", "content", "encrypted_content") if item.get(name)}
-                back.append({"type": "reasoning", "summary": item.get("summary") or [], **kept})
-            case _:
-                pass
-    while back and back[-1]["type"] == "reasoning":
-        back.pop()
-    return [] if next(asked, None) is not None else back
-
-
-def _content(part: Any) -> dict[str, Any] | None:
-    """Return a part of an answer's message as it is sent back; None for one that has no text."""
-    match part:
-        case {"type": "output_text", "text": str(text)}:
-            return {"type": "output_text", "text": text, "annotations": []}
-        case {"type": "refusal", "refusal": str(text)}:
-            return {"type": "refusal", "refusal": text}
-        case _:
-            return None
-
-
-def _whole(endpoint: Endpoint, answer: Any) -> Iterator[ModelPart]:
+def _whole(endpoint: Endpoint, wire: str, answer: Any) -> Iterator[ModelPart]:
     index = 0
     for item in answer["output"]:
         match item["type"]:
@@ -168,17 +145,17 @@ def _whole(endpoint: Endpoint, answer: Any) -> Iterator[ModelPart]:
                 yield _call(index, item)
                 index += 1
             case "reasoning":
-                for summary in item.get("summary") or ():
-                    yield ThinkingPart(summary.get("text", ""))
+                for thought in item.get("summary") or item.get("content") or ():
+                    yield ThinkingPart(thought.get("text", ""))
             case _:
                 pass
-    yield from _end(endpoint, answer)
+    yield from _end(endpoint, wire, answer, answer["output"])
 
 
-def _end(endpoint: Endpoint, answer: Any) -> Iterator[ModelPart]:
+def _end(endpoint: Endpoint, wire: str, answer: Any, items: list[Any]) -> Iterator[ModelPart]:
     """Yield the usage and the stop reason of a complete response. Raises `ModelError` for a failed one."""
     if answer.get("status") == "failed":
-        raise _failure(endpoint, answer.get("error") or {})
+        raise failure_in_answer(endpoint, answer.get("error") or {})
     usage = answer.get("usage")
     if usage:
         details = usage.get("input_tokens_details") or {}
@@ -191,8 +168,7 @@ def _end(endpoint: Endpoint, answer: Any) -> Iterator[ModelPart]:
                 1,
             )
         )
-    items = answer.get("output") or []
-    yield StopPart(_reason(answer, items), _kept(items))
+    yield StopPart(_reason(answer, items), _kept(wire, items))
 
 
 def _reason(answer: Any, items: list[Any]) -> StopReason:
@@ -205,27 +181,68 @@ def _reason(answer: Any, items: list[Any]) -> StopReason:
     return "refused" if any(content.get("type") == "refusal" for content in said) else "done"
 
 
-def _kept(items: list[Any]) -> Kept | None:
-    """Return the items of a response to be sent back, or None if it has no encrypted reasoning."""
+def _kept(wire: str, items: list[Any]) -> Kept | None:
+    """Return the items of a response to be sent back; None if they are only a text followed by calls.
+
+    Nothing is stored by the provider, so reasoning can be sent back only if it is encrypted. Without its reasoning, an
+    item must not be sent with its id.
+    """
+    if all(map(_is_plain, items)) and all(item["type"] != "message" for item in items[1:]):
+        return None
+    lost = any(item["type"] == "reasoning" and not _is_readable(item) for item in items)
     back = [
-        {
-            name: value
-            for name, value in item.items()
-            if name != "status" and (name != "id" or item["type"] == "reasoning")
-        }
+        emptied(item, _OF_CALLS) if item["type"] == "function_call" else item
         for item in items
-        if item["type"] in ("message", "function_call") or item.get("encrypted_content")
+        if _is_readable(item)
     ]
-    return Kept(WIRE, encode(back)) if any(item["type"] == "reasoning" for item in back) else None
+    if lost:
+        back = [without(item, ("id",)) for item in back]
+    return Kept(wire, encode(back))
+
+
+def _is_plain(item: Any) -> bool:
+    """Return whether the conversation contains everything in an item, so that it need not be kept."""
+    match item["type"]:
+        case "message":
+            said = item["content"]
+            plain = len(said) == 1 and said[0].get("text") and not said[0].get("annotations")
+            return item.keys() <= _PLAIN and bool(plain)
+        case "function_call":
+            return item.keys() <= _PLAIN | _OF_CALLS
+        case _:
+            return False
+
+
+def _is_readable(item: Any) -> bool:
+    """Return whether the provider can read an item that is sent back to it."""
+    match item["type"]:
+        case "reasoning":
+            sealed, summary = item.get("encrypted_content"), item.get("summary")
+            return isinstance(sealed, str) and bool(sealed) and isinstance(summary, list)
+        case "message":
+            return bool(item["content"]) and all(_is_said(part) for part in item["content"])
+        case _:
+            return True
+
+
+def _is_said(part: Any) -> bool:
+    match part:
+        case {"type": "output_text", "text": str()} | {"type": "refusal", "refusal": str()}:
+            return True
+        case _:
+            return False
 
 
 class _Pieces:
     """Converts the events of one streamed response to parts."""
 
-    __slots__ = ("_calls", "_endpoint", "_written")
+    __slots__ = ("_calls", "_endpoint", "_items", "_wire", "_written")
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, wire: str) -> None:
         self._endpoint = endpoint
+        self._wire = wire
+        self._items: list[Any] = []
+        """The complete items so far. They count if the last event does not repeat them."""
         self._calls: dict[str, int] = {}
         self._written: set[str] = set()
 
@@ -244,16 +261,20 @@ class _Pieces:
             case "response.function_call_arguments.delta":
                 self._written.add(_id(event))
                 yield CallPart(self._index(event), arguments=event["delta"])
-            case "response.output_item.done" if event["item"]["type"] == "function_call":
+            case "response.output_item.done" if event["item"]["type"] != "function_call":
+                self._items.append(event["item"])
+            case "response.output_item.done":
                 item = event["item"]
+                self._items.append(item)
                 if _id(event) not in self._calls:
                     yield _call(self._index(event), item)
                 elif _id(event) not in self._written:
                     yield CallPart(self._index(event), arguments=arguments_text(item.get("arguments")))
             case "response.completed" | "response.incomplete" | "response.failed":
-                yield from _end(self._endpoint, event["response"])
+                response = event["response"]
+                yield from _end(self._endpoint, self._wire, response, response.get("output") or self._items)
             case "error":
-                raise _failure(self._endpoint, event.get("error") or event)
+                raise failure_in_answer(self._endpoint, event.get("error") or event)
             case _:
                 pass
 
@@ -269,10 +290,3 @@ def _call(index: int, item: Any) -> CallPart:
 def _id(event: Any) -> str:
     """Return the key that identifies an item. Servers differ in which fields they send."""
     return str(event.get("item_id") or event.get("item", {}).get("id") or event.get("output_index"))
-
-
-def _failure(endpoint: Endpoint, error: Any) -> ModelError:
-    said = f"it failed in the middle of its answer: {endpoint.quoted(error.get('message') or error)}"
-    if error.get("code") == "rate_limit_exceeded":
-        return ModelRateLimited(endpoint.model, said)
-    return ModelUnavailable(endpoint.model, said)

@@ -27,6 +27,7 @@ from handrail.messages import (
     Sent,
     StopPart,
     StopReason,
+    Takes,
     TextPart,
     ThinkingPart,
     ToolMessage,
@@ -40,6 +41,10 @@ from handrail.schema import to_json
 
 _PIECE = 8
 """Number of characters of a call's arguments in each streamed chunk."""
+
+
+_EVERY = frozenset({"*/*"})
+"""Every media type: a script has no provider that could refuse one."""
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -83,7 +88,7 @@ class ScriptedModel:
         if isinstance(script, str | ToolCall | Reply):
             raise DefinitionError(f"a script is a list of answers. Write ScriptedModel([{script!r}]).")
         self.name = name
-        self.traits = traits or Traits(native_output=True)
+        self.traits = traits or Traits(native_output=True, takes=Takes(_EVERY, _EVERY))
         self._function = script if callable(script) else None
         self._answers: Iterator[Scripted] = iter(() if callable(script) else tuple(script))
         self.requests: list[ModelRequest] = []
@@ -178,7 +183,7 @@ class DemoModel:
         if name != _NAME:
             raise DefinitionError(f"there is no demonstration {name!r}. The only one is {_NAME!r}.")
         self.name = f"demo:{name}"
-        self.traits = Traits(Price(Decimal(0), Decimal(0)), native_output=True)
+        self.traits = Traits(Price(Decimal(0), Decimal(0)), native_output=True, takes=Takes(_EVERY, _EVERY))
 
     async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
         script = ScriptedModel([_demo_reply(request)], name=self.name)

@@ -121,6 +121,10 @@ class ServedApp:
         await self.threads.start()
         await self.inbox.count_all()
 
+    def running(self) -> int:
+        """Return the number of runs that this process executes."""
+        return len(self.threads.running())
+
     async def stop(self) -> None:
         """Accept no new work, park every run, and end every stream. Calling it again has no further effect."""
         await asyncio.shield(self._start_stopping())

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from handrail.errors import AnswerRefused
 from handrail.journal.answers import check_digest, check_in_time
+from handrail.journals import Journal
 from handrail.question import Answer, Question, Vote
 from handrail.serve.agui.wire_events import custom
 from handrail.serve.people import Person
@@ -16,12 +17,29 @@ from handrail.serve.threads import Threads
 
 log = logging.getLogger("handrail.serve")
 
+GATEWAY = "mcp-gateway"
+"""The name of the prompt of a gateway's runs.
+
+They are not threads of an app, but the same people answer their questions.
+"""
+
 
 class Waiting(NamedTuple):
     """An open question that a person may vote on, with the votes so far."""
 
     question: Question
     votes: Sequence[Vote]
+
+
+class _Elsewhere:
+    """A run that a different process executes, such as a gateway's. It gets its answer through the journal."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    async def answer(self, answers: Sequence[Answer]) -> None:
+        for each in answers:
+            self._journal.questions.answer(each)
 
 
 class Inbox:
@@ -80,11 +98,14 @@ class Inbox:
                 except Exception:
                     log.exception("could not count the votes on %s", question.id)
 
-    async def _count(self, thread: Thread, question: Question, votes: Sequence[Vote]) -> bool | None:
+    async def _count(
+        self, thread: Thread | _Elsewhere, question: Question, votes: Sequence[Vote]
+    ) -> bool | None:
         decided = question.decided_by(votes)
         if decided is None:
             told = {"question_id": question.id, "votes": [each.by for each in votes]}
-            thread.feed.append([custom("handrail.votes", told)])
+            if isinstance(thread, Thread):
+                thread.feed.append([custom("handrail.votes", told)])
             return None
         deciding = [each for each in votes if each.approved == decided]
         reasons = "; ".join(f"{each.by}: {each.reason}" for each in deciding if each.reason)
@@ -101,13 +122,16 @@ class Inbox:
     async def _votes(self, question: Question) -> Sequence[Vote]:
         return await self._journal.votes.on(question.run_id, question.id, question.digest)
 
-    async def _thread_for(self, question: Question, person: Person) -> Thread | None:
-        """Return the thread of a question if this person may vote on it, or None."""
+    async def _thread_for(self, question: Question, person: Person) -> Thread | _Elsewhere | None:
+        """Return the thread of a question, or a stand-in, if this person may vote on it; otherwise None."""
         if not person.may("vote") or not question.may_vote(person.name, person.roles):
             return None
         return await self._thread_of(question)
 
-    async def _thread_of(self, question: Question) -> Thread | None:
-        """Return the thread of a question, or None if the question belongs to a different app."""
-        key = self._threads.key_of(await self._journal.runs.get(question.run_id))
+    async def _thread_of(self, question: Question) -> Thread | _Elsewhere | None:
+        """Return the thread of a question, a stand-in for a gateway's run, or None if the question belongs to a different app."""
+        row = await self._journal.runs.get(question.run_id)
+        if row.record.prompt == GATEWAY and not row.record.app:
+            return _Elsewhere(self._journal)
+        key = self._threads.key_of(row)
         return None if key is None else self._threads.thread(*key)

@@ -17,6 +17,11 @@ class Limits:
     """The limits of a server. The response to a refused request says which limit was reached."""
 
     body_bytes: int = 2**20
+    """Maximum size of a request body, without the attachments of a message."""
+    attachment_bytes: int = 8 * 2**20
+    """Maximum size of all attachments of one message."""
+    attachments: int = 50
+    """Maximum number of attachments of one message. Each of them takes a transaction of the journal."""
     body_seconds: float = 20.0
     """Seconds that a request body may take to arrive."""
     header_bytes: int = 16 * 1024

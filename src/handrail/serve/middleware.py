@@ -28,6 +28,8 @@ log = logging.getLogger("handrail.serve")
 PRINCIPAL, PERSON, STARTED = "handrail.principal", "handrail.person", "handrail.started"
 """The keys in a request's scope for the sender's name, the sender as a `Person`, and the time of arrival."""
 
+RESOURCE_METADATA = "/.well-known/oauth-protected-resource"
+"""The beginning of the path at which an MCP server says which issuer it trusts."""
 CALLBACK = "/oidc/callback"
 """The path to which a sign-in provider sends a browser back. Other sites may link only to it, the page and its files."""
 CSP = (
@@ -44,13 +46,19 @@ HEADERS = (
 )
 _PREFLIGHT = {
     "access-control-allow-methods": "GET, POST, DELETE",
-    "access-control-allow-headers": "authorization, content-type, last-event-id",
+    "access-control-allow-headers": "authorization, content-type, last-event-id, mcp-protocol-version, mcp-session-id, "
+    "mcp-method, mcp-name",
     "access-control-max-age": "600",
 }
 _SAFE = ("GET", "HEAD")
 _METHODS = (*_SAFE, "POST", "DELETE")
 _CLOSE = (b"connection", b"close")
 _DRAIN_SECONDS = 1.0
+
+
+def _takes_files(path: str) -> bool:
+    """Return whether the body of a request to this path may contain attachments."""
+    return path == "/agent" or (path.startswith("/threads/") and path.endswith("/messages"))
 
 
 def is_static(path: str) -> bool:
@@ -60,7 +68,11 @@ def is_static(path: str) -> bool:
 
 def is_open(path: str) -> bool:
     """Return whether a path is served without authentication."""
-    return is_static(path) or path in ("/health", "/login", "/oidc/login", CALLBACK)
+    return (
+        is_static(path)
+        or path in ("/health", "/login", "/oidc/login", CALLBACK)
+        or path.startswith(RESOURCE_METADATA)
+    )
 
 
 class GuardMiddleware:
@@ -232,6 +244,8 @@ class GuardMiddleware:
 
     async def _read_body(self, request: Request, receive: Receive) -> bytes:
         limit = self._limits.body_bytes
+        if request.method == "POST" and _takes_files(request.url.path):
+            limit += self._limits.attachment_bytes * 4 // 3  # in base64
         declared = request.headers.get("content-length", "")
         too_large = RequestRefused(413, "BodyTooLarge", f"the body is larger than {limit} bytes. Send less.")
         if declared.isdecimal() and int(declared[:20]) > limit:

@@ -1,4 +1,4 @@
-"""A server for the embedded model that speaks OpenAI's chat completions, whole or streamed.
+"""A server for the embedded model that implements OpenAI's chat completions and responses APIs, complete or streamed.
 
 Arguments of calls and structured answers are constrained by their JSON Schema. The model can't choose among tools, so
 the only tool offered is called once for each message of the user, and one that `tool_choice` names is always called. With
@@ -45,10 +45,17 @@ from handrail.messages import (
 )
 from handrail.operation import cancel_and_await
 from handrail.schema.foreign import check_foreign
+from handrail.serve.model_responses import ResponsesAnswer, chat_body
 
 _MOST_BYTES = 4 << 20
 _SHUTDOWN_SECONDS = 2
-_STOPS = {"done": "stop", "calls": "tool_calls", "length": "length", "refused": "content_filter"}
+_STOPS = {
+    "done": "stop",
+    "calls": "tool_calls",
+    "length": "length",
+    "refused": "content_filter",
+    "paused": "length",
+}
 
 
 class _ClientTool(msgspec.Struct, frozen=True):
@@ -87,18 +94,32 @@ def app_for(model: Model) -> Starlette:
         )
 
     async def completions(request: Request) -> Response:
+        def answer(body: dict[str, Any]) -> tuple[bool, Any, AsyncGenerator[bytes]]:
+            made = _Answer(name, model, request_of(body))
+            return made.request.stream, made.whole, made.events(_wants_usage(body))
+
+        return await _answered(request, answer)
+
+    async def responses(request: Request) -> Response:
+        def answer(body: dict[str, Any]) -> tuple[bool, Any, AsyncGenerator[bytes]]:
+            made = ResponsesAnswer(name, model, request_of(body, chat_body))
+            return made.request.stream, made.whole, made.events()
+
+        return await _answered(request, answer)
+
+    async def _answered(
+        request: Request, make: Callable[[dict[str, Any]], tuple[bool, Any, AsyncGenerator[bytes]]]
+    ) -> Response:
         try:
             body = await _read(request)
             if body.get("model") != name:
                 raise BadRequest(f"there is no model {body.get('model')!r}. This server has {name!r}.", 404)
-            answer = _Answer(name, model, request_of(body))
-            if answer.request.stream:
+            streams, whole, events = make(body)
+            if streams:
                 return StreamingResponse(
-                    answer.events(_wants_usage(body)),
-                    media_type="text/event-stream",
-                    headers={"cache-control": "no-store"},
+                    events, media_type="text/event-stream", headers={"cache-control": "no-store"}
                 )
-            return JSONResponse(await _unless_gone(request, answer.whole()))
+            return JSONResponse(await _unless_gone(request, whole()))
         except ClientDisconnect:
             return Response(status_code=499)
         except BadRequest as error:
@@ -112,6 +133,7 @@ def app_for(model: Model) -> Starlette:
         routes=[
             Route("/v1/models", models),
             Route("/v1/chat/completions", completions, methods=["POST"]),
+            Route("/v1/responses", responses, methods=["POST"]),
         ]
     )
 
@@ -181,10 +203,15 @@ def _is_local(host: str) -> bool:
         return False
 
 
-def request_of(body: dict[str, Any]) -> ModelRequest:
-    """Convert the body of a request for a completion. Raises `BadRequest` if it has an unexpected form."""
+def request_of(
+    body: dict[str, Any], convert: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: body
+) -> ModelRequest:
+    """Convert the body of a request for a completion. Raises `BadRequest` if it has an unexpected form.
+
+    `convert` is called first, and returns the request in the form of chat completions.
+    """
     try:
-        return _request_of(body)
+        return _request_of(convert(body))
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, DefinitionError):
             raise

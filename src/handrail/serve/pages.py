@@ -43,12 +43,12 @@ class Pages:
         self._folder = folder.resolve()
         self._cache: dict[Path, tuple[tuple[int, int], str, bytes]] = {}
 
-    def page(self, request: Request) -> Response:
-        """Return the page, or a 503 with instructions if its libraries are missing."""
+    def page(self, request: Request, name: str = "index.html") -> Response:
+        """Return a page, or a 503 with instructions if its libraries are missing."""
         vendor = self._folder / "vendor"
         if not vendor.is_dir() or not any(vendor.iterdir()):
             return HTMLResponse(_NOT_BUILT, 503)
-        return self.file(request, self._folder / "index.html")
+        return self.file(request, self._folder / name)
 
     def asset(self, request: Request, name: str) -> Response:
         """Return one of the page's files. Raises `RequestRefused` if the folder has no such file."""

@@ -21,6 +21,7 @@ from handrail.errors import DefinitionError
 from handrail.serve.limits import Limits, Rate, network_of
 from handrail.serve.people import SESSION_SECONDS, People, Person
 from handrail.serve.refusals import RequestRefused, ThreadNameRefused
+from handrail.serve.roles import ROLES, Action, may
 
 if TYPE_CHECKING:
     from handrail.serve.requests import LoginBody
@@ -406,3 +407,14 @@ def parse_session_id(session_id: str) -> tuple[str, str] | None:
 
 def _is_principal(text: str) -> bool:
     return 0 < len(text) <= MAX_PRINCIPAL and text.isprintable()
+
+
+def check_role(person: Person, action: Action) -> None:
+    """Raise `RequestRefused` if a person's roles do not allow an action."""
+    if not person.may(action):
+        roles = [role for role in ROLES if may([role], action)]
+        raise RequestRefused(
+            403,
+            "RoleMissing",
+            f"{person.name} may not do this: it needs the role {' or '.join(roles)}. Ask the server's operator for it.",
+        )

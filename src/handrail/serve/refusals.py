@@ -42,6 +42,7 @@ class RequestRefused(HandrailError, ValueError):
         *,
         fields: Sequence[tuple[str, str]] = (),
         retry_after: float | None = None,
+        challenge: str = 'Bearer realm="handrail"',
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -49,6 +50,8 @@ class RequestRefused(HandrailError, ValueError):
         self.fields = tuple(fields)
         """The problems in the body, as pairs of a JSON pointer and a message."""
         self.retry_after = retry_after
+        self.challenge = challenge
+        """What a client has to send if the status is 401, for the header `WWW-Authenticate`."""
 
 
 class ServeError(HandrailError):
@@ -173,7 +176,7 @@ def _refusal_response(refused: RequestRefused) -> Response:
     if refused.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(refused.retry_after)))
     if refused.status == 401:
-        headers["www-authenticate"] = 'Bearer realm="handrail"'
+        headers["www-authenticate"] = refused.challenge
     return JSONResponse(error_body(refused.kind, str(refused), refused.fields), refused.status, headers)
 
 

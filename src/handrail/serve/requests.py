@@ -28,10 +28,18 @@ _ERROR_PATH = re.compile(r" - at `\$(.*)`$")
 # --- bodies -------------------------------------------------------------------------------------------
 
 
+class FileBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file in a request. Its bytes are sent in base64."""
+
+    name: str
+    data: bytes
+
+
 class MessageBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of a request that sends a message."""
 
     text: str
+    attachments: list[FileBody] = []
 
 
 class AnswerBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -22,6 +22,7 @@ from handrail.runs.catalog import approval_json
 from handrail.serve import requests, snapshots
 from handrail.serve.agui.inputs import parse_input, submit
 from handrail.serve.agui.interrupts import question_json
+from handrail.serve.attachments import check_number, check_total, received, response_with
 from handrail.serve.feed import Event, EventStream, Streams, follow, send_all
 from handrail.serve.inbox import Inbox
 from handrail.serve.limits import Limits, Quota
@@ -29,9 +30,9 @@ from handrail.serve.metrics import RUNS_STARTED, PrometheusMetrics
 from handrail.serve.middleware import PERSON, PRINCIPAL
 from handrail.serve.pages import Pages
 from handrail.serve.people import Person
-from handrail.serve.principals import Principals, address_of, cookie_name
+from handrail.serve.principals import Principals, address_of, check_role, cookie_name
 from handrail.serve.refusals import RequestRefused
-from handrail.serve.roles import ACTIONS, ROLES, Action, may
+from handrail.serve.roles import ACTIONS, Action
 from handrail.serve.thread import Thread
 from handrail.serve.threads import ThreadList, Threads
 
@@ -110,6 +111,7 @@ class Routes:
             ("POST", "/threads/{id}/answers", "run", self.answer, "answered"),
             ("POST", "/threads/{id}/cancel", "run", self.cancel, "cancelled"),
             ("GET", "/threads/{id}/runs/{run_id}", "see", self.run, "saw"),
+            ("GET", "/threads/{id}/attachments/{digest}", "see", self.attachment, ""),
             ("GET", "/threads/{id}/files", "see", self.files, "saw"),
             ("POST", "/threads/{id}/calls/{call_id:path}/undo", "run", self.undo, "undid"),
             ("GET", "/threads/{id}/approvals", "see", self.approvals, ""),
@@ -133,14 +135,7 @@ class Routes:
         """
 
         async def guarded(request: Request) -> Any:
-            person: Person = request.scope[PERSON]
-            if not person.may(action):
-                roles = [role for role in ROLES if may([role], action)]
-                raise RequestRefused(
-                    403,
-                    "RoleMissing",
-                    f"{person.name} may not do this: it needs the role {' or '.join(roles)}. Ask the server's operator for it.",
-                )
+            check_role(request.scope[PERSON], action)
             response = await endpoint(request)
             if noted:
                 self._note(request, noted)
@@ -323,7 +318,17 @@ class Routes:
     async def send_message(self, request: Request) -> Response:
         thread = self._thread(request)
         body = requests.parse(await request.body(), requests.MessageBody)
-        return JSONResponse({"run_id": await self._start_run(thread, body.text)}, 202)
+        check_number(len(body.attachments), self._limits.attachments)  # before they are decoded
+        files = [received("/attachments", each.data, each.name) for each in body.attachments]
+        return JSONResponse({"run_id": await self._start_run(thread, body.text, attachments=files)}, 202)
+
+    async def attachment(self, request: Request) -> Response:
+        """Return the bytes of an attachment in the thread."""
+        digest = str(request.path_params["digest"])
+        content = await self._thread(request).attachment(digest)
+        if content is None:
+            raise RequestRefused(404, "NotFound", "this thread has no such attachment")
+        return response_with(content, digest)
 
     async def answer(self, request: Request) -> Response:
         thread = self._thread(request)
@@ -360,7 +365,9 @@ class Routes:
             raise RequestRefused(
                 413, "MessageTooLong", f"a message can have at most {most} characters. Send a shorter one."
             )
-        if not text.strip():
+        check_number(len(options.get("attachments", ())), self._limits.attachments)
+        check_total(options.get("attachments", ()), self._limits.attachment_bytes)
+        if not text.strip() and not options.get("attachments"):
             raise RequestRefused(
                 422,
                 "MessageEmpty",

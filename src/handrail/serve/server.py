@@ -12,7 +12,7 @@ import socket
 import ssl
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import h11
 import uvicorn
@@ -20,7 +20,6 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from handrail.errors import DefinitionError
-from handrail.serve.app import ServedApp
 from handrail.serve.limits import Limits, network_of
 from handrail.serve.metrics import Metrics, refuse
 from handrail.serve.middleware import HEADERS
@@ -79,8 +78,27 @@ def is_reachable(listening: socket.socket) -> bool:
     return not ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
 
 
+class Servable(Protocol):
+    """An ASGI app that can be started and stopped."""
+
+    @property
+    def limits(self) -> Limits: ...
+    @property
+    def metrics(self) -> Metrics: ...
+    def running(self) -> int:
+        """Return the number of runs that this process executes."""
+        ...
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None:
+        """Accept no new work, and park every run."""
+        ...
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+
 async def run(
-    app: ServedApp,
+    app: Servable,
     listening: socket.socket,
     *,
     tls: Tls | None = None,
@@ -94,7 +112,7 @@ async def run(
     server = server_for(app, ready, tls)
 
     async def stop() -> None:
-        stopping(len(app.threads.running()))
+        stopping(app.running())
         try:
             await app.stop()
         finally:
@@ -106,7 +124,7 @@ async def run(
 
 
 def server_for(
-    app: ServedApp, ready: Callable[[], None] = lambda: None, tls: Tls | None = None
+    app: Servable, ready: Callable[[], None] = lambda: None, tls: Tls | None = None
 ) -> uvicorn.Server:
     """Create a uvicorn server with the app's limits. It installs no signal handlers, because `run` does."""
     limits = app.limits

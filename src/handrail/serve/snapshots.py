@@ -24,6 +24,7 @@ from handrail.runs.tree import Nested as NestedRun
 from handrail.serve.agui.interrupts import holder, question_json
 from handrail.serve.agui.translator import Translator, messages_snapshot
 from handrail.serve.agui.wire_events import plain_json
+from handrail.serve.attachments import facts_of
 from handrail.serve.feed import Event, FellBehind, Item
 from handrail.serve.live_run import LiveRun
 from handrail.serve.refusals import ThreadUnknown
@@ -378,6 +379,8 @@ def call_facts(call: CallNode, run_id: str) -> dict[str, Any]:
         "undone": call.undone,
         "run_id": run_id,
     }
+    if call.attachments:
+        facts["attachments"] = facts_of(call.attachments)
     if call.status not in ("ok", "open") and call.message:
         facts["reason"] = call.message
     turns = [turn for nested in _runs_inside(call) for turn in nested.turns]

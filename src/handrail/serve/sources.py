@@ -43,6 +43,16 @@ class Source(Protocol):
         ...
 
     @property
+    def app(self) -> str:
+        """The reference by which the source is found again: `module:name`, or a worker's file; "" if there is none."""
+        ...
+
+    @property
+    def prompt_name(self) -> str:
+        """The name of the prompt that the source's runs use."""
+        ...
+
+    @property
     def files(self) -> Any:
         """The files that the source's runs change: a filesystem, a `PrincipalFiles`, or None."""
         ...
@@ -92,7 +102,7 @@ class PromptSource:
         self._adapter = adapter
         self._approvals = approvals
         self.app = app
-        self.name = prompt.name
+        self.name = self.prompt_name = prompt.name
         self.description = description
         self.model = adapter.model.name
         self.files: Any = files or adapter.filesystem
@@ -142,11 +152,11 @@ class WorkersSource:
         chosen: Any = model or worker.model or ""
         self.model = str(getattr(chosen, "name", chosen))
         self.files = files
-        self._prompt: str = worker.prompt.name
+        self.prompt_name: str = worker.prompt.name
         self.app = str(worker.path.resolve())
 
     def owns(self, record: RunRecord) -> bool:
-        return record.prompt == self._prompt and record.app == self.app
+        return record.prompt == self.prompt_name and record.app == self.app
 
     def files_of(self, principal: str) -> Any:
         return _files_of(self.files, principal)
@@ -199,14 +209,7 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
     if path.is_dir() or path.suffix == ".md":
         return Loaded(_worker_of(path, model, approvals, files))
     named, _, attribute = app.partition(":")
-    try:
-        module = load_module(named)
-    except HandrailError:
-        raise
-    except Exception as error:  # importing the module runs the user's code
-        raise DefinitionError(
-            f"{named} can't be loaded: {_describe(error)}. Fix the error in that file."
-        ) from error
+    module = load_app_module(named)
     attribute = attribute or ("prompt" if hasattr(module, "prompt") else "agent")
     found: Any = getattr(module, attribute, None)
     adapter: Any = getattr(module, "adapter", None)
@@ -237,6 +240,18 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
         description=description or (module.__doc__ or "").strip().partition("\n")[0],
     )
     return Loaded(source, getattr(module, "authenticate", None), _renderers_of(module))
+
+
+def load_app_module(named: str) -> ModuleType:
+    """Import the module of an app. Raises `DefinitionError` if its code raises an error."""
+    try:
+        return load_module(named)
+    except HandrailError:
+        raise
+    except Exception as error:  # importing the module runs the user's code
+        raise DefinitionError(
+            f"{named} can't be loaded: {_describe(error)}. Fix the error in that file."
+        ) from error
 
 
 def _describe(error: Exception) -> str:

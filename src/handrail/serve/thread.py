@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from handrail import runs
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.content import Attachment
 from handrail.errors import AnswerRefused, RunBusy, RunUnknown, UndoRefused
 from handrail.events import ApprovalRemembered
 from handrail.guard import approvals_of
 from handrail.ids import NewId, random_id
 from handrail.journal.answers import check_answer
-from handrail.journal.lease import is_free
 from handrail.journals import Journal
 from handrail.messages import Message
 from handrail.place import is_in_run
@@ -100,6 +100,7 @@ class Thread:
         leg: str = "",
         history: Iterable[Message] = (),
         tools: Sequence[Tool[Any, Any]] = (),
+        attachments: Sequence[Attachment] = (),
     ) -> str:
         """Start a run with a message, and return its id once it is recorded.
 
@@ -125,6 +126,7 @@ class Thread:
                 journal=self._journal,
                 history=history,
                 tools=tools,
+                attachments=attachments,
             )
             await self._start(live, stream, leg)
             return run_id
@@ -265,6 +267,13 @@ class Thread:
                 self._session = Session(id=self.session_id, principal=self.principal)
         return self._session
 
+    async def attachment(self, digest: str) -> bytes | None:
+        """Return the bytes of one of this thread's attachments; None if none of its runs has it."""
+        for row in await self._journal.runs.list(session_id=self.session_id):
+            if digest in await self._journal.blobs.list(row.record.id):
+                return await self._journal.blobs.get(digest)
+        return None
+
     async def questions(self, rows: Sequence[RunRow] | None = None) -> Sequence[Question]:
         """Return the open questions. Pass `rows`, here and in the methods below, if the thread's runs were just read."""
         row = await self.newest(rows)
@@ -363,8 +372,7 @@ class Thread:
         return not self._is_elsewhere(await self._journal.runs.get(run_id))
 
     def _is_leased(self, row: RunRow) -> bool:
-        now = self._setup.clock.now().timestamp()
-        return not is_free(row.owner, row.leased_until, now, getattr(self._journal, "owner", ""))
+        return row.held and row.owner != getattr(self._journal, "owner", "")
 
     async def _session_with(self, row: RunRow) -> Session:
         """Return a copy of the session that includes what an unfinished run has committed. It must only be read."""
@@ -403,7 +411,7 @@ class Thread:
         """
         self._check_accepting()
         said = await self.run_messages()
-        tree = await runs.show(self._journal, run_id, clock=self._setup.clock)
+        tree = await runs.show(self._journal, run_id)
         session = Session(id=self.session_id, principal=self.principal)
         told = Translator(
             self.id,

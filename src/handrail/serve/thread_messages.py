@@ -18,6 +18,7 @@ from handrail.replay.records import InnerCall
 from handrail.runs.tree import text_of
 from handrail.serve.agui.message_writer import call_json, result_id, shorten
 from handrail.serve.agui.wire_events import Event
+from handrail.serve.attachments import parts_of
 from handrail.session import Session
 from handrail.tools.result import clean_text, shown_text
 
@@ -93,7 +94,7 @@ async def read_nested(journal: Journal, rows: Sequence[RunRow]) -> list[RunMessa
             answer = msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
             calls = conversation.fresh_ids(answer.calls)
             if place.parent is not None:
-                found.append(RunMessage(key, AssistantMessage(answer.text, calls)))
+                found.append(RunMessage(key, AssistantMessage(answer.text, calls, thought=answer.thought)))
                 began = made.get(place, 0)
                 ended = (ends.get(str(place.child(at))) for at in range(began + 1, began + len(calls) + 1))
                 results = [
@@ -183,13 +184,20 @@ def _render_message(
 ) -> Iterator[dict[str, Any]]:
     if isinstance(message, UserMessage):
         if not message.by_run:
-            yield {"id": id or f"{run_id}/user", "role": "user", "content": message.text}
+            yield {
+                "id": id or f"{run_id}/user",
+                "role": "user",
+                "content": parts_of(message.text, message.attachments),
+            }
     elif isinstance(message, AssistantMessage):
         if not id:
             turns[run_id] = turns.get(run_id, 0) + 1
+        id = id or f"{run_id}/{turns[run_id]}"
+        if message.thought:
+            yield {"id": f"{id}/thought-1", "role": "reasoning", "content": message.thought}
         calls = [call_json(call.id, call.name, call.arguments) for call in message.calls]
         yield {
-            "id": id or f"{run_id}/{turns[run_id]}",
+            "id": id,
             "role": "assistant",
             "content": message.text,
             **({"toolCalls": calls} if calls else {}),

@@ -134,9 +134,7 @@ class Threads:
         recover = getattr(self.source.files, "recover", None)
         if recover is not None:
             await recover(self.journal)
-        standing = await list_runs(
-            self.journal, standing=("interrupted", "parked"), limit=_MOST_RESUMED, clock=self._setup.clock
-        )
+        standing = await list_runs(self.journal, standing=("interrupted", "parked"), limit=_MOST_RESUMED)
         for line in reversed(standing):  # oldest first
             key = self.key_of(line.row)
             if key is None:

@@ -86,8 +86,8 @@ def test_answers_and_outcomes_are_found() -> None:
         (sent(user("x"), runId="../up"), "/runId"),
         (sent({"id": "1", "role": "stranger", "content": "x"}), "/messages/0"),
         (
-            sent(user([{"type": "image", "source": {"type": "url", "value": "http://x/y.png"}}])),
-            "/messages/0/content/0",
+            sent(user([{"type": "image", "source": {"type": "url", "value": "file:///etc/passwd"}}])),
+            "/messages/0/content/0/source",
         ),
         (sent(user("x"), resume=[{"interruptId": "nothing", "status": "resolved"}]), "/resume/0/interruptId"),
         (sent(user("x"), resume=[{"interruptId": "a#b", "status": "maybe"}]), "/resume/0/status"),

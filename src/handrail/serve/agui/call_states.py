@@ -29,6 +29,7 @@ from handrail.question import Question
 from handrail.serve.agui.interrupts import CallAt, holder, interrupt_id, place_of_question
 from handrail.serve.agui.message_writer import OpenRun
 from handrail.serve.agui.wire_events import Event, custom, wire_event
+from handrail.serve.attachments import facts_of
 from handrail.tools.result import clean_text
 
 CALL = "handrail.call"
@@ -140,6 +141,8 @@ class CallStates:
             facts = {"call_id": event.call_id, "tool": event.tool, "run_id": self._root}
             call = OpenCall(event.call_id, event.tool, run, None, None, facts)
         call.facts |= {"status": event.status, "seconds": round(event.seconds, 6)}
+        if event.result.attachments:
+            call.facts["attachments"] = facts_of(event.result.attachments)
         if event.status == "ok":
             call.facts.pop("rolled_back", None)  # an earlier attempt was rolled back, but this one succeeded
         else:

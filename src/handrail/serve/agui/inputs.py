@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from ag_ui.core import Message, ResumeEntry, RunAgentInput, ToolMessage, UserMessage
 from pydantic import ValidationError
 
+from handrail.content import Attachment
 from handrail.errors import AnswerRefused, DefinitionError, HandrailError
 from handrail.messages import AssistantMessage as OurAssistantMessage
 from handrail.messages import Message as OurMessage
@@ -27,6 +28,7 @@ from handrail.schema.size import exceeds
 from handrail.serve.agui.interrupts import FrontendTool, Outcome, frontend_tool, interrupt_id, is_pending_call
 from handrail.serve.agui.translator import Translator
 from handrail.serve.agui.wire_events import Event
+from handrail.serve.attachments import received
 from handrail.serve.principals import ID, ID_RULE
 from handrail.serve.refusals import QuestionsOpen, RequestRefused
 
@@ -64,6 +66,8 @@ class RunInput(NamedTuple):
     """The id of the leg that responds to this input."""
     said: tuple[str, ...]
     """The texts of the user messages after the last answer."""
+    attached: tuple[Attachment, ...]
+    """The attachments of those messages."""
     named: tuple[tuple[str, str], ...]
     """The id and the text of each text message from the user. The client chooses the ids."""
     answers: tuple[InterruptAnswer, ...]
@@ -89,6 +93,7 @@ def parse_input(value: Any) -> RunInput:
         thread_id=_id("threadId", given.thread_id),
         run_id=_id("runId", given.run_id),
         said=tuple(_new_texts(given.messages)),
+        attached=tuple(_new_files(given.messages)),
         named=tuple(_named_texts(given.messages)),
         answers=tuple(_answers(given.resume or ())),
         outcomes=dict(_outcomes(given.messages)),
@@ -126,33 +131,53 @@ def _first_new(messages: Sequence[Message]) -> int:
 
 
 def _new_texts(messages: Sequence[Message]) -> Iterator[str]:
+    for message in messages[_first_new(messages) :]:
+        if isinstance(message, UserMessage):
+            yield _text(message.content)
+
+
+def _new_files(messages: Sequence[Message]) -> Iterator[Attachment]:
     start = _first_new(messages)
     for at, message in enumerate(messages[start:], start):
-        if isinstance(message, UserMessage):
-            yield _text(f"/messages/{at}/content", message.content)
+        if isinstance(message, UserMessage) and not isinstance(message.content, str):
+            for number, part in enumerate(cast("Sequence[Any]", message.content)):
+                if part.type != "text":
+                    yield _file(f"/messages/{at}/content/{number}", part)
+
+
+def _file(place: str, part: Any) -> Attachment:
+    """Return a part that is not text. Raises `RequestRefused` if it can't be attached."""
+    source, told = part.source, part.metadata
+    told = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+    name = str(told.get("name") or told.get("filename") or "")
+    if source.type == "data":
+        return received(place, source.value, name, source.mime_type)
+    value = str(getattr(source, "value", ""))
+    if source.type == "url" and value.startswith("data:"):
+        head, _, data = value.partition(",")
+        if not head.endswith(";base64"):
+            raise _refused([(f"{place}/source", "the data URL is not in base64: encode it")])
+        return received(place, data, name, source.mime_type or head[5:-7] or None)
+    if source.type == "url" and value.startswith(("https://", "http://")):
+        try:
+            return Attachment(value, name or None, media_type=source.mime_type)
+        except DefinitionError as error:
+            raise _refused([(f"{place}/source", str(error))]) from None
+    wrong = f"a source of type {source.type!r} can't be read here: send the data, or an http address"
+    raise _refused([(f"{place}/source", wrong)])
 
 
 def _named_texts(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
     for message in messages:
-        if (
-            isinstance(message, UserMessage)
-            and isinstance(message.content, str)
-            and len(message.id) <= _MAX_ID
-        ):
-            yield message.id, message.content
+        if isinstance(message, UserMessage) and len(message.id) <= _MAX_ID:
+            yield message.id, _text(message.content)
 
 
-def _text(place: str, content: Any) -> str:
-    """Return the text of a message. Raises `RequestRefused` for other content, which would otherwise be lost."""
+def _text(content: Any) -> str:
+    """Return the text of a message."""
     if isinstance(content, str):
         return content
-    texts: list[str] = []
-    for at, part in enumerate(cast("Sequence[Any]", content)):
-        if part.type != "text":
-            wrong = f"parts of type {part.type!r} are not supported: send text, {{type: 'text', text: '...'}}"
-            raise _refused([(f"{place}/{at}", wrong)])
-        texts.append(part.text)
-    return "\n".join(texts)
+    return "\n".join(part.text for part in cast("Sequence[Any]", content) if part.type == "text")
 
 
 def _history(messages: Sequence[Message]) -> Iterator[OurMessage]:
@@ -191,12 +216,12 @@ def _outcomes(messages: Sequence[Message]) -> Iterator[tuple[str, Outcome]]:
 
     The messages may answer calls that are no longer open: `submit` decides which of them are used.
     """
-    for at, message in enumerate(messages):
+    for message in messages:
         if isinstance(message, ToolMessage):
             text = message.content
             if not isinstance(text, str) and any(part.type != "text" for part in text):
                 continue  # the call that it would answer stays open
-            yield message.tool_call_id, Outcome(_text(f"/messages/{at}/content", text), message.error)
+            yield message.tool_call_id, Outcome(_text(text), message.error)
 
 
 def _tools(given: RunAgentInput) -> tuple[FrontendTool, ...]:
@@ -271,7 +296,9 @@ async def _submit(thread: Thread, input: RunInput, recorded: Sequence[QuestionRe
     if open:
         raise QuestionsOpen(thread.id, len(open))
     history = () if await thread.newest() is not None else input.history
-    run_id: str = await start("\n\n".join(new), leg=input.run_id, tools=input.tools, history=history)
+    run_id: str = await start(
+        "\n\n".join(new), leg=input.run_id, tools=input.tools, history=history, attachments=input.attached
+    )
     sent = (run_id, OurUserMessage(new[-1]))
     thread.named.update(_match_ids([*messages, sent], input.named))
     return input.run_id

@@ -161,7 +161,8 @@ class MessageWriter:
 
     def complete(self, run: OpenRun, message: AssistantMessage) -> list[Event]:
         """Return the events for the unsent parts of a complete answer, and the events that end everything it started."""
-        events = self._end_thought(run)
+        events = self.thought(run, message.thought) if not run.thoughts else []
+        events += self._end_thought(run)
         if run.text is None and message.text:
             events += self.text(run, message.text)
         elif run.text is not None and message.text.startswith(run.text):

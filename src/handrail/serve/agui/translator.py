@@ -42,7 +42,7 @@ from handrail.events import (
     PromptRendered,
     QuestionAnswered,
     TextDelta,
-    ThinkingDelta,
+    ThoughtDelta,
     ToolInvoked,
     ToolRolledBack,
     ToolStarted,
@@ -62,6 +62,7 @@ from handrail.serve.agui.wire_events import (
     state_patch,
     wire_event,
 )
+from handrail.serve.attachments import parts_of
 from handrail.tools.result import clean_text, shown_text
 
 CANCELLED = "The run was cancelled."
@@ -107,7 +108,7 @@ class Translator:
         """The usage in this leg, by model."""
         self._takes: dict[type, Callable[[Any, OpenRun], list[Event]]] = {
             TextDelta: lambda event, run: self._writer.text(run, event.text),
-            ThinkingDelta: lambda event, run: self._writer.thought(run, event.text),
+            ThoughtDelta: lambda event, run: self._writer.thought(run, event.text),
             CallDelta: lambda event, run: self._writer.call(run, event),
             PromptRendered: self._rendered,
             MessageAdded: self._added,
@@ -318,7 +319,16 @@ class Translator:
         id = f"{run.id}/user"
         if run.tag is not None or message.by_run:
             return []
-        return [custom("handrail.message", {"id": id, "role": "user", "content": clean_text(message.text)})]
+        return [
+            custom(
+                "handrail.message",
+                {
+                    "id": id,
+                    "role": "user",
+                    "content": parts_of(clean_text(message.text), message.attachments),
+                },
+            )
+        ]
 
     def _result(self, call_id: str, text: str, run: OpenRun) -> list[Event]:
         """Return the event with a call's result, or no event if clients don't know the call or already have its result."""

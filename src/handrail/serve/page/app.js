@@ -69,8 +69,8 @@ function Frame({ about, signedOut, signOut }) {
     return () => removeEventListener("keydown", pressed);
   }, []);
 
-  const say = async (text) => {
-    await conversation.say(text);
+  const say = async (text, files) => {
+    await conversation.say(text, files);
     // A new thread gets its address with its first message.
     if (route.unsaid) history.replaceState(null, "", address(route.id));
     list.reload();

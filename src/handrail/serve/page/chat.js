@@ -15,8 +15,8 @@ export function ChatPane({ about, conversation, say }) {
   const { ref, atEnd, toEnd } = useStickyEnd();
   const open = Object.keys(view.questions).length;
   const mine = Object.values(view.questions).filter((question) => !question.quorums?.length).length;
-  const said = async (text) => {
-    await say(text);
+  const said = async (text, files) => {
+    await say(text, files);
     toEnd();
   };
   return html`<div class="chat">

@@ -1,5 +1,6 @@
 // The message field. Enter sends, Shift+Enter starts a new line, Escape stops the run. Unsent text is kept.
 
+import { sizeOf } from "./attachments.js";
 import { Icon } from "./icons.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/standalone.js";
 
@@ -8,6 +9,7 @@ const typed = new Map();
 
 export function Composer({ id, status, loading, open, say, cancel }) {
   const [text, setText] = useState(typed.get(id) ?? "");
+  const [files, setFiles] = useState([]);
   const [busy, setBusy] = useState(false);
   const [stopping, setStopping] = useState(false);
   const [problem, setProblem] = useState(null);
@@ -29,12 +31,13 @@ export function Composer({ id, status, loading, open, say, cancel }) {
 
   const send = async (event) => {
     event?.preventDefault();
-    if (!text.trim() || busy || running || loading) return;
+    if ((!text.trim() && !files.length) || busy || running || loading) return;
     setBusy(true);
     setProblem(null);
     try {
-      await say(text.trim());
+      await say(text.trim(), files);
       setText("");
+      setFiles([]);
     } catch (error) {
       setProblem(error.message);
     }
@@ -49,13 +52,25 @@ export function Composer({ id, status, loading, open, say, cancel }) {
       setStopping(false);
     }
   };
+  const attach = (event, list) => {
+    if (!list?.length) return;
+    event.preventDefault();
+    setFiles([...files, ...list]);
+  };
   const pressed = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
     else if (event.key === "Escape" && status === "running" && !stopping) stop();
   };
-  return html`<form class="composer" onSubmit=${send}>
+  return html`<form class="composer" onSubmit=${send} onDragOver=${(event) => event.preventDefault()} onDrop=${(event) => attach(event, event.dataTransfer?.files)}>
     ${problem && html`<p class="problem" role="alert">${problem}</p>`}
+    ${files.length > 0 &&
+    html`<ul class="attached" aria-label="Files to send">
+      ${files.map((file, at) => html`<li key=${at}>${file.name} (${sizeOf(file.size)}) <button type="button" class="link" aria-label=${`Remove ${file.name}`} onClick=${() => setFiles(files.filter((_, other) => other !== at))}>Remove</button></li>`)}
+    </ul>`}
     <div class="field">
+      <label class="attach" title="Attach files"><span class="unseen">Attach files</span><span aria-hidden="true">+</span>
+        <input type="file" multiple onChange=${(event) => { attach(event, event.target.files); event.target.value = ""; }} />
+      </label>
       <label class="unseen" for="composer">Message</label>
       <textarea
         id="composer"
@@ -66,12 +81,13 @@ export function Composer({ id, status, loading, open, say, cancel }) {
         aria-describedby="composer-help"
         onInput=${(event) => setText(event.target.value)}
         onKeyDown=${pressed}
+        onPaste=${(event) => attach(event, event.clipboardData?.files)}
       ></textarea>
       ${running
         ? html`<button type="button" class="send stop" disabled=${stopping} aria-label=${stopping ? "Stopping…" : "Stop"} title="Stop, and roll back unfinished calls" onClick=${stop}>
             ${stopping ? html`<span class="spinner"></span>` : html`<${Icon} name="stop" />`}
           </button>`
-        : html`<button type="submit" class="send" disabled=${!text.trim() || busy || loading} aria-label="Send" title="Send (Enter)"><${Icon} name="send" /></button>`}
+        : html`<button type="submit" class="send" disabled=${(!text.trim() && !files.length) || busy || loading} aria-label="Send" title="Send (Enter)"><${Icon} name="send" /></button>`}
     </div>
     <p id="composer-help" class="help">${help(running, open, text)}</p>
   </form>`;

@@ -1,5 +1,6 @@
 // The open thread: keeps its view up to date, and sends messages, answers and undos.
 
+import { encoded } from "./attachments.js";
 import * as server from "./server.js";
 import { blank, fromSnapshot, reduce, withRun, withSaid } from "./store.js";
 
@@ -117,16 +118,16 @@ export class Conversation {
   }
 
   /** Send a message. The first message of a new thread creates it on the server. */
-  async say(text) {
+  async say(text, files = []) {
     const before = this.view;
     if (this.phase === "ready") {
       // Show the message at once, because the first events may arrive before the server's response.
-      this.view = { ...withSaid(before, `said-${Date.now()}`, text), status: "running" };
+      this.view = { ...withSaid(before, `said-${Date.now()}`, text, files.map(shown)), status: "running" };
       this.changed();
     }
     let begun;
     try {
-      begun = await this.guarded(server.say(this.id, text));
+      begun = await this.guarded(server.say(this.id, text, await Promise.all(files.map(encoded))));
     } catch (error) {
       this.view = before;
       this.changed();
@@ -192,3 +193,6 @@ function pause(milliseconds, signal) {
     signal?.addEventListener("abort", done, { once: true });
   });
 }
+
+/** A chosen file as it is shown until the server has it. */
+const shown = (file) => ({ kind: "file", name: file.name, size: file.size, url: "" });

@@ -2,6 +2,7 @@
 // started, and an agent contains a log of its own.
 
 import { Arguments } from "./arguments.js";
+import { Attachments } from "./attachments.js";
 import { Changes } from "./changes.js";
 import { drawnFor, useNow } from "./hooks.js";
 import { Icon } from "./icons.js";
@@ -20,7 +21,7 @@ function Entry({ kind, id, view, conversation }) {
   if (kind === "agent") return html`<${Agent} agent=${view.agents[id]} view=${view} conversation=${conversation} />`;
   if (kind === "note") return html`<${Note} note=${view.notes[id]} />`;
   if (kind === "activity") return html`<${Activity} activity=${view.activities[id]} />`;
-  return html`<${Message} kind=${kind} message=${view.messages[id]} />`;
+  return html`<${Message} kind=${kind} message=${view.messages[id]} thread=${view.id} />`;
 }
 
 /** Shows a note if an entry can't be drawn. Other entries, and the questions in them, are not affected. */
@@ -41,9 +42,13 @@ class Guarded extends Component {
 
 const Message = drawnFor(
   ({ message }) => [message],
-  ({ kind, message }) => {
+  ({ kind, message, thread }) => {
     if (!message) return null;
-    if (kind === "user") return html`<div class="message user"><p class="unseen">You:</p><p class="said">${message.text}</p></div>`;
+    if (kind === "user") {
+      return html`<div class="message user">
+        <p class="unseen">You:</p>${message.text && html`<p class="said">${message.text}</p>`}<${Attachments} files=${message.files} thread=${thread} />
+      </div>`;
+    }
     if (kind === "reasoning") {
       return html`<details class="reasoning"><summary>${message.open ? "Thinking…" : "Thought"}</summary><${Markdown} text=${message.text} /></details>`;
     }
@@ -99,6 +104,7 @@ const Card = drawnFor(
       ${questions.map((question) => html`<${Question} key=${`${question.id} ${question.digest}`} question=${question} conversation=${conversation} />`)}
       ${closedOf(view, id).map((closed) => html`<${Closed} key=${closed.question.id} closed=${closed} />`)}
       ${call.result !== undefined && html`<${Result} text=${call.result} status=${status} />`}
+      <${Attachments} files=${facts.attachments} thread=${view.id} />
       ${facts.rolled_back && html`<${RolledBack} told=${facts.rolled_back} />`}
       ${(facts.diff || facts.paths?.length > 0) && isOver(facts.status) && html`<${Changes} id=${id} facts=${facts} conversation=${conversation} />`}
     </section>`;

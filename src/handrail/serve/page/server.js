@@ -70,7 +70,9 @@ export const threads = ({ before, find }) => {
   return json(`threads?${query}`);
 };
 export const snapshot = (id) => json(thread(id));
-export const say = (id, text) => json(`${thread(id)}/messages`, sent("POST", { text }));
+/** The bytes of an attachment, by its address relative to the thread's. */
+export const attachment = async (id, url) => (await called(`${thread(id)}/${url}`)).blob();
+export const say = (id, text, attachments = []) => json(`${thread(id)}/messages`, sent("POST", { text, attachments }));
 export const answer = (id, given) => json(`${thread(id)}/answers`, sent("POST", given));
 export const cancel = (id) => json(`${thread(id)}/cancel`, sent("POST"));
 export const runTree = (id, run) => json(`${thread(id)}/runs/${encodeURIComponent(run)}`);

@@ -2,6 +2,7 @@
 // Pure functions without DOM: the same snapshot and events always give the same view (store.test.mjs).
 // Unchanged parts keep their identity, so that components can skip drawing them.
 
+import { filesIn } from "./attachments.js";
 import { patched } from "./patch.js";
 
 /**
@@ -154,7 +155,7 @@ const CUSTOM = {
   },
   // A user message, for the windows that did not send it.
   "handrail.message": (view, { id, role, content }) =>
-    role === "user" ? withMessage(view, "", id, "user", { text: textOf(content), open: false }) : view,
+    role === "user" ? withMessage(view, "", id, "user", { text: textOf(content), ...withFiles(filesIn(content)), open: false }) : view,
   "handrail.question": (view, question) => withQuestion(view, question),
   "handrail.votes": (view, { question_id: id, votes }) => {
     const question = view.questions[id];
@@ -246,8 +247,8 @@ export function withRun(view, id) {
 }
 
 /** Returns the view with a message that was just sent, before the server confirms it. */
-export function withSaid(view, id, text) {
-  return withMessage(view, "", id, "user", { text, open: false, local: true });
+export function withSaid(view, id, text, files = []) {
+  return withMessage(view, "", id, "user", { text, ...withFiles(files), open: false, local: true });
 }
 
 // -- the parts ------------------------------------------------------------------------------------------
@@ -255,6 +256,8 @@ export function withSaid(view, id, text) {
 const scopeOf = (event) => event.subagentRunId ?? "";
 
 const shownInCall = (view, activityId) => activityId.startsWith("progress-");
+
+const withFiles = (files) => (files.length ? { files } : {});
 
 function textOf(content) {
   if (typeof content === "string") return content;
@@ -359,7 +362,8 @@ function withMessages(view, messages) {
     } else if (message.role === "user" || message.role === "assistant" || message.role === "reasoning") {
       const kind = { user: "user", assistant: "text", reasoning: "reasoning" }[message.role];
       const text = textOf(message.content);
-      if (text) next = withMessage(next, scope, message.id, kind, { text, open: false });
+      const files = filesIn(message.content);
+      if (text || files.length) next = withMessage(next, scope, message.id, kind, { text, ...withFiles(files), open: false });
       for (const call of message.toolCalls ?? []) {
         next = withCall(next, call.id, { name: call.function.name, arguments: call.function.arguments, writing: false, scope });
         next = withEntry(next, scope, "call", call.id);

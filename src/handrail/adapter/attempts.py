@@ -1,0 +1,206 @@
+"""`Attempts`: asks the model until it answers, within the run's deadline, with retries and fallback models."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import replace
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from handrail.adapter.answer import (
+    Answer,
+    FailedRequest,
+    RecordedAnswer,
+    ask_once,
+    charge,
+    read_answer,
+    write_answer,
+)
+from handrail.adapter.undone_calls import tell_undone
+from handrail.cancellation import open_scope, shielded
+from handrail.errors import BudgetExceededError, DeadlineExceededError, DefinitionError, ModelError
+from handrail.events import ModelFailed
+from handrail.models import ModelKeyMissing
+from handrail.models.choice import Candidate, candidates_of, falls_over, is_choice
+
+if TYPE_CHECKING:
+    from handrail.adapter.run import Run
+    from handrail.adapter.settings import Retry
+
+_QUICK_ATTEMPTS = 2
+"""How many times a model is asked before the next candidate is."""
+_LONGEST_QUICK_WAIT = 2.0
+"""Longest wait between these attempts, in seconds."""
+_MOST_SAID = 200
+
+
+async def ask(run: Run) -> Answer:
+    """Ask the model and return its complete answer. Raises `PromptEvaluationError` if there is none."""
+    frame = run.frame
+    if frame.parking is not None and frame.parked:
+        raise asyncio.CancelledError  # the run was parked during a shielded step
+    if frame.log.is_kept:
+        place = run.next_place()
+        await tell_undone(run, place)
+        recorded = frame.log.find("model answer", place, RecordedAnswer)
+        if recorded is not None:
+            return _replay(run, recorded)
+        run.leave_record()
+    deadline = frame.deadline
+    if deadline is None:
+        return await Attempts(run).answer()
+    scope = open_scope()
+    scope.start_deadline(deadline)
+    try:
+        deadline.check("the model was asked")
+        return await Attempts(run).answer()
+    except asyncio.CancelledError as error:
+        late = scope.explain(error, "the model had answered")
+        if isinstance(late, DeadlineExceededError):
+            raise run.failed(late, "deadline") from late
+        raise
+    except DeadlineExceededError as error:
+        raise run.failed(error, "deadline") from error
+    finally:
+        scope.close()
+
+
+def _replay(run: Run, recorded: RecordedAnswer) -> Answer:
+    """Return a recorded answer without sending anything. Its usage and cost are charged again."""
+    frame, budget = run.frame, run.frame.budget
+    answer = read_answer(recorded, run.request(), run.masking)
+    # The limits are not checked again, because the answer was within them when it was requested.
+    for each in recorded.failed:
+        if each.usage is not None:
+            frame.costs.models.add(each.usage, each.cost)
+            if budget is not None:
+                budget.reserve().settle(requests=1, tokens=each.usage.tokens, money=each.cost)
+    reserved = None if budget is None else budget.reserve()
+    charge(run, answer, reserved, recorded.seconds, recorded)
+    run.answered_by = recorded.model
+    return answer
+
+
+class Attempts:
+    """The requests that are made for one answer. Each has its own events, cost and budget reservation."""
+
+    __slots__ = ("_failed", "_number", "_run")
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._number = 0
+        self._failed: list[FailedRequest] = []
+
+    async def answer(self) -> Answer:
+        """Ask the run's model, or the candidates of a choice in order, and return the first complete answer."""
+        run = self._run
+        if not is_choice(run.settings.model):
+            return await self._ask(run.retry, None, False)
+        candidates = self._candidates()
+        quick = replace(
+            run.retry,
+            attempts=min(run.retry.attempts, _QUICK_ATTEMPTS),
+            first_wait=min(run.retry.first_wait, _LONGEST_QUICK_WAIT),
+            longest_wait=min(run.retry.longest_wait, _LONGEST_QUICK_WAIT),
+        )
+        for this, after in itertools.pairwise(candidates):
+            run.use(this.model)
+            try:
+                return await self._ask(quick, after.model.name, this.on_refusal)
+            except _FellOver:
+                continue
+        run.use(candidates[-1].model)
+        return await self._ask(run.retry, None, False)
+
+    def _candidates(self) -> tuple[Candidate, ...]:
+        """Return the models to try in order, rotated so that the one that gave the run's last answer comes first."""
+        run = self._run
+        try:
+            found = candidates_of(run.settings.model, run.request())
+        except DefinitionError as error:
+            raise run.failed(error, "request") from error
+        names = [each.model.name for each in found]
+        if run.answered_by not in names:
+            return found
+        start = names.index(run.answered_by)
+        return (*found[start:], *found[:start])
+
+    async def _ask(self, retry: Retry, after: str | None, on_refusal: bool) -> Answer:
+        """Ask the run's model until it answers. Raises `_FellOver` if `after`, the next model, is to be asked instead."""
+        run, tries = self._run, 0
+        while True:
+            tries += 1
+            self._number += 1
+            run.has_shown = False
+            try:
+                answer, seconds, cost = await ask_once(run, self._number)
+            except BudgetExceededError as error:
+                raise run.failed(error, "budget") from error
+            except ModelError as error:
+                if after is not None and (run.has_shown or not falls_over(error)):
+                    after, retry = None, run.retry  # part of the answer was shown, or all models would fail
+                wait = self._wait_after(retry, tries, error, after)
+                self._tell(str(error), wait, after)
+                if wait is None:
+                    if after is not None:
+                        self._failed.append(FailedRequest(run.model.name, error.problem[:_MOST_SAID]))
+                        raise _FellOver from None
+                    raise self._gave_up(error, tries) from (
+                        None if isinstance(error, ModelKeyMissing) else error
+                    )
+                if error.retry_after is not None and run.throttle is not None:
+                    run.throttle.hold(wait)  # other requests to this provider would be refused as well
+                await asyncio.sleep(wait)
+                continue
+            assert answer.stop is not None
+            if after is not None and on_refusal and answer.stop.reason == "refused" and not run.has_shown:
+                self._refused(answer, cost, after)
+                raise _FellOver
+            await self._record(answer, seconds, cost)
+            return answer
+
+    def _wait_after(self, retry: Retry, tries: int, error: ModelError, after: str | None) -> float | None:
+        """Return the number of seconds until the next attempt; None if this model is not asked again.
+
+        Raises `PromptEvaluationError` if the attempt would be past the deadline and there is no next model.
+        """
+        wait, deadline = retry.wait_after(tries, error), self._run.frame.deadline
+        if wait is None or deadline is None or deadline.remaining() > wait:
+            return wait
+        if after is not None:
+            return None
+        self._tell(str(error), wait, None)
+        late = f" The next try, in {wait:.1f} s, would be past the deadline."
+        raise self._run.failed(error, "deadline", late) from error
+
+    def _tell(self, error: str, wait: float | None, after: str | None) -> None:
+        run = self._run
+        next_model = after if wait is None and after is not None else ""
+        run.frame.session.record(
+            ModelFailed(run.model.name, self._number, error, wait, run.frame.run_context, next_model)
+        )
+
+    def _refused(self, answer: Answer, cost: Decimal | None, after: str) -> None:
+        usage = answer.usage if answer.counted else None
+        self._failed.append(FailedRequest(answer.model, "it refused to answer", usage, cost))
+        self._tell(f"model {answer.model!r}: it refused to answer", None, after)
+
+    def _gave_up(self, error: ModelError, tries: int) -> Exception:
+        said = "" if tries == 1 else f" It was tried {tries} times."
+        for each in self._failed:
+            said += f" Before it, {each.model} failed: {each.error.rstrip('.')}."
+        failed = self._run.failed(error, "request", said)
+        failed.hides_frames = isinstance(error, ModelKeyMissing)
+        return failed
+
+    async def _record(self, answer: Answer, seconds: float, cost: Decimal | None) -> None:
+        run = self._run
+        run.answered_by = answer.model
+        if run.frame.log.is_kept:
+            recorded = write_answer(answer, seconds, cost, run.masking, tuple(self._failed))
+            await shielded(run.frame.log.note("model answer", run.place_of_answer, recorded))
+
+
+class _FellOver(Exception):
+    """Raised to ask the next candidate."""

@@ -1,0 +1,51 @@
+"""The request of a submitted run: everything that a worker needs to begin it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+
+import msgspec
+
+from handrail.errors import RunError
+from handrail.journals import Journal
+from handrail.records import RunRecord, RunRow
+
+
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The request of a submitted run. It is recorded with the run, and a worker reads it to begin or resume the run."""
+
+    message: str
+    deadline: float | None = None
+    """Seconds that the run has once it begins; None for no limit."""
+    budget: dict[str, int | Decimal] | None = None
+    folder: str = ""
+    """The folder of the run's files; "" for the files that the worker was started with, if any."""
+    startup_files: list[str] = []
+    """The patterns of the startup files that the run's calls may change without a separate approval."""
+    every: float | None = None
+    """Seconds after which the same request is submitted again; None for a run that is not repeated."""
+    due_at: float = 0.0
+    """When the run was due, in seconds since 1970. The next repetition is due a multiple of `every` seconds later."""
+    key: str = ""
+    """The idempotency key of the first of the repeated runs, or that run's id if it had none."""
+
+
+def decode_request(record: RunRecord) -> RunRequest:
+    """Return the request of a submitted run."""
+    return msgspec.msgpack.decode(record.request, type=RunRequest)
+
+
+async def begun_runs(journal: Journal, session_id: str) -> Sequence[RunRow]:
+    """Return the runs of a session that have begun, oldest first."""
+    return [row for row in await journal.runs.list(session_id=session_id) if row.record.has_begun]
+
+
+def check_begun(row: RunRow) -> None:
+    """Raise `RunError` for a run that was submitted and has not begun."""
+    if not row.record.has_begun:
+        raise RunError(
+            row.record.id,
+            f"it is {row.status} and has not begun",
+            f"A worker begins a queued run: `handrail worker {row.record.app}`.",
+        )

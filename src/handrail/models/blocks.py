@@ -1,0 +1,150 @@
+"""Blocks of an answer in the form in which the provider sent them.
+
+An answer consists of blocks: text, thinking, calls, the calls of the provider's own tools and their results, and kinds
+that did not exist when this was written. Providers require many of them back, unchanged and in the same order. So a wire
+keeps every block, and replaces only the calls, whose names, ids and arguments Handrail may have had to correct.
+Arguments are not kept with the blocks, because they may contain secrets.
+"""
+
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# Provider data is untyped until it is validated.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeGuard
+
+import msgspec
+
+from handrail.messages import Kept
+
+_GROWING = frozenset({"text", "thinking", "summary", "data", "signature", "content", "encrypted_content"})
+"""Fields of streamed items whose pieces are joined. Pieces of other fields replace each other."""
+
+
+def is_block(value: Any) -> TypeGuard[dict[str, Any]]:
+    """Return whether a value is an object with a type, which is all that the wires require of a block."""
+    return isinstance(value, dict) and isinstance(value.get("type"), str)
+
+
+def without(block: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return a copy of a block without these fields."""
+    left_out = frozenset(names)
+    return {name: value for name, value in block.items() if name not in left_out}
+
+
+def emptied(block: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return a copy of a block with null in these fields, so that their order is kept."""
+    empty = frozenset(names)
+    return {name: None if name in empty else value for name, value in block.items()}
+
+
+def with_calls(blocks: Sequence[Any], calls: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    """Return the blocks of an answer with Handrail's form of its calls.
+
+    Blocks of type `kind` are calls. Each keeps its other fields. Returns [] if the blocks do not have as many calls as
+    the answer.
+    """
+    placed: list[dict[str, Any]] = []
+    rest = iter(calls)
+    for block in filter(is_block, blocks):
+        if block["type"] == kind:
+            call = next(rest, None)
+            if call is None:
+                return []
+            block = {**block, **call}
+        placed.append(block)
+    return [] if next(rest, None) is not None else placed
+
+
+def parsed_input(text: str) -> msgspec.Raw | dict[str, Any]:
+    """Return the input of a provider's own tool as it was streamed; {} if the stream was cut off in it."""
+    try:
+        msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return {}
+    return msgspec.Raw(text.encode())
+
+
+# --- the provider's own tools ---
+
+_CALLS = (b'_tool_use"', b'_call"', b'"executableCode"', b'"toolCall"')
+"""Bytes without which an answer has no calls of the provider's own tools."""
+_LINE = 200
+_ASKED = ("query", "queries", "code", "command", "url")
+"""Fields of a call that say best what was asked of the tool."""
+
+
+def outside_lines(kept: Kept | None) -> list[str]:
+    """Return a line for each call of the provider's own tools in an answer, for people. Nothing here decided on them."""
+    if kept is None or not any(mark in kept.data for mark in _CALLS):
+        return []
+    try:
+        blocks: Any = msgspec.json.decode(kept.data)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return []  # the data of a model that is not one of the wires here
+    found = (
+        [_outside(block) for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
+    )
+    return [line for line in found if line]
+
+
+def _outside(block: Mapping[str, Any]) -> str:
+    kind = block.get("type")
+    if kind in ("server_tool_use", "mcp_tool_use"):
+        name, given = block.get("name"), block.get("input")
+    elif isinstance(kind, str) and kind.endswith("_call") and kind != "function_call":
+        name, given = kind.removesuffix("_call"), block.get("action", block)
+    elif isinstance(block.get("executableCode"), dict):
+        name, given = "code_execution", block["executableCode"]
+    elif isinstance(block.get("toolCall"), dict):
+        name, given = block["toolCall"].get("toolType"), block["toolCall"].get("args")
+    else:
+        return ""
+    asked = (
+        next((given[field] for field in _ASKED if given.get(field)), "") if isinstance(given, dict) else ""
+    )
+    text = " ".join((asked if isinstance(asked, str) else ", ".join(map(str, asked))).split())
+    short = text if len(text) <= _LINE else f"{text[:_LINE]}…"
+    return (
+        f"{name}, run by the provider outside: {short}" if short else f"{name}, run by the provider outside"
+    )
+
+
+# --- pieces of a stream ---
+
+
+def joined(before: Any, piece: Any) -> Any:
+    """Join two pieces of a field: texts one after the other, objects field by field, and lists item by item.
+
+    An item of a list continues the item before it if both have the same `index` and `type`.
+    """
+    if before is None or type(before) is not type(piece):
+        return piece
+    if isinstance(piece, str):
+        return before + piece
+    if isinstance(piece, dict):
+        return _merged(before, piece)
+    if not isinstance(piece, list):
+        return piece
+    items = list(before)
+    for item in piece:
+        last = items[-1] if items else None
+        if isinstance(item, dict) and isinstance(last, dict) and _same_item(last, item):
+            items[-1] = _merged(last, item)
+        else:
+            items.append(item)
+    return items
+
+
+def _merged(before: Mapping[str, Any], piece: Mapping[str, Any]) -> dict[str, Any]:
+    grown = {
+        name: joined(before.get(name), new) if name in _GROWING or isinstance(new, dict) else new
+        for name, new in piece.items()
+        if new is not None or name not in before
+    }
+    return {**before, **grown}
+
+
+def _same_item(last: Mapping[str, Any], item: Mapping[str, Any]) -> bool:
+    return "index" in item and (last.get("index"), last.get("type")) == (item["index"], item.get("type"))

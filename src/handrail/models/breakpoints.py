@@ -1,0 +1,73 @@
+"""Cache breakpoints of Anthropic's messages API.
+
+A breakpoint is a mark on a block. The provider caches the request up to it, and reads back what an earlier request
+cached up to the same block. There are at most four, and Handrail uses three: the end of the tools and the system text,
+the end of the request before, and the end of this one. The last of them is a mark on the request itself, so that no
+message changes when it moves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from handrail.messages import AssistantMessage, Encode, Message, ModelRequest, Sent, ToolMessage
+from handrail.models.http import encode
+
+_LOOKBACK = 20
+"""How many blocks before a breakpoint the provider looks for what an earlier request cached."""
+_END = b"}]}"
+"""How every encoded message ends: its last block, the list of its blocks, and the message."""
+
+
+def marked(encoded: bytes, mark: dict[str, Any]) -> bytes:
+    """Add a mark to an encoded block."""
+    return encoded[:-1] + b',"cache_control":' + encode(mark) + b"}"
+
+
+def marked_tools(request: ModelRequest, tool: Encode, mark: dict[str, Any]) -> bytes:
+    """Encode the tools with a mark on the last one that is offered from the start.
+
+    Tools that are added later are not part of what is cached, and must not be marked.
+    """
+    tools = list(request.tools)
+    first = [index for index, offered in enumerate(tools) if not offered.deferred]
+    if not first:
+        return request.tools.encoded(tool)
+    last = first[-1]
+    parts = [tool(each) for each in tools]
+    parts[last] = marked(parts[last], mark)
+    return b",".join(parts)
+
+
+def marked_messages(messages: Sent[Message], said: bytes, message: Encode, mark: dict[str, Any]) -> bytes:
+    """Return the encoded messages with a mark at the end of the request before, if it is too far back to be found.
+
+    The marked block ends what that request cached, so that everything up to it is read from the cache.
+    """
+    newest = _since_last_request(messages)
+    if sum(map(_blocks, newest)) < _LOOKBACK or len(newest) == len(messages):
+        return said
+    after = b"," + b",".join(map(message, newest))
+    before = said[: len(said) - len(after)]
+    if not said.endswith(after) or not before.endswith(_END):
+        return said
+    return b'%s,"cache_control":%s%s%s' % (before[: -len(_END)], encode(mark), _END, after)
+
+
+def _since_last_request(messages: Sent[Message]) -> list[Message]:
+    """Return the newest answer of the model and what follows it."""
+    newest: list[Message] = []
+    for index in range(len(messages) - 1, -1, -1):
+        newest.append(messages[index])
+        if isinstance(newest[-1], AssistantMessage):
+            break
+    return newest[::-1]
+
+
+def _blocks(message: Message) -> int:
+    """Return an upper bound for the number of blocks of a message. It need not be exact: a further mark costs nothing."""
+    if isinstance(message, ToolMessage):
+        return len(message.results) + sum(1 + len(each.attachments) for each in message.results if each.shows)
+    if isinstance(message, AssistantMessage):
+        return 1 + len(message.calls) if message.kept is None else 1 + message.kept.data.count(b'"type"')
+    return 1 + len(message.attachments)

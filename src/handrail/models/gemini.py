@@ -1,0 +1,404 @@
+"""`GeminiModel`: Google's Gemini API, `POST /models/NAME:generateContent` and `:streamGenerateContent`."""
+
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# Provider data is untyped until it is validated.
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from handrail.errors import ModelError
+from handrail.messages import (
+    DEFAULT_SETTINGS,
+    AssistantMessage,
+    CallAnswered,
+    CallPart,
+    Kept,
+    Message,
+    ModelPart,
+    ModelRequest,
+    Offered,
+    Price,
+    Sent,
+    StopPart,
+    StopReason,
+    TextPart,
+    ThinkingPart,
+    ToolMessage,
+    Traits,
+    Usage,
+    UsagePart,
+    UserMessage,
+)
+from handrail.models import ModelAnswerBroken, ModelRateLimited, ModelRequestRefused, ModelUnavailable
+from handrail.models.grammar import GEMINI_ID, id_for_wire, is_object, name_for_wire, raw_object
+from handrail.models.http import Endpoint, body_of, count, decode, encode, text_json
+from handrail.models.parts import GEMINI_TAKES, RETURNED, gemini_parts, text_with
+from handrail.models.providers import address_of, keys_of, refuse_key, row_of
+from handrail.models.request_settings import gemini_writes, merge_fields, settings_fields
+
+WIRE = "gemini"
+_EMPTY = "(nothing)"
+"""Text that is sent instead of empty text, which the API refuses."""
+_FOREIGN = "skip_thought_signature_validator"
+"""The signature that Google documents for calls that a Gemini model did not make itself, or made without thought."""
+_OLDER = re.compile(r"(?:models/)?gemini-(?:1|2)\b")
+"""Models that refuse a JSON Schema for the answer while they have tools."""
+_STOPS: dict[str, StopReason] = {
+    "STOP": "done",
+    "MAX_TOKENS": "length",
+    **dict.fromkeys(("SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII"), "refused"),
+    **dict.fromkeys(("MODEL_ARMOR", "IMAGE_SAFETY", "IMAGE_PROHIBITED_CONTENT", "IMAGE_RECITATION"), "refused"),
+}  # fmt: skip
+_FAILED = frozenset(
+    {"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "TOO_MANY_TOOL_CALLS", "MALFORMED_RESPONSE"}
+    | {"MISSING_THOUGHT_SIGNATURE", "OTHER", "IMAGE_OTHER", "NO_IMAGE"}
+)
+"""Reasons to stop that mean that the answer can't be used, and that a second attempt may give a better one."""
+
+
+class GeminiModel:
+    """A Google Gemini model, or a model on any server with the same API.
+
+    The key is read from `GOOGLE_API_KEY` or `GEMINI_API_KEY`, and `GOOGLE_GEMINI_BASE_URL` names a different server, as
+    in Google's own client. `base_url` and `key_variable` take precedence; `base_url` includes the version, as in
+    `https://host/v1beta`, and `key_variable=None` sends no key.
+
+    Thoughts and their signatures are kept and sent back in their places, as the API requires. `options` are further
+    fields of the request, such as `{"safetySettings": [...]}`, and `{"generationConfig": {...}}` adds to what Handrail
+    sends there.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        provider: str = "google",
+        base_url: str | None = None,
+        key_variable: str | None = "",
+        headers: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+        native_output: bool | None = None,
+        price: Price | None = None,
+        silence: float = 300.0,
+        api_key: None = None,
+    ) -> None:
+        row = row_of(provider, "gemini")
+        keys = keys_of(row, key_variable)
+        refuse_key(api_key, keys)
+        self.name = f"{provider}:{name}"
+        address = address_of(self.name, row, base_url)
+        can_constrain = not _OLDER.match(name) if native_output is None else native_output
+        self.traits = Traits(price, can_constrain, GEMINI_TAKES)
+        self._endpoint = Endpoint(
+            self.name,
+            address,
+            keys=keys,
+            key_needed=row.needs_key(address),
+            headers={**row.find_headers(), **(headers or {})},
+            silence=silence,
+        )
+        self._path = f"/{quote(name if '/' in name else f'models/{name}')}"
+        self._options = dict(options or {})
+        self._writes = gemini_writes(name, _name)
+
+    def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
+        endpoint, body = self._endpoint, self._body(request)
+        pieces = _Pieces(endpoint, _renamed(request.tools))
+        if not request.stream:
+            return endpoint.parts(f"{self._path}:generateContent", body, whole=pieces.take_whole)
+        return endpoint.parts(f"{self._path}:streamGenerateContent?alt=sse", body, take=pieces.take)
+
+    def _body(self, request: ModelRequest) -> bytes:
+        more = dict(self._options)
+        if request.settings is not DEFAULT_SETTINGS:
+            merge_fields(more, settings_fields(self.name, request, self._writes))
+        config: dict[str, Any] = dict(more.pop("generationConfig", {}))
+        if request.temperature is not None:
+            config["temperature"] = request.temperature
+        if request.max_tokens is not None:
+            config["maxOutputTokens"] = request.max_tokens
+        if request.output is not None:
+            config["responseMimeType"] = "application/json"
+            config["responseJsonSchema"] = _schema(request.output.json_schema)
+        if config:
+            more["generationConfig"] = config
+        if request.must_call:
+            more["toolConfig"] = {**more.get("toolConfig", {}), "functionCallingConfig": {"mode": "ANY"}}
+        written = {"contents": b"[%s]" % _conversation(request.messages)}
+        if request.system.strip():
+            written["systemInstruction"] = b'{"parts":[{"text":%s}]}' % text_json(request.system)
+        if len(request.tools):
+            written["tools"] = b'[{"functionDeclarations":[%s]}]' % request.tools.encoded(_tool)
+        return body_of(more, **written)
+
+    def __repr__(self) -> str:
+        return f"GeminiModel({self.name!r})"
+
+
+# --- requests -------------------------------------------------------------------------------------
+
+
+def _name(name: str) -> str:
+    """Return the name of a tool or a call as the API accepts it. It must begin with a letter or an underscore."""
+    name = name_for_wire(name)
+    return name if name[0].isalpha() or name[0] == "_" else f"_{name}"[:64]
+
+
+def _renamed(tools: Sent[Offered]) -> dict[str, str]:
+    """Return the names of the tools that the API knows by a different name, by that name."""
+    names = [offered.tool.name for offered in tools]
+    return {_name(name): name for name in names if not name[0].isalpha() and name[0] != "_"}
+
+
+def _tool(offered: Offered) -> bytes:
+    tool = offered.tool
+    return encode(
+        {
+            "name": _name(tool.name),
+            "description": tool.description,
+            "parametersJsonSchema": _schema(tool.json_schema),
+        }
+    )
+
+
+def _schema(schema: Any) -> Any:
+    """Return the schema with only `$` keywords beside a `$ref`, because the API refuses others there."""
+    if isinstance(schema, list):
+        return [_schema(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    if isinstance(schema.get("$ref"), str):
+        schema = {word: each for word, each in schema.items() if word.startswith("$")}
+    return {
+        word: {name: _schema(each) for name, each in inner.items()}
+        if word in ("properties", "$defs") and isinstance(inner, Mapping)
+        else inner
+        if word in ("enum", "const", "default", "examples")
+        else _schema(inner)
+        for word, inner in schema.items()
+    }
+
+
+def _conversation(messages: Sent[Message]) -> bytes:
+    """Encode a conversation so that user and model alternate.
+
+    Each message is encoded only once, unless some must be joined.
+    """
+    roles = [_role(message) for message in messages]
+    if roles and roles[0] == "user" and all(this != after for this, after in itertools.pairwise(roles)):
+        return messages.encoded(_content)
+    joined: list[tuple[str, list[Any]]] = []
+    if not roles or roles[0] != "user":
+        joined.append(("user", [{"text": _EMPTY}]))  # the API requires a user's message first
+    for role, message in zip(roles, messages, strict=True):
+        if joined and joined[-1][0] == role:
+            joined[-1][1].extend(_parts(message))
+        else:
+            joined.append((role, _parts(message)))
+    return b",".join(encode({"role": role, "parts": parts}) for role, parts in joined)
+
+
+def _role(message: Message) -> str:
+    return "model" if isinstance(message, AssistantMessage) else "user"
+
+
+def _content(message: Message) -> bytes:
+    return encode({"role": _role(message), "parts": _parts(message)})
+
+
+def _parts(message: Message) -> list[Any]:
+    """Return the parts of a message. There is at least one."""
+    if isinstance(message, UserMessage):
+        return gemini_parts(message.text, message.attachments) or [_text(message.text)]
+    if isinstance(message, ToolMessage):
+        results: list[Any] = [_result(each) for each in message.results]
+        for each in message.results:
+            sent = [found for found in each.attachments if GEMINI_TAKES.sends(found)]
+            results += gemini_parts(RETURNED.format(each.name), sent) if sent else []
+        return results
+    if message.kept is not None and message.kept.wire == WIRE:
+        back = _with_thought(decode(message.kept.data), message)
+        if back:
+            return back
+    calls: list[Any] = [_call(message, number) for number in range(len(message.calls))]
+    if calls:
+        calls[0]["thoughtSignature"] = _FOREIGN
+    return [_text(message.text), *calls] if message.text.strip() or not calls else calls
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"text": text if text.strip() else _EMPTY}
+
+
+def _call(message: AssistantMessage, number: int) -> dict[str, Any]:
+    call = message.calls[number]
+    said = {
+        "id": id_for_wire(call.id, GEMINI_ID),
+        "name": _name(call.name),
+        "args": raw_object(call.arguments),
+    }
+    return {"functionCall": said}
+
+
+def _result(result: CallAnswered) -> dict[str, Any]:
+    said = {
+        "id": id_for_wire(result.id, GEMINI_ID),
+        "name": _name(result.name),
+        "response": {
+            "error" if result.failed else "output": text_with(result.text, result.attachments, GEMINI_TAKES)
+        },
+    }
+    return {"functionResponse": said}
+
+
+def _with_thought(parts: list[Any], message: AssistantMessage) -> list[Any]:
+    """Return the parts of an answer as they came, but with Handrail's form of its calls.
+
+    Returns [] if the parts do not have as many calls as the answer.
+    """
+    back: list[Any] = []
+    made = 0
+    for part in parts:
+        if "functionCall" in part:
+            if made == len(message.calls):
+                return []
+            back.append({**part, **_call(message, made)})
+            made += 1
+        else:
+            back.append(part)
+    return back if made == len(message.calls) else []
+
+
+# --- answers --------------------------------------------------------------------------------------
+
+
+class _Pieces:
+    """Converts one answer, complete or streamed, to parts."""
+
+    __slots__ = ("_calls", "_endpoint", "_parts", "_renamed", "_stop")
+
+    def __init__(self, endpoint: Endpoint, renamed: Mapping[str, str]) -> None:
+        self._endpoint = endpoint
+        self._renamed = renamed
+        self._parts: list[dict[str, Any]] = []
+        """The parts of the answer so far, as they must be sent back."""
+        self._calls = 0
+        self._stop: StopReason | None = None
+
+    def take_whole(self, answer: Any) -> Iterator[ModelPart]:
+        """Convert a complete answer."""
+        yield from self.take(answer)
+        if self._stop is None:
+            raise LookupError("finishReason")
+
+    def take(self, chunk: Any) -> Iterator[ModelPart]:
+        """Convert one event of a stream."""
+        if chunk.get("error"):
+            raise _failure(self._endpoint, chunk["error"])
+        for candidate in (chunk.get("candidates") or ())[:1]:
+            for part in (candidate.get("content") or {}).get("parts") or ():
+                yield from self._part(part)
+            reason = candidate.get("finishReason")
+            if reason in _FAILED:
+                said = candidate.get("finishMessage") or "no reason was given"
+                problem = f"it stopped with {reason}: {self._endpoint.quoted(said)}"
+                raise ModelAnswerBroken(self._endpoint.model, problem)
+            if reason:
+                self._stop = _STOPS.get(reason, "done")
+        if (chunk.get("promptFeedback") or {}).get("blockReason"):
+            self._stop = "refused"
+        if chunk.get("usageMetadata"):
+            yield UsagePart(_usage(chunk["usageMetadata"]))
+        if self._stop is not None:
+            reason = "calls" if self._stop == "done" and self._calls else self._stop
+            yield StopPart(reason, self._kept())
+
+    def _part(self, part: Any) -> Iterator[ModelPart]:
+        call, text = part.get("functionCall"), part.get("text")
+        if not _is_wellformed(part):
+            raise TypeError
+        if call is not None:
+            name = call.get("name") or ""
+            given = "" if call.get("args") is None else encode(call["args"]).decode()
+            yield CallPart(self._calls, call.get("id") or "", self._renamed.get(name, name), given)
+            self._calls += 1
+        elif text:
+            yield ThinkingPart(text) if part.get("thought") else TextPart(text)
+        elif not part or (text is not None and not part.get("thoughtSignature")):
+            return  # an empty text at the end of a stream
+        last = self._parts[-1] if self._parts else None
+        if last is not None and _is_plain(last) and _is_plain(part) and _thinks(last) == _thinks(part):
+            self._parts[-1] = {**last, "text": last["text"] + text}
+        else:
+            self._parts.append(dict(part))
+
+    def _kept(self) -> Kept | None:
+        """Return the parts to be sent back, or None if they are only texts and calls.
+
+        The calls themselves are left out: they are in the message, and their arguments may be secret.
+        """
+        if all("thoughtSignature" not in part and (_is_call(part) or _is_text(part)) for part in self._parts):
+            return None
+        kept = [{**part, "functionCall": {}} if "functionCall" in part else part for part in self._parts]
+        return Kept(WIRE, encode(kept))
+
+
+_ABOUT = frozenset({"thought", "thoughtSignature", "partMetadata", "videoMetadata", "mediaResolution"})
+"""Fields of a part that describe its content."""
+
+
+def _is_wellformed(part: Any) -> bool:
+    """Return whether a part of an answer can be sent back: it has at most one content, known or not, and is valid JSON."""
+    return (
+        isinstance(part.get("thought", False), bool)
+        and isinstance(part.get("thoughtSignature", ""), str)
+        and isinstance(part.get("text", ""), str)
+        and isinstance(part.get("functionCall", {}), dict)
+        and len(part.keys() - _ABOUT) <= 1
+        and "functionResponse" not in part
+        and ("text" in part or "functionCall" in part or is_object(encode(part).decode()))
+    )
+
+
+def _is_plain(part: Mapping[str, Any]) -> bool:
+    """Return whether a part is text, or thought, without a signature. Two such parts may be joined."""
+    return part.keys() <= {"text", "thought"} and isinstance(part.get("text"), str)
+
+
+def _is_text(part: Mapping[str, Any]) -> bool:
+    return set(part) == {"text"}
+
+
+def _is_call(part: Mapping[str, Any]) -> bool:
+    return set(part) == {"functionCall"}
+
+
+def _thinks(part: Mapping[str, Any]) -> bool:
+    return bool(part.get("thought"))
+
+
+def _usage(usage: Mapping[str, Any]) -> Usage:
+    """Return the tokens of a request.
+
+    Thoughts count as output, and the results of the provider's own tools count as input.
+    """
+    sent = count(usage.get("promptTokenCount")) + count(usage.get("toolUsePromptTokenCount"))
+    said = count(usage.get("candidatesTokenCount")) + count(usage.get("thoughtsTokenCount"))
+    return Usage(sent, said, count(usage.get("cachedContentTokenCount")), 0, 1)
+
+
+def _failure(endpoint: Endpoint, error: Any) -> ModelError:
+    said = error.get("message") or error if isinstance(error, dict) else error
+    problem = f"it failed in the middle of its answer: {endpoint.quoted(said)}"
+    match error.get("code") if isinstance(error, dict) else None:
+        case 429:
+            return ModelRateLimited(endpoint.model, problem)
+        case 400 | 401 | 403 | 404:
+            return ModelRequestRefused(endpoint.model, problem)
+        case _:
+            return ModelUnavailable(endpoint.model, problem)

@@ -1,0 +1,181 @@
+"""OpenAI's responses API for the embedded model's server: it converts requests to chat completions, and writes answers.
+
+Nothing is stored, so a request must contain its whole conversation. Items of reasoning are ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from typing import Any, cast
+
+from handrail.clock import SYSTEM_CLOCK
+from handrail.errors import ModelError
+from handrail.ids import random_id
+from handrail.messages import CallPart, Model, ModelRequest, StopPart, TextPart, Usage, UsagePart
+
+
+def chat_body(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a request of the responses API as one of chat completions.
+
+    Raises `LookupError` or `TypeError` if it is malformed.
+    """
+    given: Any = body.get("input")
+    said: list[Any] = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    messages: list[dict[str, Any]] = []
+    if body.get("instructions"):
+        messages.append({"role": "system", "content": body["instructions"]})
+    for item in said:
+        _add(item, messages)
+    chat: dict[str, Any] = {"model": body.get("model"), "messages": messages, "stream": body.get("stream")}
+    if body.get("temperature") is not None:
+        chat["temperature"] = body["temperature"]
+    if body.get("max_output_tokens") is not None:
+        chat["max_tokens"] = body["max_output_tokens"]
+    if body.get("tools"):
+        chat["tools"] = [{"type": "function", "function": tool} for tool in body["tools"]]
+    choice: Any = body.get("tool_choice")
+    if choice is not None:
+        chat["tool_choice"] = {"function": choice} if isinstance(choice, dict) else choice
+    text: Any = body.get("text")
+    wanted: Any = (text and text.get("format")) or {"type": "text"}
+    chat["response_format"] = {"type": wanted["type"], "json_schema": wanted}
+    return chat
+
+
+def _add(item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+    """Add an item of the input to the messages of a chat."""
+    match item.get("type", "message"):
+        case "message":
+            content: Any = item["content"]
+            if not isinstance(content, str):
+                content = [_part(part) for part in content]
+            messages.append({"role": item["role"], "content": content})
+        case "function_call":
+            function = {"name": item["name"], "arguments": item["arguments"]}
+            call = {"id": item["call_id"], "type": "function", "function": function}
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": None})
+            messages[-1].setdefault("tool_calls", []).append(call)
+        case "function_call_output":
+            output: Any = item["output"]
+            content = output if isinstance(output, str) else [_part(part) for part in output]
+            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+        case "reasoning":
+            pass
+        case kind:
+            raise LookupError(f"items of the type {kind!r}")
+
+
+def _part(part: dict[str, Any]) -> dict[str, Any]:
+    is_text = part["type"] in ("input_text", "output_text", "refusal")
+    text = part.get("text") or part.get("refusal") or ""
+    return {"type": "text", "text": text} if is_text else {"type": part["type"]}
+
+
+class ResponsesAnswer:
+    """One answer of the model, in the form of the responses API."""
+
+    def __init__(self, name: str, model: Model, request: ModelRequest) -> None:
+        self.request = request
+        self._model = model
+        self._head = {
+            "id": f"resp_{random_id()}",
+            "object": "response",
+            "created_at": int(SYSTEM_CLOCK.now().timestamp()),
+            "model": name,
+        }
+        self._items: list[dict[str, Any]] = []
+        self._calls: dict[int, int] = {}
+        self._usage = Usage()
+        self._stop = "done"
+
+    async def whole(self) -> dict[str, Any]:
+        async for _ in self._changes():
+            pass
+        return self._response()
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """Yield the events of the stream. A failure is an event too, since the status has been sent."""
+        yield self._event("response.created", response={**self._head, "status": "in_progress", "output": []})
+        try:
+            async for number, piece, is_new in self._changes():
+                item = self._items[number]
+                where = {"item_id": item["id"], "output_index": number}
+                if is_new:
+                    empty: dict[str, Any] = (
+                        {"content": []} if item["type"] == "message" else {"arguments": ""}
+                    )
+                    yield self._event(
+                        "response.output_item.added", output_index=number, item={**item, **empty}
+                    )
+                if piece:
+                    kind = "output_text" if item["type"] == "message" else "function_call_arguments"
+                    more = {"content_index": 0} if item["type"] == "message" else {}
+                    yield self._event(f"response.{kind}.delta", **where, **more, delta=piece)
+        except ModelError as error:
+            failed: dict[str, Any] = {
+                **self._head,
+                "status": "failed",
+                "output": [],
+                "error": {"message": error.problem},
+            }
+            yield self._event("response.failed", response=failed)
+            return
+        for number, item in enumerate(self._items):
+            yield self._event("response.output_item.done", output_index=number, item=item)
+        answer = self._response()
+        yield self._event(f"response.{answer['status']}", response=answer)
+
+    async def _changes(self) -> AsyncGenerator[tuple[int, str, bool]]:
+        """Yield the index of each item that grew, the text that was added, and whether the item is new."""
+        parts = self._model.stream(self.request)
+        try:
+            async for part in parts:
+                match part:
+                    case TextPart(piece):
+                        is_new = not self._items or self._items[-1]["type"] != "message"
+                        if is_new:
+                            content: list[Any] = [{"type": "output_text", "text": "", "annotations": []}]
+                            self._open("message", role="assistant", content=content)
+                        cast("Any", self._items[-1])["content"][0]["text"] += piece
+                        yield len(self._items) - 1, piece, is_new
+                    case CallPart():
+                        is_new = part.index not in self._calls
+                        if is_new:
+                            self._calls[part.index] = len(self._items)
+                            id = part.id or f"call_{random_id()}"
+                            self._open("function_call", call_id=id, name=part.name, arguments="")
+                        number = self._calls[part.index]
+                        self._items[number]["arguments"] += part.arguments
+                        yield number, part.arguments, is_new
+                    case UsagePart(usage):
+                        self._usage = usage
+                    case StopPart(reason):
+                        self._stop = reason
+                    case _:
+                        pass
+        finally:
+            await parts.aclose()
+
+    def _open(self, kind: str, **fields: Any) -> None:
+        self._items.append({"id": f"item_{random_id()}", "type": kind, "status": "completed", **fields})
+
+    def _response(self) -> dict[str, Any]:
+        usage, is_cut = self._usage, self._stop in ("length", "refused")
+        why = "max_output_tokens" if self._stop == "length" else "content_filter"
+        return {
+            **self._head,
+            "status": "incomplete" if is_cut else "completed",
+            "incomplete_details": {"reason": why} if is_cut else None,
+            "output": self._items,
+            "usage": {
+                "input_tokens": usage.input,
+                "output_tokens": usage.output,
+                "total_tokens": usage.tokens,
+                "input_tokens_details": {"cached_tokens": usage.cached},
+            },
+        }
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        return b"event: %s\ndata: %s\n\n" % (kind.encode(), json.dumps({"type": kind, **fields}).encode())

@@ -1,0 +1,71 @@
+// Attachments: pictures are shown, other files are links. People choose, paste or drop the files of a message.
+
+import * as server from "./server.js";
+import { html, useEffect, useState } from "./vendor/standalone.js";
+
+/** The attachments of a message or a result. `url` is relative to the thread's address on the server. */
+export function Attachments({ files, thread }) {
+  if (!files?.length) return null;
+  return html`<ul class="attachments" aria-label="Attachments">
+    ${files.map((file) => html`<li key=${file.url}><${File} file=${file} thread=${thread} /></li>`)}
+  </ul>`;
+}
+
+// Only these are shown. The server recognises them by their bytes, and serves anything else as a download.
+const SHOWN = /^data:image\/(png|jpeg|gif|webp);/;
+
+function File({ file, thread }) {
+  const [data, setData] = useState("");
+  const [problem, setProblem] = useState("");
+  const told = `${file.name} (${sizeOf(file.size)})`;
+  const elsewhere = /^https?:/.test(file.url);
+  const read = async () => {
+    const url = await dataUrl(await server.attachment(thread, file.url)).catch((error) => setProblem(error.message));
+    if (url) setData(url);
+    return url;
+  };
+  useEffect(() => {
+    if (file.kind === "image" && file.url && !elsewhere) read().catch((error) => setProblem(error.message));
+  }, [file.url]);
+  const save = async () => {
+    const link = document.createElement("a");
+    link.href = data || (await read());
+    link.download = file.name;
+    link.click();
+  };
+  if (!file.url) return html`<span>${told}</span>`; // it is being sent
+  if (elsewhere) return html`<a href=${file.url} target="_blank" rel="noreferrer">${file.name}</a>`;
+  if (problem) return html`<span class="soft">${told}: ${problem}</span>`;
+  const link = html`<button type="button" class="link" onClick=${() => save().catch((error) => setProblem(error.message))}>${told}</button>`;
+  return SHOWN.test(data) ? html`<figure><img src=${data} alt=${file.name} /><figcaption>${link}</figcaption></figure>` : link;
+}
+
+function dataUrl(blob) {
+  return new Promise((done, failed) => {
+    const reader = new FileReader();
+    reader.onload = () => done(reader.result);
+    reader.onerror = () => failed(reader.error);
+    reader.readAsDataURL(blob);
+  });
+}
+
+export function sizeOf(bytes) {
+  if (!(bytes >= 1000)) return `${bytes ?? 0} bytes`;
+  return bytes < 1e6 ? `${Math.round(bytes / 1000)} kB` : `${(bytes / 1e6).toFixed(1)} MB`;
+}
+
+/** The attachments in a message's content, as AG-UI sends them. */
+export function filesIn(content) {
+  if (!Array.isArray(content)) return [];
+  return content
+    .filter((part) => part.source)
+    .map(({ type, source, metadata }) => ({ kind: type, url: source.value, name: metadata?.name ?? type, size: metadata?.size ?? 0 }));
+}
+
+/** Read a chosen file into the form in which it is sent: its name and its bytes in base64. */
+export async function encoded(file) {
+  const bytes = new Uint8Array(await file.arrayBuffer());
+  let text = "";
+  for (let at = 0; at < bytes.length; at += 0x8000) text += String.fromCharCode(...bytes.subarray(at, at + 0x8000));
+  return { name: file.name, data: btoa(text) };
+}

@@ -1,0 +1,166 @@
+"""A run's attachments are sent with the message, recorded once, and still there after a resume, a fork and an export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import (
+    Adapter,
+    Attachment,
+    Budget,
+    MemoryJournal,
+    ScriptedModel,
+    Session,
+    ToolCall,
+    ToolContext,
+    ToolResult,
+    tool,
+)
+from handrail.environment import LaterEnvironment
+from handrail.errors import PromptEvaluationError, RunParked
+from handrail.messages import ToolMessage, UserMessage
+from handrail.prompt import Prompt
+from handrail.replay.attachments import attached_to
+from handrail.runs.copies import export, fork, import_
+from support.parked_runs import answer_to
+
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
+PHOTO = Attachment(PNG + b"photo", "photo.png")
+PLOT = Attachment(PNG + b"plot", "plot.png")
+
+
+@tool(effect="read")
+def plot() -> Attachment:
+    """Plot."""
+    return PLOT
+
+
+@tool(effect="staged")
+async def twice(context: ToolContext) -> ToolResult[int]:
+    """Plot in an inner call, and ask somebody before the plot is passed on."""
+    inner = await context.call("plot")
+    await context.request_approval("go on")
+    return ToolResult.ok(len(inner.unwrap().content), attachments=inner.attachments)
+
+
+PROMPT = Prompt("p", "x", tools=[plot, twice])
+
+
+def contents(script: ScriptedModel, request: int = -1) -> list[bytes]:
+    return [each.content for each in attached_to(script.requests[request].messages)]
+
+
+async def parked(journal: MemoryJournal, *calls: Any) -> None:
+    """Run until an inner question is open, and answer it."""
+    model = ScriptedModel([*calls, ToolCall("twice", {})])
+    with pytest.raises(RunParked) as stop:
+        await Adapter(model, journal=journal).evaluate(
+            PROMPT, "look", attachments=[PHOTO], run_id="run", environment=LaterEnvironment()
+        )
+    (question,) = stop.value.questions
+    journal.questions.answer(answer_to(question, {"approved": True}))
+
+
+async def test_a_message_has_its_attachments(tmp_path: Path) -> None:
+    """`attachments=` takes attachments, paths and addresses, whether or not the run is streamed."""
+    file = tmp_path / "a.png"
+    file.write_bytes(PNG)
+    script = ScriptedModel(["ok", "ok"])
+    given: Any = [PHOTO, file, "https://example.org/b.png"]
+    await Adapter(script).evaluate(PROMPT, "look", attachments=given)
+    (message,) = script.requests[0].messages
+    assert isinstance(message, UserMessage)
+    assert [each.name for each in message.attachments] == ["photo.png", "a.png", "b.png"]
+    async for _ in Adapter(script).stream(PROMPT, "look", attachments=given):
+        pass
+    assert len(script.requests) == 2
+    assert list(script.requests[0].messages) == list(script.requests[1].messages)[:1]
+    await Adapter(alone := ScriptedModel(["ok"])).evaluate(PROMPT, attachments=[PHOTO])
+    assert alone.requests[0].messages[0].text == ""
+
+
+async def test_the_journal_has_the_bytes_once() -> None:
+    """However often a run refers to the same bytes, the journal has them once, and its records do not have them."""
+    journal = MemoryJournal()
+    script = ScriptedModel([ToolCall("plot", {}), ToolCall("plot", {}), "ok"])
+    await Adapter(script, journal=journal).evaluate(PROMPT, "look", attachments=[PHOTO, PHOTO], run_id="run")
+    assert sorted(await journal.blobs.list("run")) == sorted([PHOTO.digest, PLOT.digest])
+    row = await journal.runs.get("run")
+    written = [row.record.begin, row.outcome, *(unit.result for unit in await journal.calls.load("run"))]
+    written += [entry.body for entry in await journal.calls.entries("run")]
+    assert not any(b"\x89PNG" in each or b"iVBOR" in each for each in written)
+    assert any(PLOT.digest.encode() in each for each in written)
+
+
+async def test_a_resumed_run_has_its_attachments() -> None:
+    """After a restart, the message, finished calls and inner calls have their attachments with their bytes."""
+    journal = MemoryJournal()
+    await parked(journal, ToolCall("plot", {}))
+    script = ScriptedModel(["ok"])
+    await Adapter(script, journal=journal).resume("run", PROMPT, environment=LaterEnvironment())
+    assert contents(script) == [PHOTO.content, PLOT.content, PLOT.content]
+
+
+async def test_a_later_run_of_a_restored_session_has_them() -> None:
+    """A session from a journal has only references to bytes.
+
+    The next run loads the bytes, and its record refers to them too.
+    """
+    journal = MemoryJournal()
+    first = ScriptedModel([ToolCall("plot", {}), "ok"])
+    session = Session(id="s")
+    await Adapter(first, journal=journal).evaluate(
+        PROMPT, "look", attachments=[PHOTO], run_id="a", session=session
+    )
+    restored = (await Adapter(ScriptedModel([]), journal=journal).resume("a", PROMPT)).session
+    script = ScriptedModel(["ok"])
+    await Adapter(script, journal=journal).evaluate(PROMPT, "again", session=restored, run_id="b")
+    assert contents(script) == [PHOTO.content, PLOT.content]
+    assert sorted(await journal.blobs.list("b")) == sorted([PHOTO.digest, PLOT.digest])
+
+
+@pytest.mark.parametrize("copied", ["fork", "export"])
+async def test_a_copy_has_its_attachments(tmp_path: Path, copied: str) -> None:
+    """A fork, and a run that was exported and imported elsewhere, have the attachments with their bytes."""
+    journal = MemoryJournal()
+    first = ScriptedModel([ToolCall("plot", {}), "ok"])
+    await Adapter(first, journal=journal).evaluate(PROMPT, "look", attachments=[PHOTO], run_id="run")
+    if copied == "export":
+        await export(journal, "run", tmp_path / "run.jsonl")
+        journal = MemoryJournal()
+        await import_(journal, tmp_path / "run.jsonl")
+    await fork(journal, "run", 1, "copy")
+    script = ScriptedModel(["ok"])
+    await Adapter(script, journal=journal).resume("copy", PROMPT)
+    assert contents(script) == [PHOTO.content, PLOT.content]
+
+
+async def test_a_nested_run_gets_attachments() -> None:
+    """A handler passes attachments to a run inside its call."""
+    inner = ScriptedModel(["a photo"])
+
+    @tool(effect="idempotent")
+    async def describe(context: ToolContext) -> str:
+        """Describe."""
+        found = await context.adapter.evaluate(Prompt("q", "x"), "what?", model=inner, attachments=[PHOTO])
+        return found.text
+
+    script = ScriptedModel([ToolCall("describe", {}), "ok"])
+    await Adapter(script).evaluate(Prompt("p", "x", tools=[describe]), "go")
+    assert contents(inner) == [PHOTO.content]
+    last = script.requests[-1].messages[-1]
+    assert isinstance(last, ToolMessage)
+    assert last.text == "a photo"
+
+
+async def test_a_budget_counts_attachments() -> None:
+    """A budget reserves tokens for a picture before it is sent, so that one that would not fit is not sent."""
+    script = ScriptedModel(["ok"])
+    assert (await Adapter(script).evaluate(PROMPT, "look", budget=Budget(tokens=4000))).text == "ok"
+    script = ScriptedModel(["ok"])
+    with pytest.raises(PromptEvaluationError, match="tokens"):
+        await Adapter(script).evaluate(PROMPT, "look", budget=Budget(tokens=4000), attachments=[PHOTO])
+    assert script.requests == []

@@ -1,0 +1,230 @@
+"""Fallback between providers over HTTP: an outage, a rate limit, a refusal and a cut stream.
+
+`python tests/models/test_fallback.py` prints the events, the record and the cost of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from decimal import Decimal
+from typing import Any
+
+from handrail import (
+    Adapter,
+    AnthropicModel,
+    GeminiModel,
+    MemoryJournal,
+    OpenAIModel,
+    Prompt,
+    PromptEvaluationError,
+    Session,
+    first_that_works,
+    tool,
+)
+from handrail.adapter import Retry
+from handrail.events import ModelFailed, ModelRequested, ModelResponded, TextDelta
+from handrail.messages import Price
+from handrail.runs import show
+from handrail.testing import RecordingSubscriber
+from support.raw_server import delta, raw_server, said, streamed, whole
+
+QUICK = Retry(attempts=3, first_wait=0.0)
+USAGE = {"prompt_tokens": 10, "completion_tokens": 2}
+CHEAP, DEAR = Price(Decimal(1), Decimal(1)), Price(Decimal(100), Decimal(100))
+DOWN = whole({"error": {"message": "Overloaded"}}, 529)
+LIMITED = whole({"error": {"message": "Too many requests"}}, 429).replace(
+    b"\r\n", b"\r\nretry-after: 30\r\n", 1
+)
+REFUSED = whole({"content": [], "stop_reason": "refusal", "usage": {"input_tokens": 10, "output_tokens": 0}})
+BEGUN = [
+    {"type": "message_start", "message": {"usage": {"input_tokens": 10}}},
+    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "The Forum"}},
+]
+CUT = streamed(*BEGUN, end=b"")
+SILENT = streamed(BEGUN[0], end=b"")
+WHOLE = streamed(
+    *BEGUN, {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}, {"type": "message_stop"}
+)
+FINE = said("In Rome.", USAGE)
+FINE_STREAM = streamed(delta(content="In Rome."), {**delta("stop"), "usage": USAGE})
+
+
+class Told:
+    """The outcome of a run, the requests that each server got, the events, the record and the cost."""
+
+    def __init__(
+        self, events: list[object], outcome: Any, asked: tuple[list[Any], list[Any]], tree: Any
+    ) -> None:
+        self.outcome = outcome
+        self.asked = asked
+        self.events = [line for event in events if (line := _line(event))]
+        self.record = [
+            (turn.model, [(each.model, each.error) for each in turn.failed], turn.cost) for turn in tree.turns
+        ]
+        self.cost = tree.cost
+
+
+def _line(event: object) -> str:
+    match event:
+        case ModelRequested():
+            return f"asked {event.model}"
+        case ModelFailed():
+            then = f"asking {event.next_model}" if event.next_model else f"retry in {event.retry_in}"
+            return f"failed {event.model}: {then}"
+        case ModelResponded():
+            return f"answered {event.model}: {event.stop_reason}, ${event.cost}"
+        case TextDelta():
+            return f"text {event.text!r}"
+        case _:
+            return ""
+
+
+async def tell(
+    first: list[bytes], second: list[bytes], *, stream: bool = False, on_refusal: bool = False
+) -> Told:
+    """Run a prompt on Anthropic's wire and then OpenAI's, with servers that give these answers."""
+    session, journal = Session(), MemoryJournal()
+    async with raw_server(*first) as one, raw_server(*second) as two:
+        claude = AnthropicModel("claude", base_url=one.url, key_variable=None, price=DEAR)
+        gpt = OpenAIModel("gpt", base_url=two.url, key_variable=None, price=CHEAP)
+        model = first_that_works(claude, gpt, on_refusal=on_refusal)
+        adapter = Adapter(model, retry=QUICK, journal=journal)
+        prompt = Prompt("p", "Be brief.")
+        outcome: Any
+        with RecordingSubscriber(session) as seen:
+            try:
+                if stream:
+                    run = adapter.stream(prompt, "Where?", session=session, run_id="r")
+                    outcome = await run.response
+                else:
+                    outcome = await adapter.evaluate(prompt, "Where?", session=session, run_id="r")
+            except PromptEvaluationError as error:
+                outcome = error
+        return Told(seen.events, outcome, (one.bodies, two.bodies), await show(journal, "r"))
+
+
+CHEAP_ANSWER = Decimal("0.000012")
+REFUSAL = Decimal("0.001")
+
+
+async def test_an_outage() -> None:
+    told = await tell([DOWN], [FINE])
+    assert told.outcome.text == "In Rome."
+    assert told.events == [
+        "asked anthropic:claude",
+        "failed anthropic:claude: retry in 0.0",
+        "asked anthropic:claude",
+        "failed anthropic:claude: asking openai:gpt",
+        "asked openai:gpt",
+        f"answered openai:gpt: done, ${CHEAP_ANSWER}",
+    ]
+    assert told.record == [("openai:gpt", [("anthropic:claude", "Overloaded")], CHEAP_ANSWER)]
+    assert told.cost == told.outcome.cost == CHEAP_ANSWER
+
+
+async def test_a_rate_limit() -> None:
+    told = await tell([LIMITED], [FINE])
+    assert told.events[:2] == ["asked anthropic:claude", "failed anthropic:claude: asking openai:gpt"]
+    assert told.record == [("openai:gpt", [("anthropic:claude", "Too many requests")], CHEAP_ANSWER)]
+
+
+async def test_a_refusal() -> None:
+    told = await tell([REFUSED], [FINE], on_refusal=True)
+    assert told.events == [
+        "asked anthropic:claude",
+        f"answered anthropic:claude: refused, ${REFUSAL}",
+        "failed anthropic:claude: asking openai:gpt",
+        "asked openai:gpt",
+        f"answered openai:gpt: done, ${CHEAP_ANSWER}",
+    ]
+    assert told.record == [("openai:gpt", [("anthropic:claude", "it refused to answer")], CHEAP_ANSWER)]
+    assert told.cost == told.outcome.cost == CHEAP_ANSWER + REFUSAL
+    told = await tell([REFUSED], [FINE])
+    assert (told.outcome.stop_reason, told.asked[1]) == ("refused", [])
+
+
+async def test_a_cut_stream() -> None:
+    """If part of an answer was seen, the same model is asked again; if nothing was, the next one is."""
+    told = await tell([CUT, WHOLE], [FINE_STREAM], stream=True)
+    assert (told.outcome.text, told.asked[1]) == ("The Forum", [])
+    assert [line for line in told.events if line.startswith(("failed", "text"))] == [
+        "text 'The Forum'",
+        "failed anthropic:claude: retry in 0.0",
+        "text 'The Forum'",
+    ]
+    told = await tell([CUT], [FINE_STREAM], stream=True)
+    assert isinstance(told.outcome, PromptEvaluationError)
+    assert told.asked[1] == []
+    told = await tell([SILENT], [FINE_STREAM], stream=True)
+    assert told.outcome.text == "In Rome."
+    assert told.events.count("text 'In Rome.'") == 1
+
+
+@tool(effect="pure")
+async def look() -> str:
+    """Look."""
+    return "seen"
+
+
+THINKING = {
+    "content": [
+        {"type": "thinking", "thinking": "Let me look.", "signature": "anthropics+signature="},
+        {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}},
+    ],
+    "stop_reason": "tool_use",
+}
+GEMINI_CALL = {
+    "functionCall": {"id": "g1", "name": "look", "args": {}},
+    "thoughtSignature": "googles+signature=",
+}
+
+
+def gemini_answer(*parts: Any) -> bytes:
+    return whole({"candidates": [{"content": {"parts": list(parts)}, "finishReason": "STOP"}]})
+
+
+async def test_what_one_provider_thought_is_not_sent_to_another() -> None:
+    """In a tool loop over three providers, each gets back its own signatures and no other's, in valid requests."""
+    async with (
+        raw_server(whole(THINKING), DOWN, DOWN, DOWN) as one,
+        raw_server(gemini_answer(GEMINI_CALL), DOWN, DOWN, DOWN) as two,
+        raw_server(FINE) as three,
+    ):
+        model = first_that_works(
+            AnthropicModel("claude", base_url=one.url, key_variable=None),
+            GeminiModel("gemini-3-pro", base_url=two.url, key_variable=None),
+            OpenAIModel("gpt", base_url=three.url, key_variable=None),
+        )
+        response = await Adapter(model, retry=QUICK).evaluate(Prompt("p", "Do.", tools=[look]), "go")
+        bodies = [*map(json.dumps, (one.bodies[-1], two.bodies[0], two.bodies[-1], three.bodies[0]))]
+    assert response.text == "In Rome."
+    assert [("anthropics" in body, "googles" in body) for body in bodies] == [
+        (True, False),
+        (False, False),
+        (False, True),
+        (False, False),
+    ]
+    assert "skip_thought_signature_validator" in bodies[1]
+
+
+def main() -> None:
+    cases = {
+        "an outage": tell([DOWN], [FINE]),
+        "a rate limit of 30 seconds": tell([LIMITED], [FINE]),
+        "a refusal, with on_refusal=True": tell([REFUSED], [FINE], on_refusal=True),
+        "a stream that was cut after it was seen": tell([CUT, WHOLE], [FINE_STREAM], stream=True),
+        "a stream that was cut before": tell([SILENT], [FINE_STREAM], stream=True),
+    }
+
+    async def everything() -> None:
+        for name, case in cases.items():
+            told = await case
+            print(f"{name}:", *told.events, f"record {told.record}", f"cost ${told.cost}", sep="\n  ")
+
+    asyncio.run(everything())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Attachments on the wires: each provider gets what it takes in its own form, and a description of everything else."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail import Attachment
+from handrail.adapter import Adapter
+from handrail.errors import ModelError, PromptEvaluationError
+from handrail.messages import (
+    AssistantMessage,
+    CallAnswered,
+    CallAsked,
+    Message,
+    ModelRequest,
+    Sent,
+    Takes,
+    ToolMessage,
+    Traits,
+    UserMessage,
+)
+from handrail.models import openai, parts, responses
+from handrail.models.anthropic import AnthropicModel
+from handrail.models.gemini import GeminiModel
+from handrail.models.openai import OpenAIModel
+from handrail.models.providers import Quirks
+from handrail.models.scripted import ScriptedModel
+from handrail.prompt import Prompt
+from support.wire_grammar import problems
+
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
+DATA = base64.b64encode(PNG).decode()
+PDF = b"%PDF-1.7"
+PLOT = Attachment(PNG, "out/plot.png")
+PAPER = Attachment(PDF, "paper.pdf")
+CLIP = Attachment(b"RIFF\0\0\0\0WAVEfmt ", "clip.wav")
+NOTES = Attachment(b"a,b\n1,2", "notes.csv")
+FAR = Attachment("https://example.org/far.png")
+
+ASKED = AssistantMessage("", (CallAsked("c1", "plot", "{}"),))
+
+
+def request_of(*messages: Message) -> ModelRequest:
+    return ModelRequest("", Sent(messages), Sent())
+
+
+def sent(wire: str, *messages: Message) -> list[Any]:
+    """Return a conversation as it is sent on a wire, checked by the strict grammar."""
+    request = request_of(*messages)
+    if wire == "chat":
+        body = openai._body({"model": "m"}, request, Quirks(), "chat:openai")  # pyright: ignore[reportPrivateUsage]
+    elif wire == "gemini":
+        body = GeminiModel("m")._body(request)  # pyright: ignore[reportPrivateUsage]
+    elif wire == "responses":
+        body = responses._body({"model": "m"}, request, "responses:openai")  # pyright: ignore[reportPrivateUsage]
+    else:
+        body = AnthropicModel("m", cache=False)._body(request)  # pyright: ignore[reportPrivateUsage]
+    assert problems(wire, body) == []
+    return json.loads(body)[{"responses": "input", "gemini": "contents"}.get(wire, "messages")]
+
+
+def returned(*attachments: Attachment, text: str = "done") -> tuple[Message, ...]:
+    return UserMessage("go"), ASKED, ToolMessage((CallAnswered("c1", "plot", text, attachments=attachments),))
+
+
+# --- a tool returns a picture ---
+
+
+def test_a_picture_from_a_tool_on_the_chat_wire() -> None:
+    """The API takes only text in a tool's message, so the picture follows in a user message that names the tool."""
+    *_, result, picture = sent("chat", *returned(PLOT))
+    assert result == {"role": "tool", "tool_call_id": "c1", "content": "done"}
+    told, shown = picture["content"]
+    assert "plot" in told["text"]
+    assert "not from a person" in told["text"]
+    assert shown == {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{DATA}"}}
+
+
+def test_a_picture_from_a_tool_on_the_responses_wire() -> None:
+    """The picture is part of the call's output."""
+    output = sent("responses", *returned(PLOT))[-1]["output"]
+    assert output == [
+        {"type": "input_text", "text": "done"},
+        {"type": "input_image", "detail": "auto", "image_url": f"data:image/png;base64,{DATA}"},
+    ]
+
+
+def test_a_picture_from_a_tool_on_the_anthropic_wire() -> None:
+    """The picture is a block of the tool's result."""
+    (result,) = sent("messages", *returned(PLOT))[-1]["content"]
+    assert result["content"] == [
+        {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}},
+        {"type": "text", "text": "done"},
+    ]
+
+
+def test_a_picture_from_a_tool_on_the_gemini_wire() -> None:
+    """The picture follows the response in the same content, after a text that names the tool."""
+    response, told, shown = sent("gemini", *returned(PLOT))[-1]["parts"]
+    assert response["functionResponse"]["response"] == {"output": "done"}
+    assert "plot" in told["text"]
+    assert shown == {"inlineData": {"mimeType": "image/png", "data": DATA}}
+
+
+# --- a person attaches files ---
+
+
+@pytest.mark.parametrize(
+    ("wire", "kinds"),
+    [
+        ("chat", ["text", "image_url", "file", "input_audio", "image_url"]),
+        ("responses", ["input_text", "input_image", "input_file", "input_image"]),
+        ("messages", ["image", "document", "image", "text"]),
+    ],
+)
+def test_a_message_has_every_part_that_the_wire_takes(wire: str, kinds: list[str]) -> None:
+    """Pictures, documents and sounds are parts; a text file is text; what a wire can't send is described in the text."""
+    (message,) = sent(wire, UserMessage("look", attachments=(PLOT, PAPER, CLIP, NOTES, FAR)))
+    assert [each["type"] for each in message["content"]] == kinds
+    text = next(each["text"] for each in message["content"] if "text" in each)
+    assert text.startswith("look")
+    assert "a,b\n1,2" in text
+    assert ("clip.wav" in text) == (wire != "chat")
+    assert ("takes no audio" in text) == (wire != "chat")
+
+
+KINDS = [
+    *(PLOT, PAPER, CLIP, NOTES, FAR, Attachment(b"\0\xff", "x.bin"), Attachment(b"II*\0", "a.tiff")),
+    *(
+        Attachment("https://example.org/a.pdf"),
+        Attachment("https://example.org/a.wav"),
+        Attachment(b"", "none.png"),
+    ),
+]
+
+
+@given(
+    st.lists(st.sampled_from(KINDS), max_size=4),
+    st.lists(st.sampled_from(KINDS), max_size=4),
+    st.text(max_size=5),
+)
+def test_nothing_is_dropped_on_any_wire(
+    attached: list[Attachment], found: list[Attachment], text: str
+) -> None:
+    """Each attachment is sent as its bytes or address, or is described in words, and the request always matches the grammar."""
+    text = text.encode(errors="replace").decode()
+    for wire, takes in (
+        ("chat", parts.CHAT_TAKES),
+        ("responses", parts.RESPONSES_TAKES),
+        ("messages", parts.ANTHROPIC_TAKES),
+        ("gemini", parts.GEMINI_TAKES),
+    ):
+        messages = (UserMessage(text, attachments=tuple(attached)), *returned(*found)[1:])
+        body = json.dumps(sent(wire, *messages))
+        for each in (*attached, *found):
+            if takes.sends(each):
+                assert (each.address or base64.b64encode(each.content).decode()) in body
+            else:
+                assert json.dumps(each.render())[1:-1] in body
+
+
+def test_a_reference_without_bytes_is_described() -> None:
+    """A conversation from elsewhere can refer to bytes that nobody has.
+
+    The model gets a description, and the request is sent.
+    """
+    lost = msgspec.json.decode(msgspec.json.encode(PLOT), type=Attachment)
+    for wire in ("chat", "responses", "messages"):
+        said = json.dumps(sent(wire, UserMessage("look", attachments=(lost,))))
+        assert "no longer available" in said
+
+
+@pytest.mark.parametrize(
+    ("model", "attached", "said"),
+    [
+        (AnthropicModel("claude-x"), CLIP, "clip.wav: it takes no audio"),
+        (OpenAIModel("gpt-x", api="responses"), CLIP, "clip.wav: it takes no audio"),
+        (
+            OpenAIModel("gpt-x"),
+            Attachment(b"OggS", "a.ogg"),
+            "takes no audio/ogg, only audio/mpeg, audio/wav",
+        ),
+        (
+            OpenAIModel("gpt-x"),
+            Attachment("https://x.org/a.pdf"),
+            "takes no document by its address, only as bytes",
+        ),
+        (AnthropicModel("claude-x"), Attachment(b"II*\0", "a.tiff"), "takes no image/tiff, only image/gif"),
+        (AnthropicModel("claude-x"), Attachment(b"\0\xff", "x.bin"), "takes no application/octet-stream"),
+        (ScriptedModel(["x"], traits=Traits()), PLOT, "plot.png: it takes no image"),
+    ],
+)
+async def test_a_person_is_told_what_a_model_does_not_take(
+    model: Any, attached: Attachment, said: str
+) -> None:
+    """A run with an attachment that its model does not take ends before anything is sent, and says why."""
+    with pytest.raises((PromptEvaluationError, ModelError)) as refused:
+        await Adapter(model).evaluate(Prompt("p", "x"), "look", attachments=[attached])
+    assert said in str(refused.value)
+    assert model.name in str(refused.value)
+
+
+def test_an_attachment_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many turns a conversation has, each wire encodes an attachment's bytes once."""
+    counted: list[str] = []
+    encoded = parts.encoded
+    monkeypatch.setattr(parts, "encoded", lambda each: counted.append(each.name) or encoded(each))
+    request = request_of(UserMessage("look", attachments=(PLOT,)), *returned(PAPER)[1:])
+    model = AnthropicModel("m")
+    for turn in range(5):
+        openai._body({"model": "m"}, request, Quirks(), "chat:openai")  # pyright: ignore[reportPrivateUsage]
+        responses._body({"model": "m"}, request, "responses:openai")  # pyright: ignore[reportPrivateUsage]
+        model._body(request)  # pyright: ignore[reportPrivateUsage]
+        request.messages.append(AssistantMessage(f"turn {turn}"))
+    assert sorted(counted) == ["out/plot.png"] * 3 + ["paper.pdf"] * 3
+
+
+def test_a_local_model_reads_words() -> None:
+    """A model that takes only text gets a description of everything else."""
+    assert parts.only_in_words("look", []) == "look"
+    told = parts.only_in_words("look", [NOTES, PLOT])
+    assert "a,b\n1,2" in told
+    assert "out/plot.png: image/png" in told
+    assert "it takes no image" in told
+
+
+def test_everything_is_taken_by_a_script() -> None:
+    """A scripted model stands in for any model."""
+    takes = ScriptedModel([]).traits.takes
+    assert all(takes.sends(each) for each in (PLOT, PAPER, CLIP, FAR))
+    assert Takes().problem(NOTES) is None

@@ -1,0 +1,153 @@
+"""Attachments over HTTP come with a message, reach clients as references, and are served so that nothing in them can run."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import Adapter, Attachment, ScriptedModel, ToolCall, tool
+from handrail.content import guess_type
+from handrail.prompt import Prompt
+from handrail.replay.attachments import attached_to
+from handrail.serve.attachments import SHOWN, response_with
+from handrail.serve.limits import Limits
+from handrail.serve.sources import PromptSource
+from support.serving import serving
+
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 20
+PHOTO = Attachment(PNG + b"photo", "photo.png")
+
+
+@tool(effect="read")
+def plot() -> Attachment:
+    """Plot."""
+    return Attachment(PNG + b"plot", "plot.png")
+
+
+def served(script: ScriptedModel) -> PromptSource:
+    return PromptSource(Prompt("p", "x", tools=[plot]), Adapter(script))
+
+
+def file(name: str, content: bytes) -> dict[str, str]:
+    return {"name": name, "data": base64.b64encode(content).decode()}
+
+
+async def test_a_message_with_a_picture_and_a_picture_back(tmp_path: Path) -> None:
+    """The model gets what a person attached, and clients get references to it and to what the tool returned."""
+    script = ScriptedModel([ToolCall("plot", {}), "done"])
+    async with serving(tmp_path, served(script)) as client:
+        said = await client.ask(
+            "POST", "/threads/t/messages", {"text": "", "attachments": [file("photo.png", PHOTO.content)]}
+        )
+        assert said.status == 202, said.body
+        seen = await client.idle("t")
+        assert [each.name for each in attached_to(script.requests[-1].messages)] == ["photo.png", "plot.png"]
+        first = next(each for each in seen["messages"] if each["role"] == "user")
+        (part,) = first["content"]
+        assert part["type"] == "image"
+        assert part["source"] == {
+            "type": "url",
+            "value": f"attachments/{PHOTO.digest}",
+            "mimeType": "image/png",
+        }
+        (call,) = [each for each in _all(seen) if each.get("tool") == "plot" and "attachments" in each]
+        (shown,) = call["attachments"]
+        assert (shown["name"], shown["kind"]) == ("plot.png", "image")
+        got = await client.ask("GET", f"/threads/t/{shown['url']}")
+        assert (got.status, got.body, got.headers["content-type"]) == (200, PNG + b"plot", "image/png")
+        assert (
+            "sandbox" in got.headers["content-security-policy"]
+            or got.headers["x-content-type-options"] == "nosniff"
+        )
+        for wrong in (f"/threads/other/{shown['url']}", f"/threads/t/attachments/{'0' * 64}"):
+            assert (await client.ask("GET", wrong)).status == 404
+        assert (
+            await client.ask("GET", f"/threads/t/{shown['url']}", headers={"Authorization": "-"})
+        ).status == 401
+
+
+def _all(value: Any) -> list[Any]:
+    """Return every object in a JSON value."""
+    found: list[Any] = [value] if isinstance(value, dict) else []
+    inner: Any = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return found + [each for item in inner for each in _all(item)]
+
+
+async def test_too_much_is_refused(tmp_path: Path) -> None:
+    """One limit holds for all attachments of a message, and the rest of a body has its own limit."""
+    limits = Limits(attachment_bytes=1000, attachments=3, body_bytes=1000)
+    async with serving(tmp_path, served(ScriptedModel(["ok"])), limits=limits) as client:
+        for files, kind in (
+            ([file("a", bytes(600)), file("b", bytes(600))], "AttachmentsTooLarge"),
+            ([file("a", bytes(5000))], "BodyTooLarge"),
+            ([file("a", b"")] * 4, "TooManyAttachments"),
+        ):
+            said = await client.ask("POST", "/threads/t/messages", {"text": "x", "attachments": files})
+            assert (said.status, said.kind) == (413, kind)
+        said = await client.ask(
+            "POST", "/threads/t/messages", {"text": "x", "attachments": [{"name": "a", "data": "!"}]}
+        )
+        assert said.status in (400, 422)
+        part = {"type": "image", "source": {"type": "url", "value": "https://host/a.png"}}
+        message = {"id": "m", "role": "user", "content": [part] * 4}
+        asked = {"threadId": "t", "runId": "r", "messages": [message]}
+        body = {**asked, "state": {}, "tools": [], "context": [], "forwardedProps": {}}
+        said = await client.ask("POST", "/agent", body)
+        assert "TooManyAttachments" in said.body.decode()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {
+            "type": "image",
+            "source": {"type": "data", "value": base64.b64encode(PNG).decode(), "mimeType": "image/png"},
+        },
+        {
+            "type": "image",
+            "source": {"type": "url", "value": f"data:image/png;base64,{base64.b64encode(PNG).decode()}"},
+        },
+    ],
+)
+async def test_ag_ui_parts_are_attachments(tmp_path: Path, part: dict[str, Any]) -> None:
+    """An AG-UI client attaches files as parts of a message's content."""
+    script = ScriptedModel(["a picture"])
+    message = {"id": "m", "role": "user", "content": [{"type": "text", "text": "what?"}, part]}
+    input = {
+        "threadId": "t", "runId": "r", "messages": [message], "tools": [], "context": [], "state": {}, "forwardedProps": {}
+    }  # fmt: skip
+    async with serving(tmp_path, served(script)) as client:
+        async with client.stream("POST", "/agent", input) as stream:
+            assert stream.status == 200
+            await stream.all()
+        (found,) = attached_to(script.requests[0].messages)
+        assert found.content == PNG
+        bad = json.loads(json.dumps(input).replace("iVBOR", "!!!!!"))
+        assert (await client.ask("POST", "/agent", {**bad, "threadId": "u"})).status == 422
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (PNG, "inline"),
+        (b"%PDF-1.7", "inline"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>", "attachment"),
+        (b"<html><script>alert(1)</script></html>", "attachment"),
+        (b"\0\1", "attachment"),
+    ],
+)
+def test_nothing_that_can_run_is_shown(content: bytes, kind: str) -> None:
+    """The type comes from the bytes.
+
+    Content that is not known to be harmless is a download, and everything is sandboxed.
+    """
+    response = response_with(content, "d" * 64)
+    assert response.headers["content-disposition"].startswith(kind)
+    assert response.headers["content-security-policy"] == "default-src 'none'; sandbox"
+    expected = guess_type(content) if kind == "inline" else "application/octet-stream"
+    assert response.headers["content-type"].partition(";")[0] == expected
+    assert "image/svg+xml" not in SHOWN
