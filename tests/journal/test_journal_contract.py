@@ -5,14 +5,17 @@ import hashlib
 import sqlite3
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from handrail.errors import (
     AnswerRefused,
     BlobNotFoundError,
+    DefinitionError,
     JournalError,
     OutcomeUnknown,
     RunBusy,
@@ -21,12 +24,15 @@ from handrail.errors import (
     TicketError,
     ToolValidationError,
 )
+from handrail.journal import queue
 from handrail.journal.lease import LEASE_SECONDS
+from handrail.journal.postgres.journal import PostgresJournal
+from handrail.journal.schema import VERSION
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.journals import Journal
 from handrail.question import Answer, Question
-from handrail.records import CommitUnit, Decision, Entry, RunCopy, RunRecord, RunRow
-from support import PATIENCE
+from handrail.records import CommitUnit, Decision, Entry, RunCopy, RunRecord, RunRow, WorkerRow
+from support import PATIENCE, postgres
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -47,8 +53,8 @@ class Hands:
 Open = Callable[[], Journal]
 """Opens the same journal again, as another process would."""
 
-STORES = ("memory", "sqlite")
-SHARED = ("sqlite",)
+STORES = ("memory", "sqlite", "postgres")
+SHARED = ("sqlite", "postgres")
 """The stores that several processes can open."""
 
 
@@ -58,12 +64,18 @@ def clock() -> Hands:
 
 
 @pytest.fixture
-def opening(clock: Hands, tmp_path: Path) -> Iterator[Callable[[str], Journal]]:
-    opened: list[SqliteJournal] = []
+def opening(
+    clock: Hands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], Journal]]:
+    opened: list[SqliteJournal | PostgresJournal] = []
+    monkeypatch.setenv("HANDRAIL_KEY", postgres.KEY)
+    url = cache(postgres.new_url)
 
     def open_store(store: str) -> Journal:
         if store == "memory":
             opened.append(MemoryJournal(clock))
+        elif store == "postgres":
+            opened.append(PostgresJournal(url(), clock=clock, watch=0.001))
         else:
             opened.append(SqliteJournal(tmp_path / "runs.db", clock=clock, watch=0.001))
         return opened[-1]
@@ -293,6 +305,285 @@ async def test_nothing_of_a_forgotten_run_is_left(journal: Journal):
         await journal.runs.get("run")
     await journal.runs.forget(["later"])
     assert await journal.decisions.read("s", "ada") == ()
+
+
+# --- the queue ------------------------------------------------------------------------------------
+
+QUEUE = "shop:agent@1"
+
+
+def request(id: str = "run", session: str = "", principal: str = "ada", at: float = 1.0) -> RunRecord:
+    return RunRecord(
+        id=id,
+        session_id=session or f"session of {id}",
+        principal=principal,
+        prompt="p",
+        model="m",
+        began_at=at,
+        app="shop:agent",
+        code="1",
+        request=b"a message",
+    )
+
+
+async def due(journal: Journal, **arguments: Any) -> list[str]:
+    return [row.record.id for row in await journal.queue.due([QUEUE], **arguments)]
+
+
+async def claimed(journal: Journal, **arguments: Any) -> str:
+    row = await journal.queue.claim([QUEUE], **arguments)
+    return "" if row is None else row.record.id
+
+
+async def begin(journal: Journal, record: RunRecord, begun_at: float = 100.0) -> None:
+    """Begin a claimed run."""
+    await journal.runs.begin(msgspec.structs.replace(record, began_at=begun_at, request=b"", begin=b"begin"))
+
+
+async def test_a_submitted_run_is_queued_until_a_worker_begins_it(journal: Journal, clock: Hands):
+    row = await journal.queue.submit(request())
+    assert (row.status, row.owner, row.queue, row.due_at) == ("queued", "", QUEUE, NOW.timestamp())
+    assert (await journal.runs.get("run")).status == "queued"
+    before = await journal.queue.claim([QUEUE])
+    assert before is not None
+    assert (before.status, before.owner, before.legs) == ("queued", "", 1)
+    assert await journal.queue.claim([QUEUE]) is None, "a claimed run was claimed again"
+    await begin(journal, request())
+    row = await journal.runs.get("run")
+    assert (row.status, row.record.begin, row.record.request) == ("running", b"begin", b"a message")
+    assert not (await journal.runs.verify()).altered
+    await journal.runs.leave("run", "done", b"outcome")
+    assert await due(journal) == []
+
+
+async def test_only_a_run_that_was_claimed_can_be_begun(processes: tuple[Journal, Journal]):
+    first, second = processes
+    await first.queue.submit(request())
+    with pytest.raises(RunError, match="already has a run with this id"):
+        await begin(first, request())
+    await second.queue.claim([QUEUE])
+    with pytest.raises(RunError, match="already has a run with this id"):
+        await begin(first, request())
+
+
+async def test_a_run_without_an_app_is_not_submitted(journal: Journal):
+    with pytest.raises(DefinitionError, match="without an app"):
+        await journal.queue.submit(run())
+
+
+async def test_runs_are_claimed_in_the_order_in_which_they_are_due(journal: Journal, clock: Hands):
+    now = NOW.timestamp()
+    for id, at in (("later", now + 60), ("second", now - 1), ("first", now - 2)):
+        await journal.queue.submit(request(id), at=at)
+    assert await due(journal) == ["first", "second"]
+    assert [await claimed(journal) for _ in range(3)] == ["first", "second", ""]
+    clock.seconds = 60
+    assert await claimed(journal) == "later"
+
+
+async def test_a_claim_among_many_queued_runs_reads_few_of_them(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+):
+    """A claim reads few of the runs that are due, and the others only if none of these can be claimed."""
+    for number in range(20):
+        await journal.queue.submit(request(f"run{number:02}", session=f"s{number}"))
+    read: list[str] = []
+    check = queue.check_run
+    monkeypatch.setattr(queue, "_FEW", 5)
+    monkeypatch.setattr(queue, "check_run", lambda *args: (read.append(""), check(*args))[1])
+    assert await claimed(journal) == "run00"
+    assert len(read) == 5
+    assert await claimed(journal, run_id="run15") == "run15"
+    assert len(read) == 5 + 1
+    await journal.queue.adopt("run19", "other:agent@1")
+    row = await journal.queue.claim(["other:agent@1"])
+    assert row is not None
+    assert row.record.id == "run19"
+
+
+async def test_a_worker_claims_only_from_its_queues_and_for_its_host(journal: Journal):
+    await journal.queue.submit(request("here"), host="ada.example")
+    assert await journal.queue.claim(["shop:agent@2"]) is None
+    assert await journal.queue.claim([QUEUE], host="bob.example") is None
+    assert await due(journal, host="bob.example") == []
+    assert [row.record.id for row in await journal.queue.due()] == ["here"]
+    assert await claimed(journal, host="ada.example") == "here"
+
+
+async def test_a_key_submits_a_run_once(journal: Journal):
+    assert (await journal.queue.submit(request("one"), key="k")).record.id == "one"
+    assert (await journal.queue.submit(request("two"), key="k")).record.id == "one"
+    assert (await journal.queue.submit(request("bob's", principal="bob"), key="k")).record.id == "bob's"
+    assert {row.record.id for row in await journal.runs.list()} == {"one", "bob's"}
+
+
+async def test_runs_of_a_session_take_turns(journal: Journal, clock: Hands):
+    """Only the oldest queued run of a session is due, and only while no other is being begun, running or parked."""
+    first, second = request("first", "s", at=1.0), request("second", "s", at=2.0)
+    for each in (second, first):
+        await journal.queue.submit(each)
+    assert await due(journal) == ["first"]
+    assert [await claimed(journal), await claimed(journal)] == ["first", ""], "two turns began at once"
+    with pytest.raises(RunError, match="a worker has the run 'first' of the same session"):
+        await journal.runs.take("second")
+    await begin(journal, first)
+    assert await claimed(journal) == ""
+    await journal.runs.leave("first", "parked")
+    assert await claimed(journal) == ""
+    await journal.runs.take("first")
+    await journal.runs.leave("first", "done")
+    assert await claimed(journal) == "second"
+    await begin(journal, second, begun_at=50.0)
+    assert [row.record.id for row in await journal.runs.list(session_id="s")] == ["first", "second"]
+
+
+async def test_a_run_scheduled_for_later_does_not_hold_up_its_session(journal: Journal, clock: Hands):
+    await journal.queue.submit(request("on friday", "s", at=1.0), at=NOW.timestamp() + 60)
+    await journal.queue.submit(request("now", "s", at=2.0))
+    assert await claimed(journal) == "now"
+
+
+async def test_an_answer_makes_a_parked_run_due(processes: tuple[Journal, Journal]):
+    worker, door = processes
+    await worker.queue.submit(request())
+    await worker.queue.claim([QUEUE])
+    await begin(worker, request())
+    task = await asked(worker, ask())
+    task.cancel()
+    await worker.runs.leave("run", "parked")
+    assert await due(worker) == []
+    door.questions.answer(answer(ask()))
+    assert await due(worker) == ["run"]
+    assert await claimed(worker) == "run"
+    await worker.runs.leave("run", "parked")
+    assert await due(worker) == [], "an answer woke its run twice"
+
+
+async def test_an_answer_during_a_leg_makes_the_run_due_when_it_parks(processes: tuple[Journal, Journal]):
+    """The answer may arrive after the run decided to park and before its worker has released it."""
+    worker, door = processes
+    await worker.queue.submit(request())
+    await worker.queue.claim([QUEUE])
+    await begin(worker, request())
+    task = await asked(worker, ask())
+    task.cancel()
+    door.questions.answer(answer(ask()))
+    await worker.runs.leave("run", "parked")
+    assert await claimed(door) == "run"
+
+
+async def test_a_parked_run_is_due_when_its_question_expires_or_somebody_wakes_it(
+    journal: Journal, clock: Hands
+):
+    await journal.queue.submit(request())
+    await journal.queue.claim([QUEUE])
+    await begin(journal, request())
+    await journal.runs.leave("run", "parked", due_at=NOW.timestamp() + 5)
+    assert await due(journal) == []
+    clock.seconds = 5
+    assert await claimed(journal) == "run"
+    await journal.runs.leave("run", "parked")
+    assert await claimed(journal) == ""
+    await journal.queue.wake("run")
+    assert await claimed(journal) == "run"
+
+
+async def test_a_run_whose_worker_is_gone_is_claimed_by_another(
+    processes: tuple[Journal, Journal], clock: Hands
+):
+    """A worker may be lost before it begins the run, or while it executes it. Deaths are counted in both cases."""
+    first, second = processes
+    await first.queue.submit(request())
+    await first.queue.claim([QUEUE])
+    assert await claimed(second) == "", "a live worker lost its run"
+    clock.seconds = LEASE_SECONDS
+    row = await second.queue.claim([QUEUE])
+    assert row is not None
+    assert (row.status, row.deaths, row.legs) == ("queued", 1, 2)
+    assert (await second.runs.take("run")).deaths == 1, "resuming a claimed run forgot the deaths"
+    await begin(second, request())
+    clock.seconds = 2 * LEASE_SECONDS
+    row = await first.queue.claim([QUEUE])
+    assert row is not None
+    assert (row.status, row.deaths, row.legs) == ("running", 1, 3)
+    with pytest.raises(RunBusy):
+        await second.runs.keep("run")
+
+
+async def test_a_run_that_was_begun_without_workers_is_not_theirs(journal: Journal, clock: Hands):
+    await journal.runs.begin(request())
+    clock.seconds = LEASE_SECONDS
+    assert [row.record.id for row in await journal.queue.due()] == []
+
+
+async def test_claiming_one_run_that_is_not_due_gives_its_next_leg_a_new_number(journal: Journal):
+    await journal.queue.submit(request("first", "s", at=1.0))
+    await journal.queue.submit(request("second", "s", at=2.0))
+    assert await journal.queue.claim([QUEUE], run_id="second") is None
+    assert (await journal.runs.get("second")).legs == 1
+    assert (await journal.runs.get("first")).legs == 0
+    assert await claimed(journal, run_id="first") == "first"
+    assert await claimed(journal, run_id="first") == ""
+    assert (await journal.runs.get("first")).legs == 1, "a run that somebody has counted another leg"
+
+
+async def test_an_adopted_run_moves_to_another_queue(journal: Journal):
+    await journal.queue.submit(request())
+    await journal.queue.adopt("run", "shop:agent@2")
+    assert await claimed(journal) == ""
+    row = await journal.queue.claim(["shop:agent@2"])
+    assert row is not None
+    assert row.record.code == "1", "what was recorded has changed"
+
+
+async def test_a_worker_is_told_which_of_its_runs_to_stop(processes: tuple[Journal, Journal]):
+    worker, door = processes
+    for id in ("one", "two"):
+        await worker.queue.submit(request(id))
+        await worker.queue.claim([QUEUE])
+        await begin(worker, request(id))
+    await door.runs.stop("two")
+    assert await worker.queue.stopping() == ("two",)
+    assert await door.queue.stopping() == ()
+    await worker.runs.leave("two", "cancelled")
+    assert await worker.queue.stopping() == ()
+
+
+async def test_a_lost_run_that_was_to_be_stopped_is_stopped_by_its_next_worker(
+    processes: tuple[Journal, Journal], clock: Hands
+):
+    first, second = processes
+    await first.queue.submit(request())
+    await first.queue.claim([QUEUE])
+    await begin(first, request())
+    await second.runs.stop("run")
+    clock.seconds = LEASE_SECONDS
+    assert await claimed(second) == "run"
+    await second.runs.take("run")
+    assert await second.queue.stopping() == ("run",)
+    assert await second.runs.keep("run") is True
+
+
+async def test_waiting_ends_when_another_process_submits(processes: tuple[Journal, Journal]):
+    worker, door = processes
+    waiting = asyncio.ensure_future(worker.queue.wait(PATIENCE))
+    await asyncio.sleep(0)
+    await door.queue.submit(request())
+    await asyncio.wait_for(waiting, PATIENCE / 2)
+    await worker.queue.wait(0)
+
+
+async def test_workers_are_listed_while_they_are_alive(processes: tuple[Journal, Journal], clock: Hands):
+    first, second = processes
+    worker = WorkerRow(owner="", host="ada.example", queues=[QUEUE], limit=4)
+    await first.queue.announce(worker, seconds=10)
+    [found] = await second.queue.workers()
+    assert (found.owner, found.host, found.queues, found.limit) == (first.owner, "ada.example", [QUEUE], 4)
+    clock.seconds = 10
+    assert await second.queue.workers() == ()
+    await first.queue.announce(worker, seconds=10)
+    await first.queue.announce(worker, seconds=0)
+    assert await second.queue.workers() == ()
 
 
 # --- calls ----------------------------------------------------------------------------------------
@@ -676,7 +967,7 @@ async def test_two_journals_have_nothing_in_common(opening: Callable[[str], Jour
     assert await second.runs.list() == ()
 
 
-@pytest.mark.parametrize("version", ["1", "8", "10", "99"])
+@pytest.mark.parametrize("version", ["1", str(VERSION - 1), str(VERSION + 1), "99"])
 def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: str):
     """A journal with a different schema version is refused, with an error that names both versions and says what to do."""
     path = tmp_path / "runs.db"
@@ -685,6 +976,6 @@ def test_a_journal_of_another_version_is_refused(tmp_path: Path, version: str):
         connection.execute("UPDATE about SET value = ? WHERE key = 'schema'", (version,))
     connection.close()
     with pytest.raises(
-        JournalError, match=f"schema has version {version}, .* Handrail uses 9. Use the version"
+        JournalError, match=f"schema has version {version}, .* Handrail uses {VERSION}. Use the version"
     ):
         SqliteJournal(path)

@@ -3,6 +3,7 @@
 import grp
 import os
 import pwd
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -294,6 +295,29 @@ def test_commands_agree_on_the_default(project: Path, monkeypatch: pytest.Monkey
     assert "\tdone\t" in capsys.readouterr().out
     assert runs_command("show", "tea", str(journal)) == "handrail runs show tea"
     assert runs_command("show", "tea", "x.db") == "handrail runs show tea --journal x.db"
+
+
+def test_a_moved_project_is_told_where_its_runs_are(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+):
+    """In a folder that was moved, `runs list` names its former journal, and that journal still has the runs."""
+    assert program(monkeypatch, *RUN) == 0
+    former = default_journal(project)
+    moved = project.rename(project.with_name("moved project"))
+    monkeypatch.chdir(moved)
+    capsys.readouterr()
+    assert program(monkeypatch, "runs", "list") == 2
+    assert f"its runs are in its former journal: --journal {former}." in capsys.readouterr().err
+    assert program(monkeypatch, "runs", "list", "--journal", str(former)) == 0
+    assert "\tdone\t" in capsys.readouterr().out
+
+
+def test_a_copied_project_is_a_new_one(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    """In a copy of a project, the error names no former journal."""
+    assert program(monkeypatch, *RUN) == 0
+    monkeypatch.chdir(shutil.copytree(project, project.with_name("copy")))
+    assert program(monkeypatch, "runs", "list") == 2
+    assert "former" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

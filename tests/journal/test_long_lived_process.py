@@ -101,7 +101,7 @@ async def test_a_file_that_is_locked_for_a_while_does_not_end_the_looking(
     other.close()
 
 
-def full(connection: sqlite3.Connection) -> None:
+def full(connection: Any) -> None:
     """Fail as SQLite does on a full disk: roll the transaction back and raise an error."""
     connection.execute("ROLLBACK")
     raise sqlite3.OperationalError("database or disk is full")
@@ -120,11 +120,13 @@ async def test_a_run_whose_end_could_not_be_recorded_can_be_cancelled_where_it_w
     """If a run's end could not be recorded, the process that still owns the run can cancel it."""
 
     class Filling(SqliteRuns):
-        async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
+        async def leave(
+            self, run_id: str, status: RunStatus, outcome: bytes = b"", /, **options: Any
+        ) -> None:
             if not self.filled:
                 self.filled = True
                 await self._database.transact(full)
-            await super().leave(run_id, status, outcome)
+            await super().leave(run_id, status, outcome, **options)
 
         filled = False
 

@@ -167,7 +167,7 @@ def check_sessions(rows: list[RunRow], found: list[SessionRow]) -> None:
 
 def connection_of(journal: SqliteJournal) -> sqlite3.Connection:
     """Return the database connection of a journal that writes inline."""
-    connection = journal._database._connection  # pyright: ignore[reportPrivateUsage]
+    connection: Any = journal._database._connection  # pyright: ignore[reportPrivateUsage]
     assert connection is not None
     return connection
 

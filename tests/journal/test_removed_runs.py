@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from handrail import MemoryJournal, SqliteJournal
 from handrail.cli.runs_commands import app
 from handrail.errors import JournalAltered, JournalError, RunParked
+from handrail.journal.runs import insert_new
 from handrail.journal.schema import VERSION
 from handrail.records import RunRecord, Verification
 from handrail.runs import export, forget, fork, import_, undo
@@ -338,7 +340,7 @@ def test_whatever_handrail_does_verifies(steps: list[tuple[str, str | set[str], 
             assert not (await journal.runs.verify(row.record.id)).altered
         for row in (await journal.runs.list())[:1]:
             gone = row.record.id
-            journal._database.transact_now(lambda c, gone=gone: remove_run(c, gone))  # pyright: ignore[reportPrivateUsage]
+            journal._database.transact_now(lambda c, gone=gone: remove_run(cast(Any, c), gone))  # pyright: ignore[reportPrivateUsage]
             assert (await journal.runs.verify()).altered
         journal.close()
 
@@ -349,10 +351,8 @@ async def fail(journal: MemoryJournal, run_id: str, session_id: str) -> None:
     """Begin a run in a transaction that is rolled back."""
     begin = run_record(run_id, session_id)
 
-    def work(connection: sqlite3.Connection) -> None:
-        from handrail.journal.runs import _insert  # pyright: ignore[reportPrivateUsage]
-
-        _insert(connection, journal._database.chains, begin, "running", ("", 0.0), 0.0, b"")  # pyright: ignore[reportPrivateUsage]
+    def work(connection: Any) -> None:
+        insert_new(connection, journal._database.chains, begin, "running", 0.0)  # pyright: ignore[reportPrivateUsage]
         raise RuntimeError
 
     journal._database.transact_now(work)  # pyright: ignore[reportPrivateUsage]

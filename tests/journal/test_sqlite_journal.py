@@ -20,7 +20,7 @@ import pytest
 from handrail import SqliteJournal
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import Declined, DefinitionError, JournalError, QuestionCancelled
-from handrail.journal.database import Database, _Job
+from handrail.journal.database import Database, Job
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.records import CommitUnit
@@ -103,7 +103,7 @@ def test_what_was_let_in_before_it_was_closed_is_done(tmp_path: Path):
     def work() -> None:
         done.append(writer.transact_now(lambda connection: 1))
 
-    waiting.put(_Job(lambda connection: None))  # from here on, the writer's thread uses the new queue
+    waiting.put(Job(lambda connection: None))  # from here on, the writer's thread uses the new queue
     asker = threading.Thread(target=work, daemon=True)
     asker.start()
     asker.join()
@@ -271,7 +271,7 @@ def test_commits_from_several_tasks_are_all_recorded(journal: Opened):
 def test_a_transaction_that_fails_leaves_nothing(journal: Opened):
     """A failed transaction leaves no changes, and the journal stays usable."""
 
-    def half(connection: sqlite3.Connection) -> None:
+    def half(connection: Any) -> None:
         connection.execute("INSERT INTO chains (chain, links, seal) VALUES ('half', 0, x'')")
         connection.execute("INSERT INTO records (nonsense) VALUES (1)")
 
@@ -300,7 +300,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
     (tmp_path / "text.db").write_text("this is no database " * 100)
     for name, words in (
         ("other.db", "this is a database, but not a journal"),
-        ("newer.db", "its schema has version 99, but this version of Handrail uses 9"),
+        ("newer.db", "its schema has version 99, but this version of Handrail uses 10"),
         ("text.db", "it can't be opened: file is not a database"),
         (".", "it can't be opened: unable to open database file"),
         ("a\0b", "its path contains a null byte. Pass a path without one"),
@@ -346,7 +346,7 @@ def test_the_runs_of_a_session_are_found_without_going_through_all_of_somebody_s
     """A session's runs are found by an index, without a scan of the principal's other sessions."""
 
     async def explain(opened: SqliteJournal) -> list[str]:
-        connection = opened._database._connection
+        connection: Any = opened._database._connection
         assert connection is not None
         queries: list[str] = []
         connection.set_trace_callback(queries.append)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import sqlite3
 from collections.abc import Sequence
 
 from handrail.errors import BlobNotFoundError
 from handrail.journal.chains import Chains, fetch, reading, run_chain
+from handrail.journal.connection import Connection
 from handrail.journal.database import Database
 from handrail.journal.lease import check_owner
 from handrail.journal.verification import BLOB, is_intact, verified
@@ -22,7 +22,7 @@ class SqliteBlobs:
     async def put(self, data: bytes, /, *, run_id: str) -> str:
         database = self._database
 
-        def put(connection: sqlite3.Connection) -> str:
+        def put(connection: Connection) -> str:
             check_owner(connection, database.owner, run_id)
             return put_blob(connection, database.chains, data, run_id, at=database.now())
 
@@ -31,7 +31,7 @@ class SqliteBlobs:
     async def get(self, digest: str, /) -> bytes:
         database = self._database
 
-        def get(connection: sqlite3.Connection) -> bytes:
+        def get(connection: Connection) -> bytes:
             with reading(database.chains, f"blob {digest}", 1):
                 for (data,) in fetch(connection, "SELECT data FROM blobs WHERE digest = ?", digest):
                     if not is_intact(digest, data):
@@ -52,15 +52,16 @@ class SqliteBlobs:
         return tuple(sorted(records.blobs))
 
 
-def put_blob(connection: sqlite3.Connection, chains: Chains, data: bytes, run_id: str, *, at: float) -> str:
+def put_blob(connection: Connection, chains: Chains, data: bytes, run_id: str, *, at: float) -> str:
     """Store bytes, unless they are already stored, and record that a run refers to them. Returns their digest."""
     digest = hashlib.sha256(data).hexdigest()
-    connection.execute("INSERT OR IGNORE INTO blobs VALUES (?, ?)", (digest, data))
-    if connection.execute("INSERT OR IGNORE INTO blob_runs VALUES (?, ?)", (run_id, digest)).rowcount:
+    connection.execute("INSERT INTO blobs VALUES (?, ?) ON CONFLICT DO NOTHING", (digest, data))
+    refer = "INSERT INTO blob_runs VALUES (?, ?) ON CONFLICT DO NOTHING"
+    if connection.execute(refer, (run_id, digest)).rowcount:
         chains.append(connection, run_chain(run_id), BLOB, digest, b"", at=at)
     return digest
 
 
-def remove_unused_blobs(connection: sqlite3.Connection) -> None:
+def remove_unused_blobs(connection: Connection) -> None:
     """Delete the blobs that no run refers to."""
     connection.execute("DELETE FROM blobs WHERE digest NOT IN (SELECT digest FROM blob_runs)")

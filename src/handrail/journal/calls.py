@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar, cast
 
@@ -12,16 +11,17 @@ import msgspec
 
 from handrail.errors import JournalAltered, RunBusy, RunUnknown
 from handrail.journal.chains import Record, fetch, run_chain, step_chain
+from handrail.journal.connection import Connection
 from handrail.journal.database import Database, encode
-from handrail.journal.lease import check_not_taken, check_owner, is_dead, is_free, is_owner
+from handrail.journal.lease import check_owner, is_owner
 from handrail.journal.local import LocalSteps
 from handrail.journal.run_rows import find_run
-from handrail.journal.runs import put_unit
 from handrail.journal.sessions import check_session
 from handrail.journal.verification import (
     CLEARED,
     SETTLED,
     STEP,
+    UNIT,
     VOID,
     RunRecords,
     committed_unit,
@@ -35,6 +35,9 @@ T = TypeVar("T")
 
 log = logging.getLogger("handrail.journal")
 
+_BRIEF = 65_536
+"""Maximum size in bytes of a record that is written in the caller's thread."""
+
 
 class SqliteCalls:
     """Committed calls and entries in a database."""
@@ -44,19 +47,33 @@ class SqliteCalls:
         self._applying: set[str] = set()
         """The ids of the calls whose files this process is changing at the moment."""
 
+    def commit_now(self, unit: CommitUnit, /) -> bool:
+        """Record a call that changes no files, if this can't block. Returns False if `commit` must be awaited instead."""
+        database = self._database
+        if not database.adds_now:
+            return False
+        encoded = encode(unit, f"call {unit.call_id!r} committed")
+        return len(encoded) <= _BRIEF and database.add_now(
+            unit.run_id, UNIT, unit.call_id, encoded, at=unit.at, session_id=unit.session_id, state="applied"
+        )
+
     async def commit(self, unit: CommitUnit, /) -> None:
         database = self._database
         state = "committed" if unit.files else "applied"
         encoded = encode(unit, f"call {unit.call_id!r} committed")
 
-        def commit(connection: sqlite3.Connection) -> None:
-            check_not_taken(connection, database.owner, unit.run_id)
-            put_unit(connection, database.chains, unit, encoded, state)
-
         if unit.files:
             self._applying.add(unit.call_id)
         try:
-            await database.transact(commit)
+            await database.add(
+                unit.run_id,
+                UNIT,
+                unit.call_id,
+                encoded,
+                at=unit.at,
+                session_id=unit.session_id,
+                state=state,
+            )
         except BaseException:
             self._applying.discard(unit.call_id)
             raise
@@ -75,7 +92,7 @@ class SqliteCalls:
         query = """UPDATE records INDEXED BY units_to_apply SET state = ?
             WHERE chain = ? AND key = ? AND state = 'committed' RETURNING link"""
 
-        def settle(connection: sqlite3.Connection) -> None:
+        def settle(connection: Connection) -> None:
             found = connection.execute(query, (state, chain, unit.call_id)).fetchall()
             if state == "void":
                 for (link,) in found:
@@ -88,7 +105,7 @@ class SqliteCalls:
         query = """SELECT number, chain FROM records INDEXED BY units_to_apply
             WHERE state = 'committed' ORDER BY number"""
 
-        def find(connection: sqlite3.Connection) -> list[CommitUnit]:
+        def find(connection: Connection) -> list[CommitUnit]:
             chains: dict[str, dict[int, Record]] = {}
             found: list[CommitUnit] = []
             for number, chain in fetch(connection, query):
@@ -100,13 +117,13 @@ class SqliteCalls:
 
         return tuple(unit for unit in await database.transact(find) if unit.call_id not in self._applying)
 
-    def _units_in(self, connection: sqlite3.Connection, chain: str) -> dict[int, Record]:
+    def _units_in(self, connection: Connection, chain: str) -> dict[int, Record]:
         """Return the committed calls of a chain by number; none if a live process owns the run, or if it was altered."""
         database, run_id = self._database, str(chain).removeprefix("run ")
         try:
             with contextlib.suppress(RunUnknown):
-                owner = find_run(connection, database.chains, run_id).owner
-                if owner and owner != database.owner and not is_dead(owner):
+                row = find_run(connection, database.chains, run_id)
+                if row.owner != database.owner and database.leases.is_at_work(connection, row.owner):
                     return {}
             records = verified(connection, database.chains, run_id)
         except JournalAltered as altered:  # recovery continues with the files of other runs
@@ -122,7 +139,7 @@ class SqliteCalls:
         chains = self._database.chains
         query = "SELECT DISTINCT chain FROM records WHERE session_id = ? AND session_id != ''"
 
-        def load(connection: sqlite3.Connection) -> list[Record]:
+        def load(connection: Connection) -> list[Record]:
             ids = dict.fromkeys(check_session(connection, chains, session_id))
             ids |= dict.fromkeys(
                 chain.removeprefix("run ") for (chain,) in fetch(connection, query, session_id)
@@ -141,7 +158,7 @@ class SqliteCalls:
                 SELECT number FROM records WHERE records.chain = chains.chain ORDER BY link DESC LIMIT 1
             ) > ?"""
 
-        def find(connection: sqlite3.Connection) -> list[Record]:
+        def find(connection: Connection) -> list[Record]:
             verify_session(connection, chains, unit.run_id)
             ((number,),) = fetch(connection, last, run_chain(unit.run_id), unit.call_id)
             found: list[Record] = []
@@ -163,14 +180,15 @@ class SqliteCalls:
     async def note(self, run_id: str, entry: Entry, /, *, from_outside: bool = False) -> None:
         database = self._database
 
-        def note(connection: sqlite3.Connection) -> None:
-            if from_outside:
-                row = find_run(connection, database.chains, run_id)
-                if row.owner and not is_free(row.owner, row.leased_until, database.now(), ""):
-                    raise RunBusy(run_id, row.owner)
-                verified(connection, database.chains, run_id)
-            else:
-                check_owner(connection, database.owner, run_id)
+        if not from_outside:
+            await database.add(run_id, entry.kind, entry.key, entry.body, at=entry.at, is_recorded=True)
+            return
+
+        def note(connection: Connection) -> None:
+            row = find_run(connection, database.chains, run_id)
+            if not database.leases.is_free(connection, row.owner, row.leased_until, database.now()):
+                raise RunBusy(run_id, row.owner)
+            verified(connection, database.chains, run_id)
             database.chains.append(
                 connection, run_chain(run_id), entry.kind, entry.key, entry.body, at=entry.at
             )
@@ -185,7 +203,7 @@ class SqliteCalls:
         query = """SELECT DISTINCT runs.id FROM runs JOIN records ON chain = 'run ' || runs.id
             WHERE runs.session_id = ? AND kind IN ('undone', 'told')"""
 
-        def find(connection: sqlite3.Connection) -> list[tuple[Record, str]]:
+        def find(connection: Connection) -> list[tuple[Record, str]]:
             found: list[tuple[Record, str]] = []
             for (run_id,) in fetch(connection, query, session_id):
                 records = verified(connection, chains, run_id)
@@ -224,11 +242,13 @@ class SqliteSteps:
         unsettled: Callable[[], Awaitable[T]] | None = None,
     ) -> T:
         async def recorded() -> Any:
-            row = await self._database.transact(lambda connection: self._reserve(connection, key, run_id))
+            row = await self._reserved(key, run_id)
             if row is None:
                 self._note(run_id, key, None)
             elif row[0] is not None:
                 return msgspec.msgpack.decode(row[0])
+            if run_id and self._database.leases.is_lapsed():
+                await self._database.transact(lambda connection: self._still_owns(connection, run_id))
             try:
                 value = await (function() if row is None or unsettled is None else unsettled())
                 encoded = encode(value, f"step {key!r} returned")
@@ -247,7 +267,25 @@ class SqliteSteps:
         records = await self._database.transact(lambda connection: verified(connection, chains, run_id))
         return tuple(sorted(records.steps.items()))
 
-    def _reserve(self, connection: sqlite3.Connection, key: str, run_id: str) -> tuple[bytes | None] | None:
+    async def _reserved(self, key: str, run_id: str) -> tuple[bytes | None] | None:
+        """Reserve a step, as `_reserve` does. If the run's steps are known, this is a single write."""
+        if run_id and key not in self._known.get(run_id, {key: None}):
+            with contextlib.suppress(RunBusy):  # the new owner may have settled the step
+                now = self._database.now()
+                await self._database.add(run_id, STEP, key, b"", at=now, is_recorded=True)
+                return None
+        return await self._database.transact(lambda connection: self._reserve(connection, key, run_id))
+
+    def _still_owns(self, connection: Connection, run_id: str) -> None:
+        """Renew this process's lease, which was not renewed in time.
+
+        Raises `RunBusy` if the run was taken over meanwhile.
+        """
+        database = self._database
+        check_owner(connection, database.owner, run_id)
+        database.leases.until(connection, database.now())
+
+    def _reserve(self, connection: Connection, key: str, run_id: str) -> tuple[bytes | None] | None:
         """Reserve a step and return None. If it is already reserved, return `(value,)`, which is `(None,)` until it is settled."""
         chains, chain = self._database.chains, _chain_of(run_id, key)
         known = self._known.get(run_id)
@@ -265,12 +303,12 @@ class SqliteSteps:
         database = self._database
         chain, now = _chain_of(run_id, key), database.now()
 
-        def add(connection: sqlite3.Connection) -> None:
-            if run_id:
-                check_not_taken(connection, database.owner, run_id)
-            database.chains.append(connection, chain, kind, key, body, at=now)
-
-        await database.transact(add)
+        if run_id:
+            await database.add(run_id, kind, key, body, at=now)
+        else:
+            await database.transact(
+                lambda connection: database.chains.append(connection, chain, kind, key, body, at=now)
+            )
         if kind == SETTLED:
             self._note(run_id, key, body)
         else:

@@ -22,11 +22,13 @@ import contextlib
 import hashlib
 import sqlite3
 from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from handrail.errors import JournalAltered
+from handrail.journal.connection import Connection
+from handrail.journal.schema import find_damage
 
 MAC_BYTES = 32
 _PERSON = b"handrail record"
@@ -109,17 +111,24 @@ def decode_text(found: bytes) -> str:
     return found.decode(errors="surrogateescape")
 
 
-def fetch(connection: sqlite3.Connection, query: str, *values: object) -> list[Any]:
+def fetch(connection: Connection, query: str, *values: object) -> list[Any]:
     """Return the rows that a query finds, including those with invalid text, so that an error can name them."""
     try:
         return connection.execute(query, values).fetchall()
     except sqlite3.OperationalError:
-        before = connection.text_factory
-        connection.text_factory = decode_text
-        try:
+        with texts_decoded(connection):
             return connection.execute(query, values).fetchall()
-        finally:
-            connection.text_factory = before
+
+
+@contextlib.contextmanager
+def texts_decoded(connection: Connection) -> Generator[None]:
+    """Read text that is not UTF-8 without an error while the block runs."""
+    file = cast(sqlite3.Connection, connection)
+    before, file.text_factory = file.text_factory, decode_text
+    try:
+        yield
+    finally:
+        file.text_factory = before
 
 
 class Record(NamedTuple):
@@ -150,6 +159,8 @@ class Chains:
 
         The seal is compared with the stored one before a head is replaced.
         """
+        self.records_read = 0
+        """The number of records that were read and verified."""
         self._last = 0
         """The position in the journal of the last record that this process added."""
         self._keyed = hashlib.blake2b(key=key, digest_size=2 * MAC_BYTES, person=_PERSON)
@@ -172,7 +183,7 @@ class Chains:
 
     def append(
         self,
-        connection: sqlite3.Connection,
+        connection: Connection,
         chain: str,
         kind: str,
         key: str,
@@ -183,21 +194,20 @@ class Chains:
         state: str = "",
     ) -> int:
         """Add a record to a chain, in the open transaction. Returns its position in the chain."""
+        file = cast(sqlite3.Connection, connection)
         known = self._heads.get(chain)
         row, links, seal = known or self._head(connection, chain)
         link, number = links + 1, self._last + 1
         digest = self._digest(chain, number, link, kind, key, at, session_id, seal, body)
         mac, new = digest[:MAC_BYTES], digest[MAC_BYTES:]
         if not links:
-            row = connection.execute(_INSERT_HEAD, (chain, link, new)).lastrowid or 0
+            row = file.execute(_INSERT_HEAD, (chain, link, new)).lastrowid or 0
         elif not connection.execute(_REPLACE_HEAD, (link, new, row, seal)).rowcount:
             # Another process has added to the chain, or a transaction was rolled back.
             self._heads.pop(chain, None)
             assert known is not None, "the head was read in this transaction"
             return self.append(connection, chain, kind, key, body, at=at, session_id=session_id, state=state)
-        added = connection.execute(
-            INSERT, (chain, link, kind, key, at, session_id, body, mac, state)
-        ).lastrowid
+        added = file.execute(INSERT, (chain, link, kind, key, at, session_id, body, mac, state)).lastrowid
         if added != number:  # another process has added to the journal, or a transaction was rolled back
             number = added or 0
             digest = self._digest(chain, number, link, kind, key, at, session_id, seal, body)
@@ -210,21 +220,37 @@ class Chains:
         self._heads[chain] = row, link, new
         return link
 
-    def _head(self, connection: sqlite3.Connection, chain: str) -> tuple[int, int, bytes]:
+    def _head(self, connection: Connection, chain: str) -> tuple[int, int, bytes]:
         query = "SELECT number, links, seal FROM chains WHERE chain = ?"
         return connection.execute(query, (chain,)).fetchone() or (0, 0, b"")
 
-    def remove(self, connection: sqlite3.Connection, chain: str) -> None:
+    def remove(self, connection: Connection, chain: str) -> None:
         """Remove the records of a chain, and its head."""
         connection.execute("DELETE FROM records WHERE chain = ?", (chain,))
         connection.execute("DELETE FROM chains WHERE chain = ?", (chain,))
         self._heads.pop(chain, None)
 
-    def head(self, connection: sqlite3.Connection, chain: str) -> bytes:
+    def head(self, connection: Connection, chain: str) -> bytes:
         """Return the MAC of a chain's last record, or b"" for an empty chain."""
         query = "SELECT mac FROM records WHERE chain = ? ORDER BY link DESC LIMIT 1"
         row = connection.execute(query, (chain,)).fetchone()
         return b"" if row is None else row[0]
+
+    def fence(self, connection: Connection, run_id: str, owner: str) -> None:
+        """Note the owner of a run in its chain, in the open transaction.
+
+        In SQLite the run's row is enough, so this does nothing.
+        """
+
+    def tell(self, connection: Connection, kind: str, id: str) -> None:
+        """Tell other processes that a run or question has changed, once the open transaction is committed.
+
+        In SQLite this does nothing, because other processes check the file for changes.
+        """
+
+    def find_damage(self, connection: Connection) -> list[str]:
+        """Return what the database finds wrong with its own structure, in its own words."""
+        return find_damage(cast(sqlite3.Connection, connection))
 
     def row_mac(self, table: str, values: Sequence[object]) -> bytes:
         """Return the MAC of a row that belongs to no chain, because it is replaced when it changes."""
@@ -239,12 +265,12 @@ class Chains:
         except (TypeError, ValueError, OverflowError):  # Handrail never writes such a value
             return False
 
-    def read(self, connection: sqlite3.Connection, chain: str) -> list[Record]:
+    def read(self, connection: Connection, chain: str) -> list[Record]:
         """Return the records of a chain, in order. Raises `JournalAltered` if they are not as they were written."""
         with reading(self, chain, 1):
             return self._read(connection, chain)
 
-    def _read(self, connection: sqlite3.Connection, chain: str) -> list[Record]:
+    def _read(self, connection: Connection, chain: str) -> list[Record]:
         found: list[Record] = []
         seal = b""
         for row in self._rows(connection, chain):
@@ -265,9 +291,10 @@ class Chains:
             raise self.altered(
                 chain, len(found), "the chain does not end with it", found[-1] if found else None
             )
+        self.records_read += len(found)
         return found
 
-    def _rows(self, connection: sqlite3.Connection, chain: str) -> list[Any]:
+    def _rows(self, connection: Connection, chain: str) -> list[Any]:
         """Return the rows of a chain. If SQLite can't read all of them, the error names the first that it can't."""
         try:
             return fetch(connection, _READ, chain)

@@ -8,16 +8,17 @@ import threading
 import weakref
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import msgspec
 import pydantic_core
 
 from handrail.clock import Clock
 from handrail.errors import DefinitionError, HandrailError, JournalError
-from handrail.journal.chains import Chains, is_damage
+from handrail.journal.chains import Chains, is_damage, run_chain
+from handrail.journal.connection import Connection
 from handrail.journal.digest import key_check, new_key
-from handrail.journal.lease import new_owner
+from handrail.journal.lease import HostLeases, Leases, check_not_taken, check_owner, new_owner
 from handrail.journal.location import check_private_files, check_surroundings, create_private_file
 from handrail.journal.schema import (
     APPLICATION_ID,
@@ -31,12 +32,14 @@ from handrail.journal.schema import (
 
 T = TypeVar("T")
 
-Work = Callable[[sqlite3.Connection], T]
-Moments = Callable[[Literal["before", "after"], sqlite3.Connection], None]
+Work = Callable[[Connection], T]
+Moments = Callable[[Literal["before", "after"], Any], None]
 """A function that is called before each transaction, and again after it, before the caller gets the outcome."""
 
 MEMORY = ":memory:"
 _BUSY_SECONDS = 10.0
+_WAIT_FOR_OTHERS = f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000:.0f}"
+_DO_NOT_WAIT = "PRAGMA busy_timeout = 0"
 
 
 def encode(value: object, what: str) -> bytes:
@@ -52,7 +55,8 @@ def encode(value: object, what: str) -> bytes:
 class Database:
     """Runs jobs on the database one after another, each in its own transaction.
 
-    The jobs run in a separate thread. With `inline` they run directly in the caller's thread, for databases
+    The jobs run in a separate thread, except for brief writes that can't block: unless writes are synced, `add_now` runs
+    them in the caller's thread. With `inline` all jobs run in the caller's thread, for databases
     in memory and for simulations, which need a single order of events. `moments` lets a simulation end the process
     before or after a transaction. `find_key` returns the key of the records' MACs, given whether the journal is new.
     """
@@ -75,23 +79,31 @@ class Database:
         self._find_key: Callable[[bool], bytes] = find_key or _random_key
         self.owner = new_owner()
         """The name under which this process owns runs."""
+        self.leases: Leases = HostLeases(self.owner)
         self._clock = clock
         self._moments = moments
         self._synced = synced
         self._closed = False
-        self._jobs: SimpleQueue[_Job[Any] | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
+        self._waiting = 0
+        """How many jobs have been added and have not ended. While there are none, the thread does not use its connection."""
         self._lock = threading.Lock()
-        """Held while a job is added, so that none follows the one that ends the thread; with `inline`, while a job runs."""
+        """Held while a job is added, so that none follows the one that ends the thread, and while a job runs in the caller's
+        thread.
+        """
         self._intact: bool | None = None
         """Whether the tables that lists are read from are intact; None until they have been checked."""
-        self._connection: sqlite3.Connection | None = None
+        self._connection: Connection | None = None
+        """The connection if all jobs run in the caller's thread."""
+        self._shared: sqlite3.Connection | None = None
+        """The thread's connection if brief writes may run in the caller's thread."""
         self._thread: threading.Thread | None = None
         if inline:
             self._connection = self._open(new_id)
             if path == MEMORY:  # no other process can open it, so garbage collection may close it
                 weakref.finalize(self, self._connection.close)
             return
-        opened = _Job(lambda connection: None)
+        opened = Job(lambda connection: None)
         self._thread = threading.Thread(
             target=self._write, args=(opened, new_id), name="handrail-journal", daemon=True
         )
@@ -105,6 +117,11 @@ class Database:
         """Return the current time in seconds since 1970."""
         return self._clock.now().timestamp()
 
+    @property
+    def changes(self) -> int:
+        """How many rows this process has changed; 0 unless all jobs run in the caller's thread."""
+        return 0 if self._connection is None else self._connection.total_changes
+
     def close(self) -> None:
         """Finish pending jobs and close the database. Closing it twice is harmless."""
         with self._lock:
@@ -112,17 +129,17 @@ class Database:
                 self._closed = True
                 self._jobs.put(None)
                 if self._connection is not None:
-                    self._connection.close()
+                    self._close(self._connection)
         if self._thread is not None:
             self._thread.join()
 
-    async def transact(self, work: Work[T], *, synced: bool = True) -> T:
+    async def transact(self, work: Work[T], *, synced: bool = True, single: bool = False) -> T:
         """Run `work` in a transaction and return its value once the transaction is committed."""
         if self._connection is not None:
-            return self._run_inline(self._connection, _Job(work, synced=synced))
+            return self._run_inline(self._connection, Job(work, synced=synced, single=single))
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._put(_Job(work, lambda job: loop.call_soon_threadsafe(_deliver, future, job), synced))
+        self._put(Job(work, lambda job: loop.call_soon_threadsafe(_deliver, future, job), synced, single))
         return await future
 
     def transact_now(self, work: Work[T]) -> T:
@@ -130,55 +147,129 @@ class Database:
 
         Returns its value once the transaction is committed.
         """
-        job = _Job(work)
+        job = Job(work)
         if self._connection is not None:
             return self._run_inline(self._connection, job)
         self._put(job)
         job.done.wait()
         return job.result()
 
+    async def add(
+        self,
+        run_id: str,
+        kind: str,
+        key: str,
+        body: bytes,
+        *,
+        at: float,
+        session_id: str = "",
+        state: str = "",
+        is_recorded: bool = False,
+    ) -> None:
+        """Add a record to the chain of a run that this process owns.
+
+        Raises `RunBusy` if a different process owns it. With `is_recorded`, also raises `RunUnknown` if there is no such
+        run; without, a run that is not recorded may still have records.
+        """
+        check = check_owner if is_recorded else check_not_taken
+
+        def add(connection: Connection) -> None:
+            check(connection, self.owner, run_id)
+            chain = run_chain(run_id)
+            self.chains.append(connection, chain, kind, key, body, at=at, session_id=session_id, state=state)
+
+        await self.transact(add)
+
+    @property
+    def adds_now(self) -> bool:
+        """Whether `add_now` may succeed."""
+        return self._connection is not None or self._shared is not None
+
+    def add_now(
+        self, run_id: str, kind: str, key: str, body: bytes, *, at: float, session_id: str, state: str
+    ) -> bool:
+        """Add a record as `add` does, in the caller's thread, if this can't block. Returns False if nothing was added.
+
+        It would block if writes are synced, if another process is writing, or if earlier jobs have not ended.
+        """
+        shared = self._shared
+        connection = self._connection or shared
+        if connection is None or not self._lock.acquire(blocking=False):
+            return False
+
+        def add(connection: Connection) -> None:
+            check_not_taken(connection, self.owner, run_id)
+            chain = run_chain(run_id)
+            self.chains.append(connection, chain, kind, key, body, at=at, session_id=session_id, state=state)
+
+        job = Job(add)
+        try:
+            if self._waiting or self._closed or (shared is not None and not _begins(shared)):
+                return False
+            self._run(connection, job)
+        finally:
+            self._lock.release()
+        job.result()
+        return True
+
     async def select(self, query: str, *values: object) -> list[Any]:
         """Return the rows that a query finds."""
         return await self.transact(lambda connection: connection.execute(query, values).fetchall())
 
-    def is_intact(self, connection: sqlite3.Connection) -> bool:
+    def is_intact(self, connection: Connection) -> bool:
         """Return whether the runs and questions agree with their indexes, which lists rely on. Checked once."""
         if self._intact is None:
-            self._intact = self.path == MEMORY or are_intact(connection, "runs", "questions")
+            self._intact = self.path == MEMORY or are_intact(
+                cast(sqlite3.Connection, connection), "runs", "questions"
+            )
         return self._intact
 
     def note_damage(self) -> None:
         """Note that a row is damaged, so that lists no longer rely on indexes."""
         self._intact = False
 
-    def _run_inline(self, connection: sqlite3.Connection, job: _Job[T]) -> T:
+    def _run_inline(self, connection: Connection, job: Job[T]) -> T:
         with self._lock:
             self._check_open()
             self._run(connection, job)
         return job.result()
 
-    def _put(self, job: _Job[Any]) -> None:
+    def _put(self, job: Job[Any]) -> None:
         with self._lock:
             self._check_open()
+            self._waiting += 1
             self._jobs.put(job)
 
     def _check_open(self) -> None:
         if self._closed:
             raise JournalError(self.path, "it is closed", "Open it again.")
 
-    def _write(self, opened: _Job[None], new_id: str) -> None:
+    def _write(self, opened: Job[None], new_id: str) -> None:
         try:
             connection = self._open(new_id)
+            if not self._synced and isinstance(connection, sqlite3.Connection):
+                connection.execute(_DO_NOT_WAIT)
+                self._shared = connection
         except BaseException as error:  # raised again in the thread that opens the journal
             opened.error = error
             return
         finally:
             opened.done.set()
         while (job := self._jobs.get()) is not None:
+            if self._shared is not None:
+                self._shared.execute(_WAIT_FOR_OTHERS)
             self._run(connection, job)
+            if self._shared is not None:
+                self._shared.execute(_DO_NOT_WAIT)
+            with self._lock:
+                self._waiting -= 1
+            job.finish()
+        self._close(connection)
+
+    def _close(self, connection: Connection) -> None:
         connection.close()
 
-    def _open(self, new_id: str) -> sqlite3.Connection:
+    def _open(self, new_id: str) -> Connection:
         if "\0" in self.path:
             raise JournalError(self.path, "its path contains a null byte", "Pass a path without one.")
         try:
@@ -217,14 +308,22 @@ class Database:
             raise _damaged(self.path, error) from error
         return connection
 
-    def _run(self, connection: sqlite3.Connection, job: _Job[Any]) -> None:
+    def _run(self, connection: Connection, job: Job[Any]) -> None:
         moments = self._moments
         if moments is not None:
             moments("before", connection)
+        self._execute(connection, job)
+        if moments is not None:
+            moments("after", connection)
+
+    def _execute(self, connection: Connection, job: Job[Any]) -> None:
+        """Run a job in a transaction, and note its value or error."""
+        connection = cast(sqlite3.Connection, connection)
         try:
             if self._synced:
                 connection.execute(f"PRAGMA synchronous = {'FULL' if job.synced else 'OFF'}")
-            connection.execute("BEGIN IMMEDIATE")
+            if not connection.in_transaction:  # `add_now` may have begun it
+                connection.execute("BEGIN IMMEDIATE")
             try:
                 job.value = job.work(connection)
                 connection.execute("COMMIT")
@@ -245,9 +344,6 @@ class Database:
                 job.error.__cause__ = error
         except BaseException as error:
             job.error = error
-        if moments is not None:
-            moments("after", connection)
-        job.finish()
 
 
 _UNREADABLE = (ArithmeticError, LookupError, TypeError, ValueError)
@@ -263,16 +359,22 @@ def _damaged(path: str, error: Exception) -> JournalError:
     )
 
 
-class _Job(Generic[T]):
+class Job(Generic[T]):
     """One piece of work, and its value or error."""
 
-    __slots__ = ("_report", "done", "error", "synced", "value", "work")
+    __slots__ = ("_report", "done", "error", "single", "synced", "value", "work")
 
     def __init__(
-        self, work: Work[T], report: Callable[[_Job[T]], object] | None = None, synced: bool = True
+        self,
+        work: Work[T],
+        report: Callable[[Job[T]], object] | None = None,
+        synced: bool = True,
+        single: bool = False,
     ) -> None:
         self.work = work
         self.synced = synced
+        self.single = single
+        """Whether the work is at most one statement that writes, so that it needs no transaction around it."""
         self._report = report
         self.done = threading.Event()
         self.value: T | None = None
@@ -292,7 +394,16 @@ class _Job(Generic[T]):
         return self.value  # pyright: ignore[reportReturnType]  # set where there is no error
 
 
-def _deliver(future: asyncio.Future[T], job: _Job[T]) -> None:
+def _begins(connection: sqlite3.Connection) -> bool:
+    """Begin a transaction, unless another process is writing. Returns whether it has begun."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.Error:  # any other error occurs again in the thread
+        return False
+    return True
+
+
+def _deliver(future: asyncio.Future[T], job: Job[T]) -> None:
     if future.done():
         return
     if job.error is not None:

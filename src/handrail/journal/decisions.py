@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, cast
 
 from handrail.events import ApprovalRemembered, ApprovalRevoked
 from handrail.journal.chains import Chains, decision_chain
+from handrail.journal.connection import Connection
 from handrail.journal.database import Database
 from handrail.journal.lease import check_not_taken
 from handrail.journal.sessions import DECISIONS, add_to_session, read_decisions
@@ -96,7 +96,7 @@ class SqliteDecisions:
     def write(self, decision: Decision, /, *, run_id: str = "") -> None:
         database = self._database
 
-        def write(connection: sqlite3.Connection) -> None:
+        def write(connection: Connection) -> None:
             check_not_taken(connection, database.owner, run_id)
             put_decision(connection, database.chains, decision)
 
@@ -120,7 +120,7 @@ class SqliteDecisions:
         )
 
 
-def put_decision(connection: sqlite3.Connection, chains: Chains, decision: Decision) -> None:
+def put_decision(connection: Connection, chains: Chains, decision: Decision) -> None:
     """Store a decision, unless it is already stored."""
     chain = decision_chain(decision.session_id, decision.principal)
     known = {(each.kind, each.key) for each in chains.read(connection, chain)}

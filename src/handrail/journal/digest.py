@@ -20,7 +20,7 @@ from handrail.journal.location import KEY_SUFFIX, check_private, create_folders,
 
 log = logging.getLogger("handrail.journal")
 
-KEY_VARIABLE = "HANDRAIL_KEY"
+KEY_VARIABLE, KEY_FILE_VARIABLE = "HANDRAIL_KEY", "HANDRAIL_KEY_FILE"
 _KEY_BYTES = 32
 
 
@@ -36,7 +36,7 @@ def key_beside(journal: str, is_new: bool) -> bytes:
     """
     given = os.environ.get(KEY_VARIABLE)
     if given:
-        return hashlib.sha256(b"handrail key\0" + given.encode()).digest()
+        return _derived(given.encode())
     path = Path(journal + KEY_SUFFIX)
     if is_new and not path.exists():
         _make(path)
@@ -55,6 +55,39 @@ def key_beside(journal: str, is_new: bool) -> bytes:
             "Restore the original file.",
         )
     return key
+
+
+def shared_key(journal: str, file: str | None) -> bytes:
+    """Return the key of a journal that many machines share: from a file, or derived from `HANDRAIL_KEY`.
+
+    The file is the given one, or else the one that `HANDRAIL_KEY_FILE` names. Raises `JournalError` if there is neither
+    a file nor a variable, or if others can access the file. A key is never created here, since other machines would not
+    have it.
+    """
+    given = os.environ.get(KEY_VARIABLE)
+    file = file or (None if given else os.environ.get(KEY_FILE_VARIABLE))
+    if file is None:
+        if not given:
+            raise JournalError(
+                journal,
+                "there is no key with which to detect altered records",
+                f"Set {KEY_VARIABLE} to the same secret on every machine, or {KEY_FILE_VARIABLE} to the path of a file with it.",
+            )
+        return _derived(given.encode())
+    check_private(journal, Path(file))
+    try:
+        secret = Path(file).read_bytes().strip()
+    except OSError as error:
+        raise JournalError(
+            journal, f"its key can't be read from {file!r}: {error.strerror}", "Name a readable file."
+        ) from None
+    if not secret:
+        raise JournalError(journal, f"its key file {file!r} is empty", "Write a long random secret into it.")
+    return _derived(secret)
+
+
+def _derived(secret: bytes) -> bytes:
+    return hashlib.sha256(b"handrail key\0" + secret).digest()
 
 
 def folder_key() -> bytes:

@@ -6,14 +6,17 @@ import contextlib
 import os
 import secrets
 import socket
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from handrail.errors import RunBusy, RunUnknown
+from handrail.journal.run_rows import StoredRun, update_run
 
 if TYPE_CHECKING:
-    import sqlite3
+    from handrail.journal.chains import Chains
+    from handrail.journal.connection import Connection
 
 LEASE_SECONDS = 30.0
 """How long a lease lasts without being renewed, in seconds."""
@@ -68,23 +71,95 @@ def _started(pid: int) -> str:
     return "" if fields[0] in ("Z", "X") else fields[19]
 
 
-def is_owner(connection: sqlite3.Connection, owner: str, run_id: str) -> bool:
+class Leases(Protocol):
+    """How a journal's processes hold their runs, and how others see that a process is gone."""
+
+    seconds: float
+    """How long a lease lasts without being renewed, in seconds."""
+
+    def until(self, connection: Connection, now: float) -> float:
+        """Begin or renew this process's lease, and return when it ends, as a run's row records it."""
+        ...
+
+    def renew(self, connection: Connection, chains: Chains, row: StoredRun, now: float) -> None:
+        """Renew the lease of a run that this process owns."""
+        ...
+
+    def is_lapsed(self) -> bool:
+        """Return whether a different process may have taken this process's runs since it last renewed its lease."""
+        ...
+
+    def is_free(
+        self, connection: Connection, owner: str, leased_until: float, now: float, me: str = ""
+    ) -> bool:
+        """Return whether `me` may take what `owner` holds."""
+        ...
+
+    def is_at_work(self, connection: Connection, owner: str) -> bool:
+        """Return whether an owner's process may still be at work."""
+        ...
+
+    def is_announced(self, owner: str, until: float, now: float) -> bool:
+        """Return whether a worker whose announcement lasts until then counts as alive."""
+        ...
+
+    def held(self, connection: Connection, now: float) -> Callable[[str, float], bool]:
+        """Return a function that says whether an owner is alive and holds its lease, given when that lease ends."""
+        ...
+
+
+class HostLeases:
+    """Leases by this host's clock, each in the row of its run. A process of this host that has ended holds none."""
+
+    seconds = LEASE_SECONDS
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+
+    def until(self, connection: Connection, now: float) -> float:
+        return now + self.seconds
+
+    def renew(self, connection: Connection, chains: Chains, row: StoredRun, now: float) -> None:
+        update_run(connection, chains, row, leased_until=now + self.seconds)
+
+    def is_lapsed(self) -> bool:
+        return False  # each write checks the owner, and all processes are on one host
+
+    def is_free(
+        self, connection: Connection, owner: str, leased_until: float, now: float, me: str = ""
+    ) -> bool:
+        return is_free(owner, leased_until, now, me)
+
+    def is_at_work(self, connection: Connection, owner: str) -> bool:
+        return bool(owner) and not is_dead(owner)
+
+    def is_announced(self, owner: str, until: float, now: float) -> bool:
+        return until > now and not is_dead(owner)
+
+    def held(self, connection: Connection, now: float) -> Callable[[str, float], bool]:
+        return lambda owner, until: not is_free(owner, until, now, "")
+
+
+_OWNER = "SELECT owner FROM runs WHERE id = ? /* FOR SHARE */"
+
+
+def is_owner(connection: Connection, owner: str, run_id: str) -> bool:
     """Return whether `owner` holds the run's lease."""
-    row = connection.execute("SELECT owner FROM runs WHERE id = ?", (run_id,)).fetchone()
+    row = connection.execute(_OWNER, (run_id,)).fetchone()
     return row is not None and row[0] == owner
 
 
-def check_owner(connection: sqlite3.Connection, owner: str, run_id: str) -> None:
+def check_owner(connection: Connection, owner: str, run_id: str) -> None:
     """Raise `RunBusy` unless `owner` owns the run, and `RunUnknown` if the run is not recorded."""
-    row = connection.execute("SELECT owner FROM runs WHERE id = ?", (run_id,)).fetchone()
+    row = connection.execute(_OWNER, (run_id,)).fetchone()
     if row is None:
         raise RunUnknown(run_id)
     if row[0] != owner:
         raise RunBusy(run_id, row[0])
 
 
-def check_not_taken(connection: sqlite3.Connection, owner: str, run_id: str) -> None:
+def check_not_taken(connection: Connection, owner: str, run_id: str) -> None:
     """Raise `RunBusy` unless `owner` owns the run. A run that is not recorded passes."""
-    row = connection.execute("SELECT owner FROM runs WHERE id = ?", (run_id,)).fetchone()
+    row = connection.execute(_OWNER, (run_id,)).fetchone()
     if row is not None and row[0] != owner:
         raise RunBusy(run_id, row[0])

@@ -271,6 +271,7 @@ class LocalQuestions:
         """Wake the asker with an answer that was recorded elsewhere. Raises `AnswerRefused` if the answer is invalid."""
         pending = self._questions.get(answer.question_id)
         if pending is not None and pending.answer is None and not answer.seal:
+            check_sender(pending.question, answer)
             self._check(pending, answer)
             self._settle(pending, answer, recorded=True)
 

@@ -19,6 +19,9 @@ from handrail.errors import JournalError, JournalExposed
 RESERVED = ".handrail"
 """The name of a folder that tools never see, at any depth below the folder that they may change."""
 
+_PROJECT = "project"
+"""The name of the file beside a default journal that holds the device and inode of the project's folder."""
+
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 KEY_SUFFIX = ".key"
 _PARTS_OF_SQLITE = ("-wal", "-shm", "-journal")
@@ -60,14 +63,30 @@ def state_folder() -> Path:
         ) from None
 
 
-def make_private_folder(folder: Path) -> None:
-    """Create the folder of a default journal, for its owner only.
+def former_journals(project: Path) -> Sequence[Path]:
+    """Return the default journals of this folder from when it had a different path, so that a message can name them.
+
+    A moved folder keeps its device and inode. But a new folder can get those of a removed one, so nothing opens these
+    journals without being asked to.
+    """
+    facts, own = os.stat(project), default_journal(project)
+    wanted = f"{facts.st_dev} {facts.st_ino}"
+    notes = sorted(state_folder().glob(f"*/{_PROJECT}"))
+    found = [note.with_name(own.name) for note in notes if note.read_text() == wanted]
+    return [journal for journal in found if journal != own and journal.is_file()]
+
+
+def make_private_folder(folder: Path, project: Path) -> None:
+    """Create the folder of a project's default journal, for its owner only, with a note of the project's device and inode.
 
     Raises `JournalExposed` if other users can access it or the folder above it.
     """
     create_folders(folder)
     for each in (folder.parent, folder):
         check_private(str(folder), each)
+    facts, note = os.stat(project), folder / _PROJECT
+    create_private_file(str(note))
+    note.write_text(f"{facts.st_dev} {facts.st_ino}")
 
 
 def create_folders(folder: Path) -> None:

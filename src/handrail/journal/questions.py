@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sqlite3
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +14,12 @@ from handrail.clock import Clock
 from handrail.errors import AnswerRefused, JournalAltered, JournalError
 from handrail.journal.answers import answered_already, check_answer, check_repeat, still_fits
 from handrail.journal.chains import Chains, fetch, run_chain
+from handrail.journal.connection import Connection
 from handrail.journal.database import Database, Work, encode
 from handrail.journal.decisions import decision_in, put_decision
 from handrail.journal.lease import check_not_taken
 from handrail.journal.local import LocalQuestions
+from handrail.journal.queue import make_due
 from handrail.journal.run_rows import rescue_runs
 from handrail.journal.runs import withdraw
 from handrail.journal.verification import ANSWER, ANSWER_CLEARED, QUESTION, add_outside, verified
@@ -43,7 +44,7 @@ class SqliteQuestions:
         self._clock = clock
         self._key = key
         self._local = LocalQuestions(clock, key=key, record=self._record)
-        self._watch = _Watch(watch, self._look_for_answer)
+        self.watch = Watch(watch, self._look_for_answer)
         self._verified: dict[str, Any] = {}
         """The rows of open questions that have been verified, by question id."""
         self._reported: set[str] = set()
@@ -67,7 +68,7 @@ class SqliteQuestions:
                 if still_fits(found.answer, check):
                     return found.answer
                 await database.transact(self._clear(question))
-        with self._watch.watching(question.id):
+        with self.watch.watching(question.id):
             try:
                 answer = await self._local.ask(question, asker, check, mask)
             except asyncio.CancelledError:
@@ -80,7 +81,7 @@ class SqliteQuestions:
             await database.transact(self._withdraw("id = ?", question.id))
         return answer
 
-    def _find(self, connection: sqlite3.Connection, question: Question) -> tuple[bool, QuestionRecord | None]:
+    def _find(self, connection: Connection, question: Question) -> tuple[bool, QuestionRecord | None]:
         """Return whether the question's run is recorded, and the question if it was asked before."""
         query = (
             "SELECT EXISTS (SELECT 1 FROM runs WHERE id = ?), EXISTS (SELECT 1 FROM questions WHERE id = ?)"
@@ -92,7 +93,7 @@ class SqliteQuestions:
         database = self._database
         encoded, at = encode(question, "asking"), question.asked_at.timestamp()
 
-        def put(connection: sqlite3.Connection) -> None:
+        def put(connection: Connection) -> None:
             check_not_taken(connection, database.owner, question.run_id)
             self._drop_answer(connection, question, at)
             connection.execute(_PUT, (question.id, encoded, question.run_id, at, question.principal))
@@ -105,14 +106,14 @@ class SqliteQuestions:
         """Return a job that drops an answer that can no longer be used, so that the question is asked again."""
         database, now = self._database, self._clock.now().timestamp()
 
-        def clear(connection: sqlite3.Connection) -> None:
+        def clear(connection: Connection) -> None:
             check_not_taken(connection, database.owner, question.run_id)
             self._drop_answer(connection, question, now)
 
         return clear
 
-    def _drop_answer(self, connection: sqlite3.Connection, question: Question, now: float) -> None:
-        query = "UPDATE questions SET answer = NULL WHERE id = ? AND answer NOT NULL"
+    def _drop_answer(self, connection: Connection, question: Question, now: float) -> None:
+        query = "UPDATE questions SET answer = NULL WHERE id = ? AND answer IS NOT NULL"
         if connection.execute(query, (question.id,)).rowcount:
             add_outside(
                 connection, self._database.chains, question.run_id, ANSWER_CLEARED, question.id, b"", at=now
@@ -146,7 +147,7 @@ class SqliteQuestions:
                 values.append(value)
         query = f"SELECT {_OPEN} FROM questions WHERE {' AND '.join(where)} ORDER BY asked_at, id"
 
-        def find(connection: sqlite3.Connection) -> list[bytes]:
+        def find(connection: Connection) -> list[bytes]:
             if not self._database.is_intact(connection):
                 return self._rescue(connection, run_id)
             checked: dict[str, bool] = {}
@@ -160,7 +161,7 @@ class SqliteQuestions:
         found.sort(key=lambda each: (each.asked_at, each.id))
         return tuple(each for each in found if principal in (None, each.principal))
 
-    def _rescue(self, connection: sqlite3.Connection, run_id: str | None) -> list[bytes]:
+    def _rescue(self, connection: Connection, run_id: str | None) -> list[bytes]:
         """Return the open questions in a damaged journal, of one run or of all that are not damaged themselves."""
         chains = self._database.chains
         if run_id is not None:
@@ -181,7 +182,7 @@ class SqliteQuestions:
             log.error("the questions of run %s are not shown: %s", run_id, error)
 
     def _is_recorded(
-        self, connection: sqlite3.Connection, row: Any, checked: dict[str, bool], *, lists_all: bool
+        self, connection: Connection, row: Any, checked: dict[str, bool], *, lists_all: bool
     ) -> bool:
         """Return whether a row is what its run recorded, so that nobody is shown anything else.
 
@@ -230,7 +231,7 @@ class SqliteQuestions:
         plain = msgspec.msgpack.decode(encoded, type=Answer)
         now, chains = self._clock.now(), self._database.chains
 
-        def record(connection: sqlite3.Connection) -> None:
+        def record(connection: Connection) -> None:
             if not connection.execute(
                 "SELECT 1 FROM questions WHERE id = ?", (answer.question_id,)
             ).fetchone():
@@ -246,6 +247,8 @@ class SqliteQuestions:
             )
             run_id, at = found.question.run_id, now.timestamp()
             add_outside(connection, chains, run_id, ANSWER, answer.question_id, encoded, at=at)
+            make_due(connection, chains, run_id, at)
+            chains.tell(connection, "question", answer.question_id)
             decision = decision_in(found.question, plain, now)
             if decision is not None:
                 put_decision(connection, chains, decision)
@@ -254,10 +257,10 @@ class SqliteQuestions:
 
     async def _look_for_answer(self, question_id: str) -> None:
         """Deliver the answer to a question, if another process recorded one."""
-        query = "SELECT 1 FROM questions WHERE id = ? AND answer NOT NULL"
+        query = "SELECT 1 FROM questions WHERE id = ? AND answer IS NOT NULL"
         chains = self._database.chains
 
-        def find(connection: sqlite3.Connection) -> Answer | None:
+        def find(connection: Connection) -> Answer | None:
             if not connection.execute(query, (question_id,)).fetchone():
                 return None
             return _get(connection, chains, question_id).answer
@@ -271,11 +274,11 @@ class SqliteQuestions:
 _OPEN = "id, question, run_id, principal, asked_at"
 _MOST_VERIFIED = 10_000
 _PUT = """INSERT INTO questions (id, question, run_id, asked_at, principal) VALUES (?, ?, ?, ?, ?)
-    ON CONFLICT DO UPDATE SET question = excluded.question, principal = excluded.principal, answer = NULL,
+    ON CONFLICT (id) DO UPDATE SET question = excluded.question, principal = excluded.principal, answer = NULL,
     asked_at = excluded.asked_at"""
 
 
-def _get(connection: sqlite3.Connection, chains: Chains, question_id: str) -> QuestionRecord:
+def _get(connection: Connection, chains: Chains, question_id: str) -> QuestionRecord:
     """Return a question as it was recorded. Raises `JournalAltered` if the run's records were altered."""
     query = "SELECT run_id FROM questions WHERE id = ?"
     row = connection.execute(query, (question_id,)).fetchone()
@@ -291,7 +294,7 @@ def _asked(found: tuple[bytes, bytes | None, float | None]) -> QuestionRecord:
     return QuestionRecord(question, msgspec.msgpack.decode(found[1], type=Answer), found[2])
 
 
-class _Watch:
+class Watch:
     """Periodically calls `look` with the id of each question that an asker is waiting for."""
 
     def __init__(self, every: float | None, look: Callable[[str], Awaitable[None]]) -> None:
@@ -319,11 +322,30 @@ class _Watch:
                 if task is not None:
                     task.cancel()
 
+    @property
+    def is_on(self) -> bool:
+        """Whether answers from other processes are looked for."""
+        return self._every is not None
+
+    def look_now(self, question_id: str | None) -> None:
+        """Look for the answer to this question, or for all answers if it is None. This is thread-safe.
+
+        Questions that no asker waits for are skipped.
+        """
+        for loop, waiting in tuple(self._waiting.items()):
+            for each in tuple(waiting) if question_id is None else (question_id,):
+                if each in waiting:
+                    with contextlib.suppress(RuntimeError):  # the asker's loop is closed
+                        asyncio.run_coroutine_threadsafe(self._try_to_look(each), loop)
+
+    async def _try_to_look(self, question_id: str) -> None:
+        try:
+            await self._look(question_id)
+        except JournalError:
+            log.warning("could not look for an answer to %s; will retry", question_id, exc_info=True)
+
     async def _keep_looking(self, every: float, waiting: Mapping[str, None]) -> None:
         while True:
             await asyncio.sleep(every)
             for question_id in tuple(waiting):
-                try:
-                    await self._look(question_id)
-                except JournalError:
-                    log.warning("could not look for an answer to %s; will retry", question_id, exc_info=True)
+                await self._try_to_look(question_id)

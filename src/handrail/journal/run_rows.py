@@ -5,6 +5,7 @@ Unlike records, a row is replaced when a run's status or lease changes, so it ca
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -12,7 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from handrail.errors import JournalAltered, RunUnknown
-from handrail.journal.chains import Chains, decode_text, fetch, outside_chain, reading, run_chain
+from handrail.journal.chains import Chains, fetch, outside_chain, reading, run_chain, texts_decoded
+from handrail.journal.connection import Connection
 from handrail.records import RunRecord, RunRow, RunStatus
 
 
@@ -30,6 +32,11 @@ class StoredRun(NamedTuple):
     stopping: int
     deaths: int
     progress: int
+    queue: str
+    host: str
+    key: str
+    due_at: float | None
+    legs: int
     record: bytes
     outcome: bytes
 
@@ -38,18 +45,26 @@ class StoredRun(NamedTuple):
         """How the run began."""
         return msgspec.msgpack.decode(self.record, type=RunRecord)
 
-    def shown(self, questions: int) -> RunRow:
-        """Return the row as readers of the journal see it, with the number of the run's open questions."""
+    def shown(self, questions: int, held: bool) -> RunRow:
+        """Return the row as readers of the journal see it.
+
+        `questions` is the number of the run's open questions. `held` says whether its owner is alive and holds its lease.
+        """
         return RunRow(
             record=self.decoded,
             status=self.status,
             owner=self.owner,
             leased_until=self.leased_until,
+            held=held,
             changed_at=self.changed_at,
             outcome=self.outcome,
             questions=questions,
             stopping=bool(self.stopping),
             deaths=self.deaths,
+            queue=self.queue,
+            host=self.host,
+            due_at=self.due_at,
+            legs=self.legs,
         )
 
 
@@ -59,27 +74,32 @@ WAITING = "(SELECT count(*) FROM questions WHERE run_id = runs.id AND answer IS 
 """Counts the open questions of a run."""
 _INSERT = f"INSERT INTO runs ({', '.join(_OWN)}, mac) VALUES ({', '.join('?' * (len(_OWN) + 1))})"
 _UPDATE = f"UPDATE runs SET {', '.join(f'{each} = ?' for each in (*_OWN, 'mac'))} WHERE id = ?"
-_REAL = ("leased_until", "began_at", "changed_at")
+_REAL = ("leased_until", "began_at", "changed_at", "due_at")
 
 
-def insert_run(connection: sqlite3.Connection, chains: Chains, row: StoredRun) -> None:
+def insert_run(connection: Connection, chains: Chains, row: StoredRun) -> None:
     """Add the row of a new run."""
     connection.execute(_INSERT, _sealed(chains, row))
+    chains.tell(connection, "run", row.id)
 
 
-def update_run(connection: sqlite3.Connection, chains: Chains, row: StoredRun, **changes: Any) -> StoredRun:
+def update_run(connection: Connection, chains: Chains, row: StoredRun, **changes: Any) -> StoredRun:
     """Replace the row of a run by one with these changes, and return that row."""
     changed = row._replace(**changes)
     connection.execute(_UPDATE, (*_sealed(chains, changed), row.id))
+    if changed.owner != row.owner:
+        chains.fence(connection, row.id, changed.owner)
+    chains.tell(connection, "run", row.id)
     return changed
 
 
 def _sealed(chains: Chains, row: StoredRun) -> tuple[Any, ...]:
-    row = row._replace(**{each: float(getattr(row, each)) for each in _REAL})  # as SQLite returns them
+    reals = {each: float(getattr(row, each)) for each in _REAL if getattr(row, each) is not None}
+    row = row._replace(**reals)  # as SQLite returns them
     return (*row, chains.row_mac("runs", row))
 
 
-def find_run(connection: sqlite3.Connection, chains: Chains, run_id: str) -> StoredRun:
+def find_run(connection: Connection, chains: Chains, run_id: str) -> StoredRun:
     """Return the row of a run. Raises `RunUnknown` if there is none, or `JournalAltered` if it is not as it was written."""
     chain = run_chain(run_id)
     with reading(chains, chain, 1, f"run {run_id}"):
@@ -95,7 +115,7 @@ def find_run(connection: sqlite3.Connection, chains: Chains, run_id: str) -> Sto
     raise chains.altered(chain, 1, "its row among the runs is missing", what=f"run {run_id}")
 
 
-def _has_begun(connection: sqlite3.Connection, chain: str) -> bool:
+def _has_begun(connection: Connection, chain: str) -> bool:
     """Return whether a chain is that of a recorded run. Calls, questions and steps may be recorded without a run."""
     query = "SELECT 1 FROM records WHERE chain = ? AND link <= 2 AND kind IN ('run', 'fork', 'import')"
     return bool(fetch(connection, query, chain))
@@ -111,7 +131,7 @@ def check_run(chains: Chains, values: Sequence[Any], run_id: str | None = None) 
     return row
 
 
-def rescue_runs(connection: sqlite3.Connection, chains: Chains) -> Iterator[StoredRun | JournalAltered]:
+def rescue_runs(connection: Connection, chains: Chains) -> Iterator[StoredRun | JournalAltered]:
     """Yield every run that can still be read from a damaged journal, and an error for every run that can't.
 
     Indexes are not used. The table is read from both ends, because SQLite can't read past a damaged page.
@@ -139,13 +159,7 @@ def rescue_runs(connection: sqlite3.Connection, chains: Chains) -> Iterator[Stor
                     yield altered
 
 
-def _readable(connection: sqlite3.Connection, query: str) -> Iterator[Any]:
+def _readable(connection: Connection, query: str) -> Iterator[Any]:
     """Yield the rows that a query finds, up to the first damaged one."""
-    before = connection.text_factory
-    connection.text_factory = decode_text
-    try:
+    with texts_decoded(connection), contextlib.suppress(sqlite3.DatabaseError, OverflowError, MemoryError):
         yield from connection.execute(query)
-    except (sqlite3.DatabaseError, OverflowError, MemoryError):
-        return
-    finally:
-        connection.text_factory = before

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import sqlite3
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +13,10 @@ import msgspec
 from handrail.errors import JournalAltered, RunBusy, RunError
 from handrail.journal.blobs import put_blob, remove_unused_blobs
 from handrail.journal.chains import Chains, fetch, outside_chain, run_chain
+from handrail.journal.connection import Connection
 from handrail.journal.database import Database, encode
-from handrail.journal.lease import LEASE_SECONDS, check_owner, is_free
+from handrail.journal.lease import check_owner
+from handrail.journal.run_leases import acquire, check_turn, earliest
 from handrail.journal.run_rows import (
     COLUMNS,
     WAITING,
@@ -28,6 +29,7 @@ from handrail.journal.run_rows import (
 )
 from handrail.journal.sessions import RUN, add_to_session, check_session, forget_in_session
 from handrail.journal.verification import (
+    BEGUN,
     CANCEL,
     FORK,
     IMPORT,
@@ -64,7 +66,7 @@ _SESSIONS = f"""SELECT session, number, changed,
     FROM (
         SELECT session_id AS session, count(*) AS number, max(changed_at) AS changed
         FROM runs WHERE principal = :principal GROUP BY session_id
-        HAVING :mark IS NULL OR (changed, session) < (:mark, :id)
+        HAVING CAST(:mark AS DOUBLE PRECISION) IS NULL OR (max(changed_at), session_id) < (:mark, :id)
         ORDER BY changed DESC, session DESC LIMIT :limit
     ) AS found JOIN runs ON runs.id = (
         SELECT id FROM runs WHERE +principal = :principal AND session_id = session
@@ -89,12 +91,16 @@ class SqliteRuns:
         database = self._database
         now = database.now()
 
-        def begin(connection: sqlite3.Connection) -> None:
-            _check_new(connection, run.id)
-            query = "SELECT max(began_at) FROM runs WHERE session_id = ?"
+        def begin(connection: Connection) -> None:
+            queued = _queued(connection, database, run.id)
+            query = "SELECT max(began_at) FROM runs WHERE session_id = ? AND status != 'queued'"
             placed = _after(run, connection.execute(query, (run.session_id,)).fetchone()[0])
-            lease = database.owner, now + LEASE_SECONDS
-            _insert(connection, database.chains, placed, "running", lease, now, b"")
+            lease = database.owner, database.leases.until(connection, now)
+            if queued is not None:
+                _begin_queued(connection, database.chains, queued, placed, lease, now)
+                return
+            check_new(connection, run.id)
+            insert_new(connection, database.chains, placed, "running", now, lease=lease)
 
         await database.transact(begin)
 
@@ -102,25 +108,13 @@ class SqliteRuns:
         database = self._database
         now = database.now()
 
-        def take(connection: sqlite3.Connection) -> RunRow:
+        def take(connection: Connection) -> RunRow:
             row = find_run(connection, database.chains, run_id)
-            if not is_free(row.owner, row.leased_until, now, database.owner):
+            if not database.leases.is_free(connection, row.owner, row.leased_until, now, database.owner):
                 raise RunBusy(run_id, row.owner)
-            progress = verify_session(connection, database.chains, run_id).progress
-            deaths = _deaths(row, progress) if row.owner != database.owner else 0
-            update_run(
-                connection,
-                database.chains,
-                row,
-                status=row.status if row.status in OVER else "running",
-                owner=database.owner,
-                leased_until=now + LEASE_SECONDS,
-                changed_at=now,
-                stopping=0,
-                deaths=deaths,
-                progress=progress,
-            )
-            return msgspec.structs.replace(self._shown(connection, row), deaths=deaths)
+            check_turn(connection, row)
+            taken = acquire(connection, database, row, now, stopping=0)
+            return msgspec.structs.replace(self.shown(connection, row), deaths=taken.deaths, legs=taken.legs)
 
         taken = await database.transact(take)
         self._lost(run_id)  # another process may have had the run
@@ -130,10 +124,10 @@ class SqliteRuns:
         database = self._database
         now = database.now()
 
-        def keep(connection: sqlite3.Connection) -> bool:
+        def keep(connection: Connection) -> bool:
             check_owner(connection, database.owner, run_id)
             row = find_run(connection, database.chains, run_id)
-            update_run(connection, database.chains, row, leased_until=now + LEASE_SECONDS)
+            database.leases.renew(connection, database.chains, row, now)
             return bool(row.stopping) and verified(connection, database.chains, run_id).cancelled
 
         return await database.transact(keep, synced=False)
@@ -142,21 +136,26 @@ class SqliteRuns:
         database = self._database
         now = database.now()
 
-        def stop(connection: sqlite3.Connection) -> None:
+        def stop(connection: Connection) -> None:
             update_run(connection, database.chains, find_run(connection, database.chains, run_id), stopping=1)
             add_outside(connection, database.chains, run_id, CANCEL, "", b"", at=now)
 
         await database.transact(stop)
 
-    async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
+    async def leave(
+        self, run_id: str, status: RunStatus, outcome: bytes = b"", /, *, due_at: float | None = None
+    ) -> None:
         database = self._database
         now = database.now()
 
-        def leave(connection: sqlite3.Connection) -> None:
+        def leave(connection: Connection) -> None:
             check_owner(connection, database.owner, run_id)
             before = find_run(connection, database.chains, run_id)
             left = {"status": status, "owner": "", "leased_until": 0.0, "outcome": outcome, "stopping": 0}
-            update_run(connection, database.chains, before, changed_at=now, **left)
+            due = None if status in OVER else earliest(before.due_at, due_at)
+            if status == "queued" and due is None:
+                due = now
+            update_run(connection, database.chains, before, changed_at=now, due_at=due, **left)
             if end_of(status, outcome) != end_of(before.status, before.outcome):
                 end, body = end_of(status, outcome)
                 database.chains.append(connection, run_chain(run_id), OUTCOME, end, body, at=now)
@@ -169,17 +168,23 @@ class SqliteRuns:
     async def get(self, run_id: str, /) -> RunRow:
         database = self._database
 
-        def get(connection: sqlite3.Connection) -> RunRow:
-            return self._shown(connection, find_run(connection, database.chains, run_id))
+        def get(connection: Connection) -> RunRow:
+            return self.shown(connection, find_run(connection, database.chains, run_id))
 
         return await database.transact(get)
 
-    def _shown(self, connection: sqlite3.Connection, row: StoredRun) -> RunRow:
-        if self._database.is_intact(connection):
-            return row.shown(
-                connection.execute(f"SELECT {WAITING} FROM runs WHERE id = ?", (row.id,)).fetchone()[0]
-            )
-        return row.shown(len(verified(connection, self._database.chains, row.id).open_questions))
+    def shown(self, connection: Connection, row: StoredRun) -> RunRow:
+        """Return a row as readers of the journal see it."""
+        database = self._database
+        if database.is_intact(connection):
+            query = f"SELECT {WAITING} FROM runs WHERE id = ?"
+            questions = connection.execute(query, (row.id,)).fetchone()[0]
+        else:
+            questions = len(verified(connection, database.chains, row.id).open_questions)
+        held = bool(row.owner) and database.leases.held(connection, database.now())(
+            row.owner, row.leased_until
+        )
+        return row.shown(questions, held)
 
     async def list(
         self,
@@ -205,10 +210,11 @@ class SqliteRuns:
             values.append(limit)
         query = f"SELECT {COLUMNS}, {WAITING} FROM runs WHERE {' AND '.join(where)} ORDER BY {order}"
 
-        def find(connection: sqlite3.Connection) -> list[RunRow]:
+        def find(connection: Connection) -> list[RunRow]:
             with contextlib.suppress(JournalAltered):  # every row is then looked at by itself
                 if self._database.is_intact(connection):
-                    return [self._checked(row) for row in fetch(connection, query, *values)]
+                    held = self._database.leases.held(connection, self._database.now())
+                    return [self._checked(row, held) for row in fetch(connection, query, *values)]
             rows = [
                 row
                 for row in self._rescue(connection)
@@ -222,10 +228,11 @@ class SqliteRuns:
 
         return tuple(await self._database.transact(find))
 
-    def _checked(self, values: Sequence[Any]) -> RunRow:
-        return check_run(self._database.chains, values).shown(values[-1])
+    def _checked(self, values: Sequence[Any], held: Callable[[str, float], bool]) -> RunRow:
+        row = check_run(self._database.chains, values)
+        return row.shown(values[-1], bool(row.owner) and held(row.owner, row.leased_until))
 
-    def _rescue(self, connection: sqlite3.Connection) -> list[RunRow]:
+    def _rescue(self, connection: Connection) -> list[RunRow]:
         """Return the runs of a damaged journal that are not damaged themselves, oldest first. The others are logged once."""
         database = self._database
         database.note_damage()
@@ -234,7 +241,7 @@ class SqliteRuns:
             try:
                 if isinstance(row, JournalAltered):
                     raise row
-                found.append(self._shown(connection, row))
+                found.append(self.shown(connection, row))
             except JournalAltered as altered:
                 if str(altered) not in self._reported:
                     self._reported.add(str(altered))
@@ -247,10 +254,11 @@ class SqliteRuns:
         at, id = before or (None, None)
         values = {"principal": principal, "limit": limit, "mark": at, "id": id}
 
-        def find(connection: sqlite3.Connection) -> list[SessionRow]:
+        def find(connection: Connection) -> list[SessionRow]:
             chains = self._database.chains
             with contextlib.suppress(JournalAltered):
                 if self._database.is_intact(connection):
+                    held = self._database.leases.held(connection, self._database.now())
                     return [
                         SessionRow(
                             session_id=session_id,
@@ -258,7 +266,7 @@ class SqliteRuns:
                             changed_at=changed,
                             first=find_run(connection, chains, first).decoded,
                             questions=waiting,
-                            newest=self._checked(newest),
+                            newest=self._checked(newest, held),
                         )
                         for session_id, number, changed, first, waiting, *newest in connection.execute(
                             _SESSIONS, values
@@ -269,7 +277,7 @@ class SqliteRuns:
         return tuple(await self._database.transact(find))
 
     def _rescue_sessions(
-        self, connection: sqlite3.Connection, principal: str, before: Mark | None
+        self, connection: Connection, principal: str, before: Mark | None
     ) -> list[SessionRow]:
         """Return the sessions of a damaged journal in which no run is damaged, most recently changed first."""
         sessions: dict[str, list[RunRow]] = {}
@@ -300,8 +308,8 @@ class SqliteRuns:
         run, row, chains = copy.row.record, copy.row, self._database.chains
         chain, now = run_chain(run.id), self._database.now()
 
-        def add(connection: sqlite3.Connection) -> None:
-            _check_new(connection, run.id)
+        def add(connection: Connection) -> None:
+            check_new(connection, run.id)
             if copy.forked_from:
                 source, _, step = copy.forked_from.rpartition("#")
                 verify_session(connection, chains, source)
@@ -309,7 +317,7 @@ class SqliteRuns:
                 chains.append(connection, chain, FORK, f"{source}#{step}", head, at=now)
             else:
                 chains.append(connection, chain, IMPORT, run.id, b"unverified", at=now)
-            _insert(connection, chains, run, row.status, ("", 0.0), row.changed_at, row.outcome)
+            insert_new(connection, chains, run, row.status, row.changed_at, outcome=row.outcome)
             for entry in copy.entries:
                 chains.append(connection, chain, entry.kind, entry.key, entry.body, at=entry.at)
             for unit in copy.units:
@@ -326,7 +334,7 @@ class SqliteRuns:
     async def verify(self, run_id: str | None = None, /) -> Verification:
         database = self._database
 
-        def verify(connection: sqlite3.Connection) -> Verification:
+        def verify(connection: Connection) -> Verification:
             if run_id is not None:
                 find_run(connection, database.chains, run_id)  # raises `RunUnknown` if there is no such run
             return verify_journal(connection, database.chains, run_id)
@@ -336,7 +344,7 @@ class SqliteRuns:
     async def forget(self, run_ids: Sequence[str], /) -> None:
         now = self._database.now()
 
-        def forget(connection: sqlite3.Connection) -> None:
+        def forget(connection: Connection) -> None:
             for start in range(0, len(run_ids), _CHUNK):
                 _remove(connection, self._database.chains, tuple(run_ids[start : start + _CHUNK]), now)
             remove_unused_blobs(connection)
@@ -346,9 +354,7 @@ class SqliteRuns:
             self._lost(run_id)
 
 
-def put_unit(
-    connection: sqlite3.Connection, chains: Chains, unit: CommitUnit, encoded: bytes, state: str
-) -> None:
+def put_unit(connection: Connection, chains: Chains, unit: CommitUnit, encoded: bytes, state: str) -> None:
     """Record a committed call."""
     chains.append(
         connection,
@@ -362,21 +368,15 @@ def put_unit(
     )
 
 
-def withdraw(connection: sqlite3.Connection, chains: Chains, now: float, where: str, *values: str) -> None:
+def withdraw(connection: Connection, chains: Chains, now: float, where: str, *values: str) -> None:
     """Delete questions without an answer, and record that they were withdrawn."""
     query = f"DELETE FROM questions WHERE answer IS NULL AND {where} RETURNING id, run_id"
     for id, run_id in sorted(connection.execute(query, values).fetchall()):
         chains.append(connection, run_chain(run_id), WITHDRAWN, id, b"", at=now)
 
 
-def _deaths(row: StoredRun, progress: int) -> int:
-    """Return how many consecutive processes have died while they executed this run, without any progress."""
-    if row.status != "running" or not row.owner:
-        return 0
-    return row.deaths + 1 if row.progress == progress else 1
-
-
-def _check_new(connection: sqlite3.Connection, run_id: str) -> None:
+def check_new(connection: Connection, run_id: str) -> None:
+    """Raise `RunError` if there is already a run with this id."""
     if connection.execute("SELECT 1 FROM runs WHERE id = ?", (run_id,)).fetchone():
         raise RunError(
             run_id,
@@ -385,21 +385,50 @@ def _check_new(connection: sqlite3.Connection, run_id: str) -> None:
         )
 
 
-def _insert(
-    connection: sqlite3.Connection,
+def _queued(connection: Connection, database: Database, run_id: str) -> StoredRun | None:
+    """Return the row of a queued run that this process has taken, or None if there is no such run."""
+    query = "SELECT 1 FROM runs WHERE id = ? AND status = 'queued' AND owner = ?"
+    if connection.execute(query, (run_id, database.owner)).fetchone() is None:
+        return None
+    return find_run(connection, database.chains, run_id)
+
+
+def _begin_queued(
+    connection: Connection,
+    chains: Chains,
+    queued: StoredRun,
+    run: RunRecord,
+    lease: tuple[str, float],
+    now: float,
+) -> None:
+    """Replace the record of a submitted run by the one with which it begins. Both stay in the run's chain."""
+    run = msgspec.structs.replace(run, request=queued.decoded.request)
+    record = encode(run, f"run {run.id!r} began with")
+    chains.append(connection, run_chain(run.id), BEGUN, run.id, record, at=run.began_at)
+    changes = {"status": "running", "owner": lease[0], "leased_until": lease[1], "changed_at": now}
+    update_run(connection, chains, queued, record=record, began_at=run.began_at, **changes)
+
+
+def insert_new(
+    connection: Connection,
     chains: Chains,
     run: RunRecord,
     status: RunStatus,
-    lease: tuple[str, float],
     changed_at: float,
-    outcome: bytes,
+    *,
+    lease: tuple[str, float] = ("", 0.0),
+    outcome: bytes = b"",
+    queue: tuple[str, str, str, float | None] = ("", "", "", None),
 ) -> None:
+    """Add a new run. `queue` is the name of its queue, its host, its key and when it is due."""
     record = encode(run, f"run {run.id!r} began with")
     ids = run.id, run.session_id, run.principal
-    row = StoredRun(*ids, status, *lease, run.began_at, changed_at, 0, 0, 0, record, outcome)
+    legs = 1 if lease[0] else 0
+    row = StoredRun(*ids, status, *lease, run.began_at, changed_at, 0, 0, 0, *queue, legs, record, outcome)
     insert_run(connection, chains, row)
     chain = run_chain(run.id)
     chains.append(connection, chain, RUN, run.id, record, at=run.began_at)
+    chains.fence(connection, run.id, row.owner)
     add_to_session(connection, chains, run.session_id, RUN, run.id, chain, at=run.began_at)
     end, body = end_of(status, outcome)
     if end or body:
@@ -413,7 +442,7 @@ def _after(run: RunRecord, last: float | None) -> RunRecord:
     return msgspec.structs.replace(run, began_at=math.nextafter(last, math.inf))
 
 
-def _remove(connection: sqlite3.Connection, chains: Chains, run_ids: tuple[str, ...], now: float) -> None:
+def _remove(connection: Connection, chains: Chains, run_ids: tuple[str, ...], now: float) -> None:
     marks = ", ".join("?" * len(run_ids))
     for table in ("questions", "tickets", "blob_runs"):
         connection.execute(f"DELETE FROM {table} WHERE run_id IN ({marks})", run_ids)

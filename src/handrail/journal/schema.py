@@ -14,7 +14,7 @@ from pathlib import Path
 
 from handrail.errors import JournalError
 
-VERSION = 9
+VERSION = 10
 """Version of the schema. A journal with another version is refused."""
 
 APPLICATION_ID = 0x48726A6C
@@ -24,18 +24,27 @@ _HEADER_BYTES = 100
 _ID_AT = slice(68, 72)
 
 # A table with large values has rowids. Without them, SQLite reads in full every row that it passes on its way to another.
-_TABLES: Sequence[str] = (
+TABLES: Sequence[str] = (
     "CREATE TABLE about (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     """CREATE TABLE runs (
         id TEXT PRIMARY KEY, session_id TEXT NOT NULL, principal TEXT NOT NULL, status TEXT NOT NULL,
         owner TEXT NOT NULL, leased_until REAL NOT NULL, began_at REAL NOT NULL, changed_at REAL NOT NULL,
         stopping INTEGER NOT NULL DEFAULT 0, deaths INTEGER NOT NULL DEFAULT 0, progress INTEGER NOT NULL DEFAULT 0,
+        queue TEXT NOT NULL DEFAULT '', host TEXT NOT NULL DEFAULT '', key TEXT NOT NULL DEFAULT '', due_at REAL,
+        legs INTEGER NOT NULL DEFAULT 0,
         record BLOB NOT NULL, outcome BLOB NOT NULL, mac BLOB NOT NULL
     )""",
     "CREATE INDEX runs_by_time ON runs (began_at)",
     "CREATE INDEX runs_of_a_session ON runs (session_id, began_at)",
     "CREATE INDEX runs_of_a_principal ON runs (principal, began_at)",
     "CREATE INDEX sessions_of_a_principal ON runs (principal, session_id, began_at, changed_at)",
+    "CREATE INDEX runs_for_workers ON runs (queue, due_at) WHERE queue != '' AND status IN ('queued', 'running', 'parked')",
+    """CREATE UNIQUE INDEX one_turn_of_a_session ON runs (session_id)
+        WHERE queue != '' AND owner != '' AND status IN ('queued', 'running', 'parked')""",
+    "CREATE UNIQUE INDEX runs_by_key ON runs (principal, key) WHERE key != ''",
+    """CREATE TABLE workers (
+        owner TEXT PRIMARY KEY, host TEXT NOT NULL, leased_until REAL NOT NULL, body BLOB NOT NULL, mac BLOB NOT NULL
+    )""",
     """CREATE TABLE records (
         number INTEGER PRIMARY KEY, chain TEXT NOT NULL, link INTEGER NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL,
         at REAL NOT NULL, session_id TEXT NOT NULL, body BLOB NOT NULL, mac BLOB NOT NULL, state TEXT NOT NULL,
@@ -125,7 +134,7 @@ def create_tables(connection: sqlite3.Connection, path: str) -> bool:
             "it is damaged: its list of tables is empty",
             "Restore the file from a backup, or use a new one.",
         )
-    for each in _TABLES:
+    for each in TABLES:
         connection.execute(each)
     return True
 
@@ -154,7 +163,7 @@ def read_schema(connection: sqlite3.Connection) -> Schema:
 
 
 @cache
-def expected_schema(statements: Sequence[str] = _TABLES) -> Schema:
+def expected_schema(statements: Sequence[str] = TABLES) -> Schema:
     """Return what a database contains after these statements, which are a journal's by default."""
     connection = sqlite3.connect(":memory:")
     try:

@@ -8,11 +8,11 @@ as forgotten.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Iterator
 
 from handrail.errors import JournalAltered
 from handrail.journal.chains import SESSIONS, Chains, Record, decision_chain, fetch, reading, session_chain
+from handrail.journal.connection import Connection
 
 RUN, DECISIONS, SESSION, FORGOTTEN = "run", "decisions", "session", "forgotten"
 
@@ -23,7 +23,7 @@ _FIRST = "SELECT mac FROM records WHERE chain = ? AND link = 1"
 
 
 def add_to_session(
-    connection: sqlite3.Connection,
+    connection: Connection,
     chains: Chains,
     session_id: str,
     kind: str,
@@ -39,7 +39,7 @@ def add_to_session(
 
 
 def forget_in_session(
-    connection: sqlite3.Connection, chains: Chains, session_id: str, run_ids: Iterable[str], *, at: float
+    connection: Connection, chains: Chains, session_id: str, run_ids: Iterable[str], *, at: float
 ) -> None:
     """Record that runs were deleted. If the session has no other runs, delete its decisions and its chain too."""
     own = session_chain(session_id)
@@ -54,7 +54,7 @@ def forget_in_session(
     chains.append(connection, SESSIONS, FORGOTTEN, session_id, b"", at=at)
 
 
-def check_session(connection: sqlite3.Connection, chains: Chains, session_id: str) -> list[str]:
+def check_session(connection: Connection, chains: Chains, session_id: str) -> list[str]:
     """Return the ids of a session's runs, in the order in which they began. The runs themselves are not verified.
 
     Raises `JournalAltered` unless the session has exactly the runs and decisions that began in it and were not forgotten.
@@ -64,7 +64,7 @@ def check_session(connection: sqlite3.Connection, chains: Chains, session_id: st
         return _check_session(connection, chains, session_id, chain)
 
 
-def _check_session(connection: sqlite3.Connection, chains: Chains, session_id: str, chain: str) -> list[str]:
+def _check_session(connection: Connection, chains: Chains, session_id: str, chain: str) -> list[str]:
     records = chains.read(connection, chain)
     begun = _begun(chains, chain, records, RUN)
     found: dict[tuple[str, str], object] = {
@@ -80,7 +80,7 @@ def _check_session(connection: sqlite3.Connection, chains: Chains, session_id: s
 
 
 def session_alterations(
-    connection: sqlite3.Connection, chains: Chains, session_ids: Iterable[str]
+    connection: Connection, chains: Chains, session_ids: Iterable[str]
 ) -> Iterator[JournalAltered]:
     """Yield the first alteration of each session, and of the list of sessions."""
     found: dict[tuple[str, str], object] = {}
@@ -100,9 +100,7 @@ def session_alterations(
         yield altered
 
 
-def read_decisions(
-    connection: sqlite3.Connection, chains: Chains, session_id: str, principal: str
-) -> list[Record]:
+def read_decisions(connection: Connection, chains: Chains, session_id: str, principal: str) -> list[Record]:
     """Return a principal's decisions in a session.
 
     Raises `JournalAltered` if they were altered, or if the session's chain does not record how they began.

@@ -14,6 +14,7 @@ from handrail.journal.database import MEMORY, Database, Moments
 from handrail.journal.decisions import SqliteDecisions
 from handrail.journal.digest import key_beside
 from handrail.journal.questions import SqliteQuestions
+from handrail.journal.queue import SqliteQueue
 from handrail.journal.runs import SqliteRuns
 from handrail.journal.tickets import SqliteTickets
 from handrail.journal.votes import SqliteVotes
@@ -65,9 +66,11 @@ class SqliteJournal:
         )
         self.id = database.id
         self.owner = database.owner
+        self.lease = database.leases.seconds
         self.key = database.key
         self.steps = SqliteSteps(database)
         self.runs = SqliteRuns(database, self.steps.forget)
+        self.queue = SqliteQueue(database, self.runs, self.steps.forget)
         self.calls = SqliteCalls(database)
         self.questions = SqliteQuestions(database, clock, self.key, watch)
         self.decisions = SqliteDecisions(database)
@@ -77,6 +80,7 @@ class SqliteJournal:
 
     def close(self) -> None:
         """Finish pending writes and close the file. Closing it twice is harmless."""
+        self.queue.close()
         self._database.close()
 
 

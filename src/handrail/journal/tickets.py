@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from handrail.errors import OutcomeUnknown, RunUnknown, TicketError
 from handrail.journal.chains import Chains, fetch, reading, run_chain
+from handrail.journal.connection import Connection
 from handrail.journal.database import Database
-from handrail.journal.lease import LEASE_SECONDS, check_owner, is_free
+from handrail.journal.lease import LEASE_SECONDS, check_owner
 from handrail.journal.run_rows import find_run
 from handrail.journal.verification import DEPOSIT, TICKET, add_outside, verified
 from handrail.records import OVER
 
 _COLUMNS = "text, open, holder, held_until, deposit"
+_PUT = f"""INSERT INTO tickets (run_id, place, {_COLUMNS}, mac) VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (run_id, place) DO UPDATE SET text = excluded.text, open = excluded.open, holder = excluded.holder,
+    held_until = excluded.held_until, deposit = excluded.deposit, mac = excluded.mac"""
 
 
 class _Ticket(msgspec.Struct, frozen=True):
@@ -38,7 +41,7 @@ class SqliteTickets:
         database = self._database
         now = database.now()
 
-        def issue(connection: sqlite3.Connection) -> str:
+        def issue(connection: Connection) -> str:
             check_owner(connection, database.owner, run_id)
             found = _get(connection, database.chains, run_id, place)
             ticket = _Ticket(text) if found is None else msgspec.structs.replace(found, open=True)
@@ -55,11 +58,11 @@ class SqliteTickets:
         database = self._database
         now = database.now()
 
-        def claim(connection: sqlite3.Connection) -> bytes:
+        def claim(connection: Connection) -> bytes:
             ticket = _get_open(connection, database.chains, run_id, place)
             if ticket.deposit:
                 return verified(connection, database.chains, run_id).deposits[place]
-            if not is_free(ticket.holder, ticket.held_until, now, by):
+            if not database.leases.is_free(connection, ticket.holder, ticket.held_until, now, by):
                 raise TicketError(
                     "another process is redeeming it",
                     "Redeem it again once that has finished, to get the same result.",
@@ -75,7 +78,7 @@ class SqliteTickets:
     async def release(self, run_id: str, place: str, by: str, /) -> None:
         database = self._database
 
-        def release(connection: sqlite3.Connection) -> None:
+        def release(connection: Connection) -> None:
             ticket = _get(connection, database.chains, run_id, place)
             if ticket is not None and ticket.holder == by and not ticket.deposit:
                 free = msgspec.structs.replace(ticket, holder="", held_until=0.0)
@@ -87,7 +90,7 @@ class SqliteTickets:
         database = self._database
         now = database.now()
 
-        def deposit(connection: sqlite3.Connection) -> None:
+        def deposit(connection: Connection) -> None:
             ticket = _get_open(connection, database.chains, run_id, place)
             if ticket.holder != by:
                 raise TicketError(
@@ -102,7 +105,7 @@ class SqliteTickets:
     async def close(self, run_id: str, places: Sequence[str], /) -> Mapping[str, bytes]:
         database = self._database
 
-        def close(connection: sqlite3.Connection) -> dict[str, bytes]:
+        def close(connection: Connection) -> dict[str, bytes]:
             check_owner(connection, database.owner, run_id)
             found: dict[str, bytes] = {}
             deposits: Mapping[str, bytes] | None = None
@@ -125,7 +128,7 @@ class SqliteTickets:
         return await database.transact(close)
 
 
-def _get(connection: sqlite3.Connection, chains: Chains, run_id: str, place: str) -> _Ticket | None:
+def _get(connection: Connection, chains: Chains, run_id: str, place: str) -> _Ticket | None:
     query = f"SELECT {_COLUMNS}, mac FROM tickets WHERE run_id = ? AND place = ?"
     chain, what = run_chain(run_id), f"{TICKET} {place}"
     with reading(chains, chain, 1, what):
@@ -140,14 +143,13 @@ def _get(connection: sqlite3.Connection, chains: Chains, run_id: str, place: str
     return _Ticket(values[0], bool(values[1]), *values[2:])
 
 
-def _put(connection: sqlite3.Connection, chains: Chains, run_id: str, place: str, ticket: _Ticket) -> None:
-    query = f"INSERT OR REPLACE INTO tickets (run_id, place, {_COLUMNS}, mac) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+def _put(connection: Connection, chains: Chains, run_id: str, place: str, ticket: _Ticket) -> None:
     text, is_open, holder, until, deposit = msgspec.structs.astuple(ticket)
     values = run_id, place, text, int(is_open), holder, float(until), deposit
-    connection.execute(query, (*values, chains.row_mac("tickets", values)))
+    connection.execute(_PUT, (*values, chains.row_mac("tickets", values)))
 
 
-def _get_open(connection: sqlite3.Connection, chains: Chains, run_id: str, place: str) -> _Ticket:
+def _get_open(connection: Connection, chains: Chains, run_id: str, place: str) -> _Ticket:
     try:
         run = find_run(connection, chains, run_id)
     except RunUnknown:

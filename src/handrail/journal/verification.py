@@ -24,13 +24,13 @@ from handrail.journal.chains import (
     reading,
     run_chain,
 )
+from handrail.journal.connection import Connection
 from handrail.journal.run_rows import COLUMNS, StoredRun, find_run
-from handrail.journal.schema import find_damage
 from handrail.journal.sessions import RUN, check_session, read_decisions, session_alterations
 from handrail.question import Question
 from handrail.records import OVER, CommitUnit, Entry, Verification
 
-OUTCOME, FORK, IMPORT = "outcome", "fork", "import"
+OUTCOME, FORK, IMPORT, BEGUN = "outcome", "fork", "import", "begun"
 UNIT, VOID = "unit", "void"
 STEP, SETTLED, CLEARED = "step", "step settled", "step cleared"
 QUESTION, WITHDRAWN, TICKET, BLOB = "question", "withdrawn", "ticket", "blob"
@@ -43,6 +43,7 @@ _INTERNAL = frozenset(
         OUTCOME,
         FORK,
         IMPORT,
+        BEGUN,
         UNIT,
         VOID,
         STEP,
@@ -165,7 +166,7 @@ class RunRecords:
 
 
 def add_outside(
-    connection: sqlite3.Connection,
+    connection: Connection,
     chains: Chains,
     run_id: str,
     kind: str,
@@ -198,7 +199,7 @@ def end_of(status: str, outcome: bytes) -> tuple[str, bytes]:
     return (status if status in OVER else "", outcome)
 
 
-def verified(connection: sqlite3.Connection, chains: Chains, run_id: str) -> RunRecords:
+def verified(connection: Connection, chains: Chains, run_id: str) -> RunRecords:
     """Return the records of a run. Raises `JournalAltered` if they, or the tables that repeat them, were altered."""
     records = _read(connection, chains, run_id)
     with reading(chains, run_chain(run_id), 1, f"{RUN} {run_id}"):
@@ -213,7 +214,7 @@ _INDEXES = """SELECT link, 'state' FROM records INDEXED BY units_to_apply WHERE 
     UNION ALL SELECT link, 'kind' FROM records INDEXED BY undone_calls WHERE chain = :chain AND kind IN ('undone', 'told')"""
 
 
-def _check_indexes(connection: sqlite3.Connection, chains: Chains, run_id: str, records: RunRecords) -> None:
+def _check_indexes(connection: Connection, chains: Chains, run_id: str, records: RunRecords) -> None:
     """Raise `JournalAltered` unless states are as recorded and the indexes find what other runs look for in this one."""
     chain, void = run_chain(run_id), records.voided
     expected: set[tuple[int, str]] = set()
@@ -229,12 +230,12 @@ def _check_indexes(connection: sqlite3.Connection, chains: Chains, run_id: str, 
         raise chains.altered(chain, link, "an index of the journal does not agree with it")
 
 
-def read_outside(connection: sqlite3.Connection, chains: Chains, run_id: str) -> list[Record]:
+def read_outside(connection: Connection, chains: Chains, run_id: str) -> list[Record]:
     """Return what others added to a run. Raises `JournalAltered` if it was altered."""
     return _read(connection, chains, run_id).outside
 
 
-def _read(connection: sqlite3.Connection, chains: Chains, run_id: str) -> RunRecords:
+def _read(connection: Connection, chains: Chains, run_id: str) -> RunRecords:
     records = RunRecords(
         chains.read(connection, run_chain(run_id)), chains.read(connection, outside_chain(run_id))
     )
@@ -255,10 +256,10 @@ def _check_outside(chains: Chains, run_id: str, records: RunRecords) -> None:
         raise chains.altered(chain, noted[0].link, problem, noted[0])
 
 
-def _check_row(connection: sqlite3.Connection, chains: Chains, run_id: str, records: RunRecords) -> None:
+def _check_row(connection: Connection, chains: Chains, run_id: str, records: RunRecords) -> None:
     chain = run_chain(run_id)
     rows = fetch(connection, f"SELECT {COLUMNS} FROM runs WHERE id = ?", run_id)
-    began = next((each for each in records.own if each.kind == RUN), None)
+    began = next((each for each in reversed(records.own) if each.kind in (BEGUN, RUN)), None)
     if began is None:
         if rows:
             raise chains.altered(chain, 1, "it is missing", what=f"{RUN} {run_id}")
@@ -282,9 +283,7 @@ def _check_row(connection: sqlite3.Connection, chains: Chains, run_id: str, reco
     raise chains.altered(chain, began.link, "its row among the runs is not what was recorded", began)
 
 
-def _check_questions(
-    connection: sqlite3.Connection, chains: Chains, run_id: str, records: RunRecords
-) -> None:
+def _check_questions(connection: Connection, chains: Chains, run_id: str, records: RunRecords) -> None:
     query = "SELECT id, question, answer, answered_at, principal, asked_at FROM questions WHERE run_id = ?"
     rows: dict[str, tuple[Any, ...]] = {row[0]: row[1:] for row in fetch(connection, query, run_id)}
     expected = records.questions
@@ -313,7 +312,7 @@ def _is_row_of(question: bytes, row: tuple[Any, ...]) -> bool:
     return row[3:] == (asked.principal, asked.asked_at.timestamp())
 
 
-def _check_tickets(connection: sqlite3.Connection, chains: Chains, run_id: str, records: RunRecords) -> None:
+def _check_tickets(connection: Connection, chains: Chains, run_id: str, records: RunRecords) -> None:
     rows = fetch(connection, "SELECT place, text, deposit FROM tickets WHERE run_id = ?", run_id)
     texts: dict[str, bytes] = {}
     deposits: dict[str, bytes] = {}
@@ -331,7 +330,7 @@ def _check_tickets(connection: sqlite3.Connection, chains: Chains, run_id: str, 
                 raise chains.altered(chain, link, "its row is not what was recorded", what=f"{kind} {place}")
 
 
-def verify_session(connection: sqlite3.Connection, chains: Chains, run_id: str) -> RunRecords:
+def verify_session(connection: Connection, chains: Chains, run_id: str) -> RunRecords:
     """Verify a run and everything that it builds on: the other runs of its session, and the session's decisions.
 
     Returns the run's own records.
@@ -348,35 +347,20 @@ def verify_session(connection: sqlite3.Connection, chains: Chains, run_id: str) 
     return records
 
 
-def verify_journal(connection: sqlite3.Connection, chains: Chains, run_id: str | None) -> Verification:
+def verify_journal(connection: Connection, chains: Chains, run_id: str | None) -> Verification:
     """Verify one run and its session, or the whole journal, and return the findings."""
-    counted = _Counting(chains)
-    altered = tuple(_alterations(connection, counted, run_id))
+    before = chains.records_read
+    altered = tuple(_alterations(connection, chains, run_id))
     query = "SELECT chain FROM records WHERE link = 1 AND kind = ? ORDER BY number"
     imported = [chain.removeprefix("run ") for (chain,) in connection.execute(query, (IMPORT,))]
     return Verification(
-        records=counted.records,
+        records=chains.records_read - before,
         altered=altered,
         imported=[id for id in imported if run_id in (None, id)],
     )
 
 
-class _Counting(Chains):
-    """Chains that count the records they read."""
-
-    def __init__(self, chains: Chains) -> None:
-        self.__dict__.update(vars(chains))
-        self.records = 0
-
-    def read(self, connection: sqlite3.Connection, chain: str) -> list[Record]:
-        found = super().read(connection, chain)
-        self.records += len(found)
-        return found
-
-
-def _alterations(
-    connection: sqlite3.Connection, chains: Chains, run_id: str | None
-) -> Iterator[JournalAltered]:
+def _alterations(connection: Connection, chains: Chains, run_id: str | None) -> Iterator[JournalAltered]:
     """Yield the first alteration in each run, session and other chain, and each altered blob.
 
     If `run_id` is given, yield only the first alteration in that run's session.
@@ -416,11 +400,11 @@ def _alterations(
             yield altered
     yield from session_alterations(connection, chains, sessions)
     yield from _blob_alterations(connection, chains)
-    for problem in find_damage(connection):
+    for problem in chains.find_damage(connection):
         yield JournalAltered(chains.path, "file", "", 0, "", problem)
 
 
-def _blob_alterations(connection: sqlite3.Connection, chains: Chains) -> Iterator[JournalAltered]:
+def _blob_alterations(connection: Connection, chains: Chains) -> Iterator[JournalAltered]:
     try:
         digests = [digest for (digest,) in fetch(connection, "SELECT digest FROM blobs")]
         noted = [digest for (digest,) in fetch(connection, "SELECT key FROM records WHERE kind = ?", BLOB)]

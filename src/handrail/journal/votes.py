@@ -5,12 +5,12 @@ Each vote is a record in the run's `outside` chain.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 
 import msgspec
 
 from handrail.errors import AnswerRefused
+from handrail.journal.connection import Connection
 from handrail.journal.database import Database, encode
 from handrail.journal.verification import VOTE, add_outside, read_outside, verified
 from handrail.question import Question, Vote
@@ -25,7 +25,7 @@ class SqliteVotes:
     async def cast(self, run_id: str, vote: Vote, /) -> Sequence[Vote]:
         chains, encoded = self._database.chains, encode(vote, "a vote")
 
-        def record(connection: sqlite3.Connection) -> Sequence[Vote]:
+        def record(connection: Connection) -> Sequence[Vote]:
             self._check_asked(connection, run_id, vote)
             before = self._read(connection, run_id, vote.question_id, vote.digest)
             mine = next((each for each in before if each.by == vote.by), None)
@@ -40,7 +40,7 @@ class SqliteVotes:
 
         return await self._database.transact(record)
 
-    def _check_asked(self, connection: sqlite3.Connection, run_id: str, vote: Vote) -> None:
+    def _check_asked(self, connection: Connection, run_id: str, vote: Vote) -> None:
         """Raise `AnswerRefused` unless the run asked exactly this question, and `JournalAltered` if the run was altered."""
         found = verified(connection, self._database.chains, run_id).questions.get(vote.question_id)
         if found is None:
@@ -57,9 +57,7 @@ class SqliteVotes:
             lambda connection: self._read(connection, run_id, question_id, digest)
         )
 
-    def _read(
-        self, connection: sqlite3.Connection, run_id: str, question_id: str, digest: str
-    ) -> Sequence[Vote]:
+    def _read(self, connection: Connection, run_id: str, question_id: str, digest: str) -> Sequence[Vote]:
         records = read_outside(connection, self._database.chains, run_id)
         found = (
             msgspec.msgpack.decode(each.body, type=Vote)

@@ -1,50 +1,55 @@
-"""Recorded attachments: the names of a worker's files in a run's record, and their bytes in the journal's blobs."""
+"""Recorded attachments: a run's record refers to them, and their bytes are blobs of the journal."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-import msgspec
-
-from handrail.context import Attachment
+from handrail.content import Attachment
 from handrail.errors import BlobNotFoundError, RunError
 from handrail.journals import Journal
-
-
-class RecordedAttachment(msgspec.Struct, frozen=True):
-    """An attachment in a run's record. Its bytes are the blob with this digest."""
-
-    name: str
-    digest: str
-
-
-def record_of(attachments: Iterable[Attachment]) -> list[RecordedAttachment]:
-    """Return the records of attachments. `store` stores their bytes."""
-    return [RecordedAttachment(each.name, hashlib.sha256(each.content).hexdigest()) for each in attachments]
+from handrail.messages import Message, ToolMessage, UserMessage
 
 
 async def store(journal: Journal, run_id: str, attachments: Iterable[Attachment]) -> None:
-    """Store the bytes of attachments as blobs that this run refers to."""
+    """Store the bytes of attachments as blobs that this run refers to. Those at an address have none."""
     for each in attachments:
-        await journal.blobs.put(each.content, run_id=run_id)
+        if each.is_here:
+            await journal.blobs.put(each.content, run_id=run_id)
 
 
-async def restore(
-    journal: Journal, run_id: str, recorded: Iterable[RecordedAttachment]
-) -> tuple[Attachment, ...]:
-    """Return recorded attachments with their bytes.
+async def load(
+    journal: Journal, run_id: str, attachments: Iterable[Attachment], *, some: bool = False
+) -> None:
+    """Load the bytes of attachments that are only references. Equal bytes are kept in memory once.
 
     Raises `RunError` if the process ended before it had stored them, and `JournalAltered` if they were altered since.
+    With `some`, those that are not in the journal stay references.
     """
-    found: list[Attachment] = []
-    for each in recorded:
-        try:
-            found.append(Attachment(each.name, await journal.blobs.get(each.digest)))
-        except BlobNotFoundError:
-            raise RunError(
-                run_id,
-                f"its attachment {each.name!r} is not in the journal, because the process ended as the run began",
-                "Nothing has run yet: start it again, with its attachments.",
-            ) from None
-    return tuple(found)
+    found: dict[str, bytes] = {}
+    for each in attachments:
+        if each.is_here:
+            found[each.digest] = each.content
+        elif not each.address:
+            content = found.get(each.digest)
+            try:
+                content = await journal.blobs.get(each.digest) if content is None else content
+            except BlobNotFoundError:
+                if some:
+                    continue
+                raise RunError(
+                    run_id,
+                    f"its attachment {each.name!r} is not in the journal, because the process ended as the run began",
+                    "Nothing has run yet: start it again, with its attachments.",
+                ) from None
+            each.load(content)
+            found[each.digest] = content
+
+
+def attached_to(messages: Iterable[Message]) -> Iterator[Attachment]:
+    """Yield the attachments of messages, in order."""
+    for message in messages:
+        if isinstance(message, UserMessage):
+            yield from message.attachments
+        elif isinstance(message, ToolMessage):
+            for result in message.results:
+                yield from result.attachments

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from handrail.cancellation import shielded
 from handrail.dispatch.transaction import key_of
 from handrail.events import CallStatus
 from handrail.journals import Journal
+from handrail.records import CommitUnit
+from handrail.replay.attachments import store
 from handrail.replay.records import commit_unit, inner_call
 from handrail.threads import run_in_thread
 from handrail.tools import ToolResult
@@ -30,6 +32,8 @@ async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStat
         return False
     if status == "cancelled" or attempt.frame.cancellation.cancelled:
         return False
+    if result.attachments:
+        await shielded(store(log.journal, log.run_id, result.attachments))
     if attempt.parent is None:
         await shielded(log.journal.calls.commit(commit_unit(attempt, result, charged, status)))
         return True
@@ -37,17 +41,48 @@ async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStat
     return await shielded(log.note("inner call", attempt.call.place, inner))
 
 
-async def commit_recorded(journal: Journal, attempt: Attempt, result: ToolResult[Any], charged: bool) -> None:
+def commit_recorded(
+    journal: Journal, attempt: Attempt, result: ToolResult[Any], charged: bool
+) -> Coroutine[Any, Any, None] | None:
     """Record the changes of a prepared call, then apply them. The caller must prevent other commits meanwhile.
+
+    Most calls change no files, and most journals can record them without waiting: then everything is done at once, and
+    this returns None. Otherwise it returns the coroutine that does the work, which must be awaited and must not be
+    cancelled. Calls beside others always wait, so that they commit in the same order when their run is replayed.
+    """
+    transaction = attempt.open_transaction
+    commit_now: Callable[[CommitUnit], bool] | None = getattr(journal.calls, "commit_now", None)
+    has_siblings = len(attempt.frame.live) > 1
+    if commit_now is None or has_siblings or journal.synced or transaction.durable or result.attachments:
+        return _commit(journal, attempt, result, charged)
+    unit = commit_unit(attempt, result, charged)
+    if not commit_now(unit):
+        return _commit(journal, attempt, result, charged, unit)
+    transaction.apply()
+    return None
+
+
+async def _commit(
+    journal: Journal,
+    attempt: Attempt,
+    result: ToolResult[Any],
+    charged: bool,
+    unit: CommitUnit | None = None,
+) -> None:
+    """Record and apply the changes of a prepared call.
 
     1. Staged bytes are written beside their targets, and synced if the journal is. 2. The journal records
     all of it in one transaction, the commit point. 3. The files are renamed into place. 4. The journal
     notes that. If somebody changes a file between the check and step 3, their version is kept: all
     other files are reverted, and the record is voided before this raises `Conflict`.
     """
+    if result.attachments:
+        await store(
+            journal, attempt.frame.log.run_id, result.attachments
+        )  # before the record that refers to them
     transaction = attempt.open_transaction
     if transaction.durable is None:
-        await journal.calls.commit(commit_unit(attempt, result, charged))
+        await journal.calls.commit(unit or commit_unit(attempt, result, charged))
         transaction.apply()
         return
     synced = journal.synced

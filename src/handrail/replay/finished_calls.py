@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from handrail.content import attachments_in
 from handrail.dispatch.effects import compensate
 from handrail.dispatch.transaction import Settled, new_transaction
 from handrail.errors import Conflict, Diverged, OutcomeUnknown
@@ -14,6 +15,7 @@ from handrail.events import ToolInvoked
 from handrail.messages import Usage
 from handrail.place import Place
 from handrail.records import CommitUnit
+from handrail.replay.attachments import load
 from handrail.replay.log import RunLog
 from handrail.replay.marks import NOT_KEPT, Tried, had_secret
 from handrail.replay.records import (
@@ -47,7 +49,7 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
         if unit is None:
             return None
         await bill_tickets(attempt, log)
-        return _replay_unit(attempt, unit)
+        return await _with_bytes(_replay_unit(attempt, unit), log)
     try:
         log.check_verb(attempt.call.place, fingerprint(attempt))
         inner = log.find("inner call", attempt.call.place, InnerCall)
@@ -69,7 +71,14 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
     except Diverged as error:
         raise OutcomeUnknown(f"{attempt.path[-2]} ({error})") from error
     bill_nested(attempt)
-    return end_as_recorded(attempt, inner.status, inner.result, inner.seconds)
+    return await _with_bytes(end_as_recorded(attempt, inner.status, inner.result, inner.seconds), log)
+
+
+async def _with_bytes(result: ToolResult[Any], log: RunLog) -> ToolResult[Any]:
+    """Return a recorded result after loading the bytes of its attachments."""
+    if result.attachments:
+        await load(log.journal, log.run_id, (*result.attachments, *attachments_in(result.value)))
+    return result
 
 
 def _replay_unit(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
@@ -174,10 +183,11 @@ def settled_by(attempt: Attempt, inner: InnerCall) -> list[Settled]:
 
 
 class _AnswerCost(msgspec.Struct, frozen=True):
-    """The usage and cost of a recorded model answer."""
+    """The usage and cost of a recorded model answer, and those of the refusals before it."""
 
-    usage: Usage | None
+    usage: Usage | None = None
     cost: Decimal | None = None
+    failed: tuple[_AnswerCost, ...] = ()
 
 
 def bill_nested(attempt: Attempt, before: int | None = None) -> None:
@@ -187,11 +197,12 @@ def bill_nested(attempt: Attempt, before: int | None = None) -> None:
     """
     frame = attempt.frame
     for body in frame.log.answers_under(attempt.call.place, before):
-        spent = msgspec.msgpack.decode(body, type=_AnswerCost)
-        frame.costs.models.add(spent.usage or Usage(), spent.cost)
-        if frame.budget is not None:
-            told = {} if spent.usage is None else {"tokens": spent.usage.tokens, "money": spent.cost}
-            frame.budget.reserve().settle(requests=1, **told)
+        answer = msgspec.msgpack.decode(body, type=_AnswerCost)
+        for spent in (*(each for each in answer.failed if each.usage is not None), answer):
+            frame.costs.models.add(spent.usage or Usage(), spent.cost)
+            if frame.budget is not None:
+                told = {} if spent.usage is None else {"tokens": spent.usage.tokens, "money": spent.cost}
+                frame.budget.reserve().settle(requests=1, **told)
 
 
 async def bill_tickets(attempt: Attempt, log: RunLog) -> dict[str, bytes]:

@@ -39,6 +39,7 @@ class RunLog:
         "_inside",
         "_verbs",
         "asked",
+        "attempt",
         "is_kept",
         "journal",
         "resumed",
@@ -56,10 +57,13 @@ class RunLog:
         *,
         asked: Iterable[QuestionRecord] = (),
         resumed: bool = False,
+        attempt: int = 1,
     ) -> None:
         self.journal = journal
         self.run_id = run_id
         self.resumed = resumed
+        self.attempt = attempt
+        """1 for the first execution of the run, and one more each time it is resumed."""
         self.is_kept = True
         """Whether there is a journal. Runs without a journal use `NO_LOG`."""
         self._closed = False

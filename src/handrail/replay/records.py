@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pydantic_core
 
+from handrail.content import Attachment
 from handrail.dispatch.failures import WrongResult
 from handrail.dispatch.transaction import Settled, Transaction
 from handrail.errors import ToolValidationError
@@ -45,7 +46,7 @@ class RecordedResult(ToolResult[Any], frozen=True):
         return self.text or super().render()
 
 
-class _Written(msgspec.Struct, frozen=True):
+class _Written(msgspec.Struct, frozen=True, omit_defaults=True):
     """A result in its recorded form."""
 
     message: str
@@ -53,6 +54,8 @@ class _Written(msgspec.Struct, frozen=True):
     success: bool
     excluded: bool
     text: str
+    attachments: tuple[Attachment, ...] = ()
+    """References to the attachments, whose bytes are blobs of the journal."""
 
 
 def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
@@ -64,7 +67,7 @@ def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
     told = shown_text(result) if text is None else text
     excluded = bool(result.exclude_value_from_context)
     return msgspec.json.encode(
-        _Written(clean_text(result.message), value, bool(result.success), excluded, told)
+        _Written(clean_text(result.message), value, bool(result.success), excluded, told, result.attachments)
     )
 
 
@@ -73,7 +76,9 @@ def read_result(tool: Tool[Any, Any], written: bytes) -> RecordedResult:
     found = msgspec.json.decode(written, type=_Written)
     written = bytes(found.value)
     value = read_value(tool, written) if found.success else pydantic_core.from_json(written)
-    return RecordedResult(found.message, value, found.success, found.excluded, found.text)
+    return RecordedResult(
+        found.message, value, found.success, found.excluded, found.attachments, text=found.text
+    )
 
 
 def read_value(tool: Tool[Any, Any], written: bytes) -> Any:
@@ -116,13 +121,20 @@ def commit_unit(
         status=status,
         at=frame.began_at.timestamp() + attempt.started,
         seconds=attempt.elapsed,
-        reads=[] if transaction is None else transaction.reads(),
+        reads=_reads(attempt, transaction),
         writes=[] if transaction is None else transaction.writes(),
         diff=diff[:_LONGEST_DIFF],
         charged=charged,
         root=folder_of(frame.world.filesystem),
         decision=attempt.decision,
     )
+
+
+def _reads(attempt: Attempt, transaction: Any) -> Sequence[str]:
+    """Return what the call has read, beginning with where its result came from, if that is outside of this program."""
+    found: Sequence[str] = () if transaction is None else transaction.reads()
+    origin = attempt.tool.origin
+    return [origin, *found] if origin else found
 
 
 def _text(attempt: Attempt) -> str:

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
 from handrail.errors import DefinitionError, HandrailError
+from handrail.journal.postgres.address import parse_url
 from handrail.testing.simulation.points import Point
 from handrail.testing.simulation.scenario import (
     Happening,
@@ -69,6 +70,7 @@ def simulate(
     connected: bool = False,
     at: str | None = None,
     jobs: int = 1,
+    journal: str | None = None,
 ) -> Report:
     """Crash the scenario at every point, resume it, and check the laws.
 
@@ -81,6 +83,8 @@ def simulate(
     - `connected`: let the person be present and answer at once, so that the run is never parked.
     - `at`: try only this point, given as in a report.
     - `jobs`: how many points are tried at once.
+    - `journal`: the URL of a PostgreSQL database, to record the run there, in schemas that the simulation creates and
+      drops. By default it is recorded in SQLite files.
     """
     for name, every in (("write_every", write_every), ("step_every", step_every), ("jobs", jobs)):
         if every < 1:
@@ -89,9 +93,13 @@ def simulate(
         raise DefinitionError(
             "overtaken_every and parked_every can't be negative. Pass 0 to leave these points out."
         )
+    if journal is not None:
+        parse_url(journal)
     began = time.perf_counter()
     parts = [
-        Wanted(write_every, step_every, overtaken_every, parked_every, again, connected, at, part, jobs)
+        Wanted(
+            write_every, step_every, overtaken_every, parked_every, again, connected, at, part, jobs, journal
+        )
         for part in range(jobs)
     ]
     # Each part runs in a new interpreter, because this one may have threads, which a fork does not copy.

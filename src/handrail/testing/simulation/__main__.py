@@ -44,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--at", help="only this point, as a report names it: 'before write 12'")
     parser.add_argument("--jobs", type=int, default=1, help="how many points are tried at once")
+    parser.add_argument("--journal", help="postgresql://… to record the run there, and not in SQLite files")
     given = parser.parse_args(arguments)
     report = simulate(
         scenario_named(given.scenario),
@@ -55,6 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
         connected=given.connected,
         at=given.at,
         jobs=given.jobs,
+        journal=given.journal,
     )
     print(report)
     return 1 if report.broken else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from contextvars import Context
 from typing import Any, Literal, NamedTuple, get_args
 
 from handrail.errors import DefinitionError
+from handrail.journal.connection import Connection
 from handrail.testing.virtual_time import VirtualTimeLoop
 from handrail.threads import threads_at_work
 
@@ -76,7 +76,7 @@ class Points:
         self.steps = 0
         self.writes: list[int] = []
         """The numbers of the transactions that changed the journal."""
-        self.on_write: Callable[[sqlite3.Connection], None] | None = None
+        self.on_write: Callable[[Connection], None] | None = None
 
     def arm(self) -> None:
         """Start counting. Writes and steps before this belong to the harness."""
@@ -85,7 +85,7 @@ class Points:
     def disarm(self) -> None:
         self._armed = False
 
-    def transaction(self, moment: Literal["before", "after"], connection: sqlite3.Connection) -> None:
+    def transaction(self, moment: Literal["before", "after"], connection: Connection) -> None:
         """Count a journal transaction that is about to begin, or report that it has just become durable."""
         if not self._armed:
             return

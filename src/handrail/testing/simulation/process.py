@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from handrail.dispatch.gate import Gate
 from handrail.environment import LaterEnvironment
 from handrail.errors import AnswerRefused, RunParked, RunUnknown
 from handrail.events import ToolInvoked
-from handrail.journal.sqlite import SqliteJournal
+from handrail.journal.connection import Connection
+from handrail.journal.opening import AnyJournal
 from handrail.protocols import Asker, Environment
 from handrail.question import Answer, Question
 from handrail.replay.marks import had_secret
@@ -28,9 +28,10 @@ from handrail.session import Session
 from handrail.session.serialization import encode_item
 from handrail.testing.simulation.points import Points, SimulatedLoop, crash
 from handrail.testing.simulation.scenario import RUN, Play, Scenario, Stage, World
+from handrail.testing.simulation.storage import Storage
 from handrail.testing.virtual_time import VirtualClock
 
-FILES, JOURNAL, WORLD, REST = "files", "journal.db", "world", "rest"
+FILES, WORLD, REST = "files", "world", "rest"
 
 _PARKS = 40
 """Maximum number of times that a run may be parked in one process before the process gives up."""
@@ -38,6 +39,7 @@ _PARKS = 40
 
 def live(
     scenario: Scenario,
+    storage: Storage,
     folder: Path,
     process: int,
     points: Points,
@@ -59,11 +61,12 @@ def live(
     if measuring:
         points.on_write = _noting_commits(world, folder / FILES)
     with asyncio.Runner(loop_factory=lambda: SimulatedLoop(points, start)) as runner:
-        runner.run(_live(scenario, folder, world, points, connected, stopping))
+        runner.run(_live(scenario, storage, folder, world, points, connected, stopping))
 
 
 async def _live(
     scenario: Scenario,
+    storage: Storage,
     folder: Path,
     world: World,
     points: Points,
@@ -71,19 +74,22 @@ async def _live(
     stopping: _Stopping | None,
 ) -> None:
     clock = VirtualClock()
-    journal = SimulatedJournal(world, folder / JOURNAL, clock, points)
+    journal = storage.open(folder, clock, points.transaction)
+    attempts = Attempts(world)
+    _watch_questions(world, journal)
+    _watch_steps(world, journal)
     files = DirectoryFilesystem(folder / FILES)
     (folder / REST).mkdir(exist_ok=True)
     stage = Stage(world, files, folder / REST, journal, clock, world.process)
     play = scenario.play(stage)
     _watch_handlers(world)
-    _watch_conversations(journal)
+    _watch_conversations(attempts)
     await files.recover(journal)
-    world.happened("began", files=snapshot(folder / FILES), **recorded(folder / JOURNAL))
+    world.happened("began", files=snapshot(folder / FILES), **recorded(storage, folder))
     points.arm()
     try:
-        await _contradict(journal, folder)
-        response = await _until_over(journal, play, play.person if connected else stopping)
+        _contradict(world, journal, recorded_answers(storage, folder))
+        response = await _until_over(attempts, journal, play, play.person if connected else stopping)
     except Exception as error:
         points.disarm()
         world.happened("failed", error=type(error).__name__, message=str(error))
@@ -108,7 +114,7 @@ async def _live(
         writes=points.writes,
         steps=points.steps,
         modules=sorted(sys.modules) if points.on_write else (),
-        **recorded(folder / JOURNAL),
+        **recorded(storage, folder),
     )
     verification = await journal.runs.verify()
     world.happened("verified", altered=[str(each) for each in verification.altered])
@@ -116,11 +122,11 @@ async def _live(
     files.close()
 
 
-async def _until_over(journal: SimulatedJournal, play: Play, person: Environment | None) -> Any:
+async def _until_over(attempts: Attempts, journal: AnyJournal, play: Play, person: Environment | None) -> Any:
     """Begin or continue the run, and answer the questions it waits for, until it is over. Returns its response."""
     adapter, prompt = play.adapter, play.prompt
     for attempt in range(_PARKS):
-        journal.attempt = attempt
+        attempts.number = attempt
         try:
             row = await journal.runs.get(RUN)
         except RunUnknown:
@@ -128,7 +134,7 @@ async def _until_over(journal: SimulatedJournal, play: Play, person: Environment
             going = adapter.evaluate(prompt, play.params, session=session, run_id=RUN, environment=person)
         else:
             if row.status == "parked":
-                await _answer(journal, play, await journal.questions.open(RUN))
+                await _answer(attempts.world, journal, play, await journal.questions.open(RUN))
             going = adapter.resume(RUN, prompt, session=_session(play), environment=person)
         try:
             return await going
@@ -137,7 +143,7 @@ async def _until_over(journal: SimulatedJournal, play: Play, person: Environment
                 crash()
             if play.person is None:
                 raise
-            await _answer(journal, play, parked.questions)
+            await _answer(attempts.world, journal, play, parked.questions)
     raise AssertionError(f"the run was parked {_PARKS} times and is not over")
 
 
@@ -159,11 +165,11 @@ class _Stopping(LaterEnvironment):
             self._parking.park(by_force=True)
 
 
-def _noting_commits(world: World, files: Path) -> Callable[[sqlite3.Connection], None]:
+def _noting_commits(world: World, files: Path) -> Callable[[Connection], None]:
     """Return a hook that records the files after each commit. A crash may leave only these states."""
     before = (0, 0)
 
-    def note(connection: sqlite3.Connection) -> None:
+    def note(connection: Connection) -> None:
         nonlocal before
         count = "SELECT count(*) FILTER (WHERE state = 'applied'), count(*) FILTER (WHERE state = 'committed') FROM records"
         applied, committed = connection.execute(count).fetchone()
@@ -174,7 +180,7 @@ def _noting_commits(world: World, files: Path) -> Callable[[sqlite3.Connection],
     return note
 
 
-def _watch_conversations(journal: SimulatedJournal) -> None:
+def _watch_conversations(attempts: Attempts) -> None:
     """Record every message when it is added, including repeated ones and those that a crash cuts off."""
     name = "add"
     add = getattr(Conversation, name)
@@ -182,8 +188,8 @@ def _watch_conversations(journal: SimulatedJournal) -> None:
     def watched(conversation: Any, *said: Any, **options: Any) -> None:
         add(conversation, *said, **options)
         message = msgspec.to_builtins(conversation.shown_since(len(conversation.messages) - 1)[0])
-        journal.world.happened(
-            "said", attempt=journal.attempt, conversation=conversation.key, message=message
+        attempts.world.happened(
+            "said", attempt=attempts.number, conversation=conversation.key, message=message
         )
 
     setattr(Conversation, name, watched)
@@ -193,7 +199,7 @@ def _session(play: Play) -> Session | None:
     return None if play.session is None else play.session()
 
 
-async def _answer(journal: SimulatedJournal, play: Play, questions: Sequence[Question]) -> None:
+async def _answer(world: World, journal: AnyJournal, play: Play, questions: Sequence[Question]) -> None:
     """Answer each question, repeat the answer, which is harmless, and contradict it, which is refused."""
     if play.person is None:
         return
@@ -202,16 +208,16 @@ async def _answer(journal: SimulatedJournal, play: Play, questions: Sequence[Que
         assert answer is not None, "the person of a play answers"
         journal.questions.answer(answer)
         journal.questions.answer(answer)
-        _say_the_contrary(journal, answer)
+        _say_the_contrary(world, journal, answer)
 
 
-async def _contradict(journal: SimulatedJournal, folder: Path) -> None:
+def _contradict(world: World, journal: AnyJournal, answers: Mapping[str, Answer]) -> None:
     """Contradict every answer that was recorded before this process started."""
-    for answer in _answers(folder / JOURNAL).values():
-        _say_the_contrary(journal, answer)
+    for answer in answers.values():
+        _say_the_contrary(world, journal, answer)
 
 
-def _say_the_contrary(journal: SimulatedJournal, answer: Answer) -> None:
+def _say_the_contrary(world: World, journal: AnyJournal, answer: Answer) -> None:
     outcome = "declined" if answer.outcome == "answered" else "answered"
     try:
         journal.questions.answer(
@@ -219,53 +225,56 @@ def _say_the_contrary(journal: SimulatedJournal, answer: Answer) -> None:
         )
     except AnswerRefused:
         return
-    journal.world.happened("answered twice", question=answer.question_id)
+    world.happened("answered twice", question=answer.question_id)
 
 
-class SimulatedJournal(SqliteJournal):
-    """A journal that writes inline, with a crash point before and after each write, and reports to the world."""
+class Attempts:
+    """Counts how often this process has begun or resumed the run."""
 
-    def __init__(self, world: World, path: Path, clock: VirtualClock, points: Points) -> None:
+    def __init__(self, world: World) -> None:
         self.world = world
-        self.attempt = 0
-        """Number of times that this process has already begun or resumed the run."""
-        super().__init__(
-            path, clock=clock, new_id=lambda: "journal", watch=None, inline=True, moments=points.transaction
-        )
-        self.questions.ask = self._tell_questions(self.questions.ask)
-        self.steps.run = self._tell_steps(self.steps.run)
+        self.number = 0
+        """The number of earlier times that this process began or resumed the run."""
 
-    def _tell_questions(self, ask: Callable[..., Awaitable[Answer]]) -> Any:
-        async def told(question: Question, asker: Asker | None = None, *rest: Any) -> Answer:
-            if asker is not None:
-                self.world.happened("shown", question=msgspec.to_builtins(question, builtin_types=()))
-            return await ask(question, asker, *rest)
 
-        return told
+def _watch_questions(world: World, journal: AnyJournal) -> None:
+    """Record every question that is shown to a person."""
+    ask = journal.questions.ask
 
-    def _tell_steps(self, run: Callable[..., Awaitable[Any]]) -> Any:
-        async def told(key: str, function: Callable[[], Awaitable[Any]], /, **options: Any) -> Any:
-            async def done() -> Any:
-                self.world.happened("step begun", key=key)
-                value = await function()
-                self.world.happened("step done", key=key)
-                return value
+    async def told(question: Question, asker: Asker | None = None, *rest: Any) -> Answer:
+        if asker is not None:
+            world.happened("shown", question=msgspec.to_builtins(question, builtin_types=()))
+        return await ask(question, asker, *rest)
 
-            return await run(key, done, **options)
+    setattr(journal.questions, "ask", told)  # noqa: B010  # a type checker would refuse an assignment
 
-        return told
+
+def _watch_steps(world: World, journal: AnyJournal) -> None:
+    """Record when the function of each step begins and ends."""
+    run: Callable[..., Awaitable[Any]] = journal.steps.run
+
+    async def told(key: str, function: Callable[[], Awaitable[Any]], /, **options: Any) -> Any:
+        async def done() -> Any:
+            world.happened("step begun", key=key)
+            value = await function()
+            world.happened("step done", key=key)
+            return value
+
+        return await run(key, done, **options)
+
+    setattr(journal.steps, "run", told)  # noqa: B010
 
 
 def _watch_handlers(world: World) -> None:
     """Record each handler that is entered, by wrapping the gate in this process."""
-    name = "_run_handler"
-    run_handler = getattr(Gate, name)
+    name = "_start"
+    start_handler = getattr(Gate, name)
 
     async def watched(gate: Any, call: Any, *rest: Any) -> Any:
         if call.kind.undoes:
             world.happened("undoing", id=call.id)
         if call.kind.is_auxiliary:
-            return await run_handler(gate, call, *rest)  # compensations and probes may run twice
+            return await start_handler(gate, call, *rest)  # compensations and probes may run twice
         tool, outer, ids = call.tool, call, list[str]()
         while outer is not None:
             ids.append(outer.id)
@@ -283,7 +292,7 @@ def _watch_handlers(world: World) -> None:
             run=call.run_context.run_id,
             key=call.invocation.idempotency_key,
         )
-        return await run_handler(gate, call, *rest)
+        return await start_handler(gate, call, *rest)
 
     setattr(Gate, name, watched)
 
@@ -303,17 +312,15 @@ def snapshot(folder: Path) -> dict[str, str]:
     return found
 
 
-def recorded(journal: Path) -> dict[str, Any]:
-    """Return what a journal's file contains about the run, read directly from the database."""
-    with sqlite3.connect(journal) as connection:
-        query = "SELECT body FROM records WHERE kind = 'unit' AND state != 'void'"
-        units = [msgspec.msgpack.decode(row[0]) for row in connection.execute(query)]
-        entries = connection.execute("SELECT kind, key, body FROM records ORDER BY number").fetchall()
-        steps = [(key, body.hex().upper()) for kind, key, body in entries if kind == "step settled"]
-        status = connection.execute("SELECT status FROM runs WHERE id = ?", (RUN,)).fetchone()
-    connection.close()
+def recorded(storage: Storage, folder: Path) -> dict[str, Any]:
+    """Return what a journal contains about the run, read directly from the database."""
+    query = "SELECT body FROM records WHERE kind = 'unit' AND state != 'void'"
+    units = [msgspec.msgpack.decode(row[0]) for row in storage.read(folder, query)]
+    entries = storage.read(folder, "SELECT kind, key, body FROM records ORDER BY number")
+    steps = [(key, body.hex().upper()) for kind, key, body in entries if kind == "step settled"]
+    status = storage.read(folder, "SELECT status FROM runs WHERE id = ?", RUN)
     return {
-        "status": "" if status is None else status[0],
+        "status": status[0][0] if status else "",
         "finished": {
             **{unit["place"]: _left_something(unit) for unit in units},
             **{
@@ -325,7 +332,9 @@ def recorded(journal: Path) -> dict[str, Any]:
         "begun": [key for kind, key, _ in entries if kind == "call begun"],
         "model": {key: body.hex() for kind, key, body in entries if kind == "model answer"},
         "settled": dict(steps),
-        "answered": {key: msgspec.to_builtins(answer) for key, answer in _answers(journal).items()},
+        "answered": {
+            key: msgspec.to_builtins(answer) for key, answer in recorded_answers(storage, folder).items()
+        },
     }
 
 
@@ -333,10 +342,9 @@ def _left_something(finished: dict[str, Any]) -> bool:
     return bool(finished["events"] or finished["files"])
 
 
-def _answers(journal: Path) -> dict[str, Answer]:
-    with sqlite3.connect(journal) as connection:
-        rows = connection.execute("SELECT id, answer FROM questions WHERE answer NOT NULL").fetchall()
-    connection.close()
+def recorded_answers(storage: Storage, folder: Path) -> dict[str, Answer]:
+    """Return the recorded answers, by question id."""
+    rows = storage.read(folder, "SELECT id, answer FROM questions WHERE answer IS NOT NULL")
     return {row[0]: msgspec.msgpack.decode(row[1], type=Answer) for row in rows}
 
 

@@ -19,7 +19,7 @@ import msgspec
 from handrail.adapter import Adapter
 from handrail.clock import Clock
 from handrail.errors import DefinitionError
-from handrail.journal.sqlite import SqliteJournal
+from handrail.journal.opening import AnyJournal
 from handrail.messages import AssistantMessage, ModelPart, ModelRequest, Traits, Usage, UserMessage
 from handrail.models.scripted import Reply, Scripted, ScriptedModel
 from handrail.prompt import Prompt
@@ -87,7 +87,7 @@ class Stage:
     """A real folder with the scenario's initial files. Its content is checked after each crash."""
     folder: Path
     """A folder for any other data that must survive the process."""
-    journal: SqliteJournal
+    journal: AnyJournal
     clock: Clock
     process: int
     """The number of the process: 0 for the one that crashes, 1 for the next, and so on."""

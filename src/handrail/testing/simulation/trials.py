@@ -12,7 +12,6 @@ import os
 import random
 import shutil
 import signal
-import sqlite3
 import sys
 import tempfile
 import traceback
@@ -23,8 +22,9 @@ from typing import NamedTuple
 
 from handrail.testing.simulation.laws import LAWS, History, Trial
 from handrail.testing.simulation.points import CRASHED, Point, Points, crash
-from handrail.testing.simulation.process import FILES, JOURNAL, WORLD, live
+from handrail.testing.simulation.process import FILES, WORLD, live
 from handrail.testing.simulation.scenario import RUN, Scenario, Seen, World
+from handrail.testing.simulation.storage import Storage, storage_at
 
 NOWHERE = "no crash"
 
@@ -96,6 +96,8 @@ class Wanted(NamedTuple):
     """The only point to try, or None to try all."""
     part: int = 0
     parts: int = 1
+    journal: str | None = None
+    """The URL of the PostgreSQL database that the journals are in, or None if they are files."""
 
 
 class Found(NamedTuple):
@@ -111,8 +113,9 @@ class Found(NamedTuple):
 class Trials:
     """The trials of one scenario, each in a new folder."""
 
-    def __init__(self, scenario: Scenario, wanted: Wanted, base: Path) -> None:
+    def __init__(self, scenario: Scenario, wanted: Wanted, base: Path, storage: Storage) -> None:
         self._scenario = scenario
+        self._storage = storage
         self._wanted = wanted
         self._base = base
         self._processes = 0
@@ -212,7 +215,7 @@ class Trials:
         peeked = None
         if reached:
             process = 1
-            if _is_owned(folder / JOURNAL):
+            if self._is_owned(folder):
                 self._wait(self._fork(folder, process, start=0.0))
                 peeked, process = process, process + 1
             self._wait(self._fork(folder, process))
@@ -228,14 +231,13 @@ class Trials:
         self, at: str, folder: Path, uncrashed: Path, overtaken: bool = False, peeked: int | None = None
     ) -> list[Broken]:
         world, other = World(folder / WORLD), World(uncrashed / WORLD)
-        recorded = b"".join(path.read_bytes() for path in sorted(folder.glob(f"{JOURNAL}*")))
         trial = Trial(
             History(world.all(), peeked),
             History(other.all()),
             overtaken,
             self._scenario.secrets,
             self._scenario.unrecorded,
-            recorded,
+            self._storage.contents(folder) if self._scenario.unrecorded else b"",
         )
         broken = [Broken(law.__name__, at, what) for law in LAWS for what in law(trial)]
         for law in self._scenario.laws:
@@ -251,6 +253,7 @@ class Trials:
     def _folder(self, name: str) -> Path:
         folder = self._base / name
         shutil.rmtree(folder, ignore_errors=True)
+        self._storage.clear(folder)
         for path, text in {**dict.fromkeys([f"{FILES}/"], ""), **_below(self._scenario.files)}.items():
             target = folder / path
             (target if path.endswith("/") else target.parent).mkdir(parents=True, exist_ok=True)
@@ -282,6 +285,7 @@ class Trials:
             points = Points(at, reached)
             live(
                 self._scenario,
+                self._storage,
                 folder,
                 process,
                 points,
@@ -295,14 +299,22 @@ class Trials:
             os._exit(1)
         os._exit(0)
 
+    def _is_owned(self, folder: Path) -> bool:
+        """Return whether a process owns the run now."""
+        rows = self._storage.read(folder, "SELECT owner FROM runs WHERE id = ?", RUN)
+        return bool(rows and rows[0][0])
+
     def _wait(self, child: int) -> int:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def try_points(scenario: Scenario, wanted: Wanted) -> Found:
     """Run all trials of one part in this process, which must have no other threads."""
-    with tempfile.TemporaryDirectory(prefix="handrail-simulation-") as base:
-        return Trials(scenario, wanted, Path(base)).run()
+    with (
+        contextlib.closing(storage_at(wanted.journal)) as storage,
+        tempfile.TemporaryDirectory(prefix="handrail-simulation-") as base,
+    ):
+        return Trials(scenario, wanted, Path(base), storage).run()
 
 
 def _import_all(modules: Sequence[str]) -> None:
@@ -317,14 +329,6 @@ def _import_all(modules: Sequence[str]) -> None:
 
 def _below(files: Mapping[str, str]) -> dict[str, str]:
     return {f"{FILES}/{path}": text for path, text in files.items()}
-
-
-def _is_owned(journal: Path) -> bool:
-    """Return whether a process owns the run now."""
-    connection = sqlite3.connect(journal)
-    row = connection.execute("SELECT owner FROM runs WHERE id = ?", (RUN,)).fetchone()
-    connection.close()
-    return row is not None and bool(row[0])
 
 
 def _last_words(folder: Path) -> str:

@@ -1,0 +1,191 @@
+"""`handrail worker` and `handrail submit`: runs that wait in a journal, and the processes that execute them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from handrail.cli.command_options import (
+    FleetOptions,
+    find_model,
+    open_files,
+    open_journal,
+    parse_approvals,
+    read_input,
+    search_here,
+)
+from handrail.cli.outcome import DONE, UsageError, divert_stdout, fail, print_json, runs_command
+from handrail.clock import SYSTEM_CLOCK
+from handrail.rendering import escape_line
+
+if TYPE_CHECKING:
+    from handrail.fleet import Engine, FleetApp
+    from handrail.journals import Journal
+
+_SPAN = re.compile(r"(\d+)([smhd])")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+URL = "HANDRAIL_DISPATCH_URL"
+"""The environment variable with the address of the engine's database.
+
+It may contain a password, so there is no option for it.
+"""
+
+
+def work(options: FleetOptions, dispatcher: str | None, limit: int, host: str | None, grace: float) -> int:
+    """Execute runs until SIGTERM or Ctrl-C, and return the exit code."""
+    try:
+        with divert_stdout():
+            app = _load(options)
+        with contextlib.closing(open_journal(options.journal, app.source.files)) as journal:
+            asyncio.run(_work(journal, app, dispatcher, limit, host or "", grace))
+    except Exception as error:
+        return fail(error)
+    return DONE
+
+
+async def _work(
+    journal: Journal, app: FleetApp, dispatcher: str | None, limit: int, host: str, grace: float
+) -> None:
+    from handrail.fleet import Runner
+
+    stop = asyncio.Event()
+    runner = Runner(
+        journal, [app], dispatcher=_engine(dispatcher, journal), limit=limit, host=host, report=_print
+    )
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, _stop, stop, runner)
+    engine = "" if dispatcher is None else f", started by {dispatcher}"
+    _print(
+        f"Worker {journal.owner} on {runner.host} executes up to {limit} runs of {app.name}, version {app.code[:12]}{engine}."
+    )
+    await runner.run(stop, grace=grace)
+    _print("Stopped.")
+
+
+def _stop(stop: asyncio.Event, runner: object) -> None:
+    left = len(getattr(runner, "running", ()))
+    _print(f"Draining: {left} run{'' if left == 1 else 's'} left, and no more are taken.")
+    stop.set()
+
+
+def _engine(named: str | None, journal: Journal) -> Engine | None:
+    """Return the engine with this name, which uses the database at `HANDRAIL_DISPATCH_URL`; None without a name."""
+    if named is None:
+        return None
+    if named not in ("dbos", "procrastinate"):
+        raise UsageError(f"--dispatcher {named!r} is not one of dbos, procrastinate.")
+    url = os.environ.get(URL)
+    if not url:
+        raise UsageError(
+            f"--dispatcher {named} needs a database. Set {URL}, for example to postgresql://host/handrail."
+        )
+    if named == "dbos":
+        from handrail.fleet.dbos import DbosDispatcher
+
+        return DbosDispatcher(url, executor=journal.owner)
+    from handrail.fleet.procrastinate import ProcrastinateDispatcher
+
+    return ProcrastinateDispatcher(url)
+
+
+def submit(
+    options: FleetOptions,
+    message: str | None,
+    at: str | None,
+    every: str | None,
+    key: str,
+    session: str,
+    as_json: bool,
+) -> int:
+    """Record a run for a worker, print its id, and return the exit code."""
+    from handrail import fleet
+
+    try:
+        text = read_input(message)
+        with divert_stdout():
+            app = _load(options)
+        due = None if at is None else parse_due(at)
+        span = None if every is None else parse_span(every, "--every")
+        folder = "" if options.files is None else str(options.files.resolve())
+        with contextlib.closing(open_journal(options.journal, app.source.files)) as journal:
+            row = asyncio.run(
+                fleet.submit(
+                    journal,
+                    app,
+                    text,
+                    session_id=session,
+                    at=due,
+                    every=span,
+                    key=key,
+                    folder=folder,
+                    startup_files=tuple(options.startup_files or ()),
+                )
+            )
+            show = runs_command("show", row.record.id, str(getattr(journal, "path", "")))
+    except Exception as error:
+        return fail(error, as_json=as_json)
+    data = {
+        "run_id": row.record.id,
+        "session_id": row.record.session_id,
+        "status": row.status,
+        "queue": row.queue,
+        "host": row.host,
+        "due_at": row.due_at,
+    }
+    if as_json:
+        print_json({"ok": True, "exit_code": DONE, **data})
+    else:
+        sys.stdout.write(f"{row.record.id}\n")
+        _print(f"It is {row.status}. See `{show}`.")
+    return DONE
+
+
+def _load(options: FleetOptions) -> FleetApp:
+    from handrail.fleet import FleetApp
+
+    search_here()
+    path = Path(options.app)
+    is_worker = path.is_dir() or path.suffix == ".md"
+    folder = (path if path.is_dir() else path.parent) if is_worker else None
+    return FleetApp.load(
+        options.app,
+        model=find_model(options.model),
+        approvals=parse_approvals(options.approve, can_park=True),
+        files=open_files(options.files, folder, options.startup_files),
+    )
+
+
+def parse_span(text: str, option: str) -> float:
+    """Parse a span of time, such as `15m`, and return it in seconds."""
+    found = _SPAN.fullmatch(text)
+    if found is None or not int(found[1]):
+        raise UsageError(f"{option} {text!r} is not a span of time. Write 30s, 15m, 12h or 7d.")
+    return float(int(found[1]) * _UNITS[found[2]])
+
+
+def parse_due(text: str) -> float:
+    """Parse the time at which a run is due: a date and time, by default in the local time zone, or a span from now.
+
+    Returns seconds since 1970.
+    """
+    if _SPAN.fullmatch(text):
+        return (SYSTEM_CLOCK.now() + timedelta(seconds=parse_span(text, "--at"))).timestamp()
+    try:
+        return datetime.fromisoformat(text).astimezone().timestamp()
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"--at {text!r} is not a time. Write 2026-01-31T08:00, or 30s, 15m, 12h or 7d."
+        ) from None
+
+
+def _print(line: str) -> None:
+    sys.stderr.write(f"{escape_line(line)}\n")
+    sys.stderr.flush()

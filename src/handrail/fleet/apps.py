@@ -1,0 +1,62 @@
+"""`FleetApp`: an app whose runs a worker executes, with the version of its code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from handrail.adapter.apps import code_of
+from handrail.errors import DefinitionError
+from handrail.messages import Model
+from handrail.records import queue_of
+from handrail.serve.sources import Source, load
+
+
+@dataclass(slots=True)
+class FleetApp:
+    """An app and the digest of its code, which together name the queue that its runs wait in."""
+
+    named: str
+    """The app as the user named it."""
+    source: Source
+    code: str
+    model: Model | None = None
+    approvals: Any = None
+    _folders: dict[tuple[str, tuple[str, ...]], Source] = field(default_factory=dict[Any, Any])
+
+    @classmethod
+    def load(
+        cls, named: str, *, model: Model | None = None, approvals: Any = None, files: Any = None
+    ) -> FleetApp:
+        """Load an app: a module (`pkg.mod`, `pkg.mod:prompt`, `app.py`), a worker's file, or a folder of workers."""
+        source = load(named, model=model, approvals=approvals, files=files).source
+        return cls(named, source, code_of(source.app), model, approvals)
+
+    @property
+    def name(self) -> str:
+        return self.source.app
+
+    @property
+    def queue(self) -> str:
+        """The queue for runs of this app and this version of its code."""
+        return queue_of(self.source.app, self.code)
+
+    def in_folder(self, folder: str, startup_files: Sequence[str] = ()) -> Source:
+        """Return the app's source for runs that work in a folder, or its ordinary source if there is none."""
+        if not folder:
+            return self.source
+        key = folder, tuple(startup_files)
+        if key not in self._folders:
+            from handrail.resources.directory import DirectoryFilesystem
+
+            if not Path(folder).is_dir():
+                raise DefinitionError(
+                    f"the folder {folder!r} of a run is not on this host. Start a worker on the host that has it."
+                )
+            files = DirectoryFilesystem(folder, startup_files=startup_files)
+            self._folders[key] = load(
+                self.named, model=self.model, approvals=self.approvals, files=files
+            ).source
+        return self._folders[key]

@@ -1,0 +1,145 @@
+"""`DbosDispatcher`: DBOS starts the legs, one workflow for each, on its own queues.
+
+Needs `pip install 'handrail[dbos]'`. A workflow has no steps, because the journal records what happens in it. DBOS's queues,
+rate limits, priorities, versions and dashboards apply to legs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
+
+from dbos import DBOS, SetWorkflowID
+
+from handrail.errors import DefinitionError
+from handrail.fleet.dispatcher import Execute, leg_id, next_leg, queue_name
+from handrail.records import RunRow
+
+_VERSION = "handrail-1"
+"""The application version for DBOS. It never changes, because each version of an app has its own queue."""
+
+
+class DbosDispatcher:
+    """Starts legs with DBOS, which keeps its tables in the database at `url`. Only one works in a process at a time.
+
+    - `executor`: a name that no other process has or had. When a process starts, DBOS restarts only the workflows of
+      its own executor. Handrail restarts lost legs itself, because their leases show that they are lost.
+    - `poll`: seconds between DBOS's polls of its queues.
+    """
+
+    _current: ClassVar[DbosDispatcher | None] = None
+
+    def __init__(self, url: str, *, executor: str, poll: float = 0.2) -> None:
+        self._url = url
+        self._executor = executor
+        self._poll = poll
+        self._execute: Execute | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = asyncio.Event()
+        self._threads = ThreadPoolExecutor(1, "handrail-dbos")
+        self._begun: dict[str, str] = {}
+        """The leg of each run that had begun when the run was last woken here."""
+
+    async def submit(self, run: RunRow, /, at: float | None = None) -> None:
+        """Start the first leg, unless the journal has its due time: then a worker starts it when it is due."""
+        if run.due_at is not None and at in (None, run.due_at):
+            return  # a worker that looks into the journal wakes it
+        await self.wake(run)
+
+    async def wake(self, run: RunRow, /) -> None:
+        """Start the next leg. A lost leg is cancelled first, because DBOS still counts it as running."""
+        await self._ready.wait()
+        await self._in_thread(lambda: self._wake(run))
+
+    def _wake(self, run: RunRow) -> None:
+        """Enqueue the next leg, unless it waits in its queue.
+
+        DBOS starts nothing twice under one id. So a leg that has ended without claiming its run is enqueued under a new one.
+        So is a leg that has begun, if this process finds it so again: it would have claimed its run, so its process is gone.
+        """
+        if run.owner and run.legs:
+            DBOS.cancel_workflow(leg_id(run, run.legs))
+        leg, begun = next_leg(run), self._begun.pop(run.record.id, "")
+        for attempt in itertools.count():
+            id = f"{leg}.{attempt}" if attempt else leg
+            found = DBOS.get_workflow_status(id)
+            if found is None:
+                with SetWorkflowID(id):
+                    DBOS.enqueue_workflow(queue_name(run.queue), _leg, run.record.id)
+                return
+            if found.status == "PENDING":
+                if begun != id:
+                    self._begun[run.record.id] = id
+                    return
+                DBOS.cancel_workflow(id)
+            elif found.status in ("ENQUEUED", "DELAYED"):
+                return
+
+    async def cancel(self, run: RunRow, /) -> None:
+        """Cancel the run's next leg."""
+        await self._ready.wait()
+        await self._in_thread(lambda: DBOS.cancel_workflow(next_leg(run)))
+
+    def _in_thread(self, work: Callable[[], object]) -> Awaitable[object]:
+        """Call DBOS in the dispatcher's own thread, since it takes over the default executor of a loop that awaits it."""
+        return asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def work(self, execute: Execute, queues: Sequence[str], limit: int, /) -> None:
+        """Launch DBOS, execute the legs that it starts, and shut it down when cancelled."""
+        if DbosDispatcher._current is not None:
+            raise DefinitionError(
+                "this process already has a DbosDispatcher. Use one worker in each process."
+            )
+        DbosDispatcher._current = self
+        self._execute, self._loop = execute, asyncio.get_running_loop()
+        names = [queue_name(queue) for queue in queues]
+        try:
+            await self._in_thread(lambda: self._launch(names, limit))
+            self._ready.set()
+            await asyncio.Event().wait()
+        finally:
+            self._ready.clear()
+            DbosDispatcher._current = None
+            await asyncio.shield(self._in_thread(DBOS.destroy))
+
+    def _launch(self, names: Sequence[str], limit: int) -> None:
+        DBOS(
+            config={
+                "name": "handrail",
+                "system_database_url": self._url,
+                "application_version": _VERSION,
+                "executor_id": self._executor,
+                "log_level": "ERROR",
+            }
+        )
+        DBOS.listen_queues(list(names))
+        DBOS.launch()
+        for name in names:
+            DBOS.register_queue(name, worker_concurrency=limit, polling_interval_sec=self._poll)
+
+    async def execute_here(self, run_id: str) -> None:
+        """Execute a leg on the worker's event loop. DBOS calls workflows on a different one."""
+        assert self._execute is not None, "DBOS starts workflows while it is launched"
+        assert self._loop is not None, "DBOS starts workflows while it is launched"
+        started = asyncio.run_coroutine_threadsafe(_awaited(self._execute, run_id), self._loop)
+        await asyncio.wrap_future(started)
+
+    @classmethod
+    def current(cls) -> DbosDispatcher | None:
+        """Return the dispatcher that is working in this process, or None."""
+        return cls._current
+
+
+async def _awaited(execute: Execute, run_id: str) -> None:
+    await execute(run_id)
+
+
+@DBOS.workflow(name="handrail.leg", max_recovery_attempts=None)
+async def _leg(run_id: str) -> None:
+    """Execute a leg. DBOS counts it as finished even if the run is only parked."""
+    worker = DbosDispatcher.current()
+    if worker is not None:
+        await worker.execute_here(run_id)

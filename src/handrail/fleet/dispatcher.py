@@ -1,0 +1,75 @@
+"""`Dispatcher`: the seam between the journal, which knows what has to be done, and a queue that starts legs on workers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from handrail.records import RunRow
+
+Execute = Callable[[str], Awaitable[None]]
+"""A function that executes the next leg of the run with this id, if the run is due and no other worker has it."""
+
+
+class Dispatcher(Protocol):
+    """Has workers execute legs of runs.
+
+    The journal is authoritative: a run is recorded there first, and only the journal decides which worker executes it.
+    So a dispatcher may start a leg twice, or late. Workers look for due runs that no leg was started for, so a
+    dispatcher may even lose one.
+    """
+
+    async def submit(self, run: RunRow, /, at: float | None = None) -> None:
+        """Start the first leg of a queued run at the time `at`, in seconds since 1970, or now if `at` is None."""
+        ...
+
+    async def wake(self, run: RunRow, /) -> None:
+        """Start the next leg of a run that is due, for example because a question was answered or its worker is gone."""
+        ...
+
+    async def cancel(self, run: RunRow, /) -> None:
+        """Drop the waiting legs of a run that has been cancelled in the journal.
+
+        A worker that executes the run learns of the cancellation from the journal.
+        """
+        ...
+
+
+class Engine(Dispatcher, Protocol):
+    """A dispatcher that a worker process takes its legs from."""
+
+    async def work(self, execute: Execute, queues: Sequence[str], limit: int, /) -> None:
+        """Execute legs of runs in these queues, at most `limit` at once, until cancelled.
+
+        When it is cancelled, no further leg starts. The worker finishes those that have started.
+        """
+        ...
+
+
+def leg_id(run: RunRow, number: int) -> str:
+    """Return the id of a leg. Every process computes the same id, so that a leg is not submitted twice."""
+    return f"{run.record.id}/leg-{number}"
+
+
+def next_leg(run: RunRow) -> str:
+    """Return the id of the leg that comes next."""
+    return leg_id(run, run.legs + 1)
+
+
+def queue_name(queue: str) -> str:
+    """Return a name for a queue that is short enough for every engine."""
+    return f"handrail-{hashlib.sha256(queue.encode()).hexdigest()[:16]}"
+
+
+class JournalDispatcher:
+    """The dispatcher for workers without an engine: they claim runs from the journal, and its changes wake them."""
+
+    async def submit(self, run: RunRow, /, at: float | None = None) -> None:
+        """Do nothing, because the journal has the run."""
+
+    async def wake(self, run: RunRow, /) -> None:
+        """Do nothing, because the journal knows that the run is due."""
+
+    async def cancel(self, run: RunRow, /) -> None:
+        """Do nothing, because the journal has the cancellation."""

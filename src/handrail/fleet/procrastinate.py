@@ -1,0 +1,87 @@
+"""`ProcrastinateDispatcher`: procrastinate starts the legs, one job for each, from its table in PostgreSQL.
+
+Needs `pip install 'handrail[procrastinate]'`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+
+import psycopg
+from procrastinate import App, PsycopgConnector
+from procrastinate.exceptions import AlreadyEnqueued, ConnectorException
+
+from handrail.fleet.dispatcher import Execute, next_leg, queue_name
+from handrail.records import RunRow
+
+log = logging.getLogger("handrail.fleet")
+
+_TASK = "handrail.leg"
+_PAUSE = 0.5
+"""Seconds before a lost database is opened again."""
+_WORKER_SECONDS = 5.0
+"""Seconds between procrastinate's polls of its table. NOTIFY wakes it earlier."""
+
+
+class ProcrastinateDispatcher:
+    """Starts legs with procrastinate, whose tables are in the database at `url`, and are created if needed."""
+
+    def __init__(self, url: str, *, poll: float = _WORKER_SECONDS) -> None:
+        self._poll = poll
+        self._app = App(connector=PsycopgConnector(conninfo=url))
+        self._execute: Execute | None = None
+        self._ready = asyncio.Event()
+        self._app.task(name=_TASK)(self._leg)
+
+    async def _leg(self, run_id: str) -> None:
+        assert self._execute is not None, "jobs start while the worker works"
+        await self._execute(run_id)
+
+    async def submit(self, run: RunRow, /, at: float | None = None) -> None:
+        """Do nothing: the journal says when the run is due, and a worker that looks there wakes it."""
+
+    async def wake(self, run: RunRow, /) -> None:
+        """Add a job for the next leg, unless there is one.
+
+        A lost job does not block later ones, because each leg has its own lock.
+        """
+        await self._ready.wait()
+        leg = next_leg(run)
+        with contextlib.suppress(AlreadyEnqueued):
+            task = self._app.configure_task(_TASK, queue=queue_name(run.queue), queueing_lock=leg)
+            await task.defer_async(run_id=run.record.id)
+
+    async def cancel(self, run: RunRow, /) -> None:
+        """Do nothing: a leg of a run that is over does nothing."""
+
+    async def work(self, execute: Execute, queues: Sequence[str], limit: int, /) -> None:
+        """Execute the legs that procrastinate starts, until cancelled. A database that is lost meanwhile is opened again."""
+        self._execute = execute
+        has_worked = False
+        while True:
+            try:
+                async with self._app.open_async():
+                    if not await self._app.check_connection_async():
+                        with contextlib.suppress(
+                            ConnectorException
+                        ):  # a different worker has just created the tables
+                            await self._app.schema_manager.apply_schema_async()
+                    self._ready.set()
+                    has_worked = True
+                    await self._app.run_worker_async(
+                        queues=[queue_name(queue) for queue in queues],
+                        concurrency=limit,
+                        fetch_job_polling_interval=self._poll,
+                        install_signal_handlers=False,
+                        delete_jobs="successful",
+                    )
+            except (ConnectorException, psycopg.Error):
+                if not has_worked:
+                    raise
+                log.warning("the database of procrastinate is lost; will retry", exc_info=True)
+            finally:
+                self._ready.clear()
+            await asyncio.sleep(_PAUSE)

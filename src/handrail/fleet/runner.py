@@ -1,0 +1,335 @@
+"""`Runner`: a worker process, which executes legs of runs until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from handrail.adapter.requests import decode_request
+from handrail.adapter.run_lease import renew_now
+from handrail.adapter.run_record import RunOutcome
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.deadline import Deadline
+from handrail.environment import LaterEnvironment
+from handrail.errors import JournalError, PromptEvaluationError, RunBusy, RunParked
+from handrail.fleet.apps import FleetApp
+from handrail.fleet.dispatcher import Dispatcher, Engine, JournalDispatcher
+from handrail.fleet.submission import repeat, this_host
+from handrail.limits import Budget
+from handrail.records import OVER, RunRow, WorkerRow
+from handrail.runs import session as load_session
+
+if TYPE_CHECKING:
+    from handrail.adapter.stream import RunStream
+    from handrail.journals import Journal
+    from handrail.replay.parked_run import Parking
+
+log = logging.getLogger("handrail.fleet")
+
+_LOOK_SECONDS = 0.5
+"""Longest time between two checks of the journal for due runs and for runs to cancel."""
+_ANNOUNCE_SECONDS = 10.0
+"""How long a worker counts as alive after it was last announced."""
+_PARK_AFTER = 0.2
+"""Seconds that a run stays in memory while everything in it waits for people, so that expired questions can end."""
+_AGAIN_SECONDS = 5.0
+"""Seconds after which a run that is still due is handed to the engine again, because its leg may have been lost."""
+_RETRY_SECONDS = 15.0
+"""Seconds until a run is tried again after a leg failed without ending it, for example because the folder is missing."""
+
+
+class _LegEnvironment(LaterEnvironment):
+    """The environment of a leg: people answer later, through the journal. The run is parked until then."""
+
+    def __init__(self) -> None:
+        self.parking: Parking | None = None
+
+    def run_started(self, parking: Parking) -> None:
+        self.parking = parking
+
+    def run_waiting(self, parking: Parking) -> None:
+        asyncio.get_running_loop().call_later(_PARK_AFTER, parking.park)
+
+
+class _Leg:
+    """A leg that this process executes."""
+
+    def __init__(self, row: RunRow, app: FleetApp) -> None:
+        self.row = row
+        self.app = app
+        self.environment = _LegEnvironment()
+
+    @property
+    def run_id(self) -> str:
+        return self.row.record.id
+
+
+class Runner:
+    """Executes the runs of some apps that wait in a journal, at most `limit` at once.
+
+    - `dispatcher`: an engine that starts legs, such as `DbosDispatcher`. Without one, the runner claims runs from the journal.
+    - `host`: the name by which runs are pinned to this host.
+    - `report`: called with a line of text whenever a leg begins or ends.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        apps: Sequence[FleetApp],
+        *,
+        dispatcher: Engine | None = None,
+        limit: int = 10,
+        host: str = "",
+        report: Callable[[str], None] = lambda line: None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.journal = journal
+        self.host = host or this_host()
+        self.limit = limit
+        self._apps = {app.queue: app for app in apps}
+        self._engine = dispatcher
+        self._dispatcher: Dispatcher = dispatcher or JournalDispatcher()
+        self._report = report
+        self._clock = clock
+        self._legs: dict[str, _Leg] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unreleased: set[str] = set()
+        """The runs of failed legs that could not be released, because the journal failed too."""
+        self._draining = False
+        self._ended = False
+        """Set before the duties are cancelled, since a wait that ends at the same moment may swallow the cancellation."""
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The queues that this worker takes runs from."""
+        return tuple(self._apps)
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """The ids of the runs that this worker is executing."""
+        return tuple(self._legs)
+
+    async def run(self, stop: asyncio.Event, *, grace: float = 30.0) -> None:
+        """Execute legs until `stop` is set. Then take no more runs, and finish the current ones within `grace` seconds.
+
+        Runs that are left after that are interrupted, as if the process had ended, and are due for other workers at
+        once.
+        """
+        duties = [self._tend(), self._claim() if self._engine is None else self._work(self._engine)]
+        tasks = [asyncio.ensure_future(each) for each in duties]
+        waiting = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait([*tasks, waiting], return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+            self._draining = True
+            tasks[1].cancel()
+            if self._tasks:
+                await asyncio.wait(self._tasks, timeout=grace)
+            await self._cut_off()
+        finally:
+            self._draining = self._ended = True
+            waiting.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            with contextlib.suppress(JournalError):
+                await self._announce(0)
+
+    async def execute(self, run_id: str) -> None:
+        """Execute the next leg of a run, if the run is due and no other worker has it.
+
+        Does nothing while the worker drains.
+        """
+        if self._draining:
+            return
+        row = await self.journal.queue.claim(self.queues, host=self.host, run_id=run_id)
+        if row is not None:
+            await self._execute(row)
+
+    # Duties.
+
+    async def _claim(self) -> None:
+        """Claim due runs from the journal while there is room for them."""
+        while not self._draining:
+            try:
+                if len(self._tasks) < self.limit:
+                    row = await self.journal.queue.claim(self.queues, host=self.host)
+                    if row is not None:
+                        self._start(row)
+                        continue
+                await self.journal.queue.wait(_LOOK_SECONDS)
+            except JournalError:
+                log.warning("could not look for runs; will retry", exc_info=True)
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    def _start(self, row: RunRow) -> None:
+        task = asyncio.ensure_future(self._execute(row))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _work(self, engine: Engine) -> None:
+        """Let the engine start legs. Each leg is a separate task, so that stopping the engine does not cancel it."""
+
+        async def execute(run_id: str) -> None:
+            task = asyncio.ensure_future(self.execute(run_id))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            await asyncio.shield(task)
+
+        await engine.work(execute, self.queues, self.limit)
+
+    async def _tend(self) -> None:
+        """Cancel runs that are to be stopped, announce that this worker is alive, and hand due runs to the engine."""
+        announced = 0.0
+        handed: dict[str, float] = {}
+        while not self._ended:
+            now = self._clock.monotonic()
+            try:
+                if now - announced >= _ANNOUNCE_SECONDS / 3 or not announced:
+                    announced = now
+                    await self._announce(_ANNOUNCE_SECONDS)
+                await self._release()
+                for run_id in await self.journal.queue.stopping():
+                    await renew_now(self.journal, run_id)
+                if self._engine is not None and not self._draining:
+                    handed = await self._hand_over(handed, now)
+                await self.journal.queue.wait(_LOOK_SECONDS)
+            except JournalError:
+                log.warning("the periodic checks of this worker failed; will retry", exc_info=True)
+                await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _hand_over(self, handed: dict[str, float], now: float) -> dict[str, float]:
+        """Wake every run that is due, and again after a while if it is still due. Returns when each leg was handed over."""
+        kept: dict[str, float] = {}
+        for row in await self.journal.queue.due(self.queues, host=self.host, limit=1000):
+            leg = f"{row.record.id}/{row.legs}"
+            if leg in handed and now - handed[leg] < _AGAIN_SECONDS:
+                kept[leg] = handed[leg]
+                continue
+            try:
+                await self._dispatcher.wake(row)
+            except Exception:  # whatever the engine raises if its database is gone for a while
+                log.warning("could not hand run %s to the engine; will retry", row.record.id, exc_info=True)
+            kept[leg] = now
+        return kept
+
+    async def _announce(self, seconds: float) -> None:
+        row = WorkerRow(
+            owner="", host=self.host, queues=list(self._apps), runs=len(self._legs), limit=self.limit
+        )
+        await self.journal.queue.announce(row, seconds=seconds)
+
+    # Legs.
+
+    async def _execute(self, row: RunRow) -> None:
+        """Execute a leg of a claimed run. If the leg fails, `_failed` releases the run."""
+        leg = self._legs[row.record.id] = _Leg(row, self._apps[row.queue])
+        self._report(f"{leg.run_id} leg {row.legs}: {'begins' if row.status == 'queued' else 'continues'}")
+        try:
+            stream = await self._open(leg)
+            await stream.response
+            self._report(f"{leg.run_id}: done")
+        except RunParked as parked:
+            self._report(f"{leg.run_id}: parked, {len(parked.questions)} open questions")
+        except RunBusy as busy:
+            self._report(f"{leg.run_id}: taken over by {busy.owner}")
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            await self._failed(leg, error)
+        finally:
+            del self._legs[leg.run_id]
+
+    async def _open(self, leg: _Leg) -> RunStream[Any]:
+        """Begin a queued run, or resume a run that has begun."""
+        record, journal, environment = leg.row.record, self.journal, leg.environment
+        if record.request:
+            request = decode_request(record)
+            source = leg.app.in_folder(request.folder, request.startup_files)
+        else:
+            source = leg.app.source
+        if leg.row.status != "queued":
+            return source.resume(record.id, journal=journal, environment=environment)
+        request = decode_request(record)
+        await repeat(journal, leg.row, request, self._dispatcher, self._clock)
+        session = await load_session(journal, record.session_id, principal=record.principal)
+        limits: Any = request.budget
+        return source.begin(
+            request.message,
+            run_id=record.id,
+            session=session,
+            journal=journal,
+            environment=environment,
+            deadline=None
+            if request.deadline is None
+            else Deadline.after(request.deadline, clock=self._clock),
+            budget=None if limits is None else Budget(**limits),
+        )
+
+    async def _failed(self, leg: _Leg, error: Exception) -> None:
+        """Record the failure of a run that could not begin.
+
+        Make a run that has begun, or could not begin because of the journal, due again later.
+        """
+        self._report(f"{leg.run_id}: {type(error).__name__}: {error}")
+        journal, run_id = self.journal, leg.run_id
+        try:
+            row = await journal.runs.get(run_id)
+            if row.status in OVER:
+                return
+            if row.owner not in ("", journal.owner):
+                return self._report(f"{run_id}: taken over by {row.owner}")
+            if not isinstance(error, JournalError | PromptEvaluationError):
+                log.error("a leg of run %s failed", run_id, exc_info=error)
+            is_mine = row.owner == journal.owner
+            later = self._clock.now().timestamp() + _RETRY_SECONDS
+            if row.status == "queued" and is_mine and not isinstance(error, JournalError):
+                outcome = RunOutcome(stop_reason="failed", error=str(error), phase="begin")
+                await journal.runs.leave(run_id, "failed", msgspec.msgpack.encode(outcome))
+            elif is_mine:
+                await journal.runs.leave(run_id, row.status, row.outcome, due_at=later)
+            elif not row.owner:
+                await journal.queue.wake(run_id, later)
+        except JournalError:
+            log.warning("run %s could not be released; will retry", run_id, exc_info=True)
+            self._unreleased.add(run_id)
+        except RunBusy as busy:
+            self._report(f"{run_id}: taken over by {busy.owner}")
+
+    async def _release(self) -> None:
+        """Release the runs that could not be released when their legs failed.
+
+        This process would otherwise hold them as long as it lives, because its lease is renewed for its other runs.
+        """
+        for run_id in tuple(self._unreleased - self._legs.keys()):
+            row = await self.journal.runs.get(run_id)
+            if row.status not in OVER and row.owner == self.journal.owner:
+                now = self._clock.now().timestamp()
+                with contextlib.suppress(RunBusy):
+                    await self.journal.runs.leave(run_id, row.status, row.outcome, due_at=now)
+            self._unreleased.discard(run_id)
+
+    async def _cut_off(self) -> None:
+        """Park the runs that are still executing by force, and make them due for other workers."""
+        for leg in tuple(self._legs.values()):
+            if leg.environment.parking is not None:
+                leg.environment.parking.park(by_force=True)
+        cut = tuple(self._legs)
+        if self._tasks:
+            _, stuck = await asyncio.wait(self._tasks, timeout=5)
+            for task in stuck:
+                task.cancel()
+            await asyncio.gather(*stuck, return_exceptions=True)
+        for run_id in cut:
+            with contextlib.suppress(JournalError, RunBusy):
+                row = await self.journal.runs.get(run_id)
+                if row.status not in OVER and not row.owner:
+                    await self.journal.queue.wake(run_id)
+                    self._report(f"{run_id}: left for another worker")

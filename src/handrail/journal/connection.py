@@ -1,0 +1,46 @@
+"""`Connection`: the journal's interface to a database, so that the same SQL serves SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+
+class Rows(Protocol):
+    """The result of a statement."""
+
+    @property
+    def rowcount(self) -> int:
+        """The number of rows that the statement changed."""
+        ...
+
+    def fetchone(self) -> Any:
+        """Return the next row, or None."""
+        ...
+
+    def fetchall(self) -> list[Any]:
+        """Return all remaining rows."""
+        ...
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class Connection(Protocol):
+    """An open connection to a journal's database.
+
+    Statements are written for SQLite. `handrail.journal.postgres` translates the few words that PostgreSQL spells
+    differently.
+    """
+
+    @property
+    def total_changes(self) -> int:
+        """The number of rows that this connection has inserted, changed or deleted."""
+        ...
+
+    def execute(self, query: str, values: Sequence[Any] | Mapping[str, Any] = (), /) -> Rows:
+        """Execute a statement with these values for its placeholders."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection."""
+        ...

@@ -1,0 +1,1 @@
+"""The journal in a PostgreSQL database, which many machines can share. Needs `pip install 'handrail[postgres]'`."""

@@ -1,0 +1,90 @@
+"""The address of a journal in PostgreSQL: the parsed URL, and the form in which it may be shown."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import NamedTuple
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
+
+from handrail.errors import JournalError
+
+SCHEMES = ("postgresql://", "postgres://")
+DEFAULT_SCHEMA = "handrail"
+_OWN = ("schema", "lease")
+"""The parameters of a URL that the driver does not know."""
+_ADVICE = "Write postgresql://USER@HOST/DATABASE, with the password in PGPASSWORD or ~/.pgpass."
+
+
+def is_url(text: object) -> bool:
+    """Return whether a text is the URL of a journal in PostgreSQL, and not the path of a file."""
+    return isinstance(text, str) and text.startswith(SCHEMES)
+
+
+class Address(NamedTuple):
+    """The location of a journal in PostgreSQL."""
+
+    shown: str
+    """The URL without its password, for messages and commands."""
+    conninfo: str
+    """The URL for the driver. It may contain the password, so it is never shown."""
+    schema: str
+    secret: str
+    """The password, or ""."""
+    lease: float | None = None
+    """How many seconds a process keeps its runs after it last renewed its lease; None if the URL does not say."""
+
+    def without_secret(self, text: str) -> str:
+        """Return a message from the driver or the server with `***` for the password, which it may repeat."""
+        for each in {self.secret, quote(self.secret, safe="")} - {""}:
+            text = text.replace(each, "***")
+        return text
+
+
+def parse_url(url: str) -> Address:
+    """Parse a journal's URL. Raises `JournalError`, whose message does not contain the password, if it is invalid."""
+    try:
+        parts = urlsplit(url)
+        password = parts.password or ""
+        options = parse_qsl(parts.query, keep_blank_values=True)
+        _ = parts.port
+    except ValueError:
+        raise JournalError("postgresql://…", "its URL can't be read", _ADVICE) from None
+    if "@" in parts.path or parts.fragment or any("@" in name for name, _ in options):
+        # A password with one of `/?#` in it, which would be taken for the rest of the URL, and shown.
+        advice = "In the password, write '/', '?', '#' and '@' as %2F, %3F, %23 and %40."
+        raise JournalError("postgresql://…", "its URL can't be read", advice)
+    before, _, host = parts.netloc.rpartition("@")
+    user = before.partition(":")[0]
+    netloc = f"{user}@{host}" if user else host
+    schema = dict(options).get("schema", DEFAULT_SCHEMA)
+    secrets = [unquote(password), *(value for name, value in options if name in ("password", "sslpassword"))]
+    public = [(name, value) for name, value in options if name not in ("password", "sslpassword")]
+    shown = urlunsplit((parts.scheme, netloc, parts.path, urlencode(public, safe="/:"), ""))
+    if netloc == "" and shown.startswith("postgresql:/") and not shown.startswith(SCHEMES):
+        shown = shown.replace(":/", ":///", 1)  # `urlunsplit` drops an empty host
+    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema) or schema.startswith("pg_"):
+        raise JournalError(
+            shown, f"its schema {schema!r} is not a plain name", "Use lower-case letters, digits and '_'."
+        )
+    lease = _parse_lease(dict(options).get("lease"), shown)
+    own = urlencode([each for each in options if each[0] not in _OWN], safe="/:")
+    conninfo = urlunsplit((parts.scheme, parts.netloc, parts.path, own, ""))
+    if not conninfo.startswith(SCHEMES):
+        conninfo = conninfo.replace(":", "://", 1)
+    return Address(shown, conninfo, schema, next((each for each in secrets if each), ""), lease)
+
+
+def _parse_lease(text: str | None, shown: str) -> float | None:
+    """Parse the length of a lease: a number of seconds above 0, such as `2` or `0.5`, or `2s`."""
+    if text is None:
+        return None
+    try:
+        seconds = float(text.removesuffix("s"))
+    except ValueError:
+        seconds = 0.0
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise JournalError(
+            shown, f"its lease {text!r} is not a number of seconds", "Write one above 0, such as lease=30."
+        )
+    return seconds

@@ -1,0 +1,191 @@
+"""Chains of records in PostgreSQL, where one statement adds a record and checks that its run has not been taken over.
+
+The head of a run's chain repeats the run's owner. The statement replaces the head only if both the owner and the seal
+are still those that this process knows, and adds the record only if it replaced the head. A process that takes the run
+over changes the owner there, so whichever of the two statements comes first, the other one notices.
+
+Many processes add records at the same time, so no counter gives their order. A record's number is the database's time
+in microseconds, increased if needed so that it is higher than that of the record before it in its chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from handrail.journal.chains import MAC_BYTES, Chains, Record, run_chain
+from handrail.journal.connection import Connection
+
+NOBODY = "-"
+"""The owner of a recorded run that no process has. The owner is "" for chains that belong to no recorded run."""
+
+_COLUMNS = "number, chain, link, kind, key, at, session_id, body, mac, state"
+_RECORD = f"INSERT INTO records ({_COLUMNS})"
+_VALUES = """?::bigint, chain, ?::bigint, ?, ?, ?::double precision, ?, ?::bytea, ?::bytea, ?"""
+_INSERT = f"""WITH head AS (
+        INSERT INTO chains (chain, links, seal, number) VALUES (?, ?, ?, ?) RETURNING chain
+    ) {_RECORD} SELECT {_VALUES} FROM head"""
+_REPLACE = "UPDATE chains SET links = ?, seal = ?, number = ? WHERE chain = ? AND seal = ?"
+_APPEND = f"WITH head AS ({_REPLACE} RETURNING chain) {_RECORD} SELECT {_VALUES} FROM head"
+_FENCED = f"WITH head AS ({_REPLACE} AND owner = ? RETURNING chain) {_RECORD} SELECT {_VALUES} FROM head"
+_MOST_HEADS = 10_000
+
+
+class _Head(NamedTuple):
+    links: int
+    seal: bytes
+    number: int
+    owner: str
+
+
+_EMPTY = _Head(0, b"", 0, "")
+
+
+class FencedRecord:
+    """A record to be added by one statement.
+
+    It remembers what was sent, so that it can be found again after a lost connection.
+    """
+
+    def __init__(
+        self, chain: str, kind: str, key: str, body: bytes, at: float, session_id: str, state: str
+    ) -> None:
+        self.chain = chain
+        self.kind = kind
+        self.key = key
+        self.body = body
+        self.at = at
+        self.session_id = session_id
+        self.state = state
+        self.sent: tuple[int, bytes] | None = None
+        """The position and the MAC with which the record was sent; None before that."""
+
+
+class PostgresChains(Chains):
+    """Appends records to chains in PostgreSQL. `micros` returns the time of the database in microseconds."""
+
+    def __init__(
+        self, journal: str, path: str, key: bytes, owner: str, channel: str, micros: Callable[[], int]
+    ) -> None:
+        super().__init__(journal, path, key)
+        self.channel = channel
+        """The channel on which processes tell each other what has changed."""
+        self._owner = owner
+        self._micros = micros
+        self._known: dict[str, _Head] = {}
+        """The heads of chains as this process last wrote them. Each is compared with the stored one before it is replaced."""
+
+    def append(
+        self,
+        connection: Connection,
+        chain: str,
+        kind: str,
+        key: str,
+        body: bytes,
+        *,
+        at: float = 0.0,
+        session_id: str = "",
+        state: str = "",
+    ) -> int:
+        record = FencedRecord(chain, kind, key, body, at, session_id, state)
+        for head in (self._known.get(chain), None):
+            if head is None:
+                head = self._stored_head(connection, chain)
+            number, mac, new = self._sealed(record, head)
+            link = head.links + 1
+            values = (number, link, kind, key, at, session_id, body, mac, state)
+            if not head.links:
+                added = connection.execute(_INSERT, (chain, link, new, number, *values))
+            else:
+                added = connection.execute(_APPEND, (link, new, number, chain, head.seal, *values))
+            if added.rowcount:
+                self._note(chain, _Head(link, new, number, head.owner))
+                return link
+            self._known.pop(
+                chain, None
+            )  # another process has added to the chain, or a transaction was rolled back
+        raise AssertionError("the head was read in this transaction")
+
+    def append_fenced(self, connection: Connection, record: FencedRecord) -> bool:
+        """Add a record to the chain of a run that this process owns, by one statement outside of any transaction.
+
+        Returns False, and adds nothing, if the owner or the head is not what this process knows, or if it knows
+        neither. Called again after a lost connection, it only returns whether the record was added.
+        """
+        chain = record.chain
+        if record.sent is not None:  # the connection was lost, and the record may have been added
+            query = "SELECT mac FROM records WHERE chain = ? AND link = ?"
+            row = connection.execute(query, (chain, record.sent[0])).fetchone()
+            self._known.pop(chain, None)
+            return row is not None and row[0] == record.sent[1]
+        head = self._known.get(chain)
+        if head is None or head.owner != self._owner:
+            return False
+        number, mac, new = self._sealed(record, head)
+        link = head.links + 1
+        record.sent = link, mac
+        replaced = (link, new, number, chain, head.seal, self._owner)
+        values = (
+            number,
+            link,
+            record.kind,
+            record.key,
+            record.at,
+            record.session_id,
+            record.body,
+            mac,
+            record.state,
+        )
+        if connection.execute(_FENCED, (*replaced, *values)).rowcount:
+            self._known[chain] = _Head(link, new, number, head.owner)
+            return True
+        self._known.pop(chain, None)
+        return False
+
+    def _sealed(self, record: FencedRecord, head: _Head) -> tuple[int, bytes, bytes]:
+        """Return the number and the MAC of the next record of a chain, and the chain's new seal."""
+        number = self._last = max(self._last + 1, head.number + 1, self._micros())
+        digest = self._digest(
+            record.chain,
+            number,
+            head.links + 1,
+            record.kind,
+            record.key,
+            record.at,
+            record.session_id,
+            head.seal,
+            record.body,
+        )
+        return number, digest[:MAC_BYTES], digest[MAC_BYTES:]
+
+    def _note(self, chain: str, head: _Head) -> None:
+        if len(self._known) >= _MOST_HEADS:
+            self._known.clear()
+        self._known[chain] = head
+
+    def _stored_head(self, connection: Connection, chain: str) -> _Head:
+        query = "SELECT links, seal, number, owner FROM chains WHERE chain = ?"
+        row = connection.execute(query, (chain,)).fetchone()
+        return _EMPTY if row is None else _Head(*row)
+
+    def fence(self, connection: Connection, run_id: str, owner: str) -> None:
+        chain, owner = run_chain(run_id), owner or NOBODY
+        connection.execute("UPDATE chains SET owner = ? WHERE chain = ?", (owner, chain))
+        if chain in self._known:
+            self._known[chain] = self._known[chain]._replace(owner=owner)
+
+    def tell(self, connection: Connection, kind: str, id: str) -> None:
+        connection.execute("SELECT pg_notify(?, ?)", (self.channel, f"{kind} {id}"[:2000]))
+
+    def remove(self, connection: Connection, chain: str) -> None:
+        super().remove(connection, chain)
+        self._known.pop(chain, None)
+
+    def read(self, connection: Connection, chain: str) -> list[Record]:
+        found = super().read(connection, chain)
+        if found:  # what this process adds next comes after everything that it has seen
+            self._last = max(self._last, found[-1].number)
+        return found
+
+    def find_damage(self, connection: Connection) -> list[str]:
+        return []  # PostgreSQL reports a damaged page when it is read

@@ -1,0 +1,93 @@
+"""The schema of a journal in PostgreSQL: the same tables as in SQLite, and one for the leases of processes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from handrail.errors import JournalError
+from handrail.journal.postgres.statements import PostgresConnection
+from handrail.journal.schema import TABLES, VERSION
+
+_TYPES = {
+    # Text is ordered by code points, as in SQLite and in Python, whatever the language of the database.
+    r"\bTEXT\b": 'text COLLATE "C"',
+    r"\bBLOB\b": "bytea",
+    r"\bREAL\b": "double precision",
+    r"\bINTEGER\b": "bigint",
+    r"\bnumber bigint PRIMARY KEY\b": "number bigint NOT NULL",
+    r"\) WITHOUT ROWID\b": ")",
+}
+_OWN = (
+    # The owner of a run is repeated at the head of its chain, so that one statement adds a record and checks the owner.
+    "ALTER TABLE chains ADD COLUMN owner text COLLATE \"C\" NOT NULL DEFAULT ''",
+    "ALTER TABLE chains SET (fillfactor = 60)",
+    'CREATE TABLE leases (owner text COLLATE "C" PRIMARY KEY, leased_until double precision NOT NULL)',
+    "CREATE INDEX records_by_number ON records USING brin (number)",
+)
+_FOUND = """SELECT relname, relkind::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+    WHERE nspname = ? AND relkind IN ('r', 'p', 'v', 'm', 'f', 'S')"""
+_PLANTED = """SELECT tgname, 'trigger' FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid
+    JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE nspname = ? AND NOT tgisinternal
+    UNION ALL SELECT rulename, 'rule' FROM pg_rules WHERE schemaname = ?
+    UNION ALL SELECT policyname, 'policy' FROM pg_policies WHERE schemaname = ?
+    UNION ALL SELECT proname, 'function' FROM pg_proc JOIN pg_namespace ON pg_namespace.oid = pronamespace WHERE nspname = ?
+    UNION ALL SELECT oprname, 'operator' FROM pg_operator JOIN pg_namespace ON pg_namespace.oid = oprnamespace WHERE nspname = ?
+    UNION ALL SELECT proname, 'function' FROM pg_proc JOIN pg_depend ON refclassid = 'pg_proc'::regclass AND refobjid = pg_proc.oid
+    WHERE EXISTS (SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace WHERE nspname = ? AND (
+        (classid = 'pg_class'::regclass AND objid = pg_class.oid)
+        OR (classid = 'pg_attrdef'::regclass AND objid IN (SELECT oid FROM pg_attrdef WHERE adrelid = pg_class.oid))
+        OR (classid = 'pg_constraint'::regclass AND objid IN (SELECT oid FROM pg_constraint WHERE conrelid = pg_class.oid))))"""
+"""What could run code of others: of the schema itself, and functions anywhere that defaults, checks or indexes of it call."""
+
+
+def statements() -> Iterator[str]:
+    """Yield the statements that create the tables."""
+    for each in TABLES:
+        for pattern, type in _TYPES.items():
+            each = re.sub(pattern, type, each)
+        yield each
+    yield from _OWN
+
+
+def create_tables(connection: PostgresConnection, shown: str, schema: str) -> bool:
+    """Create the tables in an empty schema and return True. If there are tables, check them and return False.
+
+    Raises `JournalError` for a schema that is not a journal's, has a different version, or has triggers or other code.
+    """
+    found: dict[str, str] = dict(connection.execute(_FOUND, (schema,)).fetchall())
+    if found and (found.get("about") != "r" or found.get("records") != "r"):
+        raise JournalError(
+            shown,
+            f"the schema {schema!r} of this database is not a journal",
+            "Use an empty one: add ?schema=NAME to the URL.",
+        )
+    # Before anything of the schema is used, since even reading a table could run what was planted.
+    for name, kind in connection.execute(_PLANTED, (schema,) * 6).fetchall():
+        raise _altered(shown, f"the {kind} {name!r} was added")
+    if not found:
+        connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{schema}"')
+        for each in statements():
+            connection.execute(each)
+        return True
+    wanted = {match[1] for each in statements() if (match := re.match(r"CREATE TABLE (\w+)", each))}
+    row = connection.execute("SELECT value FROM about WHERE key = 'schema'").fetchone()
+    version = "missing" if row is None else str(row[0])
+    if version != str(VERSION):
+        raise JournalError(
+            shown,
+            f"its schema has version {version}, but this version of Handrail uses {VERSION}",
+            "Use the version of Handrail that wrote it, or a new schema: add ?schema=NAME to the URL.",
+        )
+    for name in sorted(wanted):
+        if found.get(name) != "r":
+            raise _altered(shown, f"the table {name!r} was {'changed' if name in found else 'removed'}")
+    return False
+
+
+def _altered(shown: str, problem: str) -> JournalError:
+    return JournalError(
+        shown,
+        f"something other than Handrail has altered its schema: {problem}",
+        "Nothing was read or written. Restore an unaltered copy, or use a new schema.",
+    )

@@ -1,0 +1,52 @@
+"""Statements for PostgreSQL, translated from the journal's SQL, and the connection that executes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import psycopg
+
+from handrail.journal.connection import Rows
+
+_HINT = re.compile(r"\s+INDEXED BY \w+|\+(?=principal\b)")
+"""Index hints for SQLite, which are left out for PostgreSQL."""
+_NAMED = re.compile(r"(?<!:):(\w+)")
+_NUMBERED = re.compile(r"\?(\d+)")
+_READS = re.compile(r"\s*SELECT\b", re.IGNORECASE)
+
+
+@cache
+def translate(query: str) -> tuple[str, bool, bool]:
+    """Translate a statement. Also returns whether its placeholders are numbered, and whether it only reads."""
+    translated = _HINT.sub("", query).replace("/* FOR SHARE */", "FOR SHARE").replace("%", "%%")
+    reads = _READS.match(translated) is not None
+    numbered = _NUMBERED.search(translated) is not None
+    if numbered:
+        translated = _NUMBERED.sub(r"%(p\1)s", translated)
+    else:
+        translated = _NAMED.sub(r"%(\1)s", translated).replace("?", "%s")
+    return translated, numbered, reads
+
+
+class PostgresConnection:
+    """A connection that executes the journal's statements. `raw` is replaced if it is lost."""
+
+    def __init__(self, raw: psycopg.Connection[Any]) -> None:
+        self.raw = raw
+        self.total_changes = 0
+        """The number of rows that this connection has inserted, changed or deleted."""
+
+    def execute(self, query: str, values: Sequence[Any] | Mapping[str, Any] = (), /) -> Rows:
+        translated, numbered, reads = translate(query)
+        if numbered:
+            values = {f"p{number}": value for number, value in enumerate(values, 1)}
+        cursor = self.raw.execute(translated, values, binary=True)  # pyright: ignore[reportArgumentType]  # it contains no user's text
+        if not reads:
+            self.total_changes += max(cursor.rowcount, 0)
+        return cursor
+
+    def close(self) -> None:
+        self.raw.close()

@@ -1,0 +1,245 @@
+"""The queue in a journal's database: runs that wait for a worker, and the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from handrail.errors import DefinitionError, JournalAltered
+from handrail.journal.chains import Chains, fetch
+from handrail.journal.connection import Connection
+from handrail.journal.database import MEMORY, Database, encode
+from handrail.journal.run_leases import acquire, earliest
+from handrail.journal.run_rows import COLUMNS, StoredRun, check_run, find_run, update_run
+from handrail.journal.runs import check_new, insert_new
+from handrail.records import OVER, RunRecord, RunRow, WorkerRow
+
+if TYPE_CHECKING:
+    from handrail.journal.runs import SqliteRuns
+
+log = logging.getLogger("handrail.journal")
+
+_EVERY = 0.05
+"""Seconds between checks for changes to the file. A check takes a few microseconds."""
+
+# A run that was interrupted is due at once. A queued run with an owner is being begun, and its session's other runs
+# wait for it.
+_DUE = f"""SELECT {COLUMNS} FROM runs WHERE queue != '' AND status IN ('queued', 'running', 'parked')
+    AND (due_at <= ?1 OR (due_at IS NULL AND status != 'parked'))
+    AND (status != 'queued' OR NOT EXISTS (
+        SELECT 1 FROM runs AS other WHERE other.session_id = runs.session_id AND other.id != runs.id AND (
+            other.status IN ('running', 'parked')
+            OR (other.status = 'queued' AND runs.owner = '' AND (other.owner != ''
+                OR (other.due_at <= ?1 AND (other.began_at, other.id) < (runs.began_at, runs.id))))
+        )
+    )) AND (CAST(?2 AS TEXT) = '' OR id = ?2) ORDER BY coalesce(due_at, leased_until), began_at, id LIMIT ?3"""
+_FEW, _ALL = 50, 2**62
+"""How many of the due runs are read first, since one of them can usually be claimed, and how many if none can."""
+
+
+class SqliteQueue:
+    """The queue in a database. `lost` is called with the id of each run whose cached values may be out of date."""
+
+    def __init__(self, database: Database, runs: SqliteRuns, lost: Callable[[str], None]) -> None:
+        self._database = database
+        self._runs = runs
+        self._lost = lost
+        self._observer: sqlite3.Connection | None = None
+        """A second connection, whose change counter shows the changes of all others."""
+        self._reported: set[str] = set()
+        """The altered runs that have already been logged."""
+
+    async def submit(
+        self, run: RunRecord, /, *, at: float | None = None, host: str = "", key: str = ""
+    ) -> RunRow:
+        if not run.app:
+            raise DefinitionError(
+                f"run {run.id!r} can't be submitted without an app, because a worker could not find its prompt. "
+                "Pass app='module:name'."
+            )
+        database = self._database
+        now = database.now()
+
+        def submit(connection: Connection) -> RunRow:
+            query = "SELECT id FROM runs WHERE principal = ? AND key = ?"
+            earlier = connection.execute(query, (run.principal, key)).fetchone() if key else None
+            if earlier is None:
+                check_new(connection, run.id)
+                due = now if at is None else at
+                queue = (run.queue, host, key, due)
+                insert_new(connection, database.chains, run, "queued", now, queue=queue)
+            found = find_run(connection, database.chains, run.id if earlier is None else earlier[0])
+            return self._runs.shown(connection, found)
+
+        return await database.transact(submit)
+
+    async def claim(
+        self, queues: Sequence[str], /, *, host: str = "", run_id: str | None = None
+    ) -> RunRow | None:
+        database = self._database
+        now = database.now()
+
+        def claim(connection: Connection) -> RunRow | None:
+            for limit in (_FEW, _ALL):
+                rows, is_all = self._due(connection, queues, host, now, run_id or "", limit)
+                for row in rows:
+                    try:
+                        taken = acquire(connection, database, row, now, claims=True)
+                    except JournalAltered as altered:
+                        self._report(altered)
+                        continue
+                    shown = self._runs.shown(connection, row)
+                    return msgspec.structs.replace(shown, deaths=taken.deaths, legs=taken.legs)
+                if is_all:
+                    break
+            if run_id is not None:
+                missed = find_run(connection, database.chains, run_id)
+                if missed.status not in OVER and not missed.owner:
+                    update_run(connection, database.chains, missed, legs=missed.legs + 1)
+            return None
+
+        claimed = await database.transact(claim)
+        if claimed is not None:
+            self._lost(claimed.record.id)  # another process may have had the run
+        return claimed
+
+    async def due(
+        self, queues: Sequence[str] | None = None, /, *, host: str | None = None, limit: int = 100
+    ) -> Sequence[RunRow]:
+        now = self._database.now()
+
+        def find(connection: Connection) -> list[RunRow]:
+            rows, _ = self._due(connection, queues, host, now)
+            return [self._runs.shown(connection, row) for row in rows[:limit]]
+
+        return tuple(await self._database.transact(find))
+
+    def _due(
+        self,
+        connection: Connection,
+        queues: Sequence[str] | None,
+        host: str | None,
+        now: float,
+        run_id: str = "",
+        limit: int = _ALL,
+    ) -> tuple[list[StoredRun], bool]:
+        """Read the first `limit` runs that are due. Returns those that may be claimed, and whether there are no others."""
+        found: list[StoredRun] = []
+        held = self._database.leases.held(connection, now)
+        read = fetch(connection, _DUE, now, run_id, limit)
+        for values in read:
+            try:
+                row = check_run(self._database.chains, values)
+            except JournalAltered as altered:
+                self._report(altered)
+                continue
+            is_wanted = (queues is None or row.queue in queues) and (host is None or row.host in ("", host))
+            is_mine = row.owner == self._database.owner
+            if is_wanted and not is_mine and not held(row.owner, row.leased_until):
+                found.append(row)
+        return found, len(read) < limit
+
+    def _report(self, altered: JournalAltered) -> None:
+        if str(altered) not in self._reported:
+            self._reported.add(str(altered))
+            log.error("a run is not given to a worker: %s", altered)
+
+    async def wake(self, run_id: str, /, at: float | None = None) -> None:
+        database = self._database
+        due = database.now() if at is None else at
+
+        def wake(connection: Connection) -> None:
+            row = find_run(connection, database.chains, run_id)
+            if row.status not in OVER and not row.owner:
+                update_run(connection, database.chains, row, due_at=due)
+
+        await database.transact(wake)
+
+    async def adopt(self, run_id: str, queue: str, /) -> None:
+        database = self._database
+        now = database.now()
+
+        def adopt(connection: Connection) -> None:
+            row = find_run(connection, database.chains, run_id)
+            update_run(connection, database.chains, row, queue=queue, changed_at=now)
+
+        await database.transact(adopt)
+
+    async def stopping(self) -> Sequence[str]:
+        query = "SELECT id FROM runs WHERE owner = ? AND stopping = 1 AND status IN ('queued', 'running', 'parked')"
+        return tuple(str(id) for (id,) in await self._database.select(query, self._database.owner))
+
+    async def wait(self, seconds: float, /) -> None:
+        loop = asyncio.get_running_loop()
+        end, before = loop.time() + seconds, self._version()
+        while (left := end - loop.time()) > 0:
+            await asyncio.sleep(min(_EVERY, left))
+            if self._version() != before:
+                return
+
+    def _version(self) -> int:
+        """Return a number that differs once anybody has changed the journal."""
+        path = self._database.path
+        if path == MEMORY:
+            return self._database.changes
+        if self._observer is None:
+            self._observer = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        return self._observer.execute("PRAGMA data_version").fetchone()[0]
+
+    def close(self) -> None:
+        """Close the connection that observes changes."""
+        if self._observer is not None:
+            self._observer.close()
+            self._observer = None
+
+    async def announce(self, worker: WorkerRow, /, *, seconds: float) -> None:
+        database = self._database
+        until = database.now() + seconds
+        row = msgspec.structs.replace(worker, owner=database.owner, leased_until=until)
+        body = encode(row, "a worker has")
+
+        def announce(connection: Connection) -> None:
+            if seconds <= 0:
+                connection.execute("DELETE FROM workers WHERE owner = ?", (row.owner,))
+                return
+            values = (row.owner, row.host, until, body)
+            mac = database.chains.row_mac("workers", values)
+            connection.execute("DELETE FROM workers WHERE owner = ?", (row.owner,))
+            connection.execute("INSERT INTO workers VALUES (?, ?, ?, ?, ?)", (*values, mac))
+            connection.execute("DELETE FROM workers WHERE leased_until < ?", (until - seconds - _LONG_GONE,))
+
+        await database.transact(announce, synced=False)
+
+    async def workers(self) -> Sequence[WorkerRow]:
+        database = self._database
+        now = database.now()
+
+        def find(connection: Connection) -> list[WorkerRow]:
+            rows = fetch(
+                connection, "SELECT owner, host, leased_until, body, mac FROM workers ORDER BY owner"
+            )
+            return [
+                msgspec.msgpack.decode(row[3], type=WorkerRow)
+                for row in rows
+                if database.leases.is_announced(row[0], row[2], now)
+                and database.chains.is_row("workers", row[:4], row[4])
+            ]
+
+        return tuple(await database.transact(find))
+
+
+_LONG_GONE = 3600.0
+"""Seconds after which a worker that was not announced again is deleted."""
+
+
+def make_due(connection: Connection, chains: Chains, run_id: str, at: float) -> None:
+    """Note that one of a run's questions was answered, so that a worker continues the run once it is parked."""
+    query = "SELECT 1 FROM runs WHERE id = ? AND queue != '' AND status IN ('running', 'parked')"
+    if connection.execute(query, (run_id,)).fetchone():
+        row = find_run(connection, chains, run_id)
+        update_run(connection, chains, row, due_at=earliest(row.due_at, at))

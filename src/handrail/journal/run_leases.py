@@ -1,0 +1,69 @@
+"""Run leases in a journal's database: how they are acquired, one run of a session at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from handrail.errors import RunError
+from handrail.journal.connection import Connection
+from handrail.journal.database import Database
+from handrail.journal.run_rows import StoredRun, update_run
+from handrail.journal.verification import verify_session
+from handrail.records import OVER
+
+
+def acquire(
+    connection: Connection,
+    database: Database,
+    row: StoredRun,
+    now: float,
+    *,
+    claims: bool = False,
+    **changes: Any,
+) -> StoredRun:
+    """Take the lease of a run that is free, after verifying its session. Returns the new row.
+
+    `changes` are made only if this process did not own the run before. So a run that is to be stopped stays marked
+    between a worker's claim and the `take` that follows it. With `claims`, a new leg begins in any case.
+    """
+    progress = verify_session(connection, database.chains, row.id).progress
+    is_mine = row.owner == database.owner
+    return update_run(
+        connection,
+        database.chains,
+        row,
+        **{
+            "status": row.status if row.status in (*OVER, "queued") else "running",
+            "owner": database.owner,
+            "leased_until": database.leases.until(connection, now),
+            "changed_at": now,
+            "deaths": row.deaths if is_mine else _deaths(row, progress),
+            "progress": progress,
+            "due_at": None,
+            "legs": row.legs if is_mine and not claims else row.legs + 1,
+            **({} if is_mine else changes),
+        },
+    )
+
+
+def check_turn(connection: Connection, row: StoredRun) -> None:
+    """Raise `RunError` if the run is for workers, and a worker has another run of its session."""
+    query = """SELECT id FROM runs WHERE session_id = ? AND id != ? AND queue != '' AND owner != ''
+        AND status IN ('queued', 'running', 'parked')"""
+    found = connection.execute(query, (row.session_id, row.id)).fetchone() if row.queue else None
+    if found is not None:
+        raise RunError(
+            row.id, f"a worker has the run {found[0]!r} of the same session", "Wait until that run is over."
+        )
+
+
+def earliest(*times: float | None) -> float | None:
+    """Return the earliest of these times; None if there is none."""
+    return min((each for each in times if each is not None), default=None)
+
+
+def _deaths(row: StoredRun, progress: int) -> int:
+    """Return how many consecutive processes have died while they executed this run, without making progress."""
+    if row.status not in ("running", "queued") or not row.owner:
+        return 0
+    return row.deaths + 1 if row.progress == progress else 1

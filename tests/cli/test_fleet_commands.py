@@ -1,0 +1,81 @@
+"""`handrail submit`, and what `handrail runs` says about runs that wait for a worker."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from handrail.cli.commands import app
+from handrail.journal.sqlite import SqliteJournal
+from handrail.records import WorkerRow
+from support import fleet_app
+
+
+@pytest.fixture
+def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "runs.db"
+    monkeypatch.setenv("HANDRAIL_JOURNAL", str(path))
+    return path
+
+
+def handrail(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(words), prog_name="handrail")
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.output
+
+
+def submitted(*words: str) -> dict[str, Any]:
+    return json.loads(handrail("submit", str(Path(fleet_app.__file__)), *words, "--json"))
+
+
+def waits_for() -> list[str]:
+    return [each["waits_for"] for each in json.loads(handrail("runs", "list", "--json"))["runs"]]
+
+
+def announce(journal: Path, *queues: str, host: str = "here") -> None:
+    opened = SqliteJournal(journal)
+    row = WorkerRow(owner="", host=host, queues=queues)
+    asyncio.run(opened.queue.announce(row, seconds=3600))
+    opened.close()
+
+
+def test_a_key_submits_once_and_a_time_is_kept(journal: Path):
+    first = submitted("pay rent", "--key", "rent", "--at", "2030-01-01T00:00+00:00")
+    assert first["due_at"] == 1893456000.0
+    assert submitted("pay rent", "--key", "rent")["run_id"] == first["run_id"]
+    assert "its time, 2030-01-01 00:00:00 UTC" in waits_for()[0]
+
+
+@pytest.mark.parametrize(
+    "words", [("--at", "soon"), ("--every", "0s"), ("--every", "often")], ids=["at", "zero", "every"]
+)
+def test_times_that_can_not_be_read_are_refused(journal: Path, words: tuple[str, str]):
+    said = handrail("submit", str(Path(fleet_app.__file__)), "hello", *words, code=2)
+    assert f"{words[0]} {words[1]!r} is not a" in said
+
+
+def test_a_run_without_a_worker_for_its_version_says_so_until_it_is_adopted(
+    journal: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = submitted("pay rent")
+    name, _, code = run["queue"].rpartition("@")
+    assert waits_for() == [f"no worker for {name}"]
+    announce(journal, f"{name}@{'5' * 64}")
+    assert waits_for() == [f"no worker for version {code[:12]}"]
+    monkeypatch.setattr(
+        "handrail.adapter.apps.code_of", lambda app: "5" * 64
+    )  # as if the file had been edited
+    moved = json.loads(handrail("runs", "adopt", run["run_id"], "--json"))
+    assert moved["queue"] == f"{name}@{'5' * 64}"
+    assert waits_for() == [""]
+
+
+def test_a_run_in_a_folder_says_which_host_it_is_pinned_to(journal: Path, tmp_path: Path):
+    folder = tmp_path / "work"
+    folder.mkdir()
+    run = submitted("pay rent", "--files", str(folder))
+    announce(journal, run["queue"], host="elsewhere")
+    assert waits_for() == [f"no worker on {run['host']}, where its folder is"]

@@ -1,0 +1,137 @@
+"""An engine starts legs, and the journal decides what they do. The engine in these tests is DBOS."""
+
+import asyncio
+import contextlib
+import importlib.util
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from handrail.adapter.run_record import decode_outcome
+from handrail.fleet import FleetApp, Runner, submit
+from handrail.fleet.dispatcher import Engine
+from handrail.journal.sqlite import SqliteJournal
+from handrail.question import Answer
+from handrail.records import OVER
+from support import PATIENCE, fleet_app, postgres
+
+MakeEngine = Callable[[str], Engine]
+
+
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("HANDRAIL_DEEP"), reason="starting an engine twice takes seconds"
+)
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> MakeEngine:
+    if importlib.util.find_spec("dbos") is None:
+        pytest.skip("dbos is not installed")
+    from handrail.fleet.dbos import DbosDispatcher
+
+    return lambda owner: DbosDispatcher(f"sqlite:///{tmp_path}/dbos.db", executor=owner, poll=0.02)
+
+
+async def test_an_engine_drives_runs_through_questions_and_restarts_of_the_worker(
+    engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The engine starts every leg of two turns of a session.
+
+    The first turn asks a question, which is answered while no worker is up.
+    """
+    monkeypatch.setenv("FLEET_LOG", str(tmp_path / "log"))
+    app = FleetApp.load(str(Path(fleet_app.__file__)))
+    journal = SqliteJournal(tmp_path / "runs.db")
+    first = (await submit(journal, app, "choose tea", session_id="s")).record.id
+    second = (await submit(journal, app, "pay rent", session_id="s")).record.id
+
+    async def work(until: Callable[[str], bool], run_id: str) -> None:
+        stop = asyncio.Event()
+        runner = Runner(journal, [app], dispatcher=engine(journal.owner))
+        task = asyncio.ensure_future(runner.run(stop, grace=0))
+        async with asyncio.timeout(PATIENCE):
+            while not until((await journal.runs.get(run_id)).status):
+                await asyncio.sleep(0.01)
+                if task.done():
+                    task.result()
+        stop.set()
+        await asyncio.wait_for(task, PATIENCE)
+
+    await work(lambda status: status == "parked", first)
+    [question] = await journal.questions.open(first)
+    journal.questions.answer(
+        Answer(
+            question_id=question.id, digest=question.digest, by=question.principal, value={"name": "green"}
+        )
+    )
+    await work(lambda status: status in OVER, second)
+    texts = [decode_outcome(await journal.runs.get(each)).text for each in (first, second)]
+    assert texts == ["Result: chose green", "Result: paid rent"]
+    assert (await journal.runs.get(first)).legs == 2
+    journal.close()
+
+
+async def test_a_leg_that_ended_or_was_lost_before_it_claimed_its_run_is_started_again(
+    engine: MakeEngine, tmp_path: Path
+):
+    """DBOS starts nothing twice under one id, so a worker that dies between its start and its claim must not use the id up."""
+    app = FleetApp.load(str(Path(fleet_app.__file__)))
+    journal = SqliteJournal(tmp_path / "runs.db")
+    row = await submit(journal, app, "pay rent")
+    started: asyncio.Queue[str] = asyncio.Queue()
+    lost = asyncio.Event()
+
+    async def execute(run_id: str) -> None:
+        started.put_nowait(run_id)
+        if started.qsize() + taken == 2:  # the second leg never ends, as if its process were gone
+            await lost.wait()
+
+    taken = 0
+    dispatcher = engine(journal.owner)
+    working = asyncio.ensure_future(dispatcher.work(execute, [app.queue], 10))
+    async with asyncio.timeout(PATIENCE):
+        for _ in range(3):
+            while started.empty():
+                await dispatcher.wake(row)
+                await asyncio.sleep(0.05)
+            assert started.get_nowait() == row.record.id
+            taken += 1
+    lost.set()
+    working.cancel()
+    await asyncio.wait([working])
+    journal.close()
+
+
+async def test_procrastinate_opens_a_database_again_that_was_lost(tmp_path: Path):
+    if importlib.util.find_spec("procrastinate") is None:
+        pytest.skip("procrastinate is not installed")
+    import psycopg
+
+    from handrail.fleet.procrastinate import ProcrastinateDispatcher
+
+    name = f"lost_{os.getpid()}"
+    url = f"postgresql://tests@/{name}?host={postgres.server_folder()}"
+    app = FleetApp.load(str(Path(fleet_app.__file__)))
+    journal = SqliteJournal(tmp_path / "runs.db")
+    row = await submit(journal, app, "pay rent")
+    started: asyncio.Queue[str] = asyncio.Queue()
+    dispatcher = ProcrastinateDispatcher(url)
+    with psycopg.connect(url.replace(name, "postgres"), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}")  # pyright: ignore
+        working = asyncio.ensure_future(dispatcher.work(started.put, [app.queue], 10))
+        async with asyncio.timeout(PATIENCE):
+            for _ in range(2):
+                while started.empty():
+                    with contextlib.suppress(Exception):  # whatever it raises while the database is lost
+                        await dispatcher.wake(row)
+                    await asyncio.sleep(0.05)
+                    assert not working.done(), working.result()
+                while not started.empty():
+                    started.get_nowait()
+                query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+                connection.execute(query, (name,))
+        working.cancel()
+        await asyncio.wait([working])
+    journal.close()

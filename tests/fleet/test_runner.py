@@ -1,0 +1,266 @@
+"""Workers execute the runs that wait in a journal, whoever submitted them and whichever worker is lost."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import runs
+from handrail.adapter.run_record import decode_outcome
+from handrail.clock import SYSTEM_CLOCK
+from handrail.errors import JournalError, RunError
+from handrail.fleet import FleetApp, JournalDispatcher, Runner, submit
+from handrail.fleet.dispatcher import Execute
+from handrail.journal.sqlite import MemoryJournal, SqliteJournal
+from handrail.journals import Journal
+from handrail.question import Answer
+from handrail.records import OVER, RunRow, WorkerRow
+from support import PATIENCE, fleet_app
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
+    """Return a function that returns the lines that the app's tools wrote."""
+    path = tmp_path / "log"
+    monkeypatch.setenv("FLEET_LOG", str(path))
+    return lambda: path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.fixture
+def app() -> FleetApp:
+    return FleetApp.load(str(Path(fleet_app.__file__)))
+
+
+@asynccontextmanager
+async def worker(
+    journal: Journal, app: FleetApp, grace: float = 0.0, **options: Any
+) -> AsyncGenerator[Runner]:
+    """Run a worker until the block ends. Runs that it has not finished then are interrupted after `grace` seconds."""
+    runner, stop = Runner(journal, [app], **options), asyncio.Event()
+    task = asyncio.ensure_future(runner.run(stop, grace=grace))
+    try:
+        yield runner
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, PATIENCE)
+
+
+async def until(done: Callable[[], Any]) -> Any:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(PATIENCE):
+        while not (found := await result if asyncio.iscoroutine(result := done()) else result):
+            await asyncio.sleep(0.005)
+    return found
+
+
+async def over(journal: Journal, run_id: str) -> RunRow:
+    async def look() -> RunRow | None:
+        row = await journal.runs.get(run_id)
+        return row if row.status in OVER else None
+
+    return await until(look)
+
+
+async def test_a_worker_begins_a_submitted_run(app: FleetApp, log: Callable[[], list[str]]):
+    journal = MemoryJournal()
+    row = await submit(journal, app, "pay rent")
+    assert (row.status, row.queue) == ("queued", app.queue)
+    async with worker(journal, app):
+        row = await over(journal, row.record.id)
+    assert (row.status, decode_outcome(row).text) == ("done", "Result: paid rent")
+    assert len(log()) == 1
+
+
+async def test_turns_of_a_session_are_executed_in_order_with_the_conversation_so_far(app: FleetApp):
+    journal = MemoryJournal()
+    said = ["one", "two", "three"]
+    for number, message in enumerate(said):
+        await submit(journal, app, message, session_id="s", run_id=str(number))
+    async with worker(journal, app):
+        texts = [decode_outcome(await over(journal, str(number))).text for number in range(3)]
+    assert texts == ["Turn 1: one", "Turn 2: two", "Turn 3: three"]
+
+
+async def test_a_waiting_run_leaves_memory_and_continues_once_it_is_answered(
+    app: FleetApp, log: Callable[[], list[str]], tmp_path: Path
+):
+    journal, door = SqliteJournal(tmp_path / "runs.db"), SqliteJournal(tmp_path / "runs.db")
+    run_id = (await submit(journal, app, "choose tea")).record.id
+
+    async def parked() -> bool:
+        return (await door.runs.get(run_id)).status == "parked"
+
+    async with worker(journal, app) as runner:
+        await until(parked)
+        await until(lambda: not runner.running)
+    [question] = await door.questions.open(run_id)
+    door.questions.answer(
+        Answer(
+            question_id=question.id, digest=question.digest, by=question.principal, value={"name": "green"}
+        )
+    )  # while no worker is up
+    async with worker(journal, app):
+        row = await over(journal, run_id)
+    assert (decode_outcome(row).text, log()) == ("Result: chose green", ["chose green"])
+    journal.close()
+    door.close()
+
+
+async def test_a_run_is_cancelled_from_a_different_process(
+    app: FleetApp, log: Callable[[], list[str]], tmp_path: Path
+):
+    journal, door = SqliteJournal(tmp_path / "runs.db"), SqliteJournal(tmp_path / "runs.db")
+    run_id = (await submit(door, app, "sleep 1000")).record.id
+    async with worker(journal, app):
+        await until(lambda: log() == ["asleep"])
+        assert (await runs.cancel(door, run_id)).stopping
+        row = await over(door, run_id)
+    assert (row.status, log()) == ("cancelled", ["asleep", "woken"])
+    journal.close()
+    door.close()
+
+
+async def test_a_worker_that_is_stopped_leaves_its_runs_to_others(
+    app: FleetApp, log: Callable[[], list[str]], tmp_path: Path
+):
+    first, second = SqliteJournal(tmp_path / "runs.db"), SqliteJournal(tmp_path / "runs.db")
+    run_id = (await submit(first, app, "sleep 1000")).record.id
+    async with worker(first, app):
+        await until(lambda: log() == ["asleep"])
+    row = await first.runs.get(run_id)
+    assert (row.status, row.owner) == ("parked", "")
+    async with worker(second, app):
+        await until(lambda: log().count("asleep") == 2)
+    first.close()
+    second.close()
+
+
+async def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_more(
+    app: FleetApp, log: Callable[[], list[str]]
+):
+    journal = MemoryJournal()
+    for id, message in (("first", "sleep 0.5"), ("second", "pay rent")):
+        await submit(journal, app, message, run_id=id)
+    async with worker(journal, app, grace=PATIENCE, limit=1):
+        await until(lambda: log() == ["asleep"])
+    assert (await journal.runs.get("first")).status == "done"
+    assert (await journal.runs.get("second")).status == "queued"
+    assert await journal.queue.workers() == ()
+
+
+async def test_a_run_that_can_not_begin_fails_and_says_why(app: FleetApp, monkeypatch: pytest.MonkeyPatch):
+    journal = MemoryJournal()
+    run_id = (await submit(journal, app, "x", folder="/no/such/folder")).record.id
+    async with worker(journal, app):
+        row = await over(journal, run_id)
+    assert (row.status, decode_outcome(row).phase) == ("failed", "begin")
+    assert "is not on this host" in decode_outcome(row).error
+
+
+async def test_a_run_in_a_folder_is_taken_only_on_its_host(app: FleetApp, tmp_path: Path):
+    journal = MemoryJournal()
+    run_id = (await submit(journal, app, "x", folder=str(tmp_path), host="ada.example")).record.id
+    async with worker(journal, app, host="bob.example"):
+        other = (await submit(journal, app, "y")).record.id
+        await over(journal, other)
+        assert (await journal.runs.get(run_id)).status == "queued"
+    async with worker(journal, app, host="ada.example"):
+        await over(journal, run_id)
+
+
+async def test_a_repeated_run_submits_the_next_one_once(app: FleetApp):
+    journal = MemoryJournal()
+    first = await submit(journal, app, "pay rent", every=3600.0, key="rent")
+    async with worker(journal, app):
+        await over(journal, first.record.id)
+    [following] = [row for row in await journal.runs.list() if row.status == "queued"]
+    assert first.due_at is not None
+    assert following.due_at == first.due_at + 3600
+    assert (following.queue, following.record.session_id) == (app.queue, following.record.id)
+
+
+async def test_a_queued_run_can_be_cancelled_but_not_resumed_or_forked(app: FleetApp):
+    journal = MemoryJournal()
+    run_id = (await submit(journal, app, "hello", session_id="s")).record.id
+    for use in (
+        lambda: fleet_app.adapter.resume(run_id, journal=journal),
+        lambda: runs.fork(journal, run_id, 0),
+    ):
+        with pytest.raises(RunError, match="has not begun"):
+            await use()
+    assert [each.text for each in await runs.said(journal, run_id)] == ["hello"]
+    assert (await runs.cancel(journal, run_id)).status == "cancelled"
+    later = (await submit(journal, app, "again", session_id="s")).record.id
+    async with worker(journal, app):
+        row = await over(journal, later)
+    assert decode_outcome(row).text == "Turn 1: again"
+
+
+class _ForgetfulEngine(JournalDispatcher):
+    """An engine that loses the first leg of each run with its process, and fails at the second."""
+
+    def __init__(self) -> None:
+        self.woken: list[str] = []
+        self.legs: asyncio.Queue[str] = asyncio.Queue()
+
+    async def wake(self, run: RunRow, /) -> None:
+        self.woken.append(run.record.id)
+        if len(self.woken) == 2:
+            raise ConnectionError("the engine's database is being restarted")
+        if len(self.woken) > 2:
+            self.legs.put_nowait(run.record.id)
+
+    async def work(self, execute: Execute, queues: Sequence[str], limit: int, /) -> None:
+        while True:
+            await execute(await self.legs.get())
+
+
+class _FastClock:
+    """A clock on which a minute passes between two looks at the journal."""
+
+    def __init__(self) -> None:
+        self._minutes = 0
+
+    def now(self) -> datetime:
+        return SYSTEM_CLOCK.now()
+
+    def monotonic(self) -> float:
+        self._minutes += 1
+        return 60.0 * self._minutes
+
+
+async def test_a_leg_that_its_engine_has_lost_is_handed_over_again(app: FleetApp):
+    journal, engine = MemoryJournal(), _ForgetfulEngine()
+    run_id = (await submit(journal, app, "pay rent")).record.id
+    async with worker(journal, app, dispatcher=engine, clock=_FastClock()):
+        while len(engine.woken) < 3:
+            await journal.queue.announce(WorkerRow(owner="", host="h", queues=()), seconds=1)  # ends its wait
+            await asyncio.sleep(0.01)
+        row = await over(journal, run_id)
+    assert (row.status, engine.woken[:3]) == ("done", [run_id] * 3)
+
+
+async def test_a_run_whose_release_failed_with_the_journal_is_released_later(
+    app: FleetApp, monkeypatch: pytest.MonkeyPatch
+):
+    """The worker lives on and renews its lease, so nobody else could take the run."""
+    journal = MemoryJournal()
+    run_id = (await submit(journal, app, "pay rent")).record.id
+    begin, get, failures = journal.runs.begin, journal.runs.get, ["get", "begin"]
+
+    async def failing(name: str, method: Callable[..., Any], *given: Any) -> Any:
+        if failures and failures[-1] == name:
+            failures.pop()
+            raise JournalError("journal", "it is gone for a while", "Wait.")
+        return await method(*given)
+
+    monkeypatch.setattr(journal.runs, "begin", lambda *given: failing("begin", begin, *given))
+    monkeypatch.setattr(journal.runs, "get", lambda *given: failing("get", get, *given))
+    async with worker(journal, app):
+        await until(lambda: not failures)
+        row = await over(journal, run_id)
+    assert (row.status, row.legs) == ("done", 2)

@@ -1,0 +1,166 @@
+"""A call is recorded in the caller's thread where this can't block, and otherwise in the journal's own thread."""
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import SqliteJournal, tool
+from handrail.dispatch import open_gate
+from handrail.errors import JournalError, RunBusy
+from handrail.journal.calls import _BRIEF
+from handrail.journal.database import Database
+from handrail.journal.sqlite import Durability
+from handrail.records import CommitUnit
+
+PATIENCE = 20.0
+
+
+@tool(effect="pure")
+async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def unit(call_id: str, result: bytes = b'"done"') -> CommitUnit:
+    return CommitUnit(run_id="run", call_id=call_id, events=[], result=result, effects=[], files=[])
+
+
+@contextlib.contextmanager
+def opened(folder: Path, durability: Durability = "process") -> Generator[SqliteJournal]:
+    journal = SqliteJournal(folder / "journal.db", durability=durability, watch=None)
+    try:
+        yield journal
+    finally:
+        journal.close()
+
+
+def writers(journal: SqliteJournal) -> list[threading.Thread]:
+    """Return the threads that write to the journal from now on, one for each transaction."""
+    found: list[threading.Thread] = []
+    run: Any = Database._run
+
+    def noted(connection: sqlite3.Connection, job: Any) -> None:
+        found.append(threading.current_thread())
+        run(journal._database, connection, job)
+
+    setattr(journal._database, "_run", noted)  # noqa: B010  # it is a method
+    return found
+
+
+def ids_in(journal: SqliteJournal) -> list[str]:
+    return [each.call_id for each in asyncio.run(journal.calls.load("run"))]
+
+
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_a_call_is_recorded_in_the_callers_thread_unless_the_disk_must_confirm_it(
+    tmp_path: Path, durability: Durability
+) -> None:
+    async def main() -> set[bool]:
+        gate = open_gate([add], journal=journal)
+        found = writers(journal)
+        for number in range(5):
+            assert (await gate.invoke("add", {"a": number, "b": 1})).value == number + 1
+        assert len(found) == 5
+        return {each is threading.current_thread() for each in found}
+
+    with opened(tmp_path, durability) as journal:
+        assert asyncio.run(main()) == {durability == "process"}
+
+
+def test_a_recorded_call_needs_no_task(tmp_path: Path) -> None:
+    made: list[Any] = []
+
+    def make(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
+        made.append(work)
+        return asyncio.Task(work, loop=loop, **options)
+
+    async def main() -> None:
+        gate = open_gate([add], journal=journal)
+        asyncio.get_running_loop().set_task_factory(make)
+        await gate.invoke("add", {"a": 1, "b": 1})
+        assert made == []
+
+    with opened(tmp_path) as journal:
+        asyncio.run(main())
+
+
+def test_a_write_does_not_wait_for_another_process_in_the_callers_thread(tmp_path: Path) -> None:
+    async def main() -> None:
+        gate = open_gate([add], journal=journal)
+        found = writers(journal)
+        other = sqlite3.connect(tmp_path / "journal.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        assert not journal.calls.commit_now(unit("refused"))
+        waiting = asyncio.ensure_future(gate.invoke("add", {"a": 1, "b": 1}))
+        while not found:
+            await asyncio.sleep(0)  # the event loop keeps running
+        assert not waiting.done()
+        other.execute("COMMIT")
+        other.close()
+        assert (await waiting).value == 2
+        assert found[0] is not threading.current_thread()
+        assert journal.calls.commit_now(unit("later"))  # and afterwards it is brief again
+
+    with opened(tmp_path) as journal:
+        asyncio.run(main())
+        assert ids_in(journal) == ["later"]
+
+
+def test_a_write_follows_the_jobs_before_it(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        begun, may_end = threading.Event(), threading.Event()
+
+        def work(connection: Any) -> None:
+            begun.set()
+            assert may_end.wait(PATIENCE)
+
+        async def main() -> None:
+            earlier = asyncio.ensure_future(journal._database.transact(work))
+            await asyncio.to_thread(begun.wait, PATIENCE)
+            assert not journal.calls.commit_now(unit("now"))
+            later = asyncio.ensure_future(journal.calls.commit(unit("first")))
+            await asyncio.sleep(0)
+            may_end.set()
+            await asyncio.gather(earlier, later)
+            assert journal.calls.commit_now(unit("second"))
+
+        asyncio.run(main())
+        assert ids_in(journal) == ["first", "second"]
+
+
+def test_a_long_record_is_left_to_the_thread(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        assert not journal.calls.commit_now(unit("long", b"x" * _BRIEF))
+        assert journal.calls.commit_now(unit("short", b"x" * (_BRIEF // 2)))
+        assert ids_in(journal) == ["short"]
+
+
+def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path) as journal:
+        chains = journal._database.chains
+        append: Any = chains.append
+
+        def fail(*values: Any, **more: Any) -> None:
+            append(*values, **more)
+            raise RunBusy("run", "another process")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(chains, "append", fail)
+            with pytest.raises(RunBusy):
+                journal.calls.commit_now(unit("failed"))
+        assert journal.calls.commit_now(unit("next"))
+        assert ids_in(journal) == ["next"]
+
+
+def test_nothing_is_written_to_a_closed_journal(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        journal.close()
+        assert not journal.calls.commit_now(unit("late"))
+        with pytest.raises(JournalError, match="is closed"):
+            asyncio.run(journal.calls.commit(unit("late")))

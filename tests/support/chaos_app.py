@@ -1,0 +1,108 @@
+"""An app for workers that are killed while they execute it. Its tools write to a ledger in the file that `CHAOS_LEDGER` names.
+
+A line of the ledger is `begin WHAT ORDER KEY` or `end WHAT ORDER KEY`. The calls of a run take their time, so that they are
+interrupted.
+"""
+
+import asyncio
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from handrail import Adapter, Agent, Prompt, ScriptedModel, ToolCall, ToolContext, UserContext, tool
+from handrail.messages import ModelRequest, ToolMessage, UserMessage
+
+CALLS = 6
+"""How many calls a run makes, with those of the agent that is nested in it."""
+REQUESTS = 8
+"""How many requests to models a run makes, with those of the agent that is nested in it."""
+_SECONDS = float(os.environ.get("CHAOS_SECONDS", "0.05"))
+
+
+def note(*words: str) -> None:
+    fd = os.open(os.environ["CHAOS_LEDGER"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(fd, f"{' '.join(words)}\n".encode())
+    os.close(fd)
+
+
+def ledger() -> list[list[str]]:
+    """Return the words of the ledger's lines."""
+    path = Path(os.environ["CHAOS_LEDGER"])
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+async def act(what: str, order: str, key: str = "-") -> str:
+    note("begin", what, order, key)
+    await asyncio.sleep(_SECONDS)
+    note("end", what, order, key)
+    return f"{what} {order}"
+
+
+@tool(effect="idempotent")
+async def pay(order: str, context: ToolContext) -> str:
+    """Pay for an order."""
+    return await act("pay", order, context.invocation.idempotency_key)
+
+
+@tool
+async def ship(order: str) -> str:
+    """Ship an order, which can't be undone."""
+    return await act("ship", order)
+
+
+async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:
+    note("undone", "book", params.order, "-")
+
+
+async def is_booked(params: Any, *, context: ToolContext) -> bool:
+    return ["end", "book", params.order, "-"] in ledger()
+
+
+@tool(effect="compensable", compensate=unbook, probe=is_booked)
+async def book(order: str) -> str:
+    """Book a courier."""
+    return await act("book", order)
+
+
+@tool(effect="idempotent")
+async def charge(order: str, context: ToolContext) -> str:
+    """Charge a customer: once where a probe knows, and once where a person does."""
+    is_probed = ["end", "fee", order, "-"]
+    await context.once("fee", lambda: act("fee", order), probe=lambda: is_probed in ledger())
+    await context.once("tip", lambda: act("tip", order))
+    return f"charge {order}"
+
+
+@dataclass
+class Choice:
+    name: str
+
+
+@tool(effect="pure")
+async def choose(order: str, *, context: UserContext) -> str:
+    """Ask a person."""
+    chosen = await context.wait_for("pick", {"order": order}, Choice)
+    return f"choose {order} {chosen.name}"
+
+
+def script(*names: str) -> ScriptedModel:
+    """Return a model that calls each of these tools for the order that the message names, and then repeats what they said."""
+
+    def answer(request: ModelRequest) -> ToolCall | str:
+        said = [each.text for each in request.messages if isinstance(each, UserMessage) and not each.by_run]
+        results = [each.text for each in request.messages if isinstance(each, ToolMessage)]
+        order = said[-1]
+        if len(results) < len(names):
+            name = names[len(results)]
+            return ToolCall(name, {"message" if name == "clerk" else "order": order}, f"{name}-{order}")
+        return " | ".join(results)
+
+    return ScriptedModel(answer)
+
+
+clerk = Agent(
+    script("choose", "book"), "You book couriers.", name="clerk", description="Books.", tools=[choose, book]
+)
+adapter = Adapter(script("pay", "ship", "clerk", "charge"))
+prompt = Prompt("shop", "You run a shop.", tools=[pay, ship, clerk.as_tool(), charge])

@@ -1,0 +1,56 @@
+"""Journals of either kind at a path, so that the same tests hold for SQLite and PostgreSQL.
+
+with journals.of_kind("postgres"):
+    journal = journals.open_at(tmp_path / "runs.db")
+    other = journals.open_at(tmp_path / "runs.db")      the same journal, opened as a different process would
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+from handrail import PostgresJournal, SqliteJournal
+from handrail.journal.opening import AnyJournal
+from support import postgres
+
+KINDS = ("sqlite", "postgres") if os.environ.get("HANDRAIL_DEEP") else ("sqlite",)
+"""The kinds of journals for tests that take long on PostgreSQL."""
+
+_kind = "sqlite"
+_opened: list[PostgresJournal] = []
+
+
+def open_at(path: Path, **options: Any) -> AnyJournal:
+    """Open the journal that belongs to a path, in the kind of database that is in use."""
+    if _kind == "sqlite":
+        return SqliteJournal(path, **options)
+    schema = f"t{hashlib.sha256(str(path).encode()).hexdigest()[:20]}"
+    options.setdefault("key_file", _key_file(path))
+    _opened.append(PostgresJournal(postgres.schema_url(schema), **options))
+    return _opened[-1]
+
+
+def _key_file(path: Path) -> Path:
+    file = path.with_name(f"{path.name}-key")
+    if not file.exists():
+        file.touch(mode=0o600)
+        file.write_text(postgres.KEY)
+    return file
+
+
+@contextlib.contextmanager
+def of_kind(kind: str) -> Generator[None]:
+    """Use one kind of database within the block, and close its connections afterwards."""
+    global _kind
+    before, _kind = _kind, kind
+    try:
+        yield
+    finally:
+        _kind = before
+        while _opened:
+            _opened.pop().close()
