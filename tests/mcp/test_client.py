@@ -2,30 +2,38 @@
 
 import asyncio
 import sys
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mcp_types import BlobResourceContents, EmbeddedResource, ImageContent, ResourceLink
 
 import support
 from handrail import Adapter, CapabilityPolicy, Prompt, PromptResponse, ScriptedModel, ToolCall, tool
 from handrail.errors import DefinitionError, PromptValidationError
 from handrail.events import Progress, ToolInvoked
-from handrail.mcp import McpTools, transport
+from handrail.journal.sqlite import SqliteJournal
+from handrail.mcp import McpTools, StdioServer, transport
 from handrail.mcp import connection as connections
-from handrail.mcp.connection import ServerUnavailable
-from handrail.mcp.tools import MAX_NAME, map_names
+from handrail.mcp.connection import ServerLost, ServerUnavailable
+from handrail.mcp.contents import attachments_in, text_of
+from handrail.mcp.secrets import Secrets
+from handrail.mcp.tools import MAX_NAME, capabilities_of, map_names
 from handrail.messages import ToolMessage
+from handrail.session import Session
 from handrail.testing import Person
 
 SERVER = Path(support.__path__[0]) / "mcp_server.py"
 
 
-def server(*arguments: object, **options: Any) -> McpTools:
+def server(*arguments: object, env: Mapping[str, str] | None = None, **options: Any) -> McpTools:
     """Return a section with the tools of a server that misbehaves on request."""
-    return McpTools("trial", command=[sys.executable, str(SERVER), *map(str, arguments)], **options)
+    command = [sys.executable, "-S", str(SERVER), *map(str, arguments)]
+    return McpTools("trial", server=StdioServer(command, env or {}), **options)
 
 
 async def run(
@@ -99,11 +107,40 @@ async def test_progress_is_published() -> None:
     assert [each.tool for each in events if isinstance(each, ToolInvoked)] == ["echo"]
 
 
-async def test_other_content_is_described() -> None:
-    """Content that is not text is replaced by its media type and size."""
+async def test_progress_is_requested_only_if_somebody_listens() -> None:
+    """A call asks the server for progress only if somebody subscribes to it: to `Progress`, or to everything."""
+    told: list[str] = []
     async with server() as section:
-        _, told, _ = await run(section, ToolCall("pixels"))
+        for kind in (None, ToolInvoked, Progress, object):
+            session = Session()
+            if kind is not None:
+                session.dispatcher.subscribe(kind, lambda event: None)
+            told += (await run(section, ToolCall("meta"), session=session))[1]
+    assert ["progressToken" in each for each in told] == [False, False, True, True]
+
+
+async def test_other_content_is_described_and_attached() -> None:
+    """An image becomes an attachment of the result, and the text says what it is. A link is not fetched."""
+    async with server() as section:
+        _, told, model = await run(section, ToolCall("pixels"))
     assert told == ["[image/png, 12 kB]"]
+    (message,) = [each for each in model.requests[-1].messages if isinstance(each, ToolMessage)]
+    (picture,) = message.results[0].attachments
+    assert (picture.media_type, picture.size) == ("image/png", 12_000)
+
+
+def test_invalid_content_is_left_out() -> None:
+    """Data that is not base64, or whose media type is invalid, is described and not attached."""
+    blocks = [
+        ImageContent(data="%%%", mime_type="image/png"),
+        ImageContent(data="AAAA", mime_type="no type"),
+        EmbeddedResource(
+            resource=BlobResourceContents(uri="file:///a/b.bin", blob="AAAA", mime_type="application/x-b")
+        ),
+        ResourceLink(name="page", uri="https://example.com/a.png"),
+    ]
+    assert [each.name for each in attachments_in(blocks, Secrets())] == ["b.bin"]
+    assert text_of(blocks).endswith("[link to page: https://example.com/a.png]")
 
 
 async def test_question_of_a_server() -> None:
@@ -117,6 +154,32 @@ async def test_question_of_a_server() -> None:
     assert declined == ['{"action": "decline"}']
     assert nobody == ['{"action": "cancel"}']
     assert person.questions[0].payload["message"] == "Which size?"
+
+
+async def test_question_of_an_unknown_call() -> None:
+    """A server does not say which call its question belongs to. If it may be a different principal's, nobody is asked."""
+    ann, bob = Person(answers={"mcp.form": {"size": 4}}), Person(answers={"mcp.form": {"size": 5}})
+    async with server() as section:
+        hanging = asyncio.ensure_future(
+            run(section, ToolCall("hang"), environment=ann, session=Session(principal="ann"))
+        )
+        while not section.server.calls:
+            await asyncio.sleep(0.01)
+        _, told, _ = await run(section, ToolCall("ask"), environment=bob, session=Session(principal="bob"))
+        hanging.cancel()
+        await asyncio.wait([hanging])
+        _, alone, _ = await run(section, ToolCall("ask"), environment=bob, session=Session(principal="bob"))
+    assert told == ['{"action": "cancel"}']
+    assert [len(ann.questions), len(bob.questions)] == [0, 1]
+    assert alone == ['{"action": "accept", "content": {"size": 5}}']
+
+
+async def test_defaults_of_a_question(tmp_path: Path) -> None:
+    """For a field that the person left out, the server gets the value that it suggested. Formats and titles are allowed."""
+    async with server(tmp_path / "state") as section:
+        person = Person(answers={"mcp.form": {"size": 4}})
+        _, told, _ = await run(section, ToolCall("ask"), environment=person)
+    assert told == ['{"action": "accept", "content": {"unit": "cm", "size": 4}}']
 
 
 # --- servers that misbehave ---
@@ -161,6 +224,53 @@ async def test_server_that_hangs() -> None:
     assert told[1] == "echo: a"
 
 
+async def test_server_that_stops_answering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that did not answer a call, and does not list its tools either, is started again for the next call."""
+    monkeypatch.setattr(connections, "PROBE_TIMEOUT", 0.1)
+    async with server(timeout=0.2) as section:
+        await run(section, ToolCall("stop"))
+        connection = section.server.connection
+        assert connection.opened == 1
+        await connection.client()
+        assert connection.opened == 2
+
+
+async def test_server_that_hangs_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that starts and says nothing does not block a run forever."""
+    monkeypatch.setattr(connections, "CONNECT_TIMEOUT", 0.2)
+    with pytest.raises(ServerUnavailable, match="did not answer within"):
+        await run(McpTools("mute", command=["sh", "-c", "cat > /dev/null"]))
+
+
+async def test_last_words_of_a_server() -> None:
+    """The error says how a server ended, with the end of what it wrote to standard error, but without its secrets."""
+    async with server(env={"API_TOKEN": "hunter2hunter2"}) as section:
+        _, told, _ = await run(section, ToolCall("crash"))
+    assert "it ended with status 3 (first / loading / Token is [secret])" in told[0]
+    command = [sys.executable, "-c", "import sys; sys.exit('no such folder: /data')"]
+    with pytest.raises(ServerUnavailable, match=r"status 1 \(no such folder: /data\)"):
+        await McpTools("files", command=command).connect()
+
+
+async def test_secrets_of_a_server_are_hidden() -> None:
+    """If a server repeats a secret of its settings, in a text, value, error, file or question, nobody gets it."""
+    async with server(env={"API_TOKEN": "hunter2hunter2", "PLAIN": "text"}) as section:
+        calls = [ToolCall("leak", {"text": text}) for text in ("text", "value", "error", "file", "question")]
+        person = Person(answers={"mcp.form": {"size": 4}})
+        response, told, model = await run(section, *calls, environment=person)
+    results = [
+        one for each in model.requests[-1].messages if isinstance(each, ToolMessage) for one in each.results
+    ]
+    (file,) = results[3].attachments
+    assert (file.name, file.content) == ("[secret].txt", b"a [secret] b")
+    assert person.questions[0].payload["message"] == "Is [secret] right?"
+    assert "hunter2" not in repr(person.questions)
+    assert told[0] == "token [secret]"
+    assert told[1] == '{"token":"[secret]","[secret]":["[secret]"]}'
+    assert told[2].endswith("bad token [secret]")
+    assert "hunter2" not in repr(response.session)
+
+
 async def test_changed_list_is_offered_and_told(tmp_path: Path) -> None:
     """New tools can be called from the next turn on, and the next result tells the model about the change."""
     async with server() as section:
@@ -173,6 +283,30 @@ async def test_changed_list_is_offered_and_told(tmp_path: Path) -> None:
     assert told[1] == "echo: a\n[The tools of the server trial have changed. added: fresh.]"
     assert told[2] == "fresh: b"
     assert "fresh" not in {each.tool.name for each in model.requests[0].tools}
+
+
+def event_of_listing(section: McpTools, name: str, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Return an event that is set when the server lists a tool with this name."""
+    listed = asyncio.Event()
+    take = section.server.listed
+
+    def notice(described: Any) -> None:
+        take(described)
+        if any(each.name == name for each in described):
+            listed.set()
+
+    monkeypatch.setattr(section.server, "listed", notice)
+    return listed
+
+
+async def test_changed_list_is_read_without_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list that changed is read soon, so that the model's next request has the new tools."""
+    monkeypatch.setattr(connections, "REFRESH_EVERY", 0.0)
+    async with server() as section:
+        listed = event_of_listing(section, "fresh", monkeypatch)
+        await run(section, ToolCall("change", {"text": "fresh"}))
+        await asyncio.wait_for(listed.wait(), 10)
+        assert "fresh" in {tool.name for tool in section.current_tools()}
 
 
 async def test_restarted_server_has_other_tools(tmp_path: Path) -> None:
@@ -194,6 +328,65 @@ async def test_restarted_server_has_other_tools(tmp_path: Path) -> None:
     assert "old" in after[2]
     assert "old: b" not in after[2]
     assert after[3] == "new: c"
+
+
+async def test_replaced_server_is_offered_without_a_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a server ends and comes back with other tools, the next request of the run has them, before any call of the server."""
+    state = tmp_path / "state"
+    state.write_text("old")
+    async with server(state) as section:
+        listed = event_of_listing(section, "new", monkeypatch)
+
+        @tool(effect="read")
+        async def wait() -> None:
+            """Waits for the new list."""
+            await asyncio.wait_for(listed.wait(), 10)
+
+        @tool(effect="read")
+        def replace() -> None:
+            """Replaces the server's program."""
+            state.write_text("new")
+
+        calls = [ToolCall("replace"), ToolCall("die"), ToolCall("wait"), ToolCall("new", {"text": "a"})]
+        _, told, model = await run(section, *calls, tools=[wait, replace])
+    offered = [{each.tool.name for each in request.tools} & {"old", "new"} for request in model.requests]
+    assert offered[0] == {"old"}
+    assert offered[3:] == [{"new"}, {"new"}]
+    assert told[3].startswith("new: a")
+    assert "removed: old; added: new" in told[3]
+
+
+async def test_server_that_keeps_ending_is_left_to_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection is opened again a few times without a call. Then only a call opens it, and an answer counts anew."""
+    monkeypatch.setattr(connections, "FIRST_WAIT", 0.0)
+    monkeypatch.setattr(connections, "MAX_REOPENED", 1)
+
+    async def lose(client: Any) -> None:
+        raise OSError("gone")
+
+    async with server() as section:
+        connection = section.server.connection
+        opened: list[tuple[int, bool]] = []
+        for loses in (True, True, True, False, True):
+            if loses:
+                with pytest.raises(ServerLost):
+                    await connection.request(lose)
+            else:
+                await run(section, ToolCall("echo", {"text": "a"}))
+            await asyncio.gather(vars(connection)["_reopening"])
+            opened.append((connection.opened, connection.is_open))
+    assert opened == [(2, True), (2, False), (3, False), (4, True), (5, True)]
+
+
+async def test_closed_section_is_not_opened_again() -> None:
+    """A section that is closed while it connects again stays closed."""
+    async with server() as section:
+        connection = section.server.connection
+        await run(section, ToolCall("crash"))
+    assert not connection.is_open
+    assert not [task for task in asyncio.all_tasks() if "Connection" in repr(task)]
 
 
 async def test_server_that_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,13 +427,38 @@ def test_section_on_several_event_loops() -> None:
         assert told == ["echo: a"]
 
 
+def test_section_closed_on_a_different_event_loop() -> None:
+    """Closing a section stops its server, whichever event loop the server was started on."""
+    section = server()
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        asyncio.run_coroutine_threadsafe(section.connect(), loop).result(30)
+        (connection,) = section.server.connections
+        assert connection.is_open
+        asyncio.run(section.close())
+        assert not connection.is_open
+        assert asyncio.run_coroutine_threadsafe(tasks_left(), loop).result(30) == 1
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def tasks_left() -> int:
+    """Return the number of tasks of the running event loop."""
+    return len(asyncio.all_tasks())
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
         ({}, "either a command"),
-        ({"command": "npx server"}, "either a command"),
+        ({"command": "npx server"}, "list of strings"),
         ({"command": ["a"], "url": "https://a"}, "either a command"),
         ({"url": "ftp://a"}, "not an address"),
+        ({"url": "https://me:word@a"}, "user name or password"),
         ({"command": ["a"], "prefix": "a b"}, "prefix"),
         ({"command": ["a"], "effects": {"x": "harmless"}}, "harmless"),
     ],
@@ -264,3 +482,21 @@ def test_names_are_mapped_reversibly(remote: list[str], prefix: str) -> None:
         for name in names.values()
     )
     assert map_names(remote[::-1], prefix) == names
+
+
+async def test_record_says_that_a_result_came_from_outside(tmp_path: Path) -> None:
+    """The record of a call names the server that its result came from."""
+    journal = SqliteJournal(tmp_path / "journal.db")
+    async with server(effects={"echo": "read"}) as section:
+        response, _, _ = await run(section, ToolCall("echo", {"text": "a"}), journal=journal)
+    assert response.run_id is not None
+    (unit,) = await journal.calls.load(response.run_id)
+    assert unit.reads == ["server trial"]
+
+
+async def test_names_that_look_like_a_tool_do_not_take_its_name() -> None:
+    """A name that needs no change is kept, as the name to call and as the capability, whatever else a server lists."""
+    assert map_names(["Send.Mail", "Send_Mail"], "")["Send_Mail"] == "Send_Mail"
+    found = capabilities_of("Files", ["read_file", "Read_File", "read.file"])
+    assert found["read_file"] == "mcp.files.read_file"
+    assert len(set(found.values())) == 3

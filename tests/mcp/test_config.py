@@ -1,11 +1,15 @@
 """`mcp.json` files of other programs."""
 
+import itertools
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import support
 from handrail.errors import DefinitionError
@@ -35,11 +39,25 @@ async def test_servers_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert both[1].key == "two-b"
 
 
+@given(
+    st.lists(st.text("aA_-b", min_size=1, max_size=6) | st.text("a_", min_size=29, max_size=34), min_size=2)
+)
+def test_no_server_can_take_the_name_of_a_tool(names: list[str]) -> None:
+    """Whatever tools servers list, those of two servers have different names, because no prefix begins with another."""
+    named = {name.lower(): {"command": "x"} for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        sections = load_servers(written(Path(folder), named))
+    prefixes = [section.server.prefix for section in sections]
+    pairs = itertools.permutations(prefixes, 2)
+    assert not [pair for pair in pairs if pair[0].startswith(pair[1])]
+
+
 @pytest.mark.parametrize(
     ("servers", "match"),
     [
         ({}, "names no servers"),
         ({"a": 3}, "not an object"),
+        ({"a.b": {"command": "x"}, "A_b": {"command": "x"}}, "policies can't tell apart"),
         ({"a": {}}, 'needs a "command"'),
         ({"a": {"command": "x", "args": "y"}}, "as a list"),
         ({"a": {"url": "http://x/sse", "type": "sse"}}, "old SSE transport"),

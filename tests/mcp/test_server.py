@@ -1,6 +1,7 @@
 """`ToolServer` offers a prompt's tools to MCP clients: tests with the SDK's client in both protocol generations."""
 
 import sys
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,14 @@ from handrail import (
     CapabilityPolicy,
     Prompt,
     ScriptedModel,
+    SqliteJournal,
     ToolCall,
     ToolContext,
     ToolResult,
     UserContext,
     tool,
 )
-from handrail.mcp import McpTools, ToolServer
+from handrail.mcp import McpTools, StdioServer, ToolServer
 from mcp import Client, MCPError
 
 modes = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
@@ -68,6 +70,11 @@ PROMPT = Prompt("shop", "Sell.", tools=[pay, order, add, fail], policies=[Capabi
 def client(mode: Any, **options: Any) -> Client:
     """Return the SDK's client for a server with these tools."""
     return Client(ToolServer(PROMPT).server, mode=mode, **options)
+
+
+async def no_answer(context: Any, params: Any) -> ElicitResult:
+    """Declare that the client can ask a person, and fail if it does, because the test answers itself."""
+    raise AssertionError("the test answers by itself")
 
 
 @modes
@@ -143,11 +150,37 @@ async def test_approvals_show_the_arguments(mode: str, approved: bool) -> None:
     assert ("paid 5" in found.content[0].text) is approved  # pyright: ignore[reportAttributeAccessIssue]  # it is text
 
 
+async def test_a_forged_state_is_refused() -> None:
+    """A state that the server did not seal is refused, and so is one that was changed or sent with other arguments."""
+    async with client("2026-07-28", elicitation_callback=no_answer) as connected:
+        asked: Any = await connected.session.call_tool("order", {}, allow_input_required=True)
+        state = asked.request_state
+        for forged in ("0" * 32, state[:-2] + ("A" if state[-2] != "A" else "B") + state[-1]):
+            with pytest.raises(MCPError, match="Invalid or expired requestState"):
+                await connected.session.call_tool(
+                    "order", {}, request_state=forged, allow_input_required=True
+                )
+        with pytest.raises(MCPError, match="Invalid or expired requestState"):
+            await connected.session.call_tool(
+                "pay", {"amount": 1}, request_state=state, allow_input_required=True
+            )
+
+
 async def test_an_answer_counts_once() -> None:
-    """An answer is refused if no question is waiting for it."""
-    async with client("2026-07-28") as connected:
+    """An answer is refused if the call that asked is over and was not recorded."""
+    async with client("2026-07-28", elicitation_callback=no_answer) as connected:
+        asked: Any = await connected.session.call_tool("pay", {"amount": 5}, allow_input_required=True)
+        [id] = asked.input_requests
+        given = {id: ElicitResult(action="accept", content={"approved": True})}
+        more: dict[str, Any] = {
+            "input_responses": given,
+            "request_state": asked.request_state,
+            "allow_input_required": True,
+        }
+        found: Any = await connected.session.call_tool("pay", {"amount": 5}, **more)
+        assert found.content[0].text == "paid 5"
         with pytest.raises(MCPError, match="nothing waits for this answer"):
-            await connected.session.call_tool("order", {}, request_state="0" * 32, allow_input_required=True)
+            await connected.session.call_tool("pay", {"amount": 5}, **more)
 
 
 async def test_command_serves_an_app(tmp_path: Path) -> None:
@@ -165,9 +198,14 @@ async def test_command_serves_an_app(tmp_path: Path) -> None:
         str(tmp_path / "app.py"),
         "--files",
         str(tmp_path / "files"),
+        "--journal",
+        str(tmp_path / "runs.db"),
     ]
     source = str(Path(handrail.__file__).parent.parent)
-    async with McpTools("ours", command=command, env={"PYTHONPATH": source}) as section:
+    async with McpTools("ours", server=StdioServer(command, {"PYTHONPATH": source})) as section:
         model = ScriptedModel([ToolCall("read_file", {"path": "a.txt"}), "Done."])
         await Adapter(model).evaluate(Prompt("guide", ["Go.", section]), "hi")
     assert "hello" in model.requests[-1].messages[-1].text
+    with closing(SqliteJournal(tmp_path / "runs.db")) as journal:
+        [row] = await journal.runs.list()
+    assert (row.status, row.record.prompt) == ("done", "files")

@@ -4,11 +4,13 @@ It is written without the SDK, so that it can send what the SDK would not. The s
 additional tools that the server lists.
 """
 
+import base64
 import json
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 NOTHING = {"type": "object", "properties": {}}
@@ -23,6 +25,10 @@ TOOLS = {
     "hang": {"inputSchema": NOTHING},
     "ask": {"inputSchema": NOTHING},
     "change": {"inputSchema": TEXT},
+    "crash": {"inputSchema": NOTHING},
+    "stop": {"inputSchema": NOTHING},
+    "leak": {"inputSchema": TEXT},
+    "meta": {"inputSchema": NOTHING},
     "remote": {"inputSchema": {"type": "object", "properties": {"a": {"$ref": "https://example.com/a"}}}},
 }
 extra: list[str] = []
@@ -72,16 +78,50 @@ def call(id: object, name: str, arguments: dict[str, str], meta: dict[str, objec
         case "rubbish":
             sys.stdout.write(arguments["text"] + "\n")
             reply(id, {"content": "not a list"} if arguments["text"] == "answer" else text("after rubbish"))
+        case "crash":
+            sys.stderr.write("first\nloading\nToken is " + os.environ.get("API_TOKEN", "") + "\n")
+            sys.stderr.flush()
+            os._exit(3)
+        case "stop":
+            time.sleep(600)
+        case "leak":
+            said = os.environ["API_TOKEN"]
+            if arguments["text"] == "error":
+                send({"jsonrpc": "2.0", "id": id, "error": {"code": -32000, "message": f"bad token {said}"}})
+            elif arguments["text"] == "file":
+                data = base64.b64encode(f"a {said} b".encode()).decode()
+                inner = {"uri": f"file:///{said}.txt", "mimeType": "text/plain", "blob": data}
+                reply(id, {"content": [{"type": "resource", "resource": inner}]})
+            elif arguments["text"] == "question":
+                schema = {"type": "object", "properties": {"size": {"type": "integer", "title": said}}}
+                params = {"message": f"Is {said} right?", "requestedSchema": schema}
+                send({"jsonrpc": "2.0", "id": "q1", "method": "elicitation/create", "params": params})
+                answer = json.loads(sys.stdin.readline())["result"]
+                reply(id, text(json.dumps(answer)))
+            elif arguments["text"] == "value":
+                reply(id, {"content": [], "structuredContent": {"token": said, said: [said]}})
+            else:
+                reply(id, text(f"token {said}"))
         case "hang":
             return
         case "pixels":
             reply(id, {"content": [{"type": "image", "data": "AAAA" * 4000, "mimeType": "image/png"}]})
         case "ask":
-            schema = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]}
+            fields: dict[str, Any] = {"size": {"type": "integer"}}
+            if state is not None:
+                fields["unit"] = {"type": "string", "default": "cm"}
+                fields["to"] = {"type": "string", "format": "email"}
+                named = [{"const": "a", "title": "A"}, {"const": "b", "title": "B"}]
+                fields["pick"] = {"type": "string", "oneOf": named}
+                fields["old"] = {"type": "string", "enum": ["x"], "enumNames": ["X"]}
+                fields["many"] = {"type": "array", "items": {"anyOf": named}}
+            schema = {"type": "object", "properties": fields, "required": ["size"]}
             params = {"message": "Which size?", "requestedSchema": schema}
             send({"jsonrpc": "2.0", "id": "q1", "method": "elicitation/create", "params": params})
             answer = json.loads(sys.stdin.readline())["result"]
             reply(id, text(json.dumps(answer)))
+        case "meta":
+            reply(id, text(" ".join(sorted(meta))))
         case "change":
             extra.append(arguments["text"])
             notify("notifications/tools/list_changed")

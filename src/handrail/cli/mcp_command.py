@@ -1,29 +1,192 @@
-"""`handrail mcp`: the tools of an app as an MCP server."""
+"""`handrail mcp`: an app, or a gateway to other servers, as an MCP server."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import secrets
+import sys
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any
 
-from handrail.agent import Agent
-from handrail.cli.command_options import open_files, search_here
-from handrail.cli.outcome import UsageError
-from handrail.prompt import Prompt
-from handrail.serve.sources import load_module
+from handrail.cli.command_options import find_model, open_files, open_journal, parse_approvals, search_here
+from handrail.cli.outcome import DONE, UsageError, divert_stdout, fail, journal_path
+from handrail.cli.server_token import read_token
+from handrail.rendering import escape_line
+
+if TYPE_CHECKING:
+    from handrail.cli.mcp_options import McpOptions
+    from handrail.mcp.apps import App
+    from handrail.mcp.issuer import Issuer
+    from handrail.mcp.server import ToolServer
 
 
-def serve(app: str, folder: Path | None) -> int:
-    """Serve the tools of an app over standard input and output until the input ends. Returns the exit status."""
-    from handrail.mcp import ToolServer
+def serve(options: McpOptions) -> int:
+    """Serve an app or a gateway until its input ends or it is stopped, and return the exit code."""
+    if bool(options.app) == (options.proxy is not None):
+        return fail(UsageError("handrail mcp needs an APP, or --proxy with an mcp.json. Pass one of them."))
+    if (options.issuer is not None and not options.http) or (options.audience and options.issuer is None):
+        return fail(UsageError("--issuer needs --http, and --audience needs --issuer. Pass them together."))
+    if options.proxy is not None:
+        return _serve_gateway(options, options.proxy)
+    try:
+        token = read_token(options.token_file) if options.http else None  # before any of the app's code runs
+        search_here()
+        with divert_stdout(even_on_a_terminal=True):
+            from handrail.mcp import ToolServer
+            from handrail.mcp.apps import load_app
 
-    search_here()
-    named, _, attribute = app.partition(":")
-    module = load_module(named)
-    found: Any = getattr(module, attribute or ("prompt" if hasattr(module, "prompt") else "agent"), None)
-    prompt: Any = cast("Agent[Any]", found).prompt if isinstance(found, Agent) else found
-    if not isinstance(prompt, Prompt):
-        raise UsageError(f"{app} has no prompt or agent to serve. Name one, as {named}:NAME.")
-    files = open_files(folder, None)
-    asyncio.run(ToolServer(cast("Prompt[Any]", prompt), files=lambda: files).serve_stdio())
-    return 0
+            app = load_app(options.app, find_model(options.model))
+        files = _open_files(options, app)
+        if options.no_journal and options.journal is not None:
+            raise UsageError("--journal and --no-journal contradict each other. Pass only one of them.")
+        with contextlib.ExitStack() as during:
+            journal = None
+            if not options.no_journal:
+                journal = during.enter_context(contextlib.closing(open_journal(options.journal, files)))
+            served = ToolServer(
+                app.prompt,
+                adapter=app.adapter,
+                more=app.more,
+                journal=journal,
+                files=lambda principal: _files_of(files, principal),
+                resource_address=options.resources,
+                sections=app.sections,
+                approvals=parse_approvals(options.approve),
+            )
+            asyncio.run(_serve_http(options, app, served, token) if options.http else served.serve_stdio())
+    except Exception as error:
+        return fail(error)
+    return DONE
+
+
+def _serve_gateway(options: McpOptions, servers: Path) -> int:
+    """Serve the tools of other MCP servers behind policies."""
+    try:
+        token = read_token(options.token_file) if options.http else None
+        if options.policies is None:
+            raise UsageError("--proxy needs --policies FILE, which says what is allowed, asked and denied.")
+        if options.no_journal:
+            raise UsageError("--proxy needs a journal for approvals and the audit. Leave out --no-journal.")
+        from handrail.mcp.apps import App
+        from handrail.mcp.gateway import Gateway, load_rules
+        from handrail.serve.people import People, people_path
+
+        rules = load_rules(options.policies, trust_client=options.trust_client)
+        with contextlib.ExitStack() as during:
+            journal = during.enter_context(contextlib.closing(open_journal(options.journal, None)))
+            people = during.enter_context(
+                contextlib.closing(People(people_path(journal_path(options.journal))))
+            )
+            voters = None if options.trust_client else people.who_may_vote
+            gateway = Gateway(servers, rules, voters=voters, journal=journal)
+            app = App(gateway.tools.prompt)
+
+            async def work() -> None:
+                try:
+                    await (
+                        _serve_http(options, app, gateway, token) if options.http else gateway.serve_stdio()
+                    )
+                finally:
+                    await gateway.close()
+
+            asyncio.run(work())
+    except Exception as error:
+        return fail(error)
+    return DONE
+
+
+async def _serve_http(options: McpOptions, app: App, served: ToolServer, token: str | None) -> None:
+    from handrail.cli.serve_command import listen_at, tls_of
+    from handrail.mcp.http import PATH, HttpServer
+    from handrail.serve.people import People, people_path
+    from handrail.serve.server import address_of, is_reachable, run
+
+    tls = tls_of(options.tls_cert, options.tls_key)
+    with (
+        contextlib.closing(listen_at(options.host, options.port)) as listening,
+        contextlib.closing(People(people_path(journal_path(options.journal)))) as people,
+    ):
+        address = address_of(listening, "http" if tls is None else "https").rstrip("/") + PATH
+        issuer = _issuer_of(options, address)
+        if issuer is not None and token is not None:
+            raise UsageError(
+                "--issuer and a token contradict each other. Leave out --token-file and $HANDRAIL_TOKEN."
+            )
+        printed = None
+        if issuer is None and token is None and app.authenticate is None and not people.has_users():
+            token = printed = secrets.token_urlsafe(32)
+        server = HttpServer(
+            served,
+            token=token,
+            authenticate=app.authenticate,
+            issuer=issuer,
+            people=people,
+            hosts=options.hosts or (),
+            origins=options.origins or (),
+            access_log=options.access_log,
+        )
+
+        def ready() -> None:
+            _print(f"{escape_line(served.tools.name)} is at {address} (Ctrl-C stops it)")
+            if printed is not None:
+                _print(f"Clients send this header: Authorization: Bearer {printed}")
+            if issuer is not None:
+                _print(
+                    f"Clients send access tokens of {issuer.address} for the audience {escape_line(issuer.audience)}"
+                )
+            if tls is None and is_reachable(listening):
+                _print(
+                    "Others on the network can read the traffic. Use --tls-cert and --tls-key, or a proxy with TLS."
+                )
+
+        def stopping(calls: int) -> None:
+            parked = "" if not calls else f", parking {calls} call{'s' if calls > 1 else ''}"
+            _print(f"Stopping{parked}. Press again to quit at once.")
+
+        await run(server, listening, tls=tls, ready=ready, stopping=stopping)
+
+
+def _issuer_of(options: McpOptions, address: str) -> Issuer | None:
+    """Return the issuer of the options. An audience that is a URL is also the address at which clients see the server."""
+    if options.issuer is None:
+        return None
+    from handrail.mcp.issuer import Issuer
+
+    audience = options.audience or address
+    is_url = audience.startswith(("https://", "http://"))
+    return Issuer(options.issuer, resource=audience if is_url else address, audience=audience)
+
+
+def _open_files(options: McpOptions, app: App) -> Any:
+    from handrail.serve.principal_files import PLACEHOLDER, PrincipalFiles
+
+    if options.files is not None:
+        _check_apart(options, Path(str(options.files).partition("{")[0] or "."))
+    if options.files is not None and PLACEHOLDER in str(options.files):
+        return PrincipalFiles(str(options.files), options.startup_files or ())
+    return open_files(options.files, app.folder, options.startup_files)
+
+
+def _check_apart(options: McpOptions, files: Path) -> None:
+    """Raise `UsageError` if the token file, TLS key or access log is in the folder that tools may change."""
+    for name, path in (
+        ("--token-file", options.token_file),
+        ("--tls-key", options.tls_key),
+        ("--access-log", options.access_log),
+    ):
+        if path is not None and path.resolve().is_relative_to(files.resolve()):
+            raise UsageError(
+                f"{name} {path} is in {files}, which tools may read and change. Move it elsewhere."
+            )
+
+
+def _files_of(files: Any, principal: str) -> Any:
+    from handrail.serve.principal_files import PrincipalFiles
+
+    return files.of(principal) if isinstance(files, PrincipalFiles) else files
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

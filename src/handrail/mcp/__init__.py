@@ -14,15 +14,38 @@ from typing import TYPE_CHECKING, Any
 from handrail.errors import DefinitionError
 
 if TYPE_CHECKING:
+    from handrail.mcp.apps import serve_agent
     from handrail.mcp.config import load_servers
+    from handrail.mcp.http import HttpServer
+    from handrail.mcp.login import Login
     from handrail.mcp.section import McpTools
     from handrail.mcp.server import ToolServer
+    from handrail.mcp.transport import StdioServer
+    from handrail.mcp.url_transport import UrlServer
 
-__all__ = ["McpTools", "ToolServer", "load_servers"]
+__all__ = [
+    "HttpServer",
+    "Login",
+    "McpTools",
+    "StdioServer",
+    "ToolServer",
+    "UrlServer",
+    "load_servers",
+    "serve_agent",
+]
 
 REQUIRED = ("mcp", "mcp_types", "httpx2", "starlette", "uvicorn")
 """The packages that MCP needs. The `mcp` extra installs them."""
-_HOMES = {"McpTools": "section", "ToolServer": "server", "load_servers": "config"}
+_HOMES = {
+    "HttpServer": "http",
+    "Login": "login",
+    "McpTools": "section",
+    "StdioServer": "transport",
+    "ToolServer": "server",
+    "UrlServer": "url_transport",
+    "load_servers": "config",
+    "serve_agent": "apps",
+}
 
 
 def missing_extra(name: str) -> DefinitionError:

@@ -1,21 +1,28 @@
 """`mcp.json` files of other programs, read as they are.
 
-The servers are under `mcpServers`, or `servers` in some programs. Each has a `command` with `args`, `env` and `cwd`, or a `url`
-with `headers`. `${NAME}` and `${env:NAME}` stand for environment variables, and `${NAME:-text}` has a default. Keys that only concern the other program are
-ignored.
+The servers are under `mcpServers`, or under `servers` in some programs. Each has a `command` with `args`, `env` and
+`cwd`, or a `url` with `headers`. `${NAME}` and `${env:NAME}` stand for environment variables, and `${NAME:-text}` has a
+default. Keys that only concern the other program are ignored.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
 
 from handrail.errors import DefinitionError
+from handrail.mcp.login import Login
+from handrail.mcp.secrets import is_secret_name
 from handrail.mcp.section import McpTools
+from handrail.mcp.tools import Source
+from handrail.mcp.transport import StdioServer
+from handrail.mcp.url_transport import UrlServer
 
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 
@@ -27,7 +34,8 @@ def load_servers(path: str | Path, **options: Any) -> tuple[McpTools, ...]:
     Raises `DefinitionError` if the file can't be read or is invalid.
     """
     try:
-        found: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_bytes()
+        found: Any = json.loads(text.decode())
     except OSError as error:
         raise DefinitionError(f"{path} can't be read: {error.strerror or error}.") from None
     except ValueError as error:
@@ -43,15 +51,35 @@ def load_servers(path: str | Path, **options: Any) -> tuple[McpTools, ...]:
         for name, entry in cast("dict[str, Any]", servers).items()
         if not (isinstance(entry, dict) and cast("dict[str, Any]", entry).get("disabled") is True)
     }
-    alone = len(named) == 1
-    return tuple(
-        _section(str(path), name, entry, "" if alone else _prefix(name), options)
+    prefixes = _prefixes(path, list(named))
+    sections = tuple(
+        _section(str(path), name, entry, "" if len(named) == 1 else prefixes[name], options)
         for name, entry in named.items()
     )
+    for section in sections:
+        section.server.source = Source(str(Path(path).resolve()), hashlib.sha256(text).hexdigest())
+    return sections
 
 
-def _prefix(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:30] + "_"
+def _prefixes(path: str | Path, names: Sequence[str]) -> dict[str, str]:
+    """Return the prefix of each server's tools.
+
+    No prefix begins with a different one, so a server can't list a tool with the name of a different server's. Raises
+    `DefinitionError` if two servers have names that policies could not tell apart.
+    """
+    plain = {name: re.sub(r"[^A-Za-z0-9_-]", "_", name) for name in names}
+    for one, other in combinations(names, 2):
+        if plain[one].lower() == plain[other].lower():
+            raise DefinitionError(
+                f"{path}: the servers {one!r} and {other!r} have names that policies can't tell apart. Rename one of them."
+            )
+    found = {name: f"{each[:30]}_" for name, each in plain.items()}
+    for name, prefix in tuple(found.items()):
+        others = [found[other].lower() for other in names if other != name]
+        if any(other.startswith(prefix.lower()) for other in others):
+            digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
+            found[name] = f"{prefix[:22]}{'' if prefix[:22].endswith('_') else '_'}{digest}_"
+    return found
 
 
 def _section(path: str, name: str, entry: Any, prefix: str, options: Mapping[str, Any]) -> McpTools:
@@ -66,31 +94,53 @@ def _section(path: str, name: str, entry: Any, prefix: str, options: Mapping[str
         raise DefinitionError(f"{where} uses the old SSE transport. Use its streamable HTTP address.")
     words = [str(word) for word in (command, *cast("list[Any]", arguments)) if word is not None]
     cwd = given.get("cwd")
-    made: dict[str, Any] = {
-        "command": [_fill(where, word) for word in words] if command else (),
-        "url": "" if command else _fill(where, str(url)),
-        "cwd": None if cwd is None else _fill(where, str(cwd)),
-        "prefix": prefix,
-        "env": _filled(where, given.get("env", {})),
-        "headers": _filled(where, given.get("headers", {})),
-    }
-    return McpTools(name, **{**made, **options})
+    fill = _Filler(where)
+    env, headers = fill.mapping(given.get("env", {})), fill.mapping(given.get("headers", {}))
+    try:
+        server = (
+            StdioServer(
+                [fill.text(word) for word in words],
+                env,
+                None if cwd is None else fill.text(str(cwd)),
+                secrets=fill.secrets,
+            )
+            if command
+            else UrlServer(fill.text(str(url)), headers, _login(headers), secrets=fill.secrets)
+        )
+    except DefinitionError as error:
+        raise DefinitionError(f"{where}: {error}") from None
+    made: dict[str, Any] = {"server": server, "prefix": prefix, **options}
+    return McpTools(name, **made)
 
 
-def _filled(where: str, given: Any) -> dict[str, str]:
-    if not isinstance(given, dict):
-        raise DefinitionError(f'{where}: "env" and "headers" are objects of strings.')
-    return {str(key): _fill(where, str(value)) for key, value in cast("dict[str, Any]", given).items()}
+def _login(headers: Mapping[str, str]) -> Login | None:
+    """Return the login to a server. One with a token in a header needs none."""
+    return None if any(name.lower() == "authorization" for name in headers) else Login()
 
 
-def _fill(where: str, text: str) -> str:
-    """Replace the environment variables in a text. Raises `DefinitionError` if one is not set."""
+class _Filler:
+    """Replaces the environment variables in the texts of one server, and notes the values that are secrets."""
 
-    def value(match: re.Match[str]) -> str:
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self.secrets: list[str] = []
+
+    def mapping(self, given: Any) -> dict[str, str]:
+        if not isinstance(given, dict):
+            raise DefinitionError(f'{self._where}: "env" and "headers" are objects of strings.')
+        return {str(key): self.text(str(value)) for key, value in cast("dict[str, Any]", given).items()}
+
+    def text(self, text: str) -> str:
+        """Replace the variables in a text. Raises `DefinitionError` if one is not set."""
+        return _VARIABLE.sub(self._value, text)
+
+    def _value(self, match: re.Match[str]) -> str:
         default: str | None = match[2]
         found = os.environ.get(match[1], default)
         if found is None:
-            raise DefinitionError(f"{where} needs the environment variable {match[1]}, which is not set.")
+            raise DefinitionError(
+                f"{self._where} needs the environment variable {match[1]}, which is not set."
+            )
+        if is_secret_name(match[1]):
+            self.secrets.append(found)
         return found
-
-    return _VARIABLE.sub(value, text)

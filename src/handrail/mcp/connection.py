@@ -7,30 +7,48 @@ tasks on the same event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, cast
 
-from mcp_types import CONNECTION_CLOSED, Implementation
+from mcp.client.extension import ClientExtension
+from mcp.client.subscriptions import SubscriptionLost
+from mcp_types import CONNECTION_CLOSED, HEADER_MISMATCH, INVALID_REQUEST, Implementation
 from mcp_types import Tool as Described
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from handrail.errors import HandrailError
+from handrail.mcp.login import LoginNeeded
 from handrail.mcp.tools import MAX_TOOLS
-from handrail.mcp.transport import Address
+from handrail.mcp.transport import Server
 from handrail.raised_errors import in_short
+from handrail.rendering import escape_line
 from mcp import Client, MCPError
 
 log = logging.getLogger("handrail.mcp")
 
 CONNECT_TIMEOUT = 30.0
 """How many seconds a server has to start, to introduce itself and to list its tools."""
+PROBE_TIMEOUT = 5.0
+"""How many seconds a server that did not answer a call has to list its tools, before it is given up."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds between attempts to connect: the first wait, doubled after each failure up to the longest."""
 PATIENCE = 5.0
 """How many seconds a call waits for the next attempt. If the wait is longer, the call fails at once."""
+MAX_REOPENED = 5
+"""How many times a lost connection is opened again before a call needs it."""
+REFRESH_EVERY = 1.0
+"""How many seconds have to pass before a changed list is read again without a call."""
+_MAX_WORDS = 600
+"""Maximum number of characters of an error's description."""
 _LIST_CHANGED = "notifications/tools/list_changed"
+_SESSION_GONE = "Session terminated"
+"""The SDK's message if an HTTP server no longer knows the session."""
+_CLOSED = ("Connection closed", "SSE stream")
+"""How the SDK's messages begin when a connection was closed."""
 
 
 class ServerUnavailable(HandrailError, ConnectionError):
@@ -41,34 +59,52 @@ class ServerLost(HandrailError, ConnectionError):
     """An MCP server disconnected, or sent an invalid answer, during a request."""
 
 
+class Owner(Protocol):
+    """The interface of a section that its connection uses."""
+
+    name: str
+    extensions: Sequence[ClientExtension]
+
+    def listed(self, described: list[Described]) -> None:
+        """Take the server's tools. Called each time they have been listed."""
+
+    async def ask_login(self, address: str, /) -> str:
+        """Ask a person to log in at an address. Returns the address at which the browser ended, or ""."""
+        ...
+
+    async def elicit(self, context: Any, params: Any) -> Any:
+        """Answer a question from a server that uses an older version of the protocol."""
+
+
 class Connection:
-    """The connection to one server on one event loop.
+    """The connection to one server on one event loop."""
 
-    `listed` is called with the server's tools each time they have been listed.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        address: Address,
-        mode: Any,
-        elicit: Any,
-        listed: Callable[[list[Described]], None],
-    ) -> None:
-        self._name = name
-        self._address = address
-        self._mode = mode
-        self._elicit = elicit
-        self._listed = listed
+    def __init__(self, owner: Owner, server: Server) -> None:
+        self._of = owner
+        self._name = owner.name
+        self._server = server
+        self._secrets = server.hidden
         self.loop = asyncio.get_running_loop()
         self._client: Client | None = None
-        self._owner: asyncio.Task[None] | None = None
+        self._owners: list[asyncio.Task[None]] = []
+        """The tasks that own the connection, the newest last. The others end earlier connections."""
         self._end: asyncio.Event | None = None
         self._opening: asyncio.Future[Client] | None = None
         self._failures = 0
         self._next_attempt = 0.0
         self._why = ""
+        """Why the present attempt to connect failed, or why the connection was lost."""
+        self._last_why = ""
+        """Why the last connection was lost, for the calls that were in progress on it."""
         self._stale = False
+        self._listed_at = 0.0
+        self._refreshing: asyncio.Task[None] | None = None
+        self._reopening: asyncio.Task[None] | None = None
+        self._reopened = 0
+        """How many times the connection was opened again since a request was last answered."""
+        self._calls = 0
+        self._is_doubtful = False
+        """Whether a call was not answered in time, so the server may be hanging."""
         self.opened = 0
         """How many times the connection was opened."""
 
@@ -84,6 +120,9 @@ class Connection:
         client = self._client
         if client is None:
             client = await self._open()
+        elif self._is_doubtful and not self._calls:
+            await self._probe(client)
+            client = self._client or await self._open()
         if self._stale:
             self._stale = False
             await self._list(client)
@@ -99,32 +138,54 @@ class Connection:
                 )
             # The owner must not inherit the context of the run that happens to connect first.
             self._opening = self.loop.create_future()
-            work = self._own(self._opening, max(wait, 0.0))
-            self._owner = self.loop.create_task(work, context=contextvars.Context())
+            owner = self._task(self._own(self._opening, max(wait, 0.0)))
+            self._owners = [*(each for each in self._owners if not each.done()), owner]
         try:
             return await asyncio.shield(self._opening)
         except ServerUnavailable as error:
             raise ServerUnavailable(*error.args) from None  # each waiter gets its own exception
 
+    def _task(self, work: Any) -> asyncio.Task[Any]:
+        """Start a task that does not inherit the context of a run."""
+        return self.loop.create_task(work, context=contextvars.Context())
+
     async def _own(self, opening: asyncio.Future[Client], wait: float) -> None:
         """Open the connection, notify those who wait for it, and hold it open until it is lost or closed."""
         end = self._end = asyncio.Event()
         error: BaseException | None = None
+        listening: asyncio.Task[None] | None = None
+        self._why, self._is_doubtful = "", False
+
+        def lost(why: str) -> None:
+            self._lost(why, end)
+
         try:
             await asyncio.sleep(wait)
-            async with Client(
-                self._address.open(self._lost),
-                mode=self._mode,
-                elicitation_callback=self._elicit,
-                message_handler=self._heard,
-                client_info=Implementation(name="handrail", version="0.2"),
-                cache=None,
-            ) as client:
-                await asyncio.wait_for(self._list(client), CONNECT_TIMEOUT)
+            async with (
+                self._server.open(lost, self._of.ask_login) as streams,
+                asyncio.timeout(
+                    CONNECT_TIMEOUT
+                ) as limit,  # not around the start of a process, which must not be interrupted
+                Client(
+                    contextlib.nullcontext(streams),
+                    mode=self._server.mode,
+                    elicitation_callback=self._of.elicit,
+                    message_handler=self._heard,
+                    client_info=Implementation(name="handrail", version="0.2"),
+                    cache=None,
+                    extensions=self._of.extensions,
+                ) as client,
+            ):
+                await self._list(client)
+                if end.is_set():
+                    raise ServerUnavailable(self._why)
+                limit.reschedule(None)
                 self._client, self._failures = client, 0
                 self.opened += 1
                 opening.set_result(client)
                 self._opening = None
+                if _announces_changes(client):
+                    listening = self._task(self._listen(client))
                 await end.wait()
         except asyncio.CancelledError as cancelled:
             error = cancelled
@@ -132,33 +193,99 @@ class Connection:
         except BaseException as raised:
             error = raised
         finally:
-            self._client = None
+            if listening is not None:
+                listening.cancel()
+            if self._end is end:
+                self._client = None
             if not opening.done():
                 self._fail(opening, error)
 
     def _fail(self, opening: asyncio.Future[Client], error: BaseException | None) -> None:
         self._opening = None
-        self._why = _words_of(error)
+        self._why = self._why or self._words_of(error)
         self._next_attempt = self.loop.time() + min(FIRST_WAIT * 2**self._failures, LONGEST_WAIT)
         self._failures += 1
         opening.set_exception(
-            ServerUnavailable(f"the MCP server {self._name!r} ({self._address}) can't be used: {self._why}.")
+            ServerUnavailable(f"the MCP server {self._name!r} ({self._server}) can't be used: {self._why}.")
         )
         opening.exception()  # it is not an error if nobody waits any more
 
-    def _lost(self, why: str) -> None:
-        """Note that the server is gone. The next call opens a new connection."""
-        self._why = why
+    def _lost(self, why: str, end: asyncio.Event | None) -> None:
+        """Note that the server is gone, and open a new connection soon, so that the next request has the tools it has now."""
+        if end is not self._end:
+            return  # an earlier connection, which was lost before
+        was_open = self._client is not None
+        self._end_connection(why)
+        if was_open and (self._reopening is None or self._reopening.done()):
+            self._reopening = self._task(self._reopen())
+
+    def _end_connection(self, why: str) -> None:
+        self._why = self._why or escape_line(self._secrets.hide(why), _MAX_WORDS)
+        self._last_why = self._why
         self._client = None
         if self._end is not None:
             self._end.set()
 
+    async def _reopen(self) -> None:
+        """Open the connection again, at once and then with backoff. A server that keeps failing is left to the next call."""
+        while self._client is None and self._reopened < MAX_REOPENED:
+            backoff = min(FIRST_WAIT * 2 ** (self._reopened - 1), LONGEST_WAIT) if self._reopened else 0.0
+            self._reopened += 1
+            await asyncio.sleep(max(backoff, self._next_attempt - self.loop.time()))
+            try:
+                await self.client()
+            except ServerUnavailable as error:
+                log.debug("%s", error)
+            except (MCPError, ValidationError, OSError, TimeoutError) as error:
+                log.debug("the MCP server %r does not list its tools: %s", self._name, self._words_of(error))
+
+    # --- the list of tools ---
+
     async def _heard(self, message: Any) -> None:
         if getattr(message, "method", "") == _LIST_CHANGED:
+            self._changed()
+
+    async def _listen(self, client: Client) -> None:
+        """Listen for changes to the tools of a server that uses protocol version 2026-07-28, while the connection is open."""
+        wait = FIRST_WAIT
+        while self._client is client:
+            try:
+                async with client.listen(tools_list_changed=True) as subscription:
+                    wait = FIRST_WAIT
+                    async for _ in subscription:
+                        self._changed()
+                self._changed()  # the list may change until the server is listened to again
+            except SubscriptionLost:
+                self._changed()
+            except (MCPError, OSError, TimeoutError, ValidationError, RuntimeError) as error:
+                log.debug("the MCP server %r can't be listened to: %s", self._name, error)
+                if isinstance(error, MCPError) and not _is_closed(error):
+                    return  # it does not offer this
+            await asyncio.sleep(wait)
+            wait = min(wait * 2, LONGEST_WAIT)
+
+    def _changed(self) -> None:
+        """Note that the list has changed, and read it soon, so that the model's next request has the new tools."""
+        self._stale = True
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = self._task(self._refresh())
+
+    async def _refresh(self) -> None:
+        # A server that keeps announcing changes must not keep this client busy.
+        await asyncio.sleep(self._listed_at + REFRESH_EVERY - self.loop.time())
+        client = self._client
+        if not self._stale or client is None:
+            return
+        self._stale = False
+        try:
+            await asyncio.wait_for(self._list(client), CONNECT_TIMEOUT)
+        except (MCPError, ValidationError, OSError, TimeoutError, ServerUnavailable) as error:
+            log.warning("the MCP server %r does not list its tools: %s", self._name, self._words_of(error))
             self._stale = True
 
     async def _list(self, client: Client) -> None:
-        """List the server's tools, all pages."""
+        """List all pages of the server's tools, and pass the tools to the section."""
+        self._listed_at = self.loop.time()
         found: list[Described] = []
         cursor: str | None = None
         while True:
@@ -169,7 +296,20 @@ class Connection:
                 break
             if len(found) > MAX_TOOLS or not page.tools:
                 raise ServerUnavailable(f"it lists more than {MAX_TOOLS} tools, or lists them without end")
-        self._listed(found)
+        if len(found) > MAX_TOOLS:
+            raise ServerUnavailable(f"it lists more than {MAX_TOOLS} tools")
+        self._of.listed(found)
+
+    async def _probe(self, client: Client) -> None:
+        """Give up a server that did not answer the last call and does not list its tools either."""
+        self._is_doubtful = False
+        try:
+            await asyncio.wait_for(self._list(client), PROBE_TIMEOUT)
+        except (MCPError, ValidationError, OSError, TimeoutError, ServerUnavailable):
+            if self._client is client:
+                self._lost("it stopped answering", self._end)
+
+    # --- requests ---
 
     async def request(self, send: Callable[[Client], Awaitable[Any]]) -> Any:
         """Send a request on the open connection.
@@ -178,34 +318,84 @@ class Connection:
         `MCPError` if the server refused it.
         """
         try:
+            return await self._request(send)
+        except MCPError as error:
+            # In both cases the server has not taken the request.
+            if error.code == INVALID_REQUEST and error.message == _SESSION_GONE:
+                self._lost("it was restarted", self._end)
+            elif error.code == HEADER_MISMATCH:
+                self._stale = True  # the tool's schema, which says what to send in headers, has changed
+            else:
+                raise
+        return await self._request(send)
+
+    async def _request(self, send: Callable[[Client], Awaitable[Any]]) -> Any:
+        try:
             client = await self.client()
         except ServerUnavailable:
             raise
         except (MCPError, ValidationError, OSError, TimeoutError) as error:
-            self._lost(_words_of(error))
+            self._lost(self._words_of(error), self._end)
             raise ServerUnavailable(
-                f"the MCP server {self._name!r} can't be used: {_words_of(error)}."
+                f"the MCP server {self._name!r} can't be used: {self._words_of(error)}."
             ) from None
+        self._calls += 1
         try:
-            return await send(client)
+            answer = await send(client)
+            self._reopened = 0
+            return answer
+        except asyncio.CancelledError:
+            self._is_doubtful = True
+            raise
         except MCPError as error:
-            if error.code != CONNECTION_CLOSED:
-                raise
-            why = self._why or "the connection was closed"
+            if self._client is client and not _is_closed(error):
+                raise MCPError(error.code, self._secrets.hide(error.message), error.error.data) from None
+            why = self._words_of(error) if self._client is client else self._last_why
         except (ValidationError, OSError) as error:
-            why = _words_of(error)
+            why = self._words_of(error)
+        finally:
+            self._calls -= 1
         if self._client is client:
-            self._lost(why)
+            self._lost(why, self._end)
         raise ServerLost(why)
 
+    # --- the end ---
+
     async def close(self) -> None:
-        """Close the connection, and stop the server if this connection started it."""
-        owner = self._owner
-        self._lost("it was closed")
-        if owner is not None and not owner.done():
-            if self._opening is not None:
-                owner.cancel()
-            await asyncio.gather(owner, return_exceptions=True)
+        """Close the connection, and stop the server if this connection started it. May be called on any event loop."""
+        if self.loop is asyncio.get_running_loop():
+            await self._close()
+        elif self.loop.is_running():
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._close(), self.loop))
+        # A loop that has stopped has ended the connection's task, and with it the server.
+
+    async def _close(self) -> None:
+        self._end_connection("it was closed")
+        background = [task for task in (self._refreshing, self._reopening) if task is not None]
+        for task in background:
+            task.cancel()
+        if self._opening is not None:
+            self._owners[-1].cancel()
+        await asyncio.gather(*background, *self._owners, return_exceptions=True)
+
+    def _words_of(self, error: BaseException | None) -> str:
+        return escape_line(self._secrets.hide(_words_of(error)), _MAX_WORDS)
+
+
+def _is_closed(error: MCPError) -> bool:
+    """Return whether an error means that the connection was closed.
+
+    Many servers use the same code for their own errors.
+    """
+    return error.code == CONNECTION_CLOSED and error.message.startswith(_CLOSED)
+
+
+def _announces_changes(client: Client) -> bool:
+    """Return whether a server says that it announces changes to its tools by protocol version 2026-07-28."""
+    tools = client.server_capabilities.tools
+    return (
+        client.protocol_version in MODERN_PROTOCOL_VERSIONS and tools is not None and bool(tools.list_changed)
+    )
 
 
 def _words_of(error: BaseException | None) -> str:
@@ -220,11 +410,13 @@ def _words_of(error: BaseException | None) -> str:
             return f"it did not answer within {CONNECT_TIMEOUT:.0f} s"
         case FileNotFoundError():
             return f"the command {found.filename!r} was not found"
+        case MCPError() if _is_closed(found):
+            return f"the connection was closed: {found.message}".rstrip(".")
         case MCPError():
             return f"it answered: {found.message}".rstrip(".")
         case ValidationError():
             return "it sent an answer that is not valid MCP"
-        case ServerUnavailable():
+        case ServerUnavailable() | LoginNeeded():
             return str(found).rstrip(".")
         case _:
             return in_short(cast("BaseException", found)).rstrip(".")

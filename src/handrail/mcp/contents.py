@@ -1,15 +1,21 @@
-"""Content blocks of MCP as text for a model.
+"""Content blocks of MCP as text and attachments for a model.
 
-Text is passed on. Everything else is described in words, because a tool's result is text. `describe` is the one place
-to change once results can carry images and files.
+Text is passed on. Images, sounds and files become attachments, and the text describes them. A link is only
+described, because addresses that a server names are not fetched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import binascii
+from collections.abc import Iterator, Sequence
 
 from mcp_types import AudioContent, ContentBlock, EmbeddedResource, ImageContent, ResourceLink, TextContent
 from mcp_types import TextResourceContents as TextResource
+
+from handrail.content import Attachment
+from handrail.errors import DefinitionError
+from handrail.mcp.secrets import Secrets
 
 MAX_TEXT = 200_000
 """Maximum number of characters in one result. A longer one is cut, and a note says so."""
@@ -21,6 +27,34 @@ def text_of(blocks: Sequence[ContentBlock]) -> str:
     if len(text) <= MAX_TEXT:
         return text
     return f"{text[:MAX_TEXT]}\n[cut: the result has {len(text):,} characters, and {MAX_TEXT:,} are shown]"
+
+
+def attachments_in(blocks: Sequence[ContentBlock], secrets: Secrets) -> tuple[Attachment, ...]:
+    """Return the images, sounds and files among content blocks, without the secrets.
+
+    Those that are not valid, or too large, are left out.
+    """
+    found: list[Attachment] = []
+    for name, media_type, data in _files(blocks):
+        try:
+            content = secrets.hide_in_bytes(base64.b64decode(data, validate=True))
+            found.append(Attachment(content, secrets.hide(name), media_type=media_type))
+        except (binascii.Error, DefinitionError):
+            continue  # the text still says what it was
+    return tuple(found)
+
+
+def _files(blocks: Sequence[ContentBlock]) -> Iterator[tuple[str, str | None, str]]:
+    """Yield the name, the media type and the base64 text of each image, sound and file."""
+    for block in blocks:
+        match block:
+            case ImageContent() | AudioContent():
+                yield "", block.mime_type, block.data
+            case EmbeddedResource() if not isinstance(block.resource, TextResource):
+                inner = block.resource
+                yield str(inner.uri).rstrip("/").rpartition("/")[2], inner.mime_type, inner.blob
+            case _:
+                pass
 
 
 def describe(block: ContentBlock) -> str:

@@ -1,273 +1,288 @@
-"""`ToolServer`: the tools of a prompt as an MCP server.
+"""`ToolServer`: the tools of an app as an MCP server.
 
-Each `tools/call` is a separate run: it has its own gate, and with it policies, approvals, limits and events. A question
-that a call asks goes to the client: as elicitation to clients of the older generations, and as an input-required result to
-clients of 2026-07-28, which call again with the answer. A call that waits stays in this process, and ends with it.
+Each `tools/call` is a separate run: it has its own gate, and with it policies, approvals, limits and events. A
+question that a call asks goes to the client: as elicitation to clients with older protocol versions, and as an
+input-required result to clients with version 2026-07-28, which call again with the answer. A question that asks for a
+secret goes to the client as the address of a page.
 """
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+import hmac
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Unpack
 
 import mcp_types as wire
 import msgspec
 from mcp.server.lowlevel.server import Server
+from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from mcp.server.stdio import stdio_server
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
-from handrail.dispatch import open_gate
-from handrail.events import Progress
-from handrail.guard.policy import within_scope
-from handrail.ids import random_id
-from handrail.prompt import Prompt
-from handrail.protocols import Environment, Filesystem, RunMode
-from handrail.question import Answer, Question
-from handrail.session import Session
-from handrail.tools import EFFECTS, Tool, ToolResult
-from handrail.tools.result import json_of, shown_text
+from handrail.adapter import Adapter
+from handrail.dispatch.options import SharedArguments
+from handrail.errors import RunBusy
+from handrail.journals import Journal
+from handrail.mcp.calls import NO_PAGE, PARK_AFTER, Calls, CallUnknown, LiveCall, TooManyCalls
+from handrail.mcp.forms import address_of, form_of, key_of
+from handrail.mcp.offers import FileResources, SectionPrompts
+from handrail.mcp.results import content_of, describe
+from handrail.mcp.served_tools import ServedTools
+from handrail.mcp.tasks import Tasks
+from handrail.prompt import Prompt, Section
+from handrail.question import Question
+from handrail.tools import Tool, ToolResult
 from mcp import MCPError
 
-MAX_WAITING = 1_000
-"""Maximum number of calls that wait for answers. Beyond that, the one that has waited longest is cancelled."""
-_FLAT = frozenset(["string", "number", "integer", "boolean"])
+STATE_SECONDS = 30 * 24 * 3600.0
+"""Seconds for which a client may call again with the answer to a question."""
+OPEN_SECONDS = 30.0
+"""Seconds for which a 2026-07-28 client that has opened a page waits for the answer, before it is sent there again."""
+LOCAL = "local"
+"""The principal of a client on standard input and output."""
+_STATE = b"handrail mcp request state"
+_NONE: Mapping[str, Any] = {}
+
+Answered = wire.CallToolResult | wire.InputRequiredResult | dict[str, Any]
+
+
+class _State(msgspec.Struct, frozen=True):
+    """The state that a client sends back with its answers: the call, and the questions that it was shown, with their digests."""
+
+    call: str
+    asked: dict[str, str]
 
 
 class ToolServer:
     """An MCP server with the tools of a prompt: `await ToolServer(prompt).serve_stdio()`.
 
-    `files` returns the filesystem of one call, or None. Only the tools of sections that are shown in full are served. Further
-    arguments are passed to `open_gate`.
+    - `adapter`: the app's own, whose model and settings the calls can use.
+    - `more`: tools that are served in addition to the prompt's.
+    - `journal`: records each call as a run. A question can then be answered days later, and after a restart.
+    - `files`: a function that returns the filesystem for the calls of a principal, or None.
+    - `resource_address`: serves those files as MCP resources, whose addresses begin with this, such as "files:///".
+    - `sections`: are served as MCP prompts; by default, those of the prompt.
+
+    Only the tools of sections that are shown in full are served. Further arguments apply to each run.
     """
 
     def __init__(
-        self, prompt: Prompt[Any], *, files: Callable[[], Filesystem | None] = lambda: None, **arguments: Any
+        self,
+        prompt: Prompt[Any],
+        *,
+        adapter: Adapter | None = None,
+        more: Iterable[Tool[Any, Any]] = (),
+        journal: Journal | None = None,
+        files: Callable[[str], Any] = lambda principal: None,
+        resource_address: str | None = None,
+        sections: Sequence[Section[Any]] | None = None,
+        park_after: float = PARK_AFTER,
+        **arguments: Unpack[SharedArguments],
     ) -> None:
-        self._prompt = prompt
-        self._files = files
-        self._arguments = arguments
-        self._waiting: dict[str, _Call] = {}
+        self.tools = ServedTools(prompt, adapter=adapter, more=more)
+        self.calls = self.make_calls(journal=journal, files=files, park_after=park_after, **arguments)
+        prompts = SectionPrompts(prompt.sections if sections is None else sections)
+        offered = None if resource_address is None else FileResources(resource_address, files, principal_of)
+        self.page: Callable[[Any, str, Question], str] | None = None
+        """Returns the address of the page for a request, a call and its question, if the server has such a page."""
+        call: Any = self._call  # an extension's result is a plain dict
         self.server: Server[Any] = Server(
-            prompt.name, version="0.2", on_list_tools=self._list, on_call_tool=self._call
+            prompt.name,
+            version="0.2",
+            get_tool_input_schema=self.tools.input_schema,
+            on_list_tools=self._list,
+            on_call_tool=call,
+            on_list_prompts=prompts.list if prompts else None,
+            on_get_prompt=prompts.get if prompts else None,
+            on_completion=prompts.complete if prompts else None,
+            on_list_resources=None if offered is None else offered.list,
+            on_list_resource_templates=None if offered is None else offered.templates,
+            on_read_resource=None if offered is None else offered.read,
         )
+        security = RequestStateSecurity.ephemeral(ttl=STATE_SECONDS)
+        if journal is not None:
+            key = hmac.digest(journal.key, _STATE, "sha256")
+            security = RequestStateSecurity(keys=[key], ttl=STATE_SECONDS)
+        security.bind_principal = principal_of
+        self.tasks = None if journal is None else Tasks(self)
+        self.server.middleware.append(RequestStateBoundary(security, default_audience=prompt.name))
+
+    def make_calls(self, **options: Any) -> Calls:
+        """Create the calls of the server's clients. A subclass may decide who is asked."""
+        return Calls(self.tools, **options)
 
     async def serve_stdio(self) -> None:
-        """Serve one client over standard input and output, until the input ends."""
-        async with stdio_server() as (read, write):
-            await self.server.run(read, write, self.server.create_initialization_options())
+        """Serve one client over standard input and output, until the input ends. Calls in progress are then parked."""
+        try:
+            async with stdio_server() as (read, write):
+                await self.server.run(read, write, self.server.create_initialization_options())
+        finally:
+            await self.calls.stop()
 
     async def _list(self, _: Any, params: Any) -> wire.ListToolsResult:
-        await self._prompt.connect()
-        tools = [describe(tool) for tool in self._prompt.render().tools]
-        return wire.ListToolsResult(tools=sorted(tools, key=lambda tool: tool.name))
+        tools = await self.tools.all()
+        return wire.ListToolsResult(tools=[describe(tools[name]) for name in sorted(tools)])
 
-    async def _call(
-        self, request: Any, params: wire.CallToolRequestParams
-    ) -> wire.CallToolResult | wire.InputRequiredResult:
-        state = params.request_state
-        if state is None:
-            call = await self._begin(request, params.name, params.arguments or {})
+    async def _call(self, request: Any, params: wire.CallToolRequestParams) -> Answered:
+        principal = principal_of(request)
+        tool = (await self.tools.all()).get(params.name)
+        if tool is None:
+            raise MCPError(wire.INVALID_PARAMS, f"there is no tool {params.name!r}")
+        if self.tasks is not None:
+            self.tasks.check(request, tool)
+        if "user" in tool.needs and not can_ask(request):
+            raise _needs_forms(params.name)
+        call: LiveCall | ToolResult[Any]
+        opened: set[str] = set()
+        if params.request_state is None:
+            try:
+                call = await self.calls.begin(
+                    tool,
+                    params.arguments or {},
+                    principal=principal,
+                    asks=can_ask(request),
+                    opens=self.can_open(request),
+                    report=request.session.report_progress,
+                )
+            except TooManyCalls as error:
+                raise MCPError(wire.INVALID_REQUEST, str(error)) from None
         else:
-            call = self._waiting.pop(state, None)
-            if call is None or call.name != params.name:
-                raise MCPError(
-                    wire.INVALID_PARAMS, "nothing waits for this answer: it was given, or it came too late"
-                )
-            call.take(params.input_responses or {})
-        modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
+            state = msgspec.json.decode(params.request_state, type=_State)
+            call = await self.continue_call(request, state.call, principal, params.input_responses or {})
+            if isinstance(call, LiveCall):
+                await call.wait()
+                call.answer(params.input_responses or {}, state.asked)
+                responses = params.input_responses or {}
+                opened = {
+                    id for id, each in call.questions.items() if each.secret and key_of(each) in responses
+                }
+        if isinstance(call, ToolResult):
+            return content_of(call)
         try:
-            while True:
-                question = await call.next_question()
-                if question is None:
-                    return content_of(call.task.result())
-                asked = form_of(question)
-                if not modern:
-                    found = await request.session.elicit_form(
-                        asked.message, asked.requested_schema, request.request_id
-                    )
-                    call.take({question.id: found})
-                    continue
-                state = random_id()
-                self._waiting[state] = call
-                if len(self._waiting) > MAX_WAITING:
-                    self._waiting.pop(next(iter(self._waiting))).task.cancel()
-                return wire.InputRequiredResult(
-                    input_requests={question.id: wire.ElicitRequest(params=asked)}, request_state=state
-                )
+            made = None if self.tasks is None else await self.tasks.consider(request, call, tool)
         except BaseException:
-            call.task.cancel()
+            call.cancel()
+            raise
+        return await self._finish(request, call, opened) if made is None else made
+
+    async def continue_call(
+        self, request: Any, run_id: str, principal: str, responses: Mapping[str, Any] = _NONE
+    ) -> LiveCall | ToolResult[Any]:
+        """Return a call that waits, resumed with these responses if needed, or its result if it is over."""
+        found = self.calls.find(run_id, principal)
+        if found is not None:
+            found.report = request.session.report_progress
+            self.calls.collect(found)
+            return found
+        try:
+            if responses:
+                await self.calls.answer(run_id, principal, responses)
+            return await self.calls.resume(
+                run_id,
+                principal=principal,
+                asks=can_ask(request),
+                opens=self.can_open(request),
+                report=request.session.report_progress,
+            )
+        except CallUnknown:
+            raise MCPError(
+                wire.INVALID_PARAMS, "nothing waits for this answer: it was given, or it came too late"
+            ) from None
+        except RunBusy:
+            raise MCPError(
+                wire.INVALID_PARAMS, "a different server process is executing this call. Try again soon"
+            ) from None
+
+    def can_open(self, request: Any) -> bool:
+        """Return whether the client's person can be sent to a page of this server."""
+        capabilities = request.session.client_capabilities
+        offered = None if capabilities is None else capabilities.elicitation
+        return self.page is not None and offered is not None and offered.url is not None
+
+    def ask_of(self, request: Any, call_id: str, question: Question, problem: str = "") -> wire.ElicitRequest:
+        """Return a question as a request to the client: a form, or the address of a page if it asks for a secret."""
+        if not question.secret:
+            return wire.ElicitRequest(params=form_of(question, problem))
+        if self.page is None:
+            raise MCPError(wire.INVALID_REQUEST, f"question {question.name!r} can't be asked: {NO_PAGE}")
+        return wire.ElicitRequest(params=address_of(question, self.page(request, call_id, question)))
+
+    async def _elicit(self, request: Any, call: LiveCall, question: Question) -> None:
+        """Ask a client with an older protocol version, and give the call the answer."""
+        params: Any = self.ask_of(request, call.run_id, question, call.problems.get(question.id, "")).params
+        if not question.secret:
+            found = await request.session.elicit_form(
+                params.message, params.requested_schema, request.request_id
+            )
+            call.answer({key_of(question): found})
+            return
+        found = await request.session.elicit_url(params.message, params.url, question.id, request.request_id)
+        if not call.answer({key_of(question): found}):
+            await call.closed({question.id})
+            await request.session.send_elicit_complete(question.id, request.request_id)
+
+    async def _finish(self, request: Any, call: LiveCall, opened: set[str]) -> Answered:
+        """Wait until a call has ended or asks, and return its result or its questions.
+
+        `opened` are the ids of questions whose page the person has just opened. Their answers are awaited first.
+        """
+        is_modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
+        try:
+            await call.closed(opened, OPEN_SECONDS)
+            while True:
+                has_ended = await call.wait()
+                if (
+                    call.task.cancelled()
+                ):  # by a different request or process, so this request's session goes on
+                    return content_of(ToolResult.error(f"{call.name} was cancelled."))
+                if has_ended and not call.is_parked:
+                    await call.flush()
+                    return content_of(call.task.result())
+                if is_modern and call.questions:
+                    return self._input_required(request, call)
+                if has_ended:  # it was parked just as it was answered
+                    again = await self.continue_call(request, call.run_id, call.principal)
+                    if isinstance(again, ToolResult):
+                        return content_of(again)
+                    call = again
+                    continue
+                for question in list(call.questions.values()):
+                    await self._elicit(request, call, question)
+        except BaseException:
+            call.cancel()
             raise
 
-    async def _begin(self, request: Any, name: str, arguments: Mapping[str, Any]) -> _Call:
-        await self._prompt.connect()
-        rendered = self._prompt.render()
-        if all(tool.name != name for tool in rendered.tools):
-            raise MCPError(wire.INVALID_PARAMS, f"there is no tool {name!r}")
-        questions: asyncio.Queue[_Asked] = asyncio.Queue()
-        session = Session()
-        loop = asyncio.get_running_loop()
-        sent: set[asyncio.Task[None]] = set()
-
-        def report(event: Progress) -> None:
-            if event.done is not None:
-                task = loop.create_task(
-                    request.session.report_progress(event.done, event.total, event.message)
-                )
-                sent.add(task)
-                task.add_done_callback(sent.discard)
-
-        session.dispatcher.subscribe(Progress, report)
-        gate = open_gate(
-            rendered.tools,
-            policies=[within_scope(scoped.policy, scoped.tools) for scoped in rendered.policies],
-            session=session,
-            environment=_Client(questions),
-            filesystem=self._files(),
-            **self._arguments,
+    def _input_required(self, request: Any, call: LiveCall) -> wire.InputRequiredResult:
+        asked = {id: question.digest for id, question in call.questions.items()}
+        call.is_left = True
+        return wire.InputRequiredResult(
+            input_requests={
+                key_of(question): self.ask_of(request, call.run_id, question, call.problems.get(id, ""))
+                for id, question in call.questions.items()
+            },
+            request_state=msgspec.json.encode(_State(call.run_id, asked)).decode(),
         )
 
-        async def run() -> ToolResult[Any]:
-            try:
-                return await gate.invoke(name, arguments)
-            finally:
-                await gate.close()
 
-        return _Call(name, loop.create_task(run()), questions)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Asked:
-    """A question, and the future that gets its answer."""
-
-    question: Question
-    answer: asyncio.Future[Answer]
-
-
-class _Client(Environment):
-    """The environment of a call. The client's person answers its questions. Those that need more than a flat form are declined."""
-
-    run_mode: RunMode = "user"
-
-    def __init__(self, questions: asyncio.Queue[_Asked]) -> None:
-        self._questions = questions
-
-    async def ask(self, question: Question, /) -> Answer:
-        asked = _Asked(question, asyncio.get_running_loop().create_future())
-        if form_of(question, check=True) is None:
-            return _answer(question, "declined", reason="the client can show only flat forms")
-        self._questions.put_nowait(asked)
-        return await asked.answer
-
-
-class _Call:
-    """A call in progress, across the requests that it takes."""
-
-    def __init__(
-        self, name: str, task: asyncio.Task[ToolResult[Any]], questions: asyncio.Queue[_Asked]
-    ) -> None:
-        self.name = name
-        self.task = task
-        self._questions = questions
-        self._open: _Asked | None = None
-
-    async def next_question(self) -> Question | None:
-        """Wait until the call asks or ends. Returns the question, or None if it has ended."""
-        getting = asyncio.ensure_future(self._questions.get())
-        try:
-            await asyncio.wait([self.task, getting], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            if not getting.done():
-                getting.cancel()
-        if not getting.done() or getting.cancelled():
-            return None
-        self._open = getting.result()
-        return self._open.question
-
-    def take(self, responses: Mapping[str, Any]) -> None:
-        """Give the open question its answer. Without one in the responses, the question is cancelled."""
-        asked, self._open = self._open, None
-        if asked is None or asked.answer.done():
-            return
-        question = asked.question
-        given: Any = responses.get(question.id)
-        if not isinstance(given, wire.ElicitResult) or given.action == "cancel":
-            asked.answer.set_result(_answer(question, "cancelled"))
-        elif given.action == "decline":
-            asked.answer.set_result(_answer(question, "declined", reason="declined at the client"))
-        else:
-            value: Any = given.content or {}
-            if not _is_object(question.schema):
-                value = cast("dict[str, Any]", value).get("value")
-            asked.answer.set_result(_answer(question, "answered", value))
-
-
-def _answer(question: Question, outcome: Any, value: Any = None, reason: str = "") -> Answer:
-    return Answer(
-        question_id=question.id,
-        digest=question.digest,
-        by=question.principal,
-        outcome=outcome,
-        value=value,
-        reason=reason,
+def _needs_forms(name: str) -> MCPError:
+    needed = wire.ClientCapabilities(elicitation=wire.ElicitationCapability())
+    data = wire.MissingRequiredClientCapabilityErrorData(required_capabilities=needed)
+    return MCPError(
+        wire.MISSING_REQUIRED_CLIENT_CAPABILITY,
+        f"{name} asks a person, and this client can't show forms",
+        data=data.model_dump(by_alias=True, mode="json", exclude_none=True),
     )
 
 
-def _is_object(schema: Mapping[str, Any]) -> bool:
-    return schema.get("type") == "object"
+def principal_of(request: Any) -> str:
+    """Return the principal who sent a request: over HTTP the authenticated one, otherwise the local user."""
+    scope: Any = getattr(request.request, "scope", None)
+    found: str = LOCAL if scope is None else scope["handrail.principal"]
+    return found
 
 
-def form_of(question: Question, check: bool = False) -> Any:
-    """Return a question as a form for a client. With `check`, returns None if the form would not be flat."""
-    schema: dict[str, Any] = dict(question.schema)
-    if not _is_object(schema):
-        schema = {"type": "object", "properties": {"value": schema}, "required": ["value"]}
-    fields: dict[str, Any] = {
-        name: {
-            word: value
-            for word, value in cast("dict[str, Any]", field).items()
-            if word != "additionalProperties"
-        }
-        for name, field in schema.get("properties", {}).items()
-    }
-    if check and not all(each.get("type") in _FLAT for each in fields.values()):
-        return None
-    shown = "\n".join(f"{row.name}: {row.whole}" for row in question.rows)
-    message = "\n".join(part for part in (question.message or question.name, shown) if part)
-    flat = {"type": "object", "properties": fields, "required": list(schema.get("required", ()))}
-    return wire.ElicitRequestFormParams(message=message, requested_schema=flat)
-
-
-def content_of(result: ToolResult[Any]) -> wire.CallToolResult:
-    """Return a result as MCP content: its text and, if it succeeded, its value, if that is an object and not excluded."""
-    content: list[Any] = [wire.TextContent(text=shown_text(result))]
-    if not result.success:
-        return wire.CallToolResult(content=content, is_error=True)
-    value: Any = None if result.exclude_value_from_context else msgspec.json.decode(json_of(result))
-    return wire.CallToolResult(content=content, structured_content=value if isinstance(value, dict) else None)
-
-
-def describe(tool: Tool[Any, Any]) -> wire.Tool:
-    """Return the MCP description of a tool. Its annotations follow from its effect."""
-    rules = EFFECTS[tool.effect]
-    result = tool.result_schema
-    output = None if result is None else dict(result.json_schema)
-    return wire.Tool(
-        name=tool.name,
-        description=tool.description,
-        input_schema=_plain(tool.json_schema),
-        output_schema=_plain(output) if output is not None and _is_object(output) else None,
-        annotations=wire.ToolAnnotations(
-            read_only_hint=not rules.writes,
-            destructive_hint=tool.effect in ("irreversible", "compensable"),
-            idempotent_hint=tool.effect in ("pure", "read", "idempotent"),
-        ),
-    )
-
-
-def _plain(value: Any) -> Any:
-    """Return a read-only schema as plain dicts and lists."""
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in cast("Mapping[str, Any]", value).items()}
-    return [_plain(each) for each in cast("list[Any]", value)] if isinstance(value, list | tuple) else value
+def can_ask(request: Any) -> bool:
+    """Return whether the client can show a form to a person."""
+    capabilities = request.session.client_capabilities
+    offered = None if capabilities is None else capabilities.elicitation
+    return offered is not None and (offered.form is not None or offered.url is None)

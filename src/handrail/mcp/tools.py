@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import pydantic_core
 from mcp_types import Tool as Described
@@ -46,6 +47,11 @@ class McpTool(Tool[Any, Any]):
 
     remote: str
     """The server's name for the tool."""
+    source: Source | None
+
+    def is_called(self, names: Names) -> bool:
+        """Return whether the tool has these names."""
+        return self.name == names.name and names.capability in self.capabilities
 
     def parse(self, arguments: str | bytes | Mapping[str, Any]) -> Any:
         """Return the arguments as JSON. Raises `ToolValidationError` if they do not match the server's schema.
@@ -83,11 +89,46 @@ class McpTool(Tool[Any, Any]):
             return WITHHELD
 
 
-def build_tool(
-    described: Described, name: str, server: str, effect: Effect, timeout: float | None, call: Call
-) -> McpTool:
+class Source(NamedTuple):
+    """The file that names a server. A run that is resumed reads it again."""
+
+    path: str
+    digest: str
+    """The SHA-256 digest of the file."""
+
+
+class ToolRules(NamedTuple):
+    """The user's rules for a server's tools."""
+
+    prefix: str = ""
+    effects: Mapping[str, Effect] = {}
+    trusted: bool = False
+    """Whether the server's claims about effects count."""
+    timeout: float | None = None
+    source: Source | None = None
+
+    def effect_of(self, described: Described) -> Effect:
+        """Return the effect of a tool: the user's, or else the server's claim if it is trusted, or else `irreversible`."""
+        given = self.effects.get(described.name)
+        hints = described.annotations
+        if given is not None or not self.trusted or hints is None:
+            return given or "irreversible"
+        if hints.read_only_hint:
+            return "read"
+        return "idempotent" if hints.idempotent_hint else "irreversible"
+
+
+class Names(NamedTuple):
+    """The names of one tool: the one that a model calls, its capability, and the server that it belongs to."""
+
+    name: str
+    capability: str
+    server: str
+
+
+def build_tool(described: Described, names: Names, rules: ToolRules, call: Call) -> McpTool:
     """Build the tool that a server describes. Raises `DefinitionError` if its schema can't be used."""
-    owner = f"the tool {described.name!r} of the MCP server {server!r}"
+    owner = f"the tool {described.name!r} of the MCP server {names.server!r}"
     schema = cast("Mapping[str, Any]", described.input_schema)
     check_foreign(schema, owner)
     if schema.get("type", "object") != "object":
@@ -105,16 +146,18 @@ def build_tool(
         "mcp",
         "A tool of an MCP server.",
         handler,
-        effect=effect,
-        timeout=timeout,
-        capabilities=frozenset({"mcp"}),
+        effect=rules.effect_of(described),
+        timeout=rules.timeout,
+        capabilities=frozenset({names.capability}),
         accepts_overrides=False,
     )
     # Handrail's rules for names, params and descriptions do not apply to a server's tools.
     whole = {**schema, "type": "object", "properties": schema.get("properties", {})}
     for field, value in (
-        ("name", name),
+        ("name", names.name),
+        ("origin", f"server {names.server}"),
         ("remote", described.name),
+        ("source", rules.source),
         ("description", (described.description or described.title or "").strip() or described.name),
         ("json_schema", read_only(whole)),
         ("secret", asks_for_secrets(whole, whole)),
@@ -144,15 +187,26 @@ def _references(schema: Any) -> Iterator[str]:
 def map_names(remote: Sequence[str], prefix: str) -> dict[str, str]:
     """Return a callable name for each of a server's names, in the same order.
 
-    Characters that models can't write become `_`. A name that is then too long, or equal to another one,
-    ends with a digest of the server's name, so that it does not depend on the order.
+    Characters that models can't write become `_`. If that makes two names equal, the one that needed no change keeps it. The
+    others, and names that are too long, end with a digest of the server's name. So no name depends on the order, and a server
+    can't take over the name of a tool by adding one that looks like it.
     """
-    plain = {name: prefix + _UNFIT.sub("_", name) for name in remote}
-    count: dict[str, int] = {}
-    for name in plain.values():
-        count[name] = count.get(name, 0) + 1
+    return _mapped({name: prefix + _UNFIT.sub("_", name) for name in remote}, prefix)
+
+
+def capabilities_of(server: str, remote: Sequence[str]) -> dict[str, str]:
+    """Return a capability for each of a server's names: `mcp.files.write_file`, by the rules of `map_names`."""
+    start = f"mcp.{_UNFIT.sub('_', server).lower()}."
+    folded = {name: start + _UNFIT.sub("_", name).lower() for name in remote}
+    return _mapped(folded, start)
+
+
+def _mapped(plain: Mapping[str, str], prefix: str) -> dict[str, str]:
+    count = Counter(plain.values())
     return {
-        name: mapped if name and count[mapped] == 1 and len(mapped) <= MAX_NAME else _digested(mapped, name)
+        name: mapped
+        if name and (count[mapped] == 1 or mapped == prefix + name) and len(mapped) <= MAX_NAME
+        else _digested(mapped, name)
         for name, mapped in plain.items()
     }
 
@@ -160,13 +214,3 @@ def map_names(remote: Sequence[str], prefix: str) -> dict[str, str]:
 def _digested(mapped: str, name: str) -> str:
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
     return f"{mapped[: MAX_NAME - 9]}_{digest}"
-
-
-def effect_of(described: Described, trusted: bool) -> Effect:
-    """Return the effect of a tool. A server's claims count only if they are trusted. Otherwise the tool is irreversible."""
-    hints = described.annotations
-    if not trusted or hints is None:
-        return "irreversible"
-    if hints.read_only_hint:
-        return "read"
-    return "idempotent" if hints.idempotent_hint else "irreversible"

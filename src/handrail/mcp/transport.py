@@ -1,101 +1,209 @@
-"""Transports to MCP servers: the standard streams of a command, or HTTP.
+"""The standard streams of a command as a transport to an MCP server.
 
-What a command may send is limited: a message has a maximum size, and a server that sends a great many messages that nobody
-asked for, or lines that are not JSON-RPC, is killed.
+What a server may send is limited: a message has a maximum size, and a server that sends a great many messages that nobody
+asked for, or lines that are not JSON-RPC, is killed. The end of what it writes to standard error is kept for the error that says
+why it ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import signal
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, Protocol, cast
 
 import anyio
-import httpx2
 from mcp.client.stdio import get_default_environment
-from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 
+from handrail.errors import DefinitionError
+from handrail.mcp.login import AskLogin
+from handrail.mcp.secrets import Secrets
+from handrail.rendering import escape_line
+
 log = logging.getLogger("handrail.mcp")
+
+Mode = Literal["auto", "legacy", "2026-07-28"]
+"""The protocol to speak: `auto` asks the server, and `legacy` is the one before version 2026-07-28."""
+Lost = Callable[[str], None]
+"""Called with the reason when a server goes away."""
 
 MAX_MESSAGE = 16 * 1024 * 1024
 """Maximum number of bytes in one message from a server."""
 MAX_UNASKED = 5_000
-"""Maximum number of messages that a server may send between two answers to requests."""
+"""Maximum number of messages that a server may send in a minute without an answer to a request among them."""
 MAX_RUBBISH = 100
 """Maximum number of lines in a row that are not JSON-RPC messages."""
-_SILENCE = 300
-"""Seconds for which an HTTP server may send nothing. It may keep a stream open for later events, so this is long."""
 _ENDED = "it ended"
 _GRACE = 2.0
 """How many seconds a server has to exit after its input ends, and again after it is told to terminate."""
+_LAST_MOMENTS = 0.5
+"""How many seconds to wait for the exit status of a server whose output has ended."""
+_MAX_LOGGED = 1_000
+"""Maximum number of lines of standard error that are logged for one start of a server."""
+_WINDOW = 60.0
 
 
-class Address(NamedTuple):
-    """Where a server is: a command to start it with, or the URL of a server that is already running."""
+class Server(Protocol):
+    """Where a server is, and how to connect to it. `StdioServer` and `UrlServer` are the usual ones."""
 
-    command: tuple[str, ...] = ()
-    url: str = ""
-    env: Mapping[str, str] = {}
+    @property
+    def mode(self) -> Mode: ...
+
+    @property
+    def hidden(self) -> Secrets:
+        """The secrets in the server's settings."""
+        ...
+
+    @property
+    def patience(self) -> float:
+        """Seconds that the server has to introduce itself and to list its tools, or 0 for the usual time."""
+        ...
+
+    def open(self, lost: Lost, ask: AskLogin, /) -> AbstractAsyncContextManager[Any]:
+        """Return the transport to the server: a context that gives a stream to read from and a stream to write to.
+
+        If the server needs a login, `ask` asks the person.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class StdioServer:
+    """A server that is started by a command, and communicates over its standard input and output.
+
+    It gets a few variables of this process's environment, such as `PATH` and `HOME`, and those in `env`. `secrets` are
+    further values to hide, besides the variables whose names suggest a secret.
+    """
+
+    command: Sequence[str]
+    env: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
     cwd: str | Path | None = None
-    headers: Mapping[str, str] = {}
+    mode: Mode = "auto"
+    secrets: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        words = check_command(self.command)
+        if words is None:
+            raise DefinitionError(
+                "the command of an MCP server is not a list of strings. Write ['npx', 'server']."
+            )
+        object.__setattr__(self, "command", words)
+
+    @property
+    def hidden(self) -> Secrets:
+        return Secrets.of(self.env, {}, self.secrets)
 
     def __str__(self) -> str:
-        return self.url or " ".join(self.command[:3])
+        return self.hidden.hide(" ".join(self.command[:3]))
 
-    def open(self, lost: Callable[[str], None]) -> AbstractAsyncContextManager[Any]:
-        """Return the transport to the server. When a server with a command goes away, `lost` is called with the reason."""
-        return _http(self) if self.url else _stdio(self, lost)
+    @property
+    def patience(self) -> float:
+        return 0.0
+
+    def open(self, lost: Lost, ask: AskLogin) -> AbstractAsyncContextManager[Any]:
+        """Return the transport to the server."""
+        return _stdio(self, lost)
+
+
+class Flood:
+    """Counts the messages of a server that nobody asked for."""
+
+    def __init__(self) -> None:
+        self._now = asyncio.get_running_loop().time
+        self._unasked = 0
+        self._since = 0.0
+
+    def add(self, message: object) -> str:
+        """Count a message. Returns why the server is to be disconnected, or "" if it may go on."""
+        if isinstance(message, JSONRPCResponse | JSONRPCError):
+            self._unasked = 0
+            return ""
+        if self._unasked == 0 or self._now() - self._since > _WINDOW:
+            self._unasked, self._since = 0, self._now()
+        self._unasked += 1
+        return f"it sent {self._unasked:,} messages without an answer" if self._unasked > MAX_UNASKED else ""
+
+
+class LastWords:
+    """The end of what a server wrote to standard error."""
+
+    def __init__(self, name: str, secrets: Secrets) -> None:
+        self._name = name
+        self._secrets = secrets
+        self._lines: deque[str] = deque(maxlen=3)
+        self._logged = 0
+
+    async def read(self, stream: asyncio.StreamReader) -> None:
+        """Log the lines, up to a limit, and keep the last ones. Ends with the stream."""
+        rest = b""
+        while chunk := await stream.read(65536):
+            *whole, rest = (rest + chunk).split(b"\n")
+            rest = rest[-1000:]
+            for line in whole:
+                self._add(line)
+        self._add(rest)
+
+    def _add(self, line: bytes) -> None:
+        text = self._secrets.hide(line[:2000].decode(errors="replace")).strip()
+        if not text:
+            return
+        self._lines.append(escape_line(text, 200))
+        if self._logged < _MAX_LOGGED:
+            self._logged += 1
+            log.info("%s: %s", self._name, self._lines[-1])
+
+    def __str__(self) -> str:
+        return " / ".join(self._lines)
 
 
 @asynccontextmanager
-async def _http(address: Address) -> AsyncGenerator[Any, None]:
-    async with (
-        httpx2.AsyncClient(
-            headers=dict(address.headers), timeout=httpx2.Timeout(30, read=_SILENCE)
-        ) as client,
-        streamable_http_client(address.url, http_client=client) as streams,
-    ):
-        yield streams
-
-
-@asynccontextmanager
-async def _stdio(address: Address, lost: Callable[[str], None]) -> AsyncGenerator[Any, None]:
+async def _stdio(server: StdioServer, lost: Lost) -> AsyncGenerator[Any, None]:
     """Start a server and exchange JSON-RPC lines with it. Its whole process group ends with the context."""
     process = await asyncio.create_subprocess_exec(
-        *address.command,
+        *server.command,
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={**get_default_environment(), **address.env},
-        cwd=address.cwd,
+        stderr=asyncio.subprocess.PIPE,
+        env={**get_default_environment(), **server.env},
+        cwd=server.cwd,
         limit=MAX_MESSAGE,
         start_new_session=True,
     )
     incoming, read = anyio.create_memory_object_stream[Any](0)
     write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-    reader = asyncio.create_task(_read(process, incoming, lost))
-    writer = asyncio.create_task(_write(process, outgoing, incoming))
+    assert process.stderr is not None
+    words = LastWords(server.command[0], server.hidden)
+    errors = asyncio.create_task(words.read(process.stderr))
+    reader = asyncio.create_task(_read(process, incoming, lost, errors, words))
+    writer = asyncio.create_task(_write(process, outgoing, incoming, lost, reader))
     try:
         yield read, write
     finally:
-        for task in (reader, writer):
-            task.cancel()
+        reader.cancel()
+        writer.cancel()
         for stream in (incoming, read, write, outgoing):
             stream.close()
-        await asyncio.shield(asyncio.ensure_future(_stop(process, reader, writer)))
+        await asyncio.shield(asyncio.ensure_future(_stop(process, errors, reader, writer)))
 
 
-async def _read(process: asyncio.subprocess.Process, incoming: Any, lost: Callable[[str], None]) -> None:
+async def _read(
+    process: asyncio.subprocess.Process,
+    incoming: Any,
+    lost: Lost,
+    errors: asyncio.Task[None],
+    words: LastWords,
+) -> None:
     stdout = process.stdout
     assert stdout is not None
-    unasked = rubbish = 0
+    flood, rubbish = Flood(), 0
     why = _ENDED
     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
         while True:
@@ -115,18 +223,32 @@ async def _read(process: asyncio.subprocess.Process, incoming: Any, lost: Callab
                     break
                 continue
             rubbish = 0
-            unasked = 0 if isinstance(message, JSONRPCResponse | JSONRPCError) else unasked + 1
-            if unasked > MAX_UNASKED:
-                why = f"it sent {unasked:,} messages without an answer"
+            if flooded := flood.add(message):
+                why = flooded
                 break
             await incoming.send(SessionMessage(message))
     if why != _ENDED:
         _kill(process, signal.SIGKILL)
+    else:
+        why = await _ending(process, errors, words)
     lost(why)
     incoming.close()
 
 
-async def _write(process: asyncio.subprocess.Process, outgoing: Any, incoming: Any) -> None:
+async def _ending(process: asyncio.subprocess.Process, errors: asyncio.Task[None], words: LastWords) -> str:
+    """Return why a server's output has ended: its exit status, and its last lines on standard error."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), _LAST_MOMENTS)
+    await asyncio.wait([errors], timeout=_LAST_MOMENTS)
+    code = process.returncode
+    how = "it closed its output" if code is None else f"it ended with status {code}" if code >= 0 else ""
+    how = how or f"it was killed by signal {-cast('int', code)}"
+    return f"{how} ({words})" if str(words) else how
+
+
+async def _write(
+    process: asyncio.subprocess.Process, outgoing: Any, incoming: Any, lost: Lost, reader: asyncio.Task[None]
+) -> None:
     stdin = process.stdin
     assert stdin is not None
     try:
@@ -135,10 +257,15 @@ async def _write(process: asyncio.subprocess.Process, outgoing: Any, incoming: A
             stdin.write(text.encode() + b"\n")
             await stdin.drain()
     except (OSError, anyio.ClosedResourceError):
-        incoming.close()  # the session sees the end of the connection
+        await asyncio.wait([reader], timeout=2 * _LAST_MOMENTS)  # if the server ended, the reader says how
+        if not reader.done():
+            lost("it no longer reads its input")
+            incoming.close()  # the session sees the end of the connection
 
 
-async def _stop(process: asyncio.subprocess.Process, *tasks: asyncio.Task[None]) -> None:
+async def _stop(
+    process: asyncio.subprocess.Process, errors: asyncio.Task[None], *tasks: asyncio.Task[None]
+) -> None:
     """End a server: close its input, then terminate its process group, then kill what is left of it."""
     await asyncio.gather(*tasks, return_exceptions=True)
     if process.stdin is not None:
@@ -152,9 +279,10 @@ async def _stop(process: asyncio.subprocess.Process, *tasks: asyncio.Task[None])
             break
         except TimeoutError:
             continue
-    _kill(process, signal.SIGKILL)  # what the server started and left
+    _kill(process, signal.SIGKILL)  # processes that the server started and left running
     draining.cancel()
-    await asyncio.gather(draining, return_exceptions=True)
+    errors.cancel()
+    await asyncio.gather(draining, errors, return_exceptions=True)
     transport: Any = getattr(process, "_transport")  # noqa: B009  # asyncio has no public way to close the pipes
     transport.close()
 

@@ -1,0 +1,102 @@
+"""Apps as MCP servers: which tools an agent, a prompt, a worker or a folder of workers offers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from handrail.adapter import Adapter
+from handrail.agent import Agent
+from handrail.errors import DefinitionError
+from handrail.guard.policy import within_scope
+from handrail.mcp.call_model import NoModel
+from handrail.mcp.server import ToolServer
+from handrail.messages import Model
+from handrail.prompt import Prompt, Section
+from handrail.prompt.section import walk
+from handrail.serve.sources import load_app_module
+from handrail.tools import Tool
+
+
+class App(NamedTuple):
+    """An app that is served: the tools of a prompt, and further tools."""
+
+    prompt: Prompt[Any]
+    adapter: Adapter | None = None
+    more: tuple[Tool[Any, Any], ...] = ()
+    authenticate: Callable[..., Any] | None = None
+    """The app's own hook. It returns the principal who sent a request."""
+    folder: Path | None = None
+    """The folder of the workers."""
+    sections: tuple[Section[Any], ...] = ()
+    """The sections that are served as MCP prompts."""
+
+
+def app_of(found: Any, adapter: Adapter | None = None) -> App:
+    """Return an agent or a prompt as an app. An agent that has a description is a tool itself."""
+    prompt: Any = found
+    more: tuple[Tool[Any, Any], ...] = ()
+    if isinstance(found, Agent):
+        agent = cast("Agent[Any]", found)
+        prompt, adapter = agent.prompt, agent.adapter
+        more = (agent.as_tool(),) if agent.description.strip() else ()
+    return App(_without_params(prompt), adapter, more, sections=prompt.sections)
+
+
+def _without_params(prompt: Prompt[Any]) -> Prompt[Any]:
+    """Return a prompt that can be rendered without params, with the same tools, policies and resources."""
+    if prompt.params_type is None:
+        return prompt
+    scoped = [
+        within_scope(policy, frozenset(tool.name for _, inner in walk([section]) for tool in inner.tools))
+        for _, section in walk(prompt.sections)
+        for policy in section.policies
+    ]
+    return Prompt(
+        prompt.name,
+        "Call a tool.",
+        tools=[*prompt.tools, *(tool for _, section in walk(prompt.sections) for tool in section.tools)],
+        policies=[*prompt.policies, *scoped],
+        resources=prompt.resources,
+    )
+
+
+def serve_agent(agent: Agent[Any], **arguments: Any) -> ToolServer:
+    """Return an agent as a server. `Agent.mcp` calls this."""
+    app = app_of(agent)
+    return ToolServer(app.prompt, adapter=app.adapter, more=app.more, sections=app.sections, **arguments)
+
+
+def load_app(named: str, model: Model | None = None) -> App:
+    """Load an app: a module (`pkg.mod`, `pkg.mod:agent`, `app.py`), a worker's file, or a folder of workers.
+
+    Raises `DefinitionError` if there is nothing to serve.
+    """
+    path = Path(named)
+    if path.is_dir() or path.suffix == ".md":
+        return _workers_at(path, model)
+    where, _, attribute = named.partition(":")
+    module = load_app_module(where)
+    found: Any = getattr(module, attribute or ("prompt" if hasattr(module, "prompt") else "agent"), None)
+    if not isinstance(found, Agent | Prompt):
+        raise DefinitionError(f"{named} has no prompt or agent to serve. Name one, as {where}:NAME.")
+    app = app_of(found, getattr(module, "adapter", None))
+    if model is not None:
+        adapter = Adapter(model) if app.adapter is None else app.adapter.with_model(model)
+        app = app._replace(adapter=adapter)
+    return app._replace(authenticate=getattr(module, "authenticate", None))
+
+
+def _workers_at(path: Path, model: Model | None) -> App:
+    from handrail.workers import WorkerRegistry
+
+    folder = path if path.is_dir() else path.parent
+    registry = WorkerRegistry(folder)
+    names = registry.names if path.is_dir() else (WorkerRegistry.worker_at(path).name,)
+    if not names:
+        raise DefinitionError(
+            f"the folder {str(path)!r} has no workers to serve. `handrail new` creates some."
+        )
+    prompt = Prompt(folder.resolve().name, "Call a worker.", tools=[registry.tool(name) for name in names])
+    return App(prompt, Adapter(model or NoModel(), workers=registry), folder=folder)

@@ -1,0 +1,496 @@
+"""`Calls`: the calls of a server's clients, each of which is a run.
+
+A call that asks a question stays in memory for a while, because the answer may come soon. Then it is parked, and the
+answer resumes it from the journal, as it does after a restart of the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping, Set
+from typing import Any, Unpack, cast
+
+from handrail.adapter.run_record import decode_begin, decode_outcome
+from handrail.dispatch import open_gate
+from handrail.dispatch.options import GateArguments, ResumeArguments, SharedArguments
+from handrail.errors import (
+    AnswerRefused,
+    HandrailError,
+    PromptEvaluationError,
+    QuestionCancelled,
+    RunParked,
+    RunUnknown,
+)
+from handrail.events import Progress, PromptRendered, ToolInvoked
+from handrail.ids import random_id
+from handrail.journals import Journal
+from handrail.mcp.call_model import CallMessage, CallModel
+from handrail.mcp.forms import answer_of, key_of
+from handrail.mcp.served_tools import ServedTools
+from handrail.prompt import Prompt
+from handrail.protocols import Environment, RunMode
+from handrail.question import Answer, Question
+from handrail.records import OVER, RunRow
+from handrail.replay.attachments import load
+from handrail.replay.parked_run import Parking
+from handrail.replay.records import read_result
+from handrail.session import Dispatcher, Session
+from handrail.tools import Tool, ToolResult
+
+log = logging.getLogger("handrail.mcp")
+
+MAX_WAITING = 1_000
+"""Maximum number of calls that wait for answers in memory. Beyond that, the oldest is removed from memory."""
+PARK_AFTER = 300.0
+"""Seconds for which a call that waits for an answer stays in memory."""
+NO_PAGE = (
+    "it asks for a secret, and MCP forbids forms that ask for secrets. The person has to answer on a page of the server: "
+    "serve the app with `handrail mcp --http` and a token or users, and use a client that opens addresses (URL elicitation)"
+)
+"""Why a question that asks for a secret is not asked."""
+_SETTLE = 0.01
+"""Seconds in which a call that asks may ask further questions, so that the client gets them together."""
+
+_PLACE = ".1"
+"""The place of the call in its run."""
+
+Report = Callable[[float, float | None, str], Awaitable[None]]
+"""Reports progress to the client: done, total and a message."""
+
+
+class CallUnknown(HandrailError, LookupError):
+    """There is no such call, or it belongs to a different principal."""
+
+
+class TooManyCalls(HandrailError, RuntimeError):
+    """A principal has as many calls in progress as the server allows."""
+
+
+class Calls:
+    """The calls of a server's clients. With a journal they are recorded, and survive the process."""
+
+    def __init__(
+        self,
+        tools: ServedTools,
+        *,
+        journal: Journal | None = None,
+        files: Callable[[str], Any] = lambda principal: None,
+        park_after: float = PARK_AFTER,
+        **arguments: Unpack[SharedArguments],
+    ) -> None:
+        self.tools = tools
+        self.journal = journal
+        self.park_after = park_after
+        self._files = files
+        self._arguments = arguments
+        self._live: dict[str, LiveCall] = {}
+        self.most: float = math.inf
+        """Maximum number of each principal's calls that this process executes at once."""
+        self._left: dict[str, LiveCall] = {}
+        """Unrecorded calls that ended between two requests of the client.
+
+        They are kept until the client calls again.
+        """
+        self.environment: Callable[[LiveCall, bool], Environment | None] = _client_of
+        """Returns the environment of a call, given whether the client can ask its person."""
+
+    async def begin(
+        self,
+        tool: Tool[Any, Any],
+        arguments: Mapping[str, Any],
+        *,
+        principal: str,
+        asks: bool,
+        opens: bool = False,
+        report: Report | None = None,
+    ) -> LiveCall:
+        """Start a call. With `asks`, the client's person can be asked, and with `opens`, also for secrets, on a page.
+
+        Raises `TooManyCalls` if the principal already has the maximum number of calls.
+        """
+        prompt = await self.tools.load()
+        if sum(each.principal == principal for each in self._live.values()) >= self.most:
+            raise TooManyCalls(
+                f"you have {self.most} calls in progress, which is the limit. Wait until one ends, or cancel one."
+            )
+        run_id = random_id()
+        call = LiveCall(self, run_id, tool.name, principal, asks=asks, opens=opens)
+        call.report = report
+        session = Session(principal=principal)
+        call.hear(session.dispatcher)
+        options: GateArguments = {
+            **self._arguments,
+            "session": session,
+            "run_id": run_id,
+            "environment": call.environment,
+            "filesystem": self._files(principal),
+        }
+        if self.journal is None:
+            return self._start(call, lambda: self._invoke(prompt, tool.name, arguments, options))
+        message = CallMessage.of(run_id, tool, arguments)
+        adapter = self.tools.adapter(CallModel(message, self.tools.model, arguments))
+        recorded: Any = {**options, "journal": self.journal}
+        return self._start(call, lambda: adapter.evaluate(prompt, message=str(message), **recorded))
+
+    async def _invoke(
+        self, prompt: Prompt[Any], name: str, arguments: Mapping[str, Any], options: GateArguments
+    ) -> ToolResult[Any]:
+        """Make a call that is not recorded: a run that needs no model and no conversation."""
+        gate = open_gate(prompt=prompt, adapter=self.tools.adapter(), **options)
+        try:
+            return await gate.invoke(name, arguments)
+        finally:
+            await gate.close()
+
+    def find(self, run_id: str, principal: str) -> LiveCall | None:
+        """Return a principal's call that this process executes, or whose result it has kept; None if there is none."""
+        call = self._live.get(run_id) or self._left.get(run_id)
+        return call if call is not None and call.principal == principal else None
+
+    def collect(self, call: LiveCall) -> None:
+        """Note that the client has called again, so that the result of the call need not be kept."""
+        call.is_left = False
+        self._left.pop(call.run_id, None)
+
+    async def row(self, run_id: str, principal: str) -> tuple[RunRow, CallMessage]:
+        """Return the record of a call. Raises `CallUnknown` if this principal has no such call."""
+        unknown = CallUnknown("there is no such call, or it was given up")
+        if self.journal is None:
+            raise unknown
+        try:
+            row = await self.journal.runs.get(run_id)
+        except RunUnknown:
+            raise unknown from None
+        record = row.record
+        message = CallMessage.read(decode_begin(record).message)
+        if message is None or record.principal != principal or record.prompt != self.tools.name:
+            raise unknown
+        return row, message
+
+    async def result(self, row: RunRow, message: CallMessage) -> ToolResult[Any]:
+        """Return the recorded result of a call that is over."""
+        tool = (await self.tools.all()).get(message.tool)
+        for unit in await self.journal_of_tasks().calls.load(row.record.id):
+            if tool is not None and unit.place == _PLACE:
+                found = read_result(tool, unit.result)
+                await load(self.journal_of_tasks(), row.record.id, found.attachments)
+                return found
+        return ToolResult.error(decode_outcome(row).error or f"The call was {row.status}.")
+
+    async def answer(self, run_id: str, principal: str, responses: Mapping[str, Any]) -> None:
+        """Record the answers to the open questions of a call that this process does not execute.
+
+        Answers that are refused are left to the resumed call.
+        """
+        await self.row(run_id, principal)
+        questions = self.journal_of_tasks().questions
+        for question in await questions.open(run_id):
+            given = answer_of(question, responses.get(key_of(question)))
+            if given is not None:
+                with contextlib.suppress(AnswerRefused):
+                    questions.answer(given)
+
+    async def resume(
+        self, run_id: str, *, principal: str, asks: bool, opens: bool = False, report: Report | None = None
+    ) -> LiveCall | ToolResult[Any]:
+        """Continue a recorded call that this process does not execute. Returns its result if it is over.
+
+        Raises `CallUnknown` if this principal has no such call, and `RunBusy` if a different process executes it.
+        """
+        row, message = await self.row(run_id, principal)
+        live = self.find(run_id, principal)
+        if live is not None:
+            return live
+        if row.status in OVER:
+            return await self.result(row, message)
+        prompt = await self.tools.load()
+        if (live := self.find(run_id, principal)) is not None:
+            return live
+        call = LiveCall(self, run_id, message.tool, principal, asks=asks, opens=opens)
+        call.report = report
+        adapter = self.tools.adapter(CallModel(message, self.tools.model))
+        heard = Dispatcher()
+        call.hear(heard)
+        options: ResumeArguments = {
+            **self._arguments,
+            "bus": heard,
+            "environment": call.environment,
+            "filesystem": self._files(principal),
+            "journal": self.journal,
+        }
+        return self._start(call, lambda: adapter.resume(run_id, prompt, **options))
+
+    def _start(self, call: LiveCall, run: Callable[[], Awaitable[Any]]) -> LiveCall:
+        self._live[call.run_id] = call
+        call.start(run)
+        waiting = [each for each in self._live.values() if each.rests]
+        if len(waiting) > MAX_WAITING:
+            waiting[0].leave()
+        return call
+
+    def journal_of_tasks(self) -> Journal:
+        """Return the journal. Only recorded calls are tasks."""
+        assert self.journal is not None, "tasks need a journal"
+        return self.journal
+
+    def running(self) -> int:
+        """Return the number of calls that this process executes."""
+        return len(self._live)
+
+    def ended(self, call: LiveCall) -> None:
+        """Forget a call that has ended or was parked."""
+        if self._live.get(call.run_id) is call:
+            del self._live[call.run_id]
+            if self.journal is None and call.is_left and not call.task.cancelled():
+                self._left[call.run_id] = call
+                if len(self._left) > MAX_WAITING:
+                    del self._left[next(iter(self._left))]
+
+    async def stop(self) -> None:
+        """Park every call. Calls without a journal are cancelled, and those that can't be parked end as in a crash."""
+        calls = list(self._live.values())
+        for call in calls:
+            call.leave()
+        if calls:
+            await asyncio.wait([call.task for call in calls], timeout=5.0)
+
+
+class LiveCall:
+    """A call while this process executes it, across the requests that it takes."""
+
+    def __init__(
+        self, calls: Calls, run_id: str, name: str, principal: str, *, asks: bool, opens: bool = False
+    ) -> None:
+        self._calls = calls
+        self.journal = calls.journal
+        self.run_id = run_id
+        self.name = name
+        self.principal = principal
+        self._opens = opens
+        self.environment = calls.environment(self, asks)
+        self.report: Report | None = None
+        self.questions: dict[str, Question] = {}
+        """The open questions, by id."""
+        self.problems: dict[str, str] = {}
+        """Why the last answer to a question was refused, by its id."""
+        self.parking: Parking | None = None
+        self.rests = False
+        """Whether everything in the call waits for answers."""
+        self.is_parked = False
+        self.is_left = False
+        """Whether the client got the call's questions, and must call again for the result."""
+        self.last_progress = ""
+        """The message of the last progress that the call reported."""
+        self._started = asyncio.Event()
+        self.task: asyncio.Task[ToolResult[Any]]
+        self._answers: dict[str, asyncio.Future[Answer]] = {}
+        self._changed = asyncio.Event()
+        self._result: ToolResult[Any] | None = None
+        self._reports: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def hear(self, events: Dispatcher) -> None:
+        """Listen to the events of the call's run."""
+        events.subscribe(ToolInvoked, self._take_result)
+        events.subscribe(Progress, self._take_progress)
+        events.subscribe(PromptRendered, self._take_start)
+
+    def start(self, run: Callable[[], Awaitable[Any]]) -> None:
+        """Start the call's run in a separate task."""
+        self.task = asyncio.get_running_loop().create_task(self._run(run), name=f"call {self.run_id}")
+        self.task.add_done_callback(self._end)
+
+    async def _run(self, run: Callable[[], Awaitable[Any]]) -> ToolResult[Any]:
+        try:
+            found = await run()
+            if isinstance(found, ToolResult):
+                return cast("ToolResult[Any]", found)
+        except RunParked:
+            self.is_parked = True
+            raise
+        except PromptEvaluationError as error:
+            if self._result is None:
+                return ToolResult.error(f"{self.name} did not run to its end: {error}")
+        if self._result is None:  # it is in the record, because an earlier process executed the call
+            row, message = await self._calls.row(self.run_id, self.principal)
+            return await self._calls.result(row, message)
+        return self._result
+
+    def _end(self, task: asyncio.Task[ToolResult[Any]]) -> None:
+        self._calls.ended(self)
+        self.rests = False
+        self._stay()
+        for answer in self._answers.values():
+            answer.cancel()
+        if not task.cancelled():
+            task.exception()  # it is raised to those who wait for the call
+        self._started.set()
+        self._changed.set()
+
+    async def recorded(self) -> None:
+        """Wait until the call's run is recorded, or has ended before that."""
+        await self._started.wait()
+
+    async def wait(self) -> bool:
+        """Wait until the call has ended or waits for answers, and return whether it has ended."""
+        while not self.task.done():
+            if self.rests:
+                await asyncio.sleep(_SETTLE)
+                if self.rests or self.task.done():
+                    break
+            self._changed.clear()
+            await self._changed.wait()
+        return self.task.done()
+
+    def cancel(self) -> None:
+        """Cancel the call. Its run is recorded as cancelled."""
+        self.task.cancel()
+
+    def leave(self) -> None:
+        """Remove the call from memory. Its run stays in the journal, unless there is none."""
+        if self.parking is None:
+            self.task.cancel()
+        elif not self.parking.park():
+            self.parking.park(by_force=True)
+
+    # Questions.
+
+    def answer(self, responses: Mapping[str, Any], digests: Mapping[str, str] | None = None) -> bool:
+        """Answer open questions. Returns whether any answer was accepted.
+
+        A question without a usable response stays open. `digests` are those of the questions as the client was shown
+        them; an answer to a question that has changed since is refused.
+        """
+        taken = False
+        for id, question in list(self.questions.items()):
+            response = responses.get(key_of(question))
+            given = None if response is None else answer_of(question, response)
+            if given is None:
+                continue
+            if digests is not None and digests.get(id) != question.digest:
+                self.problems[id] = "The question has changed since it was asked. Please read it again."
+                continue
+            try:
+                self.give(given)
+            except AnswerRefused as error:
+                self.problems[id] = f"The answer was refused: {error.problem}."
+                continue
+            taken = True
+        return taken
+
+    def give(self, answer: Answer) -> None:
+        """Give an open question its answer. Raises `AnswerRefused` if it is not valid."""
+        self._accept(answer)
+        self.problems.pop(answer.question_id, None)
+        self.questions.pop(answer.question_id, None)
+        if not self.questions:
+            self.rests = False
+            self._stay()
+        self._changed.set()
+
+    async def closed(self, ids: Set[str], seconds: float | None = None) -> None:
+        """Wait until these questions are no longer open, or the call has ended, for at most `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.task.done() and not ids.isdisjoint(self.questions):
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    def _accept(self, answer: Answer) -> None:
+        if self.journal is not None:
+            self.journal.questions.answer(answer)
+            return
+        future = self._answers.get(answer.question_id)
+        if future is None or future.done():
+            raise AnswerRefused(answer.question_id, "it is not open", "Call the tool again.")
+        future.set_result(answer)
+
+    async def ask(self, question: Question) -> Answer | None:
+        """Put a question to the client. With a journal, returns None, because the answer comes through it.
+
+        A question that asks for a secret is cancelled if the client's person can't be sent to a page.
+        """
+        if question.secret and not self._opens:
+            raise QuestionCancelled(question.name, NO_PAGE)
+        self.questions[question.id] = question
+        if self.journal is not None:
+            return None
+        self._answers[question.id] = asyncio.get_running_loop().create_future()
+        self.rest()
+        try:
+            return await self._answers[question.id]
+        finally:
+            del self._answers[question.id]
+            self.questions.pop(question.id, None)
+
+    def rest(self) -> None:
+        """Note that everything in the call waits for answers."""
+        self.rests = True
+        self._stay()
+        if self.parking is not None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._calls.park_after, self.parking.park)
+        self._changed.set()
+
+    def _stay(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # Events.
+
+    def _take_result(self, event: ToolInvoked) -> None:
+        if len(event.path) == 1 and event.run_context.run_id == self.run_id:
+            self._result = event.result
+
+    def _take_start(self, event: PromptRendered) -> None:
+        if event.run_context.run_id == self.run_id:
+            self._started.set()
+
+    def _take_progress(self, event: Progress) -> None:
+        self.last_progress = event.message
+        if self.report is not None and event.done is not None:
+            sent = asyncio.get_running_loop().create_task(
+                _report(self.report, event.done, event.total, event.message)
+            )
+            self._reports.add(sent)
+            sent.add_done_callback(self._reports.discard)
+
+    async def flush(self) -> None:
+        """Wait until the progress so far has been sent."""
+        await asyncio.gather(*self._reports)
+
+
+async def _report(report: Report, done: float, total: float | None, message: str) -> None:
+    try:
+        await report(done, total, message)
+    except Exception:  # the client has gone: it gets no further progress
+        log.debug("progress could not be sent", exc_info=True)
+
+
+class _Client(Environment):
+    """The environment of a call. The client's person answers its questions."""
+
+    run_mode: RunMode = "user"
+    keeps_secrets = True
+
+    def __init__(self, call: LiveCall) -> None:
+        self._call = call
+        self.parks = call.journal is not None
+
+    async def ask(self, question: Question, /) -> Answer | None:
+        return await self._call.ask(question)
+
+    def run_started(self, parking: Parking) -> None:
+        self._call.parking = parking
+
+    def run_waiting(self, parking: Parking) -> None:
+        self._call.rest()
+
+
+def _client_of(call: LiveCall, asks: bool) -> Environment | None:
+    """Return the environment in which the client's person answers, or None if the client can't ask."""
+    return _Client(call) if asks else None

@@ -1,0 +1,175 @@
+"""Questions as forms that MCP clients show, and the clients' responses as answers.
+
+MCP forms are flat: strings, numbers, booleans and choices. A question whose answer has any other shape is answered as
+JSON text, with its schema in the message. MCP forbids forms that ask for secrets: a question that asks for one becomes
+an address, at which the person answers in a browser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import mcp_types as wire
+import pydantic_core
+
+from handrail.question import Answer, Question
+from handrail.schema import to_json
+
+_FLAT = frozenset(["string", "number", "integer", "boolean"])
+_JSON = "json"
+"""The field of a form in which the answer is written as JSON."""
+_VALUE = "value"
+"""The field of a form whose answer is not an object."""
+
+
+def address_of(question: Question, url: str) -> wire.ElicitRequestURLParams:
+    """Return a question as an address to open, at which it is answered."""
+    return wire.ElicitRequestURLParams(message=message_of(question), url=url)
+
+
+def form_of(question: Question, problem: str = "") -> wire.ElicitRequestFormParams:
+    """Return a question as a form. `problem` says why the previous answer to it was refused.
+
+    The message shows the same rows as every other environment, so for an approval it shows the call's arguments. Raises
+    `ValueError` if the question asks for a secret.
+    """
+    if question.secret:
+        raise ValueError(
+            f"question {question.name!r} asks for a secret, which may not be asked for in a form"
+        )
+    schema = _expanded(question.schema, question.schema.get("$defs", {}))
+    fields = _fields(schema)
+    message = message_of(question, problem)
+    if fields is None:
+        shown = to_json(_plain(question.schema)).decode()
+        message = f"{message}\nAnswer as JSON. It must match this JSON Schema: {shown}"
+        fields = {_JSON: {"type": "string", "title": "Answer as JSON"}}
+        needed: list[str] = [_JSON]
+    elif _is_object(schema):
+        needed = list(schema.get("required", ()))
+    else:
+        needed = [_VALUE]
+    form: dict[str, Any] = {"type": "object", "properties": fields, "required": needed}
+    return wire.ElicitRequestFormParams(message=message, requested_schema=form)
+
+
+def key_of(question: Question) -> str:
+    """Return the key under which a client gets a question: the name of a call's first question, otherwise the question's id."""
+    return question.name if question.id == f"{question.run_id}.1~1?1" else question.id
+
+
+def message_of(question: Question, problem: str = "") -> str:
+    """Return the text of a question: why the last answer was refused, the question itself, and its rows."""
+    shown = "\n".join(f"{row.name}: {row.whole}" for row in question.rows)
+    return "\n".join(part for part in (problem, question.message or question.name, shown) if part)
+
+
+def answer_of(question: Question, response: Any) -> Answer | None:
+    """Return a client's response as an answer; None if the response is not one.
+
+    A response that is not valid JSON becomes an answer that does not match the question's schema, and is refused. A client
+    never answers a question that asks for a secret: if it accepts, the person has opened the address.
+    """
+    if isinstance(response, Mapping):
+        try:
+            response = wire.ElicitResult.model_validate(response)
+        except ValueError:
+            return None
+    if not isinstance(response, wire.ElicitResult):
+        return None
+    if response.action == "cancel":
+        return _answer(question, "cancelled")
+    if response.action == "decline":
+        return _answer(question, "declined", reason="declined at the client")
+    if question.secret:
+        return None
+    return _answer(question, "answered", _value(question, cast("dict[str, Any]", response.content or {})))
+
+
+def _answer(question: Question, outcome: Any, value: Any = None, reason: str = "") -> Answer:
+    return Answer(
+        question_id=question.id,
+        digest=question.digest,
+        by=question.principal,
+        outcome=outcome,
+        value=value,
+        reason=reason,
+    )
+
+
+def _value(question: Question, content: dict[str, Any]) -> Any:
+    schema = _expanded(question.schema, question.schema.get("$defs", {}))
+    fields = _fields(schema)
+    if fields is None:
+        try:
+            return pydantic_core.from_json(str(content.get(_JSON, "")))
+        except ValueError:
+            return None
+    if not _is_object(schema):
+        return content.get(_VALUE)
+    # Fields that the person left empty are not in the answer, so that their defaults apply.
+    return {name: value for name, value in content.items() if value is not None}
+
+
+def _is_object(schema: Mapping[str, Any]) -> bool:
+    return schema.get("type") == "object"
+
+
+def _fields(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the fields of a form for answers of this schema; None if a flat form can't have them."""
+    properties: Mapping[str, Any] = schema.get("properties", {}) if _is_object(schema) else {_VALUE: schema}
+    fields = {name: _field(field) for name, field in properties.items()}
+    extra = _is_object(schema) and schema.get("additionalProperties", False) not in (False, True)
+    if extra or None in fields.values() or (not fields and schema.get("additionalProperties") is not False):
+        return None
+    return fields
+
+
+def _field(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return one field of a form; None if a flat form can't have it."""
+    field = {name: value for name, value in schema.items() if name != "additionalProperties"}
+    options: Any = field.get("anyOf")
+    if isinstance(options, list) and "type" not in field:  # an optional value
+        others = [each for each in cast("list[dict[str, Any]]", options) if each.get("type") != "null"]
+        if len(others) != 1:
+            return None
+        del field["anyOf"]
+        field = {**others[0], **field}
+    if field.get("default", "") is None:
+        del field["default"]
+    if field.get("type") in _FLAT:
+        return field
+    items: Any = field.get("items")
+    is_choice = isinstance(items, dict) and bool({"enum", "anyOf"} & cast("dict[str, Any]", items).keys())
+    return field if field.get("type") == "array" and is_choice else None
+
+
+def _expanded(value: Any, definitions: Mapping[str, Any], depth: int = 0) -> Any:
+    """Return a schema with its references replaced, as plain dicts and lists.
+
+    References that are nested too deeply are left as they are.
+    """
+    if isinstance(value, Mapping):
+        named = cast("Mapping[str, Any]", value)
+        target = named.get("$ref")
+        if isinstance(target, str) and depth < 4:
+            found = definitions.get(target.removeprefix("#/$defs/"))
+            if isinstance(found, Mapping):
+                rest = {name: each for name, each in named.items() if name != "$ref"}
+                return _expanded({**cast("Mapping[str, Any]", found), **rest}, definitions, depth + 1)
+        return {
+            name: _expanded(each, definitions, depth + 1) if depth < 8 else _plain(each)
+            for name, each in named.items()
+            if name != "$defs"
+        }
+    if isinstance(value, list | tuple):
+        return [_expanded(each, definitions, depth) for each in cast("list[Any]", value)]
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Return a read-only schema as plain dicts and lists."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in cast("Mapping[str, Any]", value).items()}
+    return [_plain(each) for each in cast("list[Any]", value)] if isinstance(value, list | tuple) else value

@@ -1,0 +1,179 @@
+"""`HttpServer`: an MCP server over streamable HTTP, as an ASGI app.
+
+It has the guard of `handrail serve`: host and origin checks, a token, users or the app's own hook, and limits. Each
+request belongs to the principal who sent it, and so does each call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from handrail.errors import DefinitionError
+from handrail.mcp.answer_page import AnswerPage
+from handrail.mcp.issuer import Issuer
+from handrail.mcp.server import ToolServer
+from handrail.serve.access_log import AccessLog
+from handrail.serve.limits import Limits, Quota
+from handrail.serve.metrics import PrometheusMetrics
+from handrail.serve.middleware import PERSON, PRINCIPAL, GuardMiddleware
+from handrail.serve.people import People
+from handrail.serve.principals import Authenticate, Principals, check_role
+from handrail.serve.refusals import exception_handlers
+
+PATH = "/mcp"
+"""The path of the endpoint."""
+LIMITS = Limits(body_bytes=4 * 2**20, requests_per_second=500.0, burst=2_000)
+"""The default limits. They allow more requests than those of `handrail serve`, because programs send them."""
+
+
+class HttpServer:
+    """Serves a `ToolServer` at `/mcp` to clients of every protocol version, and at `/` the page for answers with secrets.
+
+    Requests are authenticated by access tokens of `issuer`, by `authenticate`, by the users in `people`, or by `token`.
+    Without any of these, every request is refused. `hosts` are additional host names that the server answers to, and `origins` are additional
+    origins whose pages may use it.
+    """
+
+    def __init__(
+        self,
+        served: ToolServer,
+        *,
+        token: str | None = None,
+        authenticate: Authenticate | None = None,
+        issuer: Issuer | None = None,
+        people: People | None = None,
+        hosts: Iterable[str] = (),
+        origins: Iterable[str] = (),
+        limits: Limits = LIMITS,
+        access_log: Path | None = None,
+    ) -> None:
+        if issuer is not None and authenticate is not None:
+            raise DefinitionError(
+                "an issuer and `authenticate` contradict each other. Pass only one of them."
+            )
+        self.served = served
+        served.calls.most = limits.runs_per_principal
+        self.limits = limits
+        self.metrics = PrometheusMetrics()
+        journal = served.calls.journal
+        self.principals = Principals(
+            people or People(),
+            key=b"" if journal is None else journal.key,
+            token=token,
+            authenticate=authenticate if issuer is None else issuer.authenticate,
+            limits=limits,
+        )
+        self._manager = StreamableHTTPSessionManager(
+            served.server,
+            security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
+            max_request_body_size=limits.body_bytes,
+        )  # the guard checks hosts and origins
+        routes: list[BaseRoute] = [Route(PATH, endpoint=_Endpoint(self._manager))]
+        if issuer is None:
+            page = AnswerPage(served.calls)
+            served.page = page.address
+            routes += page.routes()
+        else:  # a browser has no access token, so a page could not know who answers
+            routes += issuer.routes()
+        app = Starlette(
+            routes=routes,
+            lifespan=self._lifespan,
+            exception_handlers=exception_handlers(lambda kind: None),
+        )
+        app.router.redirect_slashes = False
+        self._is_stopping = asyncio.Event()
+        self._sessions: asyncio.Task[None] | None = None
+        self._guard = GuardMiddleware(
+            _Admission(app, limits.streams),
+            principals=self.principals,
+            metrics=self.metrics,
+            limits=limits,
+            hosts=hosts,
+            origins=origins,
+            stopping=self._is_stopping.is_set,
+            access=None if access_log is None else AccessLog(access_log),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._guard(scope, receive, send)
+
+    def running(self) -> int:
+        """Return the number of calls that this process executes."""
+        return self.served.calls.running()
+
+    async def start(self) -> None:
+        """Start to accept sessions, which clients with older versions of the protocol need."""
+        started = asyncio.Event()
+
+        async def run() -> None:
+            async with self._manager.run():
+                started.set()
+                await self._is_stopping.wait()
+
+        self._sessions = asyncio.get_running_loop().create_task(run())
+        await started.wait()
+
+    async def stop(self) -> None:
+        """Accept no new work, and park every call. Calling it again has no further effect."""
+        if not self._is_stopping.is_set():
+            await self.served.calls.stop()
+            self._is_stopping.set()
+        if self._sessions is not None:
+            await asyncio.wait([self._sessions])
+
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:
+        await self.start()
+        yield
+        await self.stop()
+
+
+class _Admission:
+    """Admits the requests of people who may run things, as many at once as each principal may have.
+
+    A request takes as long as its call or its stream, so one principal could take up all connections.
+    """
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app = app
+        self._requests = Quota(
+            most,
+            "TooManyRequests",
+            f"you have {most} requests in progress, which is the limit. End one of them.",
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if PERSON not in scope:  # a public page, or not a request
+            await self._app(scope, receive, send)
+            return
+        check_role(scope[PERSON], "run")
+        self._requests.take(scope[PRINCIPAL])
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._requests.give_back(scope[PRINCIPAL])
+
+
+class _Endpoint:
+    """Tells the SDK's endpoint who sent a request, so that a session belongs to the principal who opened it."""
+
+    def __init__(self, manager: StreamableHTTPSessionManager) -> None:
+        self._manager = manager
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        principal: Any = scope[PRINCIPAL]
+        token = AccessToken(token="", client_id=principal, scopes=[])  # the guard has checked the real one
+        scope["user"] = AuthenticatedUser(token)
+        await self._manager.handle_request(scope, receive, send)

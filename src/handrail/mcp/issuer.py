@@ -1,0 +1,154 @@
+"""`Issuer`: an OAuth 2.1 authorization server whose access tokens an MCP server accepts.
+
+The MCP server is then a resource server: it publishes which issuer it trusts, and verifies the tokens that clients send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import jwt
+from mcp.server.auth.provider import AccessToken
+from mcp.server.auth.routes import build_resource_metadata_url, create_protected_resource_routes
+from pydantic import AnyHttpUrl
+from starlette.requests import Request
+from starlette.routing import BaseRoute
+
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.errors import DefinitionError
+from handrail.serve.refusals import RequestRefused
+
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+"""The signatures that are accepted: those by a key that only the issuer has."""
+LEEWAY = 60.0
+"""Seconds by which the issuer's clock and this one may differ."""
+_KEYS_SECONDS = 60.0
+"""Seconds for which the issuer's keys are not read again, even if a token names one that is unknown."""
+_RETRY_SECONDS = 5.0
+"""Seconds before an issuer that could not be reached is tried again."""
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Issuer:
+    """Verifies access tokens that are JWTs (RFC 9068), and publishes the metadata of the resource server (RFC 9728).
+
+    A token must be signed by the issuer and be for this server's `audience`. Its subject is the principal.
+    `resource` is the address of the MCP endpoint as clients see it. It is also the default of `audience`.
+    """
+
+    def __init__(
+        self, address: str, *, resource: str, audience: str = "", clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        where = urlsplit(address)
+        if where.scheme != "https" and not (where.scheme == "http" and where.hostname in _LOOPBACK):
+            raise DefinitionError(f"the issuer {address!r} is not an https:// URL. Give the issuer's URL.")
+        self.address = address.rstrip("/")
+        self.audience = audience or resource
+        self._resource = AnyHttpUrl(resource)
+        self._clock = clock
+        self._keys: dict[str, Any] = {}
+        self._read_again = clock.monotonic()
+        self._reading = asyncio.Lock()
+
+    def routes(self) -> Sequence[BaseRoute]:
+        """Return the route of the metadata, from which clients learn where to get a token."""
+        return create_protected_resource_routes(self._resource, [AnyHttpUrl(self.address)])
+
+    async def authenticate(self, request: Request) -> str:
+        """Return the principal who sent a request. Raises `RequestRefused`, with the metadata's address, if there is none."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            raise self._refused("TokenMissing", "this server needs an access token", "")
+        found = await self.verify_token(token.strip())
+        if found is None or not found.subject:
+            problem = "the access token is not valid, has expired, or is not for this server"
+            raise self._refused("TokenWrong", problem, 'error="invalid_token", ')
+        return found.subject
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        """Return what a token says, or None if it is not valid here. Raises `RequestRefused` if the issuer can't be reached."""
+        try:
+            named = jwt.get_unverified_header(token)
+            key = await self._key(str(named.get("kid", "")))
+            if key is None:
+                return None
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                key,
+                algorithms=list(ALGORITHMS),
+                audience=self.audience,
+                issuer=[self.address, f"{self.address}/"],
+                leeway=LEEWAY,
+                options={"require": ["exp", "iss", "aud", "sub"]},
+            )
+        except jwt.PyJWTError:
+            return None
+        client = claims.get("client_id", claims.get("azp", ""))
+        return AccessToken(
+            token=token,
+            client_id=str(client),
+            scopes=str(claims.get("scope", "")).split(),
+            expires_at=int(claims["exp"]),
+            resource=self.audience,
+            subject=claims["sub"],
+            claims=claims,
+        )
+
+    async def _key(self, id: str) -> Any:
+        """Return the issuer's key with this id. An issuer with a single key need not name it."""
+        async with self._reading:
+            if id not in self._keys and self._clock.monotonic() >= self._read_again:
+                self._read_again = self._clock.monotonic() + _RETRY_SECONDS
+                found = await self._read_keys()
+                self._keys = {key.key_id or "": key for key in found.keys}
+                self._read_again = self._clock.monotonic() + _KEYS_SECONDS
+        if not self._keys:
+            raise _unreachable("none were found")
+        if not id and len(self._keys) == 1:
+            return next(iter(self._keys.values()))
+        return self._keys.get(id)
+
+    async def _read_keys(self) -> jwt.PyJWKSet:
+        try:
+            async with httpx2.AsyncClient(timeout=20.0) as http:
+                metadata = await self._read_metadata(http)
+                answer = await http.get(metadata["jwks_uri"])
+                answer.raise_for_status()
+                return jwt.PyJWKSet.from_dict(answer.json())
+        except (httpx2.HTTPError, ValueError, LookupError, TypeError, jwt.PyJWTError) as error:
+            raise _unreachable(type(error).__name__) from error
+
+    async def _read_metadata(self, http: httpx2.AsyncClient) -> dict[str, Any]:
+        """Return the issuer's metadata: of OAuth (RFC 8414), or of OpenID Connect."""
+        where = urlsplit(self.address)
+        oauth = where._replace(path=f"/.well-known/oauth-authorization-server{where.path}").geturl()
+        answer = await http.get(oauth)
+        if answer.status_code != 200:
+            answer = await http.get(f"{self.address}/.well-known/openid-configuration")
+            answer.raise_for_status()
+        found: dict[str, Any] = answer.json()
+        if str(found["issuer"]).rstrip("/") != self.address:
+            raise ValueError("the metadata names a different issuer")
+        return found
+
+    def _refused(self, kind: str, problem: str, error: str) -> RequestRefused:
+        metadata = build_resource_metadata_url(self._resource)
+        return RequestRefused(
+            401,
+            kind,
+            f"{problem}. Get one from {self.address}, and send it as `Authorization: Bearer TOKEN`.",
+            challenge=f'Bearer {error}resource_metadata="{metadata}"',
+        )
+
+
+def _unreachable(why: str) -> RequestRefused:
+    return RequestRefused(
+        503,
+        "IssuerUnreachable",
+        f"the issuer's keys can't be read ({why}). Try again soon.",
+        retry_after=_RETRY_SECONDS,
+    )

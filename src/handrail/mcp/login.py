@@ -1,0 +1,190 @@
+"""Login to an MCP server by OAuth, through the SDK. The person is asked to open an address; the tokens are kept in a private file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import parse_qs, urlsplit
+
+from mcp.client.auth import OAuthClientProvider
+from mcp.shared.auth import (
+    AuthorizationCodeResult,
+    OAuthClientInformationFull,
+    OAuthClientMetadata,
+    OAuthToken,
+)
+from pydantic import ValidationError
+
+from handrail.errors import DefinitionError, HandrailError
+from handrail.journal.location import state_folder
+
+LOGIN_SECONDS = 600.0
+"""How many seconds a person has to log in."""
+_DONE = b"You are logged in. Close this page, and confirm in the program that sent you here."
+_MAX_REQUEST = 16 * 1024
+
+AskLogin = Callable[[str], Awaitable[str]]
+"""Asks a person to open an address.
+
+Returns the address at which the browser ended, or "" if the redirect reached this program.
+"""
+
+
+class LoginNeeded(HandrailError, ConnectionError):
+    """A server needs a login, and nobody could be asked, nobody answered, or the login failed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Login:
+    """How to log in to a server by OAuth.
+
+    The tokens are kept in a file below `folder`, which only its owner can read. After the login the browser is sent to `redirect`, where
+    this program listens for it; if the browser is on a different machine, the person copies the address from it. A client that was
+    registered by hand has a `client_id`, and perhaps a `client_secret`.
+    """
+
+    folder: Path | None = None
+    redirect: str = "http://127.0.0.1:8602/callback"
+    scope: str | None = None
+    client_id: str = ""
+    client_secret: str = ""
+    metadata_url: str | None = None
+    """The https address of a document about this client, for servers that accept it in place of a registration."""
+
+    def provider(self, url: str, ask: AskLogin) -> OAuthClientProvider:
+        """Return the SDK's authentication for the server at this address."""
+        about = OAuthClientMetadata(
+            client_name="Handrail",
+            redirect_uris=[self.redirect],  # pyright: ignore[reportArgumentType]  # it is parsed
+            grant_types=["authorization_code", "refresh_token"],
+            response_types=["code"],
+            token_endpoint_auth_method="client_secret_post" if self.client_secret else None,
+            scope=self.scope,
+        )
+        opened: list[str] = []
+
+        async def redirect(address: str) -> None:
+            opened[:] = [address]
+
+        async def callback() -> AuthorizationCodeResult:
+            async with _listening(self.redirect) as came_back:
+                answer = (await ask(opened[0])).strip()
+                return _code_in(answer or (came_back.result() if came_back.done() else ""))
+
+        try:
+            return OAuthClientProvider(
+                url, about, self.storage(url), redirect, callback, client_metadata_url=self.metadata_url
+            )
+        except ValueError as error:
+            raise DefinitionError(f"the login to {url} is not valid: {error}.") from None
+
+    def storage(self, url: str) -> TokenFile:
+        """Return the file with the tokens for the server at this address."""
+        folder = self.folder or state_folder() / "mcp"
+        known = None
+        if self.client_id:
+            known = OAuthClientInformationFull(
+                client_id=self.client_id,
+                client_secret=self.client_secret or None,
+                redirect_uris=[self.redirect],  # pyright: ignore[reportArgumentType]  # it is parsed
+                token_endpoint_auth_method="client_secret_basic" if self.client_secret else "none",
+            )
+        name = hashlib.sha256(url.encode()).hexdigest()[:32]
+        return TokenFile(folder / f"{name}.json", known)
+
+
+class TokenFile:
+    """The tokens for one server, and the client's registration with it, in a file that only its owner can read."""
+
+    def __init__(self, path: Path, known: OAuthClientInformationFull | None = None) -> None:
+        self.path = path
+        self._known = known
+
+    async def get_tokens(self) -> OAuthToken | None:
+        return self._read("tokens", OAuthToken)
+
+    async def set_tokens(self, tokens: OAuthToken) -> None:
+        self._write("tokens", tokens)
+
+    async def get_client_info(self) -> OAuthClientInformationFull | None:
+        return self._known or self._read("client", OAuthClientInformationFull)
+
+    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+        self._write("client", client_info)
+
+    def _load(self) -> dict[str, Any]:
+        try:
+            found: Any = json.loads(self.path.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+    def _read(self, key: str, kind: Any) -> Any:
+        try:
+            return kind.model_validate(self._load()[key])
+        except (KeyError, ValidationError):
+            return None
+
+    def _write(self, key: str, value: Any) -> None:
+        data = {**self._load(), key: value.model_dump(mode="json", exclude_none=True)}
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # The file is created for its owner alone, so that there is no moment at which others can read it.
+        handle, name = tempfile.mkstemp(dir=self.path.parent)
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(data, file)
+            os.replace(name, self.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+
+
+def _code_in(address: str) -> AuthorizationCodeResult:
+    """Return the code in the address to which the browser was sent. Raises `LoginNeeded` if it has none."""
+    found = parse_qs(urlsplit(address).query)
+    if "code" not in found:
+        why = found.get("error", ["the address that the browser ended at has no code"])[0]
+        raise LoginNeeded(f"the login did not succeed: {why[:200]}")
+    return AuthorizationCodeResult(
+        code=found["code"][0], state=found.get("state", [None])[0], iss=found.get("iss", [None])[0]
+    )
+
+
+@contextlib.asynccontextmanager
+async def _listening(redirect: str) -> AsyncGenerator[asyncio.Future[str], None]:
+    """Listen for the browser at a loopback address. Yields a future of the address that it requests.
+
+    If the port is taken, or the address is not loopback, nobody listens, and the person copies the address.
+    """
+    came_back: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    where = urlsplit(redirect)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, ValueError, TimeoutError):
+            line = (await asyncio.wait_for(reader.readline(), 10))[:_MAX_REQUEST].decode("latin-1").split()
+            if len(line) > 1 and urlsplit(line[1]).path == where.path and not came_back.done():
+                came_back.set_result(line[1])
+            head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len(_DONE)}\r\n\r\n"
+            writer.write(head.encode() + _DONE)
+            await writer.drain()
+        writer.close()
+
+    server = None
+    if where.hostname in ("127.0.0.1", "localhost", "::1"):
+        with contextlib.suppress(OSError):
+            server = await asyncio.start_server(serve, where.hostname, where.port or 80)
+    try:
+        yield came_back
+    finally:
+        if server is not None:
+            server.close()
+        came_back.cancel()

@@ -1,0 +1,191 @@
+"""What a server offers besides tools: the sections of a prompt as MCP prompts, and files as MCP resources."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+from urllib.parse import quote, unquote
+
+import mcp_types as wire
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import TypeAdapter, ValidationError
+
+from handrail.content import guess_type
+from handrail.errors import FileError, HandrailError
+from handrail.prompt import Prompt, Section
+from handrail.prompt.section import LiveSection, PlainSection, walk
+from mcp import MCPError
+
+MAX_VALUES = 100
+"""Maximum number of values in one completion, which MCP sets."""
+PAGE = 500
+"""Maximum number of resources in one list."""
+MAX_BYTES = 8 * 2**20
+"""Maximum size of a resource that is read."""
+_OLD_NOT_FOUND = -32002
+
+
+class SectionPrompts:
+    """The titled sections of a prompt as MCP prompts. The fields of a section's params are the arguments."""
+
+    def __init__(self, sections: Sequence[Section[Any]]) -> None:
+        left_out = (PlainSection, LiveSection)
+        titled = [(path, each) for path, each in walk(sections) if not isinstance(each, left_out)]
+        self._prompts: Mapping[str, Prompt[Any]] = {
+            path: Prompt(each.key, [each]) for path, each in titled if each.template.strip()
+        }
+
+    def __bool__(self) -> bool:
+        return bool(self._prompts)
+
+    async def list(self, request: Any, params: Any) -> wire.ListPromptsResult:
+        """Return the prompts, in the order of their names."""
+        return wire.ListPromptsResult(
+            prompts=[
+                wire.Prompt(
+                    name=name,
+                    title=prompt.sections[0].title,
+                    description=prompt.sections[0].summary or prompt.sections[0].title,
+                    arguments=[_argument(name, needed) for name, needed in _fields(prompt.params_type)],
+                )
+                for name, prompt in sorted(self._prompts.items())
+            ]
+        )
+
+    async def get(self, request: Any, params: wire.GetPromptRequestParams) -> wire.GetPromptResult:
+        """Return a section's text, with its placeholders filled in."""
+        prompt = self._prompts.get(params.name)
+        if prompt is None:
+            raise MCPError(wire.INVALID_PARAMS, f"there is no prompt {params.name!r}")
+        given: Any = None
+        try:
+            if prompt.params_type is not None:
+                given = TypeAdapter[Any](prompt.params_type).validate_python(params.arguments or {})
+            rendered = prompt.render(given)
+            closed = [each.path for each in rendered.closed]
+            text = rendered.open(closed).text if closed else rendered.text
+        except (ValidationError, HandrailError) as error:
+            raise MCPError(
+                wire.INVALID_PARAMS, f"the arguments of {params.name!r} are invalid: {error}"
+            ) from None
+        message = wire.PromptMessage(role="user", content=wire.TextContent(text=text))
+        return wire.GetPromptResult(messages=[message])
+
+    async def complete(self, request: Any, params: wire.CompleteRequestParams) -> wire.CompleteResult:
+        """Return the values of an argument that begin with what was typed, if its type lists them."""
+        found: Sequence[str] = ()
+        if isinstance(params.ref, wire.PromptReference):
+            prompt = self._prompts.get(params.ref.name)
+            if prompt is None:
+                raise MCPError(wire.INVALID_PARAMS, f"there is no prompt {params.ref.name!r}")
+            begun = params.argument.value.casefold()
+            found = [
+                value
+                for value in _values(prompt.params_type, params.argument.name)
+                if value.casefold().startswith(begun)
+            ]
+        shown = list(found[:MAX_VALUES])
+        completion = wire.Completion(values=shown, total=len(found), has_more=len(found) > len(shown))
+        return wire.CompleteResult(completion=completion)
+
+
+def _fields(params: Any) -> list[tuple[str, bool]]:
+    """Return the name of each field of a params type, and whether it is required."""
+    if params is None:
+        return []
+    schema = TypeAdapter[Any](params).json_schema()
+    return [(name, name in schema.get("required", ())) for name in schema.get("properties", {})]
+
+
+def _values(params: Any, name: str) -> Sequence[str]:
+    """Return the values that a field can have, if its type is an enum, a literal or a union of them."""
+    if params is None:
+        return ()
+    schema: dict[str, Any] = TypeAdapter[Any](params).json_schema()
+    definitions: dict[str, Any] = schema.get("$defs", {})
+    waiting: list[dict[str, Any]] = [schema.get("properties", {}).get(name, {})]
+    values: dict[str, None] = {}
+    while waiting:
+        field = waiting.pop(0)
+        if "$ref" in field:
+            waiting.append(definitions.get(field["$ref"].removeprefix("#/$defs/"), {}))
+        waiting += field.get("anyOf", ())
+        listed: list[Any] = field.get("enum", [field["const"]] if "const" in field else [])
+        values.update(dict.fromkeys(each for each in listed if isinstance(each, str)))
+    return list(values)
+
+
+def _argument(name: str, needed: bool) -> wire.PromptArgument:
+    return wire.PromptArgument(name=name, required=needed)
+
+
+class FileResources:
+    """The files of a principal as MCP resources. Their addresses begin with `base`, such as `files:///`.
+
+    Files are read as the calls of the same principal see them, and nothing outside their folder can be read.
+    """
+
+    def __init__(self, base: str, files: Callable[[str], Any], principal_of: Callable[[Any], str]) -> None:
+        self._base = base
+        self._files = files
+        self._principal_of = principal_of
+
+    async def list(self, request: Any, params: Any) -> wire.ListResourcesResult:
+        """Return a page of the files, in the order of their paths."""
+        files = self._files(self._principal_of(request))
+        if files is None:
+            return wire.ListResourcesResult(resources=[])
+        cursor = None if params is None else params.cursor
+        if cursor is not None and not str(cursor).isdecimal():
+            raise MCPError(wire.INVALID_PARAMS, "this cursor is not one of the server's")
+        start = int(cursor or 0)
+        paths: Sequence[str] = sorted(files.glob("**"))
+        shown = [
+            wire.Resource(uri=self._base + quote(path), name=path, mime_type=guess_type(b"", path))
+            for path in paths[start : start + PAGE]
+            if not files.stat(path).is_directory
+        ]
+        more = str(start + PAGE) if len(paths) > start + PAGE else None
+        return wire.ListResourcesResult(resources=shown, next_cursor=more)
+
+    async def templates(self, request: Any, params: Any) -> wire.ListResourceTemplatesResult:
+        """Return the URI template that the addresses of all files match."""
+        made = wire.ResourceTemplate(
+            uri_template=f"{self._base}{{+path}}", name="file", description="A file by path."
+        )
+        return wire.ListResourceTemplatesResult(resource_templates=[made])
+
+    async def read(self, request: Any, params: wire.ReadResourceRequestParams) -> wire.ReadResourceResult:
+        """Return a file's content, as text if it is UTF-8. Raises `MCPError` if it can't be read."""
+        uri = str(params.uri)
+        files = self._files(self._principal_of(request))
+        is_modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
+        missing = MCPError(
+            wire.INVALID_PARAMS if is_modern else _OLD_NOT_FOUND,
+            "there is no such resource",
+            data={"uri": uri},
+        )
+        if files is None or not uri.startswith(self._base):
+            raise missing
+        path = unquote(uri.removeprefix(self._base))
+        try:
+            if files.stat(path).size > MAX_BYTES:
+                raise MCPError(
+                    wire.INVALID_PARAMS, f"the resource is larger than {MAX_BYTES} bytes", data={"uri": uri}
+                )
+            content = cast(bytes, files.read_bytes(path))
+        except (FileError, HandrailError, OSError, ValueError):
+            raise missing from None
+        kind = guess_type(content, path)
+        try:
+            text = content.decode()
+        except UnicodeDecodeError:
+            blob = base64.b64encode(content).decode()
+            return wire.ReadResourceResult(
+                contents=[wire.BlobResourceContents(uri=uri, mime_type=kind, blob=blob)]
+            )
+        kind = kind if kind != "application/octet-stream" else "text/plain"
+        return wire.ReadResourceResult(
+            contents=[wire.TextResourceContents(uri=uri, mime_type=kind, text=text)]
+        )

@@ -1,0 +1,87 @@
+"""`Secrets`: the secret values in the settings of an MCP server, which are hidden wherever the server's output appears.
+
+A server receives its secrets in environment variables and headers, and may repeat them in an error, a result or a log line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar, cast
+
+from pydantic import BaseModel
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+HIDDEN = "[secret]"
+"""The text in place of a secret."""
+_MIN_LENGTH = 6
+"""Minimum length of a value that is hidden. A shorter one would be found inside ordinary words."""
+_NAMED = re.compile(
+    r"key|token|secret|passw|passphrase|credential|auth|cookie|session|bearer|signature|private|pwd|dsn|jwt|\bpat\b|_pat\b",
+    re.IGNORECASE,
+)
+_PUBLIC_HEADERS = frozenset(
+    ["accept", "accept-language", "content-type", "user-agent", "mcp-protocol-version"]
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Return whether the name of a variable suggests that its value is a secret."""
+    return _NAMED.search(name) is not None
+
+
+class Secrets:
+    """Secret values, which it replaces in texts and JSON values."""
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
+        found: set[str] = set()
+        for value in values:
+            # `Bearer abc` hides `abc` too, since a server may repeat the token alone.
+            found.update(part for part in (value, *value.split()) if len(part) >= _MIN_LENGTH)
+        self.values = tuple(sorted(found, key=lambda value: (-len(value), value)))
+
+    @classmethod
+    def of(cls, env: Mapping[str, str], headers: Mapping[str, str], more: Iterable[str] = ()) -> Secrets:
+        """Return the secrets among these settings: variables by their names, and all headers but the common public ones."""
+        named = [value for name, value in env.items() if is_secret_name(name)]
+        sent = [value for name, value in headers.items() if name.lower() not in _PUBLIC_HEADERS]
+        return cls([*named, *sent, *more])
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
+
+    def hide(self, text: str) -> str:
+        """Return a text with `[secret]` in place of each secret."""
+        for value in self.values:
+            if value in text:
+                text = text.replace(value, HIDDEN)
+        return text
+
+    def hide_in_bytes(self, content: bytes) -> bytes:
+        """Return the bytes of a file without the secrets."""
+        for value in self.values:
+            content = content.replace(value.encode(errors="surrogatepass"), HIDDEN.encode())
+        return content
+
+    def hide_in_model(self, model: _Model, *, except_for: str = "") -> _Model:
+        """Return a message of the protocol without the secrets, except for those in one field."""
+        if not self.values:
+            return model
+        hidden: Any = self.hide_in(model.model_dump(by_alias=True, exclude_unset=True))
+        if except_for:
+            hidden[except_for] = getattr(model, except_for)
+        return type(model).model_validate(hidden)
+
+    def hide_in(self, value: Any) -> Any:
+        """Return a JSON value without the secrets, in its texts and in its names."""
+        if not self.values:
+            return value
+        if isinstance(value, str):
+            return self.hide(value)
+        if isinstance(value, dict):
+            named = cast("dict[str, Any]", value)
+            return {self.hide(name): self.hide_in(each) for name, each in named.items()}
+        if isinstance(value, list):
+            return [self.hide_in(each) for each in cast("list[Any]", value)]
+        return value

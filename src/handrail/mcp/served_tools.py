@@ -1,0 +1,75 @@
+"""`ServedTools`: the tools that a server offers, and the prompt of the runs in which they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from handrail.adapter import Adapter
+from handrail.guard.policy import within_scope
+from handrail.mcp.call_model import NoModel
+from handrail.messages import Model
+from handrail.prompt import Prompt
+from handrail.tools import Tool
+
+
+class ServedTools:
+    """The tools of a prompt, and further tools, such as agents and workers. The prompt's policies decide on all of them.
+
+    Only the tools of sections that are shown in full are served. The tools of live sections may change at any time.
+    """
+
+    def __init__(
+        self, prompt: Prompt[Any], *, adapter: Adapter | None = None, more: Iterable[Tool[Any, Any]] = ()
+    ) -> None:
+        self.prompt = prompt
+        self._adapter = adapter or Adapter(NoModel())
+        self._more = tuple(more)
+        self._tools: Mapping[str, Tool[Any, Any]] = {}
+        self._rendered: Any = None
+        self._calls: Prompt[Any] | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of the prompt, under which the server's runs are recorded."""
+        return self.prompt.name
+
+    def adapter(self, model: Model | None = None) -> Adapter:
+        """Return the app's own adapter, with this model if one is given."""
+        return self._adapter if model is None else self._adapter.with_model(model)
+
+    @property
+    def model(self) -> Model:
+        """The app's own model, for the runs that calls contain."""
+        return self._adapter.model
+
+    async def load(self) -> Prompt[Any]:
+        """Return the prompt of a run that calls one of the tools. It has the tools as they are now, and fixed text."""
+        await self.prompt.connect()
+        rendered = self.prompt.render()
+        if rendered is self._rendered and self._calls is not None:
+            return self._calls
+        tools = [*rendered.tools, *self._more]
+        self._calls = Prompt(
+            self.name,
+            "An MCP client calls a tool.",
+            tools=tools,
+            policies=[within_scope(scoped.policy, scoped.tools) for scoped in rendered.policies],
+            resources=self.prompt.resources,
+        )
+        self._rendered = rendered
+        self._tools = {tool.name: tool for tool in tools}
+        return self._calls
+
+    async def all(self) -> Mapping[str, Tool[Any, Any]]:
+        """Return the tools by name."""
+        await self.load()
+        return self._tools
+
+    def input_schema(self, name: str) -> Mapping[str, Any] | None:
+        """Return the JSON Schema of a tool's arguments, as it was when the tools were last loaded; None if it is unknown.
+
+        The SDK compares the headers of a call with it, and would otherwise list all tools for each call.
+        """
+        tool = self._tools.get(name)
+        return None if tool is None else tool.json_schema

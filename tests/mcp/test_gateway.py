@@ -1,0 +1,181 @@
+"""A gateway puts other people's servers behind policies, and approvers decide on the page."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp_types import ElicitResult
+
+import support
+from handrail import Adapter, Prompt, ScriptedModel
+from handrail.errors import WorkerError
+from handrail.journal.sqlite import SqliteJournal
+from handrail.mcp.gateway import Gateway, SharedRate, load_rules
+from handrail.serve.people import People
+from handrail.serve.sources import PromptSource
+from mcp import Client
+from support.serving import Client as Page
+from support.serving import serving
+
+SERVER = Path(support.__path__[0]) / "mcp_server.py"
+SECRET = "correct horse battery"
+POLICIES = """\
+policies:
+  - capability:
+      allow: [mcp.trial.echo]
+      deny: [mcp.trial.hang]
+  - rate_limit: {most: 3, per_seconds: 60}
+limits:
+  seconds: 30
+"""
+
+
+def by(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}:{SECRET}"}
+
+
+@asynccontextmanager
+async def gateway(
+    folder: Path, policies: str = POLICIES, *, trust_client: bool = False
+) -> AsyncGenerator[Gateway]:
+    """Open a gateway in front of the server that misbehaves on request, with the journal of the page in this folder."""
+    servers = {"trial": {"command": sys.executable, "args": ["-S", str(SERVER)]}}
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    (folder / "policies.yaml").write_text(policies)
+    rules = load_rules(folder / "policies.yaml", trust_client=trust_client)
+    journal = SqliteJournal(folder / "runs.db", watch=0.02)
+    with closing(journal), closing(People(folder / "people.db")) as people:
+        for name, roles in (("ann", ["approver"]), ("bob", ["user"])):
+            if people.find(name) is None:
+                people.add(name, roles, SECRET)
+        made = Gateway(
+            folder / "mcp.json", rules, voters=None if trust_client else people.who_may_vote, journal=journal
+        )
+        try:
+            yield made
+        finally:
+            await made.calls.stop()
+            await made.close()
+
+
+def text_of(result: Any) -> str:
+    return result.content[0].text
+
+
+async def waiting(page: Page, name: str = "ann") -> Any:
+    """Return the first question in a person's inbox, once there is one."""
+    while True:
+        found = (await page.ask("GET", "/inbox", headers=by(name))).json["questions"]
+        if found:
+            return found[0]
+        await asyncio.sleep(0.01)
+
+
+async def never(context: Any, params: Any) -> ElicitResult:
+    raise AssertionError("the client was asked")
+
+
+@pytest.mark.parametrize("mode", ["2026-07-28", "legacy"])
+@pytest.mark.parametrize("approved", [True, False])
+async def test_approvers_decide_and_the_client_does_not(tmp_path: Path, mode: str, approved: bool) -> None:
+    """A call that needs approval waits for an approver, who sees its arguments. The client is not asked."""
+    source = PromptSource(Prompt("desk", "Help."), Adapter(ScriptedModel([])))
+    async with (
+        gateway(tmp_path) as made,
+        serving(tmp_path, source) as page,
+        Client(made.server, mode=mode, elicitation_callback=never) as client,
+    ):
+        call = asyncio.ensure_future(client.call_tool("Send_Mail", {"text": "hi"}))
+        question = await waiting(page)
+        assert question["payload"]["arguments"] == {"text": "hi"}
+        assert (await page.ask("GET", "/inbox", headers=by("bob"))).status == 403
+        given = {"question_id": question["id"], "digest": question["digest"], "approved": approved}
+        answer = await page.ask(
+            "POST", "/inbox/answers", {**given, "reason": "" if approved else "no"}, by("ann")
+        )
+        assert answer.json == {"decided": approved}
+        result = await asyncio.wait_for(call, 20)
+        journal = made.calls.journal
+        assert journal is not None
+        (unit,) = await journal.calls.load(question["run_id"])
+    assert result.is_error is not approved
+    assert ("Send.Mail: hi" in text_of(result)) is approved
+    assert unit.decision.startswith("ask")
+    assert unit.arguments == '{"text":"hi"}'
+    with closing(People(tmp_path / "people.db")) as people:
+        voted = [entry for entry in people.audit() if entry["action"] == "voted"]
+    assert [(entry["who"], entry["approved"]) for entry in voted] == [("ann", approved)]
+
+
+async def test_allowed_denied_and_limited(tmp_path: Path) -> None:
+    """An allowed call runs at once, a denied call does not run, and calls beyond the rate limit are denied."""
+    async with gateway(tmp_path) as made, Client(made.server) as client:
+        first = await client.call_tool("echo", {"text": "a"})
+        denied = await client.call_tool("hang", {})
+        rest = [await client.call_tool("echo", {"text": "a"}) for _ in range(3)]
+    assert text_of(first) == "echo: a"
+    assert "mcp.trial.hang" in text_of(denied)
+    assert [each.is_error for each in rest] == [False, False, True]
+    assert "Wait" in text_of(rest[-1])
+
+
+async def test_trusted_client_approves(tmp_path: Path) -> None:
+    """With `--trust-client`, the client's own person is asked."""
+    asked: list[str] = []
+
+    async def agree(context: Any, params: Any) -> ElicitResult:
+        asked.append(params.message)
+        return ElicitResult(action="accept", content={"approved": True})
+
+    async with (
+        gateway(tmp_path, trust_client=True) as made,
+        Client(made.server, elicitation_callback=agree) as client,
+    ):
+        result = await client.call_tool("Send_Mail", {"text": "hi"})
+    assert text_of(result) == "Send.Mail: hi"
+    assert len(asked) == 1
+    assert "hi" in asked[0]
+
+
+async def test_without_approvers_nothing_is_approved(tmp_path: Path) -> None:
+    """If no person may approve, a call that needs approval is refused at once."""
+    async with gateway(tmp_path) as made, Client(made.server) as client:
+        with closing(People(tmp_path / "people.db")) as people:
+            people.remove("ann")
+            people.remove("bob")
+        result = await asyncio.wait_for(client.call_tool("Send_Mail", {"text": "hi"}), 20)
+    assert result.is_error
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("policies: [read_before_write]", r"policies.yaml:1: .*`capability` and `rate_limit`"),
+        ("\npolicies:\n  - sequential: {a: [b]}", r"policies.yaml:3: "),
+        ("limits: {tokens: 5}", "limits.tokens"),
+        ("tools: [files]", "`tools` has no meaning"),
+        ("policies:\n  - capability: {allow: [mcp.a], deny: [mcp.a]}", "listed twice"),
+        ("policies:\n  - capability: {allow: [Mcp!]}", "neither a capability nor a pattern"),
+        ("policies: [capability, capability]", "two policies"),
+        ("policies: {", "not YAML"),
+        ("polices: []", "polices"),
+    ],
+)
+def test_invalid_policies(tmp_path: Path, text: str, match: str) -> None:
+    """The error lists the problems in a policy file by line."""
+    (tmp_path / "policies.yaml").write_text(text)
+    with pytest.raises(WorkerError, match=match):
+        load_rules(tmp_path / "policies.yaml")
+
+
+def test_rules_on_capabilities_are_always_there(tmp_path: Path) -> None:
+    """A file without a capability policy gets the default one, and a limit on calls becomes a policy too."""
+    (tmp_path / "policies.yaml").write_text("limits: {tool_calls: 3}")
+    rules = load_rules(tmp_path / "policies.yaml")
+    assert [policy.name for policy in rules.policies] == ["capability", "limits"]
+    assert isinstance(rules.policies[1], SharedRate)

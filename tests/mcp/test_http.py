@@ -1,0 +1,225 @@
+"""`HttpServer` serves MCP over HTTP: tests with the SDK's client in both protocol versions, and with requests that are refused."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import ElicitResult
+
+from handrail import CapabilityPolicy, Prompt, ToolContext, UserContext, tool
+from handrail.journal.sqlite import MemoryJournal
+from handrail.mcp import HttpServer, ToolServer
+from handrail.serve.limits import Limits
+from handrail.serve.people import People
+from mcp import Client, MCPError
+from support.mcp_served import BEARER, TOKEN, serving
+
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-11-25",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    },
+}
+modes = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+
+
+@tool(effect="read")
+async def greet(name: str, *, context: ToolContext) -> str:
+    """Greet somebody."""
+    await context.report_progress("greeting", done=1, total=2)
+    return f"Hello, {name}, says {context.session.principal}."
+
+
+@tool(effect="read")
+async def order(*, context: UserContext) -> str:
+    """Order a size."""
+    return f"size {await context.wait_for('size', {}, int)}"
+
+
+PROMPT = Prompt("shop", "Sell.", tools=[greet, order], policies=[CapabilityPolicy()])
+
+
+@asynccontextmanager
+async def connected(url: str, mode: Any, token: str = TOKEN) -> AsyncGenerator[Client]:
+    """Connect the SDK's client, whose person answers 4."""
+
+    async def answer(context: Any, params: Any) -> ElicitResult:
+        return ElicitResult(action="accept", content={"value": 4})
+
+    headers = {"Authorization": f"Bearer {token}"}
+    async with (
+        httpx2.AsyncClient(headers=headers) as http,
+        Client(
+            streamable_http_client(url, http_client=http), mode=mode, elicitation_callback=answer
+        ) as client,
+    ):
+        yield client
+
+
+@modes
+async def test_calls_progress_and_questions(mode: str) -> None:
+    """Clients with either protocol version call tools, get their progress and answer their questions."""
+    reported: list[float] = []
+
+    async def report(progress: float, total: float | None, message: str | None) -> None:
+        reported.append(progress)
+
+    journal = MemoryJournal()
+    async with serving(ToolServer(PROMPT, journal=journal)) as url, connected(url, mode) as client:
+        assert [each.name for each in (await client.list_tools()).tools] == ["greet", "order"]
+        greeted: Any = await client.call_tool("greet", {"name": "Ann"}, progress_callback=report)
+        ordered: Any = await client.call_tool("order", {})
+    assert greeted.content[0].text == "Hello, Ann, says local."
+    assert ordered.content[0].text == "size 4"
+    assert reported == [1]
+    assert {row.status for row in await journal.runs.list()} == {"done"}
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({**BEARER, "Host": "evil.example"}, 403),
+        ({**BEARER, "Origin": "https://evil.example"}, 403),
+        ({**BEARER, "Sec-Fetch-Site": "cross-site"}, 403),
+        ({**BEARER, "Content-Type": "text/plain"}, 415),
+    ],
+)
+async def test_strangers_are_refused(headers: dict[str, str], status: int) -> None:
+    """A request without the token, for a different host name, from a page of a different site, or with a wrong content type is refused."""
+    body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
+    sent = {"Content-Type": "application/json", "Accept": "application/json, text/event-stream", **headers}
+    async with serving(ToolServer(PROMPT)) as url, httpx2.AsyncClient() as http:
+        found = await http.post(url, content=json.dumps(body), headers=sent)
+    assert found.status_code == status
+    assert "greet" not in found.text
+
+
+async def test_each_caller_is_a_principal() -> None:
+    """Calls belong to the principal that the app's own hook returns, and a session to the one who opened it."""
+    served = ToolServer(PROMPT, journal=MemoryJournal())
+
+    def authenticate(request: Any) -> str:
+        return request.headers.get("authorization", "").removeprefix("Bearer ")
+
+    accepts = {"Accept": "application/json, text/event-stream"}
+    async with serving(served, token=None, authenticate=authenticate) as url:
+        for name in ("ann", "bob"):
+            async with connected(url, "2026-07-28", name) as client:
+                found: Any = await client.call_tool("greet", {"name": "you"})
+            assert found.content[0].text == f"Hello, you, says {name}."
+        async with httpx2.AsyncClient(headers=accepts) as http:
+            opened = await http.post(url, json=INITIALIZE, headers={"Authorization": "Bearer ann"})
+            session = {"Mcp-Session-Id": opened.headers["mcp-session-id"]}
+            ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+            theirs = await http.post(url, json=ping, headers={**session, "Authorization": "Bearer bob"})
+            own = await http.post(url, json=ping, headers={**session, "Authorization": "Bearer ann"})
+    assert (theirs.status_code, own.status_code) == (404, 200)
+    assert served.calls.journal is not None
+    assert {row.record.principal for row in await served.calls.journal.runs.list()} == {"ann", "bob"}
+
+
+async def test_people_need_a_role_that_runs(tmp_path: Path) -> None:
+    """A user who may only see is refused, and a user who may run is served. Somebody who was removed is refused."""
+    body = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+    accepts = {"Accept": "application/json, text/event-stream"}
+    secret = "correct horse battery"
+    with closing(People(tmp_path / "people.db")) as people:
+        for name, role in (("val", "viewer"), ("uma", "user")):
+            people.add(name, [role], secret)
+        served = ToolServer(PROMPT, journal=MemoryJournal())
+        async with serving(served, token=None, people=people) as url:
+            async with httpx2.AsyncClient(headers=accepts) as http:
+                viewer = await http.post(url, json=body, headers={"Authorization": f"Bearer val:{secret}"})
+            async with connected(url, "2026-07-28", f"uma:{secret}") as client:
+                found: Any = await client.call_tool("greet", {"name": "you"})
+                people.remove("uma")
+                with pytest.raises(MCPError, match="error response"):
+                    await client.call_tool("greet", {"name": "you"})
+    assert (viewer.status_code, viewer.json()["error"]["kind"]) == (403, "RoleMissing")
+    assert found.content[0].text == "Hello, you, says uma."
+
+
+async def hold(url: str, name: str) -> int:
+    """Open a session and its stream. Returns the status of a request that is answered."""
+    sent = {"Authorization": f"Bearer {name}", "Accept": "application/json, text/event-stream"}
+    async with httpx2.AsyncClient(headers=sent, timeout=None) as http:
+        opened = await http.post(url, json=INITIALIZE)
+        if opened.status_code != 200:
+            return opened.status_code
+        session = {"Mcp-Session-Id": opened.headers["mcp-session-id"]}
+        return (await http.get(url, headers=session)).status_code
+
+
+async def test_one_principal_can_not_take_all_the_room() -> None:
+    """A principal can have a limited number of calls and of requests in progress. Others are not affected."""
+
+    def authenticate(request: Any) -> str:
+        return request.headers.get("authorization", "").removeprefix("Bearer ")
+
+    served = ToolServer(PROMPT, journal=MemoryJournal())
+    limits = Limits(runs_per_principal=2, streams=3)
+    async with serving(served, token=None, authenticate=authenticate, limits=limits) as url:
+        for _ in range(2):
+            await served.calls.begin(order, {}, principal="ann", asks=True)
+        async with connected(url, "2026-07-28", "ann") as client:
+            with pytest.raises(MCPError, match="2 calls in progress"):
+                await client.call_tool("greet", {"name": "you"})
+        held = [asyncio.ensure_future(hold(url, "ann")) for _ in range(4)]
+        done, _ = await asyncio.wait(held, return_when=asyncio.FIRST_COMPLETED)
+        async with connected(url, "2026-07-28", "bob") as client:
+            found: Any = await client.call_tool("greet", {"name": "you"})
+        for each in held:
+            each.cancel()
+        await asyncio.wait(held)
+    assert [each.result() for each in done] == [429]
+    assert found.content[0].text == "Hello, you, says bob."
+
+
+async def test_limits_are_enforced() -> None:
+    """A body that is too large is refused, and so are too many requests at once."""
+    limits = Limits(body_bytes=2_000, burst=2, requests_per_second=0.001)
+    body = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+    async with serving(ToolServer(PROMPT), limits=limits) as url, httpx2.AsyncClient(headers=BEARER) as http:
+        large = await http.post(url, json={**body, "params": {"_meta": {"x": "x" * 2_000}}})
+        await http.post(url, json=body)
+        often = await http.post(url, json=body)
+    assert (large.status_code, often.status_code) == (413, 429)
+
+
+def test_the_server_needs_a_way_to_authenticate() -> None:
+    """Without a token, users or a hook, the server relies on links, which nobody has, so it accepts no client."""
+    server = HttpServer(ToolServer(PROMPT))
+    assert server.principals.has_links
+    assert not server.principals.has_people
+
+
+async def test_a_call_that_is_cancelled_elsewhere() -> None:
+    """If a different request or process cancels a call, its own request gets an error, and the session goes on."""
+    journal = MemoryJournal()
+    served = ToolServer(PROMPT, journal=journal)
+
+    async def cancel(context: Any, params: Any) -> ElicitResult:
+        (row,) = await journal.runs.list()
+        call = served.calls.find(row.record.id, "local")
+        assert call is not None
+        call.cancel()
+        await asyncio.wait([call.task])
+        return ElicitResult(action="accept", content={"value": 4})
+
+    async with Client(served.server, mode="legacy", elicitation_callback=cancel) as client:
+        cancelled: Any = await client.call_tool("order", {})
+        greeted: Any = await client.call_tool("greet", {"name": "Ann"})
+    assert (cancelled.is_error, cancelled.content[0].text) == (True, "order was cancelled.")
+    assert greeted.content[0].text == "Hello, Ann, says local."

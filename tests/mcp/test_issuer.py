@@ -1,0 +1,212 @@
+"""An MCP server that accepts the access tokens of an OAuth issuer: tests with tokens that are right and wrong."""
+
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP256R1,
+    EllipticCurvePrivateKey,
+    generate_private_key,
+)
+from jwt.algorithms import ECAlgorithm
+from mcp.client.streamable_http import streamable_http_client
+
+from handrail import CapabilityPolicy, Prompt, ToolContext, tool
+from handrail.cli.mcp_command import serve
+from handrail.cli.mcp_options import McpOptions
+from handrail.errors import DefinitionError
+from handrail.journal.sqlite import MemoryJournal
+from handrail.mcp import HttpServer, ToolServer
+from handrail.mcp.issuer import Issuer
+from mcp import Client
+from support.mcp_http import Reply, Request, listening
+from support.mcp_served import serving
+
+KEY, OTHER = generate_private_key(SECP256R1()), generate_private_key(SECP256R1())
+AUDIENCE = "https://tools.example/mcp"
+PING = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+
+
+@tool(effect="read")
+async def who(*, context: ToolContext) -> str:
+    """Say who calls."""
+    return context.session.principal
+
+
+PROMPT = Prompt("shop", "Sell.", tools=[who], policies=[CapabilityPolicy()])
+
+
+class Provider:
+    """An issuer on loopback, which publishes its metadata and its keys."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.keys = {"one": KEY}
+        self.reads = 0
+        self.well_known = "/.well-known/oauth-authorization-server"
+        self.calls_itself = ""
+
+    def answer(self, request: Request) -> Reply:
+        body: dict[str, Any]
+        if request.path == self.well_known:
+            body = {"issuer": self.calls_itself or self.address, "jwks_uri": f"{self.address}/keys"}
+        elif request.path == "/keys":
+            self.reads += 1
+            keys = [{**_public(key), "kid": name} for name, key in self.keys.items()]
+            body = {"keys": keys}
+        else:
+            return Reply(404)
+        return Reply(200, {"Content-Type": "application/json"}, [json.dumps(body).encode()])
+
+    def token(self, key: EllipticCurvePrivateKey = KEY, id: str = "one", **claims: Any) -> str:
+        """Return an access token. A claim that is None is left out."""
+        now = int(time.time())
+        given = {"iss": self.address, "aud": AUDIENCE, "sub": "ann", "iat": now, "exp": now + 600, **claims}
+        kept = {name: value for name, value in given.items() if value is not None}
+        return jwt.encode(kept, key, algorithm="ES256", headers={"kid": id})
+
+
+def _public(key: EllipticCurvePrivateKey) -> dict[str, Any]:
+    return ECAlgorithm.to_jwk(key.public_key(), as_dict=True)
+
+
+@asynccontextmanager
+async def protected(provider: Provider) -> AsyncGenerator[str]:
+    """Serve an app whose clients send tokens of this provider. Yields the address of the endpoint."""
+    async with listening(provider.answer) as address:
+        provider.address = address.removesuffix("/mcp")
+        issuer = Issuer(provider.address, resource=AUDIENCE)
+        async with serving(ToolServer(PROMPT, journal=MemoryJournal()), token=None, issuer=issuer) as url:
+            yield url
+
+
+async def status(url: str, token: str | None) -> int:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    async with httpx2.AsyncClient(headers=headers) as http:
+        return (await http.post(url, json=PING)).status_code
+
+
+@pytest.mark.parametrize("well_known", ["oauth-authorization-server", "openid-configuration"])
+async def test_the_subject_is_the_principal(well_known: str) -> None:
+    """A client with a valid token calls tools as the token's subject. The issuer publishes OAuth's or OpenID's metadata."""
+    provider = Provider()
+    provider.well_known = f"/.well-known/{well_known}"
+    async with protected(provider) as url:
+        for name in ("ann", "bob"):
+            headers = {"Authorization": f"Bearer {provider.token(sub=name, aud=['other', AUDIENCE])}"}
+            async with (
+                httpx2.AsyncClient(headers=headers) as http,
+                Client(streamable_http_client(url, http_client=http), mode="2026-07-28") as client,
+            ):
+                found: Any = await client.call_tool("who", {})
+            assert found.content[0].text == name
+    assert provider.reads == 1
+
+
+async def test_a_stranger_learns_where_to_get_a_token() -> None:
+    """The refusal names the metadata, and the metadata names the issuer."""
+    provider = Provider()
+    async with protected(provider) as url, httpx2.AsyncClient() as http:
+        refused = await http.post(url, json=PING)
+        where = f"{urlsplit(AUDIENCE).scheme}://{urlsplit(AUDIENCE).netloc}/.well-known/oauth-protected-resource/mcp"
+        assert refused.status_code == 401
+        assert refused.headers["www-authenticate"] == f'Bearer resource_metadata="{where}"'
+        assert provider.address in refused.json()["error"]["message"]
+        found = await http.get(urlsplit(url)._replace(path=urlsplit(where).path).geturl())
+        assert found.status_code == 200
+        assert found.json()["resource"] == AUDIENCE
+        assert found.json()["authorization_servers"] == [f"{provider.address}/"]
+        wrong = await http.post(url, json=PING, headers={"Authorization": "Bearer wrong"})
+        assert wrong.headers["www-authenticate"].startswith(
+            'Bearer error="invalid_token", resource_metadata='
+        )
+
+
+async def test_wrong_tokens_are_refused() -> None:
+    """Every token that is not signed by the issuer, not for this server, or not valid now, is refused."""
+    provider = Provider()
+    async with protected(provider) as url:
+        now = int(time.time())
+        unsigned = jwt.encode(
+            {"iss": provider.address, "aud": AUDIENCE, "sub": "ann", "exp": now + 600}, "", algorithm="none"
+        )
+        shared = jwt.encode(
+            {"iss": provider.address, "aud": AUDIENCE, "sub": "ann", "exp": now + 600},
+            _public(KEY)["x"] * 2,
+            algorithm="HS256",
+            headers={"kid": "one"},
+        )
+        wrong = {
+            "nothing": None,
+            "not a token": "abc",
+            "unsigned": unsigned,
+            "signed with a public value": shared,
+            "a different key": provider.token(OTHER),
+            "an unknown key": provider.token(OTHER, "two"),
+            "a different audience": provider.token(aud="https://other.example/mcp"),
+            "no audience": provider.token(aud=None),
+            "a different issuer": provider.token(iss="https://other.example"),
+            "expired": provider.token(exp=now - 3600),
+            "without an end": provider.token(exp=None),
+            "not yet": provider.token(nbf=now + 3600),
+            "nobody": provider.token(sub=None),
+            "an empty name": provider.token(sub=""),
+            "a number": provider.token(sub=7),
+        }
+        found = {name: await status(url, token) for name, token in wrong.items()}
+        assert set(found.values()) == {401}, found
+        assert await status(url, provider.token()) != 401, "a right token works beside them"
+    assert provider.reads == 1, "unknown keys do not make the server read the keys each time"
+
+
+async def test_an_issuer_that_can_not_be_reached_is_reported() -> None:
+    """Nobody gets in while the keys can't be read, or if the metadata is a different issuer's."""
+    false = Provider()
+    false.calls_itself = "https://other.example"
+    async with protected(false) as url:
+        assert await status(url, false.token()) == 503
+        assert await status(url, false.token()) == 503
+    assert false.reads == 0
+
+
+def test_what_contradicts_an_issuer_is_refused() -> None:
+    """An issuer needs TLS, and is the only way to authenticate."""
+    with pytest.raises(DefinitionError, match="https"):
+        Issuer("http://login.example.org", resource=AUDIENCE)
+    issuer = Issuer("https://login.example.org", resource=AUDIENCE)
+    with pytest.raises(DefinitionError, match="contradict"):
+        HttpServer(ToolServer(PROMPT), issuer=issuer, authenticate=lambda request: "ann")
+    server = ToolServer(PROMPT)
+    HttpServer(server, issuer=issuer)
+    assert server.page is None, "a browser has no access token, so secrets are refused in words"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"issuer": "https://login.example.org"}, "--issuer needs --http"),
+        ({"http": True, "audience": AUDIENCE}, "--audience needs --issuer"),
+        ({"http": True, "issuer": "https://login.example.org", "token_file": True}, "contradict each other"),
+        ({"http": True, "issuer": "http://login.example.org"}, "is not an https:// URL"),
+    ],
+)
+def test_options_that_contradict_each_other(
+    options: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command says what to change, and serves nothing."""
+    app = tmp_path / "app.py"
+    app.write_text("from handrail import Prompt\nprompt = Prompt('shop', 'Sell.')\n")
+    token = tmp_path / "token"
+    token.write_text("a-token-that-nobody-guesses\n")
+    token.chmod(0o600)
+    given: dict[str, Any] = {**options, **({"token_file": token} if "token_file" in options else {})}
+    assert serve(McpOptions(app=str(app), port=0, no_journal=True, **given)) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,143 @@
+"""Login to a server by OAuth is a question to the person."""
+
+import asyncio
+import json
+import stat
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from mcp.shared.auth import OAuthToken
+
+from handrail import Adapter, Prompt, ScriptedModel, ToolCall
+from handrail.mcp import Login, McpTools, UrlServer
+from handrail.mcp.login import LoginNeeded, TokenFile, _code_in, _listening  # pyright: ignore[reportPrivateUsage]
+from handrail.messages import ToolMessage
+from handrail.protocols import Environment
+from handrail.question import Answer, Question
+from handrail.tools import RunMode
+from support.mcp_http import Reply, Request, listening, ordinary
+
+
+class LogsIn(Environment):
+    """A person who logs in, and answers with the address at which the browser ended."""
+
+    run_mode: RunMode = "user"
+
+    def __init__(self) -> None:
+        self.questions: list[Question] = []
+
+    async def ask(self, question: Question, /) -> Answer:
+        self.questions.append(question)
+        asked = parse_qs(urlsplit(question.payload["url"]).query)
+        ended = f"{asked['redirect_uri'][0]}?code=abc&state={asked['state'][0]}"
+        return Answer(question_id=question.id, digest=question.digest, by=question.principal, value=ended)
+
+
+class Guarded:
+    """A server that requires a token, and the authorization server that issues it, at one address."""
+
+    def __init__(self) -> None:
+        self.url = ""
+
+    def __call__(self, request: Request) -> Reply:
+        base = self.url.removesuffix("/mcp")
+        path = urlsplit(request.path).path
+        if path == "/mcp":
+            if request.headers.get("authorization") == "Bearer secret-token":
+                return ordinary(request)
+            where = f'Bearer resource_metadata="{base}/.well-known/oauth-protected-resource/mcp"'
+            return Reply(401, {"WWW-Authenticate": where})
+        found: dict[str, Any] = {
+            "/.well-known/oauth-protected-resource/mcp": {
+                "resource": self.url,
+                "authorization_servers": [base],
+            },
+            "/.well-known/oauth-authorization-server": {
+                "issuer": base,
+                "authorization_endpoint": f"{base}/authorize",
+                "token_endpoint": f"{base}/token",
+                "registration_endpoint": f"{base}/register",
+                "response_types_supported": ["code"],
+                "code_challenge_methods_supported": ["S256"],
+            },
+            "/register": {"client_id": "me", "redirect_uris": request.message.get("redirect_uris", [])},
+            "/token": {"access_token": "secret-token", "token_type": "Bearer", "expires_in": 3600},
+        }
+        if path not in found:
+            return Reply(404)
+        status = 201 if path == "/register" else 200
+        return Reply(status, {"Content-Type": "application/json"}, [json.dumps(found[path]).encode()])
+
+
+async def run(section: McpTools, environment: Environment | None, *calls: ToolCall) -> tuple[list[str], Any]:
+    model = ScriptedModel([*calls, "Done."])
+    prompt = Prompt("guide", ["Go.", section])
+    await Adapter(model).evaluate(prompt, "hi", environment=environment)
+    messages = model.requests[-1].messages
+    told = [one.text for each in messages if isinstance(each, ToolMessage) for one in each.results]
+    return told, model
+
+
+async def test_login_is_a_question_with_an_address(tmp_path: Path) -> None:
+    """The model is offered a tool that asks the person to log in. Then it has the server's tools, and so have later runs."""
+    guarded = Guarded()
+    async with listening(guarded) as guarded.url:
+        server = UrlServer(guarded.url, login=Login(tmp_path / "tokens", "http://127.0.0.1:1/callback"))
+        person = LogsIn()
+        async with McpTools("mail", server=server) as section:
+            told, model = await run(section, person, ToolCall("mail_login"), ToolCall("echo", {"text": "a"}))
+        assert [each.tool.name for each in model.requests[0].tools] == ["mail_login"]
+        assert told[1] == "a"
+        (question,) = person.questions
+        assert question.name == "mcp.login"
+        assert question.payload["url"].startswith(guarded.url.removesuffix("/mcp") + "/authorize?")
+        async with McpTools("mail", server=server) as again:  # the tokens were kept
+            assert (await run(again, None, ToolCall("echo", {"text": "b"})))[0] == ["b"]
+    (file,) = (tmp_path / "tokens").iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+
+
+async def test_nobody_to_log_in(tmp_path: Path) -> None:
+    """Without a person, the tool says that a login is needed."""
+    guarded = Guarded()
+    async with listening(guarded) as guarded.url:
+        login = Login(tmp_path, "http://127.0.0.1:1/callback")
+        async with McpTools("mail", server=UrlServer(guarded.url, login=login)) as section:
+            told, _ = await run(section, None, ToolCall("mail_login"))
+    assert "login" in told[0]
+    assert list(tmp_path.glob("*")) == [] or "secret-token" not in next(tmp_path.iterdir()).read_text()
+
+
+async def test_browser_comes_back_by_itself() -> None:
+    """At a loopback address this program listens for the browser, so the person need not copy the address."""
+    free = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    port = free.sockets[0].getsockname()[1]
+    free.close()
+    await free.wait_closed()
+    async with _listening(f"http://127.0.0.1:{port}/callback") as came_back:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /callback?code=abc&state=s HTTP/1.1\r\n\r\n")
+        assert b"You are logged in" in await reader.read()
+        writer.close()
+        assert _code_in(await came_back).code == "abc"
+
+
+def test_address_without_a_code() -> None:
+    """An address without a code raises an error that gives the server's reason."""
+    with pytest.raises(LoginNeeded, match="access_denied"):
+        _code_in("http://127.0.0.1/callback?error=access_denied")
+
+
+async def test_damaged_file_of_tokens(tmp_path: Path) -> None:
+    """An unreadable token file counts as empty, and the next write replaces it."""
+    file = TokenFile(tmp_path / "tokens.json")
+    for text in ("", "{", "[]", '{"tokens": 3}'):
+        file.path.write_text(text)
+        assert await file.get_tokens() is None
+    await file.set_tokens(OAuthToken(access_token="a"))
+    found = await file.get_tokens()
+    assert found is not None
+    assert found.access_token == "a"

@@ -1,0 +1,209 @@
+"""A server offers sections as prompts, files as resources, attachments as content, and agents and workers as tools."""
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from mcp_types import PromptReference
+
+from handrail import (
+    Agent,
+    Attachment,
+    MarkdownSection,
+    MemoryFilesystem,
+    Prompt,
+    ScriptedModel,
+    ToolResult,
+    UserContext,
+    tool,
+)
+from handrail.mcp import ToolServer
+from handrail.mcp.apps import load_app
+from mcp import Client, MCPError
+
+modes = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
+PNG = b"\x89PNG\r\n\x1a\n rest"
+
+
+@dataclass(frozen=True)
+class Trip:
+    city: str
+    days: int = 1
+
+
+Kind = Enum("Kind", {f"KIND_{each}": f"kind {each}" for each in range(120)})
+
+
+@dataclass(frozen=True)
+class Paint:
+    kind: Kind  # pyright: ignore[reportInvalidTypeForm]  # its members are made in a loop
+    name: str
+    colour: Literal["Red", "rose", "blue"] | None = None
+
+
+PAINT = MarkdownSection[Paint]("Paint", "paint", "Paint $name $colour in $kind.")
+PLAN = MarkdownSection[Trip]("Plan a trip", "plan", "Plan $days days in $city.", summary="A plan for a city.")
+SMALL = MarkdownSection("Manners", "manners", "Be polite.", visibility="summary", summary="How to behave.")
+
+
+@modes
+async def test_sections_are_prompts(mode: Any) -> None:
+    """A titled section is a prompt. Its params are the arguments. A section that is shown as a summary is opened."""
+    server = ToolServer(Prompt("guide", "Guide."), sections=[PLAN, SMALL])
+    async with Client(server.server, mode=mode) as client:
+        listed = (await client.list_prompts()).prompts
+        plan: Any = await client.get_prompt("plan", {"city": "Oslo", "days": "3"})
+        manners: Any = await client.get_prompt("manners")
+        for name, given in (("plan", {}), ("other", {})):
+            with pytest.raises(MCPError, match=r"city|no prompt"):
+                await client.get_prompt(name, given)
+    assert [each.name for each in listed] == ["manners", "plan"]
+    assert [(each.name, each.required) for each in listed[1].arguments or ()] == [
+        ("city", True),
+        ("days", False),
+    ]
+    assert "Plan 3 days in Oslo." in plan.messages[0].content.text
+    assert "Be polite." in manners.messages[0].content.text
+
+
+@modes
+async def test_files_are_resources(mode: Any) -> None:
+    """Files are listed and read as text or bytes. Nothing outside their folder can be read."""
+    files = MemoryFilesystem()
+    files.write("notes/a b.txt", "hello")
+    files.write("image.png", PNG)
+    server = ToolServer(Prompt("files", "Read."), files=lambda principal: files, resource_address="files:///")
+    async with Client(server.server, mode=mode) as client:
+        listed = (await client.list_resources()).resources
+        text: Any = await client.read_resource("files:///notes/a%20b.txt")
+        image: Any = await client.read_resource("files:///image.png")
+        for uri in (
+            "files:///../secret",
+            "files:///missing",
+            "other:///image.png",
+            "files:///%2Fetc%2Fpasswd",
+        ):
+            with pytest.raises(MCPError, match="no such resource"):
+                await client.read_resource(uri)
+    assert [str(each.uri) for each in listed] == ["files:///image.png", "files:///notes/a%20b.txt"]
+    assert (text.contents[0].text, text.contents[0].mime_type) == ("hello", "text/plain")
+    assert (image.contents[0].mime_type, hasattr(image.contents[0], "blob")) == ("image/png", True)
+
+
+@modes
+async def test_resources_are_offered_only_if_asked_for(mode: Any) -> None:
+    """Without an address for them, files are not resources."""
+    files = MemoryFilesystem()
+    server = ToolServer(Prompt("files", "Read."), files=lambda principal: files)
+    async with Client(server.server, mode=mode) as client:
+        with pytest.raises(MCPError):
+            await client.list_resources()
+
+
+@modes
+async def test_attachments_are_content(mode: Any) -> None:
+    """A result's attachments are content blocks of their kind."""
+
+    @tool(effect="read")
+    def show() -> ToolResult[None]:
+        """Show things."""
+        sound = Attachment(b"RIFF\x00\x00\x00\x00WAVE", "a.wav")
+        more = [Attachment(PNG), sound, Attachment(b"{}", "a.json"), Attachment(b"%PDF-1", "a.pdf")]
+        return ToolResult.ok(message="Here.", attachments=[*more, Attachment("https://example.org/b.png")])
+
+    async with Client(ToolServer(Prompt("show", "Show.", tools=[show])).server, mode=mode) as client:
+        found: Any = await client.call_tool("show", {})
+    kinds = [each.type for each in found.content]
+    assert kinds == ["text", "image", "audio", "resource", "resource", "resource_link"]
+    assert found.content[3].resource.text == "{}"
+    assert found.content[4].resource.blob
+
+
+@modes
+async def test_arguments_of_prompts_are_completed(mode: Any) -> None:
+    """The values of an enum or a literal that begin with what was typed are returned, at most 100 of them."""
+    server = ToolServer(Prompt("shop", "Sell."), sections=[PAINT])
+    async with Client(server.server, mode=mode) as client:
+        there = PromptReference(name="paint")
+
+        async def complete(name: str, value: str) -> Any:
+            return (await client.complete(there, {"name": name, "value": value})).completion
+
+        assert (await complete("colour", "r")).values == ["Red", "rose"]
+        assert (await complete("colour", "")).values == ["Red", "rose", "blue"]
+        many = await complete("kind", "kind")
+        assert (len(many.values), many.total, many.has_more) == (100, 120, True)
+        assert (await complete("name", "a")).values == []
+        assert (await complete("nothing", "a")).values == []
+        with pytest.raises(MCPError, match="no prompt 'print'"):
+            await client.complete(PromptReference(name="print"), {"name": "colour", "value": ""})
+
+
+@modes
+async def test_an_agent_is_a_tool(mode: Any) -> None:
+    """`Agent.mcp()` serves the agent's tools and the agent itself, which runs inside the call."""
+
+    @tool(effect="read")
+    def fare(city: str) -> int:
+        """Look up a fare."""
+        return 4
+
+    model = ScriptedModel(["It costs 4."])
+    agent = Agent(model, "Answer briefly.", name="guide", description="Knows fares.", tools=[fare])
+    async with Client(agent.mcp().server, mode=mode) as client:
+        names = [each.name for each in (await client.list_tools()).tools]
+        found: Any = await client.call_tool("guide", {"message": "How much?"})
+    assert names == ["fare", "guide"]
+    assert found.content[0].text == "It costs 4."
+    assert model.requests[0].messages[0].text == "How much?"
+
+
+async def test_workers_are_tools(tmp_path: Path) -> None:
+    """Each worker of a folder is a tool, run by the model that is passed."""
+    (tmp_path / "clerk.md").write_text("---\ndescription: Files things.\n---\nFile it.\n")
+    (tmp_path / "judge.md").write_text("---\ndescription: Judges things.\n---\nJudge it.\n")
+    app = load_app(str(tmp_path), ScriptedModel(["filed"]))
+    async with Client(ToolServer(app.prompt, adapter=app.adapter).server) as client:
+        names = [each.name for each in (await client.list_tools()).tools]
+        found: Any = await client.call_tool("clerk", {"input": "this"})
+    assert names == ["clerk", "judge"]
+    assert found.content[0].text == "filed"
+
+
+@modes
+async def test_a_tool_that_asks_needs_a_client_with_forms(mode: Any) -> None:
+    """A client that can't show forms is told so when it calls a tool that asks a person."""
+
+    @tool(effect="read")
+    async def order(*, context: UserContext) -> str:
+        """Ask."""
+        return await context.wait_for("size", {}, str)
+
+    async with Client(ToolServer(Prompt("shop", "Sell.", tools=[order])).server, mode=mode) as client:
+        with pytest.raises(MCPError, match="can't show forms"):
+            await client.call_tool("order", {})
+
+
+@modes
+async def test_a_cancelled_request_cancels_its_call(mode: Any) -> None:
+    """If a client cancels its request, the call is cancelled, and so is its handler."""
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    @tool(effect="read")
+    async def slow() -> str:
+        """Take long."""
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return ""
+
+    async with Client(ToolServer(Prompt("slow", "Go.", tools=[slow])).server, mode=mode) as client:
+        calling = asyncio.create_task(client.call_tool("slow", {}))
+        await began.wait()
+        calling.cancel()
+        await ended.wait()

@@ -1,0 +1,222 @@
+"""Recorded calls are MCP tasks: clients query, answer and cancel them, and a new process resumes them."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import mcp_types as wire
+import pytest
+from mcp.client.extension import ClientExtension
+from pydantic import ConfigDict
+
+from handrail import Prompt, ToolContext, ToolResult, UserContext, tool
+from handrail.journal.sqlite import MemoryJournal
+from handrail.mcp import ToolServer, tasks
+from handrail.mcp.tasks import EXTENSION
+from mcp import Client, MCPError
+
+TASK = {"mcp.task"}
+
+
+class TasksClient(ClientExtension):
+    """Declares the extension."""
+
+    identifier = EXTENSION
+
+
+class Work:
+    """The event that a test's tools wait for, and how often they were entered."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.entered = 0
+
+
+def prompt_of(work: Work) -> Prompt[Any]:
+    @tool(effect="read", capabilities=TASK)
+    async def slow(word: str, *, context: ToolContext) -> str:
+        """Take long."""
+        work.entered += 1
+        await context.report_progress("half-way", done=1, total=2)
+        await work.go.wait()
+        return f"{word} is done"
+
+    @tool(effect="read", capabilities=TASK)
+    async def order(*, context: UserContext) -> str:
+        """Ask for two things at once."""
+        work.entered += 1
+        size, colour = await asyncio.gather(
+            context.wait_for("size", {}, int), context.wait_for("colour", {}, str)
+        )
+        return f"{size} {colour}"
+
+    @tool(effect="read", capabilities=TASK)
+    def fail() -> ToolResult[str]:
+        """Fail."""
+        return ToolResult.error("It did not work.")
+
+    @tool(effect="read", capabilities={"mcp.task.required"})
+    def required() -> str:
+        """Be a task."""
+        return "done"
+
+    @tool(effect="read")
+    async def wait(*, context: ToolContext) -> str:
+        """Wait."""
+        await work.go.wait()
+        return "waited"
+
+    return Prompt("jobs", "Work.", tools=[slow, order, fail, required, wait])
+
+
+@asynccontextmanager
+async def process(work: Work, journal: Any, has_tasks: bool = True) -> AsyncGenerator[Any]:
+    """Serve as a new process would. Calls in progress are parked when the block ends."""
+    server = ToolServer(prompt_of(work), journal=journal)
+
+    async def never(context: Any, params: Any) -> Any:
+        raise AssertionError("the test answers by itself")
+
+    more: Any = {"extensions": [TasksClient()]} if has_tasks else {}
+    async with Client(server.server, mode="2026-07-28", elicitation_callback=never, **more) as client:
+        yield Session(client)
+    await server.calls.stop()
+
+
+class Session:
+    """Sends the requests of the extension, which the SDK's client does not know."""
+
+    def __init__(self, client: Client) -> None:
+        self._session: Any = client.session
+
+    async def send(self, method: str, **params: Any) -> dict[str, Any]:
+        request = wire.Request[Any, str](method=method, params=params)
+        found = await self._session.send_request(request, Anything)
+        return found.model_dump(by_alias=True)
+
+    async def call(self, name: str, **arguments: Any) -> dict[str, Any]:
+        return await self.send("tools/call", name=name, arguments=arguments)
+
+    async def get(self, task: str, status: str) -> dict[str, Any]:
+        """Poll a task until it has this status."""
+        while True:
+            found = await self.send("tasks/get", taskId=task)
+            if found["status"] == status:
+                return found
+            assert found["status"] in ("working", "input_required"), found
+            await asyncio.sleep(0)
+
+
+class Anything(wire.Result):
+    """A result of any kind."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+async def test_a_call_is_a_task() -> None:
+    """A task is created with its id, reports its progress, and ends with its result."""
+    work = Work()
+    async with process(work, MemoryJournal()) as session:
+        made = await session.call("slow", word="it")
+        assert (made["resultType"], made["status"]) == ("task", "working")
+        while (found := await session.send("tasks/get", taskId=made["taskId"])).get("statusMessage") is None:
+            await asyncio.sleep(0)
+        assert (found["status"], found["statusMessage"]) == ("working", "half-way")
+        work.go.set()
+        ended = await session.get(made["taskId"], "completed")
+    assert ended["result"]["content"][0]["text"] == "it is done"
+    assert ended["resultType"] == "complete"
+
+
+async def test_a_failed_call_is_a_completed_task() -> None:
+    """A tool's error is its result: the task is completed."""
+    async with process(Work(), MemoryJournal()) as session:
+        made = await session.call("fail")
+        ended = await session.get(made["taskId"], "completed")
+    assert ended["result"]["isError"]
+
+
+async def test_questions_are_answered_one_by_one() -> None:
+    """A task has an input request for each open question. It goes on when all of them have been answered."""
+    work = Work()
+    async with process(work, MemoryJournal()) as session:
+        task = (await session.call("order"))["taskId"]
+        while len(asked := (await session.get(task, "input_required"))["inputRequests"]) < 2:
+            await asyncio.sleep(0)
+        size, colour = sorted(asked, key=lambda id: "size" not in asked[id]["params"]["message"])
+        given = {size: {"action": "accept", "content": {"value": 4}}}
+        acknowledged = await session.send("tasks/update", taskId=task, inputResponses=given)
+        assert acknowledged["resultType"] == "complete"
+        left = await session.get(task, "input_required")
+        assert list(left["inputRequests"]) == [colour]
+        given = {colour: {"action": "accept", "content": {"value": "red"}}}
+        await session.send("tasks/update", taskId=task, inputResponses=given)
+        ended = await session.get(task, "completed")
+    assert ended["result"]["content"][0]["text"] == "4 red"
+    assert work.entered == 1
+
+
+async def test_a_task_survives_its_process() -> None:
+    """A new process shows the questions of a task, takes their answers, and resumes a task that was running."""
+    work, journal = Work(), MemoryJournal()
+    async with process(work, journal) as session:
+        busy = (await session.call("slow", word="it"))["taskId"]
+        task = (await session.call("order"))["taskId"]
+        while len((await session.get(task, "input_required"))["inputRequests"]) < 2:
+            await asyncio.sleep(0)
+    work.go.set()
+    async with process(work, journal) as session:
+        asked = (await session.get(task, "input_required"))["inputRequests"]
+        values = {id: 4 if "size" in each["params"]["message"] else "red" for id, each in asked.items()}
+        given = {id: {"action": "accept", "content": {"value": value}} for id, value in values.items()}
+        await session.send("tasks/update", taskId=task, inputResponses=given)
+        ended = await session.get(task, "completed")
+        other = await session.get(busy, "completed")
+    assert ended["result"]["content"][0]["text"] == "4 red"
+    assert other["result"]["content"][0]["text"] == "it is done"
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_task_is_cancelled(restarts: bool) -> None:
+    """A cancelled task stays cancelled, and cancelling it again changes nothing.
+
+    The same holds for a task that no process executes.
+    """
+    work, journal = Work(), MemoryJournal()
+    async with process(work, journal) as session:
+        task = (await session.call("order"))["taskId"]
+        await session.get(task, "input_required")
+        if not restarts:
+            await session.send("tasks/cancel", taskId=task)
+    async with process(work, journal) as session:
+        assert (await session.send("tasks/cancel", taskId=task))["resultType"] == "complete"
+        assert (await session.send("tasks/get", taskId=task))["status"] == "cancelled"
+
+
+async def test_clients_without_tasks() -> None:
+    """A client without support for tasks gets results, can't call a tool that requires tasks, and can't query tasks."""
+    journal = MemoryJournal()
+    async with process(Work(), journal, has_tasks=False) as session:
+        found = await session.call("fail")
+        assert found["isError"]
+        for refused in (session.call("required"), session.send("tasks/get", taskId="x")):
+            with pytest.raises(MCPError) as raised:
+                await refused
+            assert raised.value.error.code == wire.MISSING_REQUIRED_CLIENT_CAPABILITY
+    async with process(Work(), journal) as session:
+        with pytest.raises(MCPError, match="no such task"):
+            await session.send("tasks/get", taskId="x")
+
+
+async def test_a_call_that_takes_long_becomes_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of any tool becomes a task after a while, unless it has ended before."""
+    work = Work()
+    async with process(work, MemoryJournal()) as session:
+        monkeypatch.setattr(tasks, "TASK_AFTER", 0.0)
+        made = await session.call("wait")
+        work.go.set()
+        ended = await session.get(made["taskId"], "completed")
+        monkeypatch.setattr(tasks, "TASK_AFTER", 60.0)
+        at_once = await session.call("wait")
+    assert ended["result"]["content"] == at_once["content"]

@@ -1,0 +1,108 @@
+"""MCP servers over HTTP: limits on what they may send, and servers that fail."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from handrail import Adapter, Prompt, ScriptedModel, ToolCall
+from handrail.mcp import McpTools, UrlServer, transport
+from handrail.mcp.connection import ServerUnavailable
+from handrail.messages import ToolMessage
+from support.mcp_http import Reply, Request, listening, ordinary
+
+JSON = {"Content-Type": "application/json"}
+EVENTS = {"Content-Type": "text/event-stream"}
+CALL = ToolCall("echo", {"text": "a"})
+
+
+async def told(section: McpTools, *calls: ToolCall) -> list[str]:
+    """Make the calls in one run, and return the results that the model received."""
+    model = ScriptedModel([*calls, "Done."])
+    await Adapter(model).evaluate(Prompt("guide", ["Go.", section]), "hi")
+    messages = model.requests[-1].messages
+    return [one.text for each in messages if isinstance(each, ToolMessage) for one in each.results]
+
+
+def many(line: bytes) -> Iterator[bytes]:
+    return itertools.repeat(line)
+
+
+NOTICE = b'data: {"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"x"}}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        (Reply(200, JSON, many(b"[" * 1000)), "more than 0 MB"),
+        (Reply(200, EVENTS, many(b"data: " + b"x" * 1000)), "exceeded"),
+        (Reply(200, EVENTS, many(NOTICE)), "without an answer"),
+        (Reply(200, {**JSON, "Content-Encoding": "gzip"}, [b"x"]), "compressed"),
+        (Reply(200, JSON, [b"{"]), "Failed to parse"),
+        (Reply(200, EVENTS, [b"data: {\n\n"]), "Failed to parse"),
+        (Reply(200, {"Content-Type": "text/html"}, [b"<p>"]), "text/html"),
+        (Reply(503, {"Content-Type": "text/html"}, [b"<p>"]), "HTTP status 503"),
+        (Reply(401, {}, []), "header with a valid token"),
+        (None, "it closed the connection"),
+    ],
+)
+async def test_bad_answer_to_a_call(reply: Reply | None, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bad answer fails its call with a reason, and the next call works."""
+    monkeypatch.setattr(transport, "MAX_MESSAGE", 100_000)
+    monkeypatch.setattr(transport, "MAX_UNASKED", 50)
+    bad = [reply]
+
+    def answer(request: Request) -> Reply | None:
+        if request.message.get("method") == "tools/call" and bad:
+            return bad.pop()
+        return ordinary(request)
+
+    async with listening(answer) as url, McpTools("trial", url=url) as section:
+        first, second = await told(section, CALL, CALL)
+    assert why in first, first
+    assert second == "a"
+
+
+async def test_restarted_server_gets_the_call_again() -> None:
+    """A server that no longer knows the session has not taken the call, so it is sent again in a new session."""
+    sessions = ["one", "two"]
+    calls: list[str] = []
+
+    def answer(request: Request) -> Reply:
+        if request.message.get("method") == "tools/call":
+            calls.append(request.headers["mcp-session-id"])
+            if calls == ["one"]:
+                return Reply(404)
+        return ordinary(request, sessions[0] if not calls else sessions[1])
+
+    async with listening(answer) as url, McpTools("trial", url=url) as section:
+        assert await told(section, CALL) == ["a"]
+    assert calls == ["one", "two"]
+
+
+async def test_server_that_is_not_there() -> None:
+    """The error says that nothing listens at the address, and does not show the address's query."""
+    async with listening(ordinary) as url:
+        pass
+    section = McpTools("trial", server=UrlServer(f"{url}?key=abcdef", {"X-Api-Key": "hunter2hunter2"}))
+    with pytest.raises(ServerUnavailable, match="can't connect") as caught:
+        await section.connect()
+    assert "abcdef" not in str(caught.value)
+
+
+async def test_headers_are_sent_and_hidden() -> None:
+    """A server gets its headers. If it repeats one, the model does not see it."""
+    seen: list[Any] = []
+
+    def answer(request: Request) -> Reply:
+        seen.append(request.headers.get("authorization"))
+        if request.message.get("method") == "tools/call":
+            request.message["params"]["arguments"]["text"] = request.headers["authorization"].split()[1]
+        return ordinary(request)
+
+    async with listening(answer) as url:
+        server = UrlServer(url, {"Authorization": "Bearer very-secret-token"})
+        async with McpTools("trial", server=server) as section:
+            assert await told(section, CALL) == ["[secret]"]
+    assert set(seen) == {"Bearer very-secret-token"}
