@@ -26,6 +26,7 @@ from handrail.dispatch import open_gate
 from handrail.environment import LaterEnvironment
 from handrail.errors import RunParked
 from handrail.journal.chains import INSERT, Chains
+from handrail.journal.connection import Connection
 from handrail.journal.database import Database
 from handrail.journal.sqlite import Durability
 from handrail.messages import CallPart, ModelPart, ModelRequest, Price, StopPart, Traits
@@ -113,7 +114,7 @@ class Unchained(Chains):
     """Chains that write the same rows without a MAC or a head, for comparison."""
 
     def append(
-        self, connection: sqlite3.Connection, chain: str, kind: str, key: str, body: bytes, **more: Any
+        self, connection: Connection, chain: str, kind: str, key: str, body: bytes, **more: Any
     ) -> int:
         self.number = number = getattr(self, "number", 0) + 1
         connection.execute(INSERT, (chain, number, kind, key, 0.0, "s", body, b"x" * 32, "applied"))
@@ -125,7 +126,7 @@ def chained(path: Path, count: int, make: type[Chains]) -> float:
     database = Database(str(path), clock=SYSTEM_CLOCK, new_id="bench", inline=True)
     chains, body = make("bench", str(path), b"k" * 32), b"x" * 350
 
-    def work(connection: sqlite3.Connection) -> float:
+    def work(connection: Connection) -> float:
         began = time.process_time()
         for number in range(count):
             chains.append(

@@ -15,12 +15,12 @@ from typing import NamedTuple
 LAYERS = {
     name: layer
     for layer, names in {
-        5: "cli serve mcp __main__",
+        5: "cli fleet serve mcp __main__",
         4: "agent environment handoff workers durable runs",
         3: "adapter models sections",
         2: "dispatch replay guard limits",
         1: "session prompt resources journal",
-        0: "tools context schema operation cancellation callbacks timers errors clock deadline protocols threads ids redaction events question messages records journals patterns place neighbours raised_errors rendering spelling",
+        0: "tools content context schema operation cancellation callbacks timers errors clock deadline protocols threads ids redaction events question messages records journals patterns place neighbours raised_errors rendering spelling",
     }.items()
     for name in names.split()
 }

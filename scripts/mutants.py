@@ -246,11 +246,13 @@ MUTANTS = [
     Mutant(
         "step recorded after its effect",
         "journal/calls.py",
-        "            row = await self._database.transact(lambda connection: self._reserve(connection, key, run_id))\n"
+        "            row = await self._reserved(key, run_id)\n"
         "            if row is None:\n"
         "                self._note(run_id, key, None)\n"
         "            elif row[0] is not None:\n"
         "                return msgspec.msgpack.decode(row[0])\n"
+        "            if run_id and self._database.leases.is_lapsed():\n"
+        "                await self._database.transact(lambda connection: self._still_owns(connection, run_id))\n"
         "            try:\n"
         "                value = await (function() if row is None or unsettled is None else unsettled())\n",
         "            known = dict(await self.load(run_id))\n"
@@ -306,7 +308,7 @@ MUTANTS = [
     ),
     Mutant(
         "recorded answer of the model asked for again",
-        "adapter/answer.py",
+        "adapter/attempts.py",
         "        if recorded is not None:\n",
         "        if recorded is not None and recorded.calls:\n",
         SIMULATED,
@@ -442,7 +444,7 @@ MUTANTS = [
     Mutant(
         "policies share their params",
         "dispatch/policies.py",
-        "        seen = tool.copy_params(params, arguments)\n",
+        "        seen = copy_params(params, arguments)\n",
         "        seen = params\n",
         "tests/guard/test_own_params.py",
     ),
@@ -500,7 +502,7 @@ MUTANTS = [
     Mutant(
         "a swallowed cancel is committed",
         "dispatch/gate.py",
-        "            await cancelled_after_all()\n",
+        "            return cancelled_after_all()\n",
         "            pass\n",
         "tests/dispatch/test_gate.py",
     ),

@@ -215,8 +215,9 @@ def test_a_key_is_needed_at_the_first_run(monkeypatch: pytest.MonkeyPatch) -> No
 def test_naming_a_model_loads_nothing() -> None:
     code = (
         "import sys; from handrail import Agent; Agent('openai:gpt-5', 'Answer.'); "
-        "Agent('google:model', 'Answer.'); "
-        "print([name for name in sys.modules if name.startswith(('aiohttp', 'handrail.models.openai', 'handrail.models.bridge'))])"
+        "Agent('google:model', 'Answer.'); Agent('cohere:model', 'Answer.'); "
+        "print([name for name in sys.modules if name.startswith(('aiohttp', 'handrail.models.openai', "
+        "'handrail.models.gemini', 'handrail.models.bridge'))])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=500
@@ -226,7 +227,7 @@ def test_naming_a_model_loads_nothing() -> None:
 
 def test_an_extra_is_needed_at_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "handrail.models.bridge", None)
-    agent = Agent("google:model", "Answer.")
+    agent = Agent("cohere:model", "Answer.")
     with pytest.raises((ImportError, DefinitionError, ModelError)):
         agent.run("go")
 

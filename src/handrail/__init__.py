@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from handrail.adapter import Adapter, PromptResponse
     from handrail.agent import Agent
+    from handrail.content import Attachment
     from handrail.context import AgentContext, ToolContext, UserContext, WorkerContext
     from handrail.deadline import Deadline
     from handrail.dispatch import ToolCall, open_gate
@@ -40,11 +41,14 @@ if TYPE_CHECKING:
         SequentialDependencyPolicy,
     )
     from handrail.handoff import Handoff, Parked, run_as_agent
+    from handrail.journal.postgres.journal import PostgresJournal
     from handrail.journal.sqlite import MemoryJournal, SqliteJournal
     from handrail.journals import Journal
     from handrail.limits import Budget
-    from handrail.messages import Model
+    from handrail.messages import Model, ModelSettings
     from handrail.models.anthropic import AnthropicModel
+    from handrail.models.choice import by, first_that_works
+    from handrail.models.gemini import GeminiModel
     from handrail.models.local import LocalModel
     from handrail.models.openai import OpenAIModel
     from handrail.models.scripted import ScriptedModel
@@ -64,6 +68,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "handrail.adapter": "Adapter PromptResponse",
     "handrail.agent": "Agent",
+    "handrail.content": "Attachment",
     "handrail.context": "AgentContext ToolContext UserContext WorkerContext",
     "handrail.deadline": "Deadline",
     "handrail.dispatch": "ToolCall open_gate",
@@ -72,11 +77,14 @@ _HOMES = {
     "handrail.events": "ToolInvoked",
     "handrail.guard": "CapabilityPolicy RateLimitPolicy ReadBeforeWritePolicy SequentialDependencyPolicy",
     "handrail.handoff": "Handoff Parked run_as_agent",
+    "handrail.journal.postgres.journal": "PostgresJournal",
     "handrail.journal.sqlite": "MemoryJournal SqliteJournal",
     "handrail.journals": "Journal",
     "handrail.limits": "Budget",
-    "handrail.messages": "Model",
+    "handrail.messages": "Model ModelSettings",
     "handrail.models.anthropic": "AnthropicModel",
+    "handrail.models.choice": "by first_that_works",
+    "handrail.models.gemini": "GeminiModel",
     "handrail.models.local": "LocalModel",
     "handrail.models.openai": "OpenAIModel",
     "handrail.models.scripted": "ScriptedModel",
@@ -105,6 +113,7 @@ __all__ = [
     "Allow",
     "Answer",
     "AnthropicModel",
+    "Attachment",
     "Binding",
     "Budget",
     "CallFailed",
@@ -117,6 +126,7 @@ __all__ = [
     "EventBus",
     "FileTools",
     "Filesystem",
+    "GeminiModel",
     "Handoff",
     "HandrailError",
     "HeadlessEnvironment",
@@ -127,12 +137,14 @@ __all__ = [
     "MemoryFilesystem",
     "MemoryJournal",
     "Model",
+    "ModelSettings",
     "NoAnswer",
     "OpenAIModel",
     "Operation",
     "Parked",
     "PathArg",
     "PolicyDecision",
+    "PostgresJournal",
     "Prompt",
     "PromptEvaluationError",
     "PromptResponse",
@@ -160,6 +172,8 @@ __all__ = [
     "Worker",
     "WorkerContext",
     "WorkerRegistry",
+    "by",
+    "first_that_works",
     "gather",
     "given",
     "kept",

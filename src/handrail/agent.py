@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Generic, Unpack, cast, overload
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Unpack, cast, overload
 
 from pydantic import Field
 from typing_extensions import TypeVar
@@ -15,13 +16,16 @@ from handrail.adapter.settings import checked_model
 from handrail.context import ToolContext
 from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions, check_names
 from handrail.errors import DefinitionError, NotSupported
-from handrail.messages import Model
+from handrail.messages import DEFAULT_SETTINGS, Model, ModelSettings
 from handrail.models.names import check_name
 from handrail.operation import Operation
 from handrail.prompt import Prompt, Section
 from handrail.prompt.section import walk
 from handrail.protocols import ToolPolicy
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
+
+if TYPE_CHECKING:
+    from handrail.mcp.server import ToolServer
 
 OutputT = TypeVar("OutputT", default=Any)
 
@@ -34,7 +38,7 @@ class Agent(Generic[OutputT]):
 
     `model` is a model, its name (`provider:name`), or an `Adapter` with its own settings. Instructions given
     as text are literal: `$5` means five dollars. Sections among them are templates as usual. A whole `Prompt` may be
-    passed in place of instructions, name, tools, output and policies. An invalid definition raises `DefinitionError`
+    passed in place of instructions, name, tools, output, policies and model settings. An invalid definition raises `DefinitionError`
     here; a missing key or extra is reported at the first run.
     """
 
@@ -54,6 +58,7 @@ class Agent(Generic[OutputT]):
         tools: Iterable[Tool[Any, Any]] = ...,
         output: None = None,
         policies: Iterable[ToolPolicy] = ...,
+        model_settings: ModelSettings = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -66,6 +71,7 @@ class Agent(Generic[OutputT]):
         tools: Iterable[Tool[Any, Any]] = ...,
         output: type[OutputT],
         policies: Iterable[ToolPolicy] = ...,
+        model_settings: ModelSettings = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -81,6 +87,7 @@ class Agent(Generic[OutputT]):
         tools: Iterable[Tool[Any, Any]] = (),
         output: Any = None,
         policies: Iterable[ToolPolicy] = (),
+        model_settings: ModelSettings = DEFAULT_SETTINGS,
     ) -> None:
         if isinstance(model, str):
             check_name(model)
@@ -90,10 +97,19 @@ class Agent(Generic[OutputT]):
             raise DefinitionError(f"description is {description!r}. Pass a string, or leave it out.")
         prompt: Any = instructions
         if not isinstance(instructions, Prompt):
-            prompt = Prompt(name, _literal(instructions), tools=tools, output=output, policies=policies)
-        elif name != _NAME or tools or output is not None or policies:
+            prompt = Prompt(
+                name,
+                _literal(instructions),
+                tools=tools,
+                output=output,
+                policies=policies,
+                model_settings=model_settings,
+            )
+        elif (
+            name != _NAME or tools or output is not None or policies or model_settings is not DEFAULT_SETTINGS
+        ):
             raise DefinitionError(
-                f"the prompt {instructions.name!r} already has a name, tools, output and policies. "
+                f"the prompt {instructions.name!r} already has a name, tools, output, policies and settings. "
                 "Pass them to the Prompt, or pass the Agent its instructions as text."
             )
         for field, value in (("model", model), ("prompt", prompt), ("description", description)):
@@ -163,6 +179,14 @@ class Agent(Generic[OutputT]):
             capabilities=frozenset({"agent"}),
             effect=strongest(tool.effect for tool in tools),
         )
+
+    def mcp(self, **arguments: Any) -> ToolServer:
+        """Return this agent as an MCP server, with its tools and itself as a tool: `await agent.mcp().serve_stdio()`.
+
+        Takes the arguments of `handrail.mcp.ToolServer`. Needs `pip install 'handrail[mcp]'`.
+        """
+        serve: Any = import_module("handrail.mcp").serve_agent  # a higher layer, which may not be installed
+        return serve(self, **arguments)
 
     async def _run_inside(self, params: Any, context: ToolContext) -> ToolResult[Any]:
         from handrail.dispatch.attempt import Attempt

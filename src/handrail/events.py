@@ -252,6 +252,8 @@ class ModelFailed(Fact, frozen=True):
     retry_in: float | None
     """Seconds until the retry; None if the request is not retried."""
     run_context: RunContext
+    next_model: str = ""
+    """The model that is asked instead; "" if the same model is asked again, or none."""
 
 
 class TextDelta(Fact, frozen=True, gc=False):
@@ -261,7 +263,7 @@ class TextDelta(Fact, frozen=True, gc=False):
     run_context: RunContext
 
 
-class ThinkingDelta(Fact, frozen=True, gc=False):
+class ThoughtDelta(Fact, frozen=True, gc=False):
     """A chunk of the model's thinking arrived in a streamed run."""
 
     text: str

@@ -24,6 +24,7 @@ from handrail.records import (
     RunStatus,
     SessionRow,
     Verification,
+    WorkerRow,
 )
 
 if TYPE_CHECKING:
@@ -41,7 +42,10 @@ class Runs(Protocol):
     """Runs and the leases on them."""
 
     async def begin(self, run: RunRecord, /) -> None:
-        """Record a new run and take its lease. Raises `RunError` if the id is in use."""
+        """Record a new run and take its lease. Raises `RunError` if the id is in use.
+
+        A queued run that this process has taken begins with this record too, and keeps its request.
+        """
         ...
 
     async def take(self, run_id: str, /) -> RunRow:
@@ -66,8 +70,14 @@ class Runs(Protocol):
         """
         ...
 
-    async def leave(self, run_id: str, status: RunStatus, outcome: bytes = b"", /) -> None:
-        """Release the lease and record the run's status. If the run is over, its open questions are deleted."""
+    async def leave(
+        self, run_id: str, status: RunStatus, outcome: bytes = b"", /, *, due_at: float | None = None
+    ) -> None:
+        """Release the lease and record the run's status. If the run is over, its open questions are deleted.
+
+        A submitted run that is not over is due for a worker at `due_at`, or as soon as one of its questions is
+        answered.
+        """
         ...
 
     async def get(self, run_id: str, /) -> RunRow:
@@ -111,6 +121,67 @@ class Runs(Protocol):
 
     async def forget(self, run_ids: Sequence[str], /) -> None:
         """Delete these runs with everything recorded for them, and the decisions of sessions that then have no run."""
+        ...
+
+
+class Queue(Protocol):
+    """Runs that wait for a worker, and the workers.
+
+    A worker may take a run that is *due*: a queued run whose time has come, a parked run with a question that has been
+    answered or has expired, or a run whose owner is gone. Of a session's queued runs only the oldest is due, and only
+    while no other run of the session is running or parked. At most one run of a session has an owner at a time.
+    """
+
+    async def submit(
+        self, run: RunRecord, /, *, at: float | None = None, host: str = "", key: str = ""
+    ) -> RunRow:
+        """Record a run for a worker to begin, as `queued`, and return its row.
+
+        It is due at the time `at`, or now. With `host`, only workers on that host may take it. If the principal has
+        already submitted a run with this `key`, nothing is recorded, and the row of that run is returned.
+        """
+        ...
+
+    async def claim(
+        self, queues: Sequence[str], /, *, host: str = "", run_id: str | None = None
+    ) -> RunRow | None:
+        """Take the lease of the run in these queues that has been due longest, or return None if no run is due.
+
+        Returns the run's previous row, with the new counts of legs and deaths.
+
+        With `run_id`, only that run is considered. If it is not due, no worker has it and it is not over, its count of
+        legs still increases, so that its next leg has a new number.
+        """
+        ...
+
+    async def due(
+        self, queues: Sequence[str] | None = None, /, *, host: str | None = None, limit: int = 100
+    ) -> Sequence[RunRow]:
+        """Return the runs that workers may take now, longest due first. None stands for any queue, and for any host."""
+        ...
+
+    async def wake(self, run_id: str, /, at: float | None = None) -> None:
+        """Make a run due at the time `at`, or now. Does nothing if a process owns the run or the run is over."""
+        ...
+
+    async def adopt(self, run_id: str, queue: str, /) -> None:
+        """Move a run to a different queue, so that a different version of its code continues it."""
+        ...
+
+    async def stopping(self) -> Sequence[str]:
+        """Return the ids of the runs that this process owns and that somebody has asked to cancel."""
+        ...
+
+    async def wait(self, seconds: float, /) -> None:
+        """Return when the journal may have changed, and after this many seconds at the latest."""
+        ...
+
+    async def announce(self, worker: WorkerRow, /, *, seconds: float) -> None:
+        """Record that this process is a worker, for that many seconds. With 0 seconds, remove the record."""
+        ...
+
+    async def workers(self) -> Sequence[WorkerRow]:
+        """Return the workers that are alive."""
         ...
 
 
@@ -342,12 +413,19 @@ class Journal(Protocol):
         ...
 
     @property
+    def lease(self) -> float:
+        """How many seconds a process keeps its runs without renewing its lease."""
+        ...
+
+    @property
     def synced(self) -> bool:
         """Whether records survive a power failure. If so, files must be synced too."""
         ...
 
     @property
     def runs(self) -> Runs: ...
+    @property
+    def queue(self) -> Queue: ...
     @property
     def calls(self) -> Calls: ...
     @property

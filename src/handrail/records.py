@@ -13,8 +13,12 @@ import msgspec
 from handrail.errors import JournalAltered
 from handrail.question import Answer, Question
 
-RunStatus = Literal["running", "parked", "done", "failed", "cancelled"]
-"""The status of a run. A run whose process died is still `running`; its lease shows that it has no live owner."""
+RunStatus = Literal["queued", "running", "parked", "done", "failed", "cancelled"]
+"""The status of a run.
+
+A `queued` run was submitted and has not begun. A run whose process died is still `running`; its lease shows that it has no
+live owner.
+"""
 
 OVER: frozenset[RunStatus] = frozenset(("done", "failed", "cancelled"))
 
@@ -62,11 +66,28 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""
     """A digest of the app's code, to detect changes."""
     forked_from: str = ""
+    request: bytes = b""
+    """The encoded request of a submitted run; b"" for other runs. Only the adapter reads it."""
 
     @property
     def mark(self) -> Mark:
         """The run's position among other runs."""
         return self.began_at, self.id
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the run has begun. A submitted run that was cancelled while it was queued never did."""
+        return bool(self.begin or not self.request)
+
+    @property
+    def queue(self) -> str:
+        """The queue for runs of this app and this version of its code."""
+        return queue_of(self.app, self.code)
+
+
+def queue_of(app: str, code: str) -> str:
+    """Return the name of the queue for runs of an app whose code has this digest."""
+    return f"{app}@{code}"
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +98,9 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     """The process that owns the run; "" for none."""
     leased_until: float = 0.0
+    """When the lease in the run's own row ends, in seconds since 1970; 0 if there is none, or if the process has one for all its runs."""
+    held: bool = False
+    """Whether the owner was alive and held its lease when the row was read."""
     changed_at: float = 0.0
     outcome: bytes = b""
     """The run's outcome, once it is over. Only the adapter reads it."""
@@ -86,6 +110,27 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the run's owner has been asked to cancel it."""
     deaths: int = 0
     """How many consecutive processes ended while they executed the run, without any progress."""
+    queue: str = ""
+    """The queue from which workers take the run; "" for a run that was not submitted."""
+    host: str = ""
+    """The only host whose workers may take the run, because its files are there; "" for any host."""
+    due_at: float | None = None
+    """When a worker may take the run, in seconds since 1970; None if the run does not wait for a time."""
+    legs: int = 0
+    """How many times a process has begun or resumed the run, or claimed it from a queue."""
+
+
+class WorkerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker process that is alive: the queues it takes runs from, and where it runs."""
+
+    owner: str
+    host: str
+    queues: Sequence[str]
+    leased_until: float = 0.0
+    runs: int = 0
+    """How many runs it is executing."""
+    limit: int = 0
+    """The maximum number of runs that it executes at once."""
 
 
 class SessionRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,7 +195,10 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
     """When the call began, in seconds since 1970."""
     seconds: float = 0.0
     reads: Sequence[str] = ()
-    """The slices and paths that the call read, such as `slice Plan` or `file docs/a.md`."""
+    """What the call read, such as `slice Plan` or `file docs/a.md`.
+
+    `server files` means that its result came from outside, from the MCP server `files`.
+    """
     writes: Sequence[str] = ()
     diff: str = ""
     charged: bool = True

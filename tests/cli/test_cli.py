@@ -208,7 +208,9 @@ def test_an_agent_of_a_module_is_run_and_resumed(folder: Path, here: Here):
     )
     assert here("run", "desk:agent", "x", "-q", "--approve", "all")[:2] == (0, "It is paid.\n")
     assert here("run", "desk.py", "x", "-q", "--model", "desk:model")[:2] == (0, "It is another.\n")
-    assert here("run", "desk:agent", "x", "-q", "-a", "desk.py")[0] == 2
+    attached = ("run", "desk:agent", "x", "-q", "--approve", "all", "-a")
+    assert here(*attached, "desk.py")[:2] == (0, "It is paid.\n")
+    assert here(*attached, "missing.png")[0] == 2
     assert here("run", "desk:parks", "x", "-q", "--approve", "later")[0] == 5
     newest = json.loads(here("runs", "list", "--json")[1])["runs"][0]
     assert newest["app"] == "desk:parks"
@@ -236,6 +238,40 @@ def test_an_agent_uses_the_servers_of_a_file(folder: Path, here: Here, approve: 
     )
     code, out, error = here("run", "guide:agent", "x", "-q", "--approve", approve, "--mcp", "mcp.json")
     assert told in out, (code, error)
+
+
+@pytest.mark.parametrize("named", ["envoy:agent", "workers/envoy.md"])
+def test_a_resumed_run_has_the_servers_of_its_file(folder: Path, here: Here, named: str):
+    """`runs resume` opens the servers that the run began with. It names their file if it has changed or is missing."""
+    server = Path(support.__path__[0]) / "mcp_server.py"
+    entry = {"command": sys.executable, "args": ["-S", str(server)], "env": {"API_TOKEN": "hunter2-x"}}
+    config = folder.parent / "mcp.json"
+    config.write_text(json.dumps({"mcpServers": {"trial": entry}}))
+    (folder.parent / "envoy.py").write_text(
+        "from handrail import Agent, ScriptedModel, ToolCall\n"
+        "def answer(request):\n"
+        "    said = request.messages[-1]\n"
+        "    return said.text if len(request.messages) > 1 else ToolCall('echo', {'text': 'a'})\n"
+        "model = ScriptedModel(answer)\n"
+        "agent = Agent(model, 'Go.')\n"
+    )
+    (folder.parent / "workers").mkdir(exist_ok=True)
+    (folder.parent / "workers" / "envoy.md").write_text("---\nname: envoy\nmodel: envoy:model\n---\nGo.\n")
+    code, _, error = here("run", named, "x", "-q", "--approve", "later", "--mcp", "mcp.json")
+    assert code == 5, error
+    run_id = json.loads(here("runs", "list", "--json")[1])["runs"][0]["run_id"]
+    digest = json.loads(here("runs", "show", run_id, "--json")[1])["waiting"][0]["digest"]
+    assert here("runs", "answer", run_id, "--approve", "--digest", digest)[0] == 0
+    config.rename(folder.parent / "moved.json")
+    code, _, error = here("runs", "resume", run_id)
+    assert code != 0
+    assert "mcp.json can't be read" in error
+    assert "--mcp" in error
+    config.write_text(json.dumps({"mcpServers": {"trial": entry}, "more": 1}))
+    code, out, error = here("runs", "resume", run_id)
+    assert code == 0, error
+    assert "mcp.json has changed since the run began" in out + error
+    assert "echo: a" in out
 
 
 def test_a_resumed_agent_keeps_its_own_model_and_resources(folder: Path, here: Here):
@@ -288,7 +324,7 @@ def test_output_that_cannot_be_written_is_reported(folder: Path, arguments: list
 def test_a_run_that_is_not_recorded_says_so(folder: Path, here: Here):
     """If the default journal can't be used, a message says so, and the run continues."""
     journal = default_journal(folder.parent)
-    make_private_folder(journal.parent)
+    make_private_folder(journal.parent, folder.parent)
     journal.write_text("no journal at all")
     code, out, err = here("run", "team/hello.md", "x", "-q")
     assert (code, out) == (0, "Hello\\x1b[31m there.\n")

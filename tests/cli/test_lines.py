@@ -189,6 +189,18 @@ async def test_nested_calls_are_below_a_heading():
     assert len(activity.done) == 3
 
 
+@pytest.mark.parametrize("verbose", [False, True])
+async def test_a_thought_is_folded(verbose: bool):
+    """A model's thinking is shown as one line before its answer, or in full if the view is verbose."""
+    thinks = Reply("Rain.", thinking="First I look.\n\nThen I say\x1b[2J it.")
+    _, said = await run_and_say(ScriptedModel([thinks]), verbose=verbose)
+    lines = [line for line in said if line.startswith("∴")]
+    if verbose:
+        assert lines == ["∴ First I look.", "∴ Then I say\\x1b[2J it."]
+    else:
+        assert lines == ["∴ First I look. (+1 lines; -v shows them)"]
+
+
 async def test_secrets_are_masked_in_lines():
     """A tool's secret arguments are masked in its line."""
     _, said = await run_and_say(ScriptedModel([ToolCall("hide", {"key": "hunter2"}), "Done."]))

@@ -118,9 +118,10 @@ async def fare(city: str) -> str:
     return f"129 euros to {city}"
 
 
-def test_an_agent_on_the_served_model(served: str):
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_an_agent_on_the_served_model(served: str, api: Any):
     """Hello world runs on the served model, whole and streamed: it calls the only tool, and then answers in text."""
-    model = OpenAIModel("smollm2-135m", base_url=served, key_variable=None)
+    model = OpenAIModel("smollm2-135m", base_url=served, key_variable=None, api=api)
     agent = Agent(model, "Answer in one short sentence.", tools=[fare])
     whole_answer = agent.run("How much is the ticket to Rome?").wait()
     assert whole_answer.usage.requests == 2
@@ -130,7 +131,7 @@ def test_an_agent_on_the_served_model(served: str):
     assert "".join(pieces) == stream.response.wait().text == whole_answer.text
 
 
-def post(address: str, body: Any, **headers: str) -> tuple[int, Any]:
+def post(address: str, body: Any, path: str = "/chat/completions", **headers: str) -> tuple[int, Any]:
     at = urlsplit(address)
     connection = http.client.HTTPConnection(at.hostname or "", at.port, timeout=60)
     sent = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -139,7 +140,7 @@ def post(address: str, body: Any, **headers: str) -> tuple[int, Any]:
         **{name.replace("_", "-"): value for name, value in headers.items()},
     }
     with contextlib.closing(connection):
-        connection.request("POST", f"{at.path}/chat/completions", sent, given)
+        connection.request("POST", f"{at.path}{path}", sent, given)
         response = connection.getresponse()
         return response.status, json.loads(response.read())
 
@@ -170,6 +171,34 @@ def test_structured_answers_and_chosen_tools(served: str):
     _, answer = post(served, {**base, "max_tokens": 3, "tools": [OTHER_TOOL, CITY_TOOL]})
     assert "tool_calls" not in answer["choices"][0]["message"]
     assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_the_responses_api(served: str):
+    """Structured answers, a chosen tool, a conversation with a call, and the length limit work on the responses API too."""
+    base = {"model": "smollm2-135m", "input": "Ada lives in Paris.", "max_output_tokens": 40}
+    form = {"format": {"type": "json_schema", "name": "a", "schema": CITY}}
+    _, answer = post(served, {**base, "text": form}, "/responses")
+    assert list(json.loads(answer["output"][0]["content"][0]["text"])) == ["city"]
+    tools = [{"type": "function", "name": "other"}, {"type": "function", "name": "city", "parameters": CITY}]
+    chosen = {"type": "function", "name": "city"}
+    _, answer = post(served, {**base, "tools": tools, "tool_choice": chosen}, "/responses")
+    (call,) = answer["output"]
+    assert (call["type"], call["name"], list(json.loads(call["arguments"]))) == (
+        "function_call",
+        "city",
+        ["city"],
+    )
+    told = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Ada lives in Paris."}]},
+        {"type": "reasoning", "summary": []},
+        call,
+        {"type": "function_call_output", "call_id": call["call_id"], "output": "stored"},
+    ]
+    asked = {**base, "instructions": "Be brief.", "input": told, "max_output_tokens": 3}
+    status, answer = post(served, asked, "/responses")
+    assert (status, answer["status"], answer["usage"]["output_tokens"]) == (200, "incomplete", 3)
+    status, answer = post(served, {**base, "input": [{"type": "novelty"}]}, "/responses")
+    assert (status, "items of the type 'novelty'" in answer["error"]["message"]) == (400, True)
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch
     ("words", "said", "code"),
     [
         (["show", "nobody"], "the journal has no such run", 1),
-        (["list", "--standing", "odd"], "is not one of running", 2),
+        (["list", "--standing", "odd"], "is not one of queued", 2),
         (["list", "--journal", "nowhere.db"], "there is no journal at nowhere.db", 2),
         (["fork", "tea", "7"], "from 0, its beginning, to 1", 1),
         (["undo", "tea", "call"], "has no finished call", 1),

@@ -24,7 +24,6 @@ from handrail import (
     gather,
     tool,
 )
-from handrail.cancellation import open_scope
 from handrail.dispatch import ToolCall, run_turn
 from handrail.dispatch.call import new_call
 from handrail.dispatch.failures import SignatureMismatch
@@ -637,7 +636,7 @@ def test_handlers_start_only_with_a_token_of_the_gate() -> None:
         attempt = rig.gate.open(new_call(rig.gate, "work", {"text": "stolen"})).attempt
         params = attempt.params = work.parse({"text": "stolen"})
         with pytest.raises(SignatureMismatch, match="did not pass the gate"):
-            await rig.gate._run_handler(attempt, work, ToolContext(attempt), open_scope())
+            await rig.gate._start(attempt, ToolContext(attempt))
         assert params.text not in ran
 
     run_virtual(main)

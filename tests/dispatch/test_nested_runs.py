@@ -13,6 +13,7 @@ from handrail import (
     Budget,
     Deadline,
     MemoryFilesystem,
+    ModelSettings,
     Prompt,
     PromptEvaluationError,
     ScriptedModel,
@@ -71,6 +72,25 @@ async def test_model(way: str, tmp_path: Path) -> None:
     expected = "own" if way in OWN_MODEL else "chosen"
     assert (expected, "Leaf.") in nesting.asked
     assert {name for name, system in nesting.asked if system in ("Inner.", "Leaf.")} == {expected}
+
+
+@every_way
+async def test_model_settings(way: str, tmp_path: Path) -> None:
+    """A nested run has the settings of the run around it if it has its model, but never its choice of a tool."""
+
+    async def ask(context: ToolContext) -> None:
+        await context.adapter.evaluate(LEAF, "go")
+
+    nesting = Nesting(way, tmp_path, ask)
+    nesting.middle_settings = ModelSettings(effort="low", tool_choice="required")
+    await nesting.run(model_settings=ModelSettings(seed=1, tool_choice="middle"))
+    expected = ModelSettings() if way in OWN_MODEL else ModelSettings(effort="low")
+    inner = [settings for system, settings in nesting.settings if system in ("Inner.", "Leaf.")]
+    assert inner
+    assert set(inner) == {expected}
+    assert {settings for system, settings in nesting.settings if system == "Middle."} == {
+        nesting.middle_settings
+    }
 
 
 @every_way

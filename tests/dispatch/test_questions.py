@@ -839,3 +839,16 @@ def test_each_try_asks_a_question_of_its_own():
 
     run_virtual(main)
     assert tries == ["tea", "tea"]
+
+
+@pytest.mark.parametrize("changed", [{"digest": "digest of q2"}, {"by": "mallory"}])
+def test_an_answer_recorded_elsewhere_must_be_to_this_question_and_by_somebody_asked(changed: dict[str, str]):
+    async def main() -> object:
+        desk = Desk()
+        await asyncio.sleep(0)
+        with pytest.raises(AnswerRefused):
+            desk.desk.deliver(answer_to(desk.question, 1, **changed))
+        desk.desk.deliver(answer_to(desk.question, 2))
+        return (await desk.asking).value
+
+    assert run_virtual(main) == 2

@@ -32,7 +32,10 @@ def looking(seen: list[RunContext]) -> Any:
 
 @pytest.mark.parametrize("given", [{}, {"trace_id": TRACE}])
 async def test_the_trace_and_the_span_survive_resume(given: Any) -> None:
-    """They follow from the run's id, or are recorded, so that both processes write to one trace."""
+    """Trace and span follow from the run's id, or are recorded, so that both processes write to one trace.
+
+    Attempts are counted.
+    """
     seen: list[RunContext] = []
     prompt = Prompt("p", "Look.", tools=[looking(seen)])
     journal = MemoryJournal()
@@ -44,6 +47,7 @@ async def test_the_trace_and_the_span_survive_resume(given: Any) -> None:
     assert len(before.span_id) == 16
     assert before.trace_id == given.get("trace_id", before.trace_id)
     assert before.worker_id == journal.owner
+    assert (before.attempt, after.attempt) == (1, 2)
 
 
 async def test_nested_runs_have_spans_of_their_own_in_one_trace() -> None:

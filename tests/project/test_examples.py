@@ -36,6 +36,12 @@ SHOWN = {
         "order was not approved (nobody there)",
         "took longer than 0.2 seconds and was stopped",
     ],
+    "pictures.py": [
+        "The bars match your sketch. \n",
+        "[image sketch.png: image/png, 70 bytes] from a person\n",
+        "bars.png: image/png, ",
+        "The journal has the bytes once each: 2 blobs\n",
+    ],
     "code_fixer.py": [
         "- not yet: This must pass: ",
         "run_command was undone: the folder is unchanged\n- run_command: `make tidy`: exit code 2\n",

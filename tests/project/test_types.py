@@ -1,7 +1,8 @@
 """Tests for types as part of the API: they pin what pyright infers and reports in strict mode.
 
 Each file in tests/project/types declares its expectations: inferences with `assert_type`, and errors with a
-comment on their line, `# expect-error: rule, rule`. Pyright must report exactly those.
+comment on their line, `# expect-error: rule, rule`. Pyright must report exactly those. It must report nothing for the
+Python examples in the README. (`scripts/check` checks `examples/`.)
 """
 
 import importlib.util
@@ -16,10 +17,13 @@ from pathlib import Path
 import pytest
 
 from support import ROOT
+from support.documents import chains
 
 pytestmark = pytest.mark.once  # pyright is slow, and checking for one Python version is enough
 FOLDER = Path(__file__).with_name("types")
 FILES = sorted(file.name for file in FOLDER.glob("*.py"))
+README = {f"readme_{group[0].line}.py": group for group in chains(ROOT / "README.md")}
+"""The groups of examples in the README that share a namespace, by the name of the file that pyright gets."""
 EXPECTED = re.compile(r"#\s*expect-error:\s*(.+?)\s*$")
 
 WRONG = """
@@ -44,6 +48,11 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
     folder = tmp_path_factory.mktemp("types")
     for name in FILES:
         shutil.copy(FOLDER / name, folder / name)
+    for name, group in README.items():
+        text = ""
+        for block in group:  # empty lines give each error the line number that it has in the README
+            text += "\n" * (block.line - 1 - text.count("\n")) + block.code
+        (folder / name).write_text(text)
     (folder / "wrong.py").write_text(WRONG)
     config = {
         "include": ["."],
@@ -65,8 +74,8 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
     environment = {**os.environ, "PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
     result = subprocess.run(command, capture_output=True, text=True, env=environment)
     output = json.loads(result.stdout)
-    assert output["summary"]["filesAnalyzed"] == len(FILES) + 1, result.stdout
-    found: dict[str, Found] = {name: set() for name in [*FILES, "wrong.py"]}
+    assert output["summary"]["filesAnalyzed"] == len(FILES) + len(README) + 1, result.stdout
+    found: dict[str, Found] = {name: set() for name in [*FILES, *README, "wrong.py"]}
     for each in output["generalDiagnostics"]:
         line = each["range"]["start"]["line"] + 1
         found[Path(each["file"]).name].add((line, each.get("rule", each["message"])))
@@ -90,6 +99,12 @@ def test_pyright_says_exactly_what_the_file_expects(name: str, reported: dict[st
     differences = [f"{name}:{line}: {rule} is not expected" for line, rule in sorted(got - wanted)]
     differences += [f"{name}:{line}: {rule} is not reported" for line, rule in sorted(wanted - got)]
     assert not differences, "\n".join(differences)
+
+
+@pytest.mark.parametrize("name", README)
+def test_the_readme_passes_strict_mode(name: str, reported: dict[str, Found]):
+    """Pyright reports nothing for the examples in the README."""
+    assert not [f"README.md:{line}: {rule}" for line, rule in sorted(reported[name])]
 
 
 def test_a_wrong_expectation_is_noticed(reported: dict[str, Found]):

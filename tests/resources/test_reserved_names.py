@@ -208,7 +208,7 @@ def test_no_command_sees_what_is_made_there_while_it_runs(tmp_path: Path, existe
     if existed:
         made.add(".handrail/runs.db")
     script = f"""
-        : {tmp_path.name}; until ls wait | grep -q now; do sleep 0.01; done
+        : {tmp_path.name}; until ls wait | grep -q now && grep -q now wait/now; do sleep 0.01; done
         cat wait/now; ls -A .; cat .handrail/runs.db-wal
     """
 

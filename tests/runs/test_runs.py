@@ -181,7 +181,7 @@ async def test_a_call_that_had_begun_is_said_to_be_unknown(recorder: Recorder):
 
 async def test_a_run_that_a_process_has_is_stopped_by_it(recorder: Recorder, monkeypatch: pytest.MonkeyPatch):
     """A cancel request reaches the run's owner through the journal. The owner ends the run and tells its caller."""
-    monkeypatch.setattr("handrail.adapter.run_lease.LEASE_SECONDS", 0.2)
+    monkeypatch.setattr(recorder.journal, "lease", 0.2)
     began = asyncio.Event()
 
     @tool(effect="staged")

@@ -475,8 +475,12 @@ class _Ending(SqliteJournal):
                 raise _Ended("ended here")
             await committed(unit)
 
-        async def leave(run_id: str, status: Any, outcome: bytes = b"", /) -> None:
-            await left(run_id, "parked" if self.ends else status, b"" if self.ends else outcome)
+        async def leave(
+            run_id: str, status: Any, outcome: bytes = b"", /, *, due_at: float | None = None
+        ) -> None:
+            if self.ends:
+                status, outcome = "parked", b""
+            await left(run_id, status, outcome, due_at=due_at)
 
         self.calls.note, self.calls.commit, self.runs.leave = note, commit, leave
 

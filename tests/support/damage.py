@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from handrail import SqliteJournal
+from handrail import PostgresJournal, SqliteJournal
 from handrail.errors import JournalError, TicketError
+from handrail.journal.connection import Connection
+from handrail.journal.opening import AnyJournal
 from handrail.journal.run_rows import find_run, update_run
 from handrail.question import Answer, Question, Vote
 from handrail.records import CommitUnit, Decision, Entry, RunCopy, RunRecord, RunRow
@@ -171,13 +172,19 @@ async def _verify(journal: SqliteJournal) -> Any:
     return found
 
 
-def set_lease(journal: SqliteJournal, run_id: str, owner: str | None = None, until: float = 0.0) -> None:
+def set_lease(journal: AnyJournal, run_id: str, owner: str | None = None, until: float = 0.0) -> None:
     """Set the end of a run's lease and, if `owner` is given, its owner, as if that process held the lease."""
     database = journal._database  # pyright: ignore[reportPrivateUsage]
 
-    def change(connection: sqlite3.Connection) -> None:
+    def change(connection: Connection) -> None:
         row = find_run(connection, database.chains, run_id)
         held = row.owner if owner is None else owner
-        update_run(connection, database.chains, row, owner=held, leased_until=until)
+        if isinstance(journal, PostgresJournal):  # a process has one lease for all its runs
+            connection.execute("DELETE FROM leases WHERE owner = ?", (held,))
+            connection.execute("INSERT INTO leases VALUES (?, ?)", (held, until))
+            until_now = 0.0
+        else:
+            until_now = until
+        update_run(connection, database.chains, row, owner=held, leased_until=until_now)
 
     database.transact_now(change)

@@ -9,13 +9,14 @@ import asyncio
 import gc
 import sys
 import threading
+import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from handrail import Tool, ToolContext, ToolResult, TransientError, tool
+from handrail import Tool, ToolContext, ToolResult, TransientError, threads, tool
 from handrail.dispatch import Gate, ToolCall, open_gate, run_turn
 from handrail.events import ToolInvoked, ToolRolledBack
 from handrail.protocols import PolicyDecision
@@ -190,6 +191,8 @@ class Kept(NamedTuple):
 
 def _ours() -> tuple[int, Counter[str]]:
     """Return how many facts are alive, and how many of our other objects, by type."""
+    while len(threads._idle) < sum(each.name == "handrail-handler" for each in threading.enumerate()):
+        time.sleep(0.001)  # a thread has delivered its outcome, but still holds its job
     gc.collect()
     ours = [
         each

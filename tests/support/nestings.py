@@ -10,6 +10,7 @@ from handrail import (
     Adapter,
     Agent,
     AgentContext,
+    ModelSettings,
     Parked,
     Prompt,
     ScriptedModel,
@@ -71,6 +72,9 @@ class Nesting:
         self.way = way
         self.asked: list[tuple[str, str]] = []
         """The requests to models: the model's name, and the prompt's instructions."""
+        self.settings: list[tuple[str, ModelSettings]] = []
+        """The settings of the requests, with the prompt's instructions."""
+        self.middle_settings = ModelSettings()
         self.ran = 0
         self.inner_calls = inner_calls
         self._body = body
@@ -99,6 +103,7 @@ class Nesting:
         def answer(request: Any) -> Any:
             system = request.system.strip().splitlines()[-1]
             self.asked.append((name, system))
+            self.settings.append((system, request.settings))
             first = len(request.messages) == 1
             if system == "Root.":
                 return ToolCall("middle", {}) if first else "root done"
@@ -199,7 +204,11 @@ class Nesting:
         async def middle(context: ToolContext) -> str:
             """Run with a model chosen for it."""
             return (
-                await context.adapter.evaluate(Prompt("m", "Middle.", tools=tools), "go", model=chosen)
+                await context.adapter.evaluate(
+                    Prompt("m", "Middle.", tools=tools, model_settings=self.middle_settings),
+                    "go",
+                    model=chosen,
+                )
             ).text
 
         prompt = Prompt("root", "Root.", tools=[middle], policies=policies)

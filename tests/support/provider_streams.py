@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from handrail import (
     Adapter,
     AnthropicModel,
+    GeminiModel,
     OpenAIModel,
     Prompt,
     PromptEvaluationError,
@@ -32,8 +33,13 @@ from handrail.errors import ModelError
 from handrail.messages import ModelRequest, Sent
 from support.strict_wires import check_everywhere, note
 
-WIRES = ("chat", "responses", "messages")
-_PATHS = {"chat": "/chat/completions", "responses": "/responses", "messages": "/v1/messages"}
+WIRES = ("chat", "responses", "messages", "gemini")
+_PATHS = {
+    "chat": "/chat/completions",
+    "responses": "/responses",
+    "messages": "/v1/messages",
+    "gemini": ":generateContent",
+}
 ONCE = Retry(attempts=1)
 
 
@@ -80,6 +86,8 @@ def model_for(wire: Any, bodies: Sequence[Sequence[bytes]], stream: bool) -> Any
     model: Any = (
         AnthropicModel("m", key_variable=None, base_url="http://test")
         if wire == "messages"
+        else GeminiModel("m", key_variable=None, base_url="http://test")
+        if wire == "gemini"
         else OpenAIModel("m", api=wire, key_variable=None, base_url="http://test")
     )
     left = list(bodies)
@@ -148,6 +156,10 @@ DONE: dict[str, dict[bool, Any]] = {
     "messages": {
         False: {"content": [], "stop_reason": "end_turn"},
         True: [{"type": "message_stop"}],
+    },
+    "gemini": {
+        False: {"candidates": [{"content": {"parts": [{"text": "done"}]}, "finishReason": "STOP"}]},
+        True: [{"candidates": [{"content": {"parts": [{"text": "done"}]}, "finishReason": "STOP"}]}],
     },
 }
 
@@ -242,6 +254,25 @@ _DELTA = (
 )
 
 
+_GEMINI_PART = (
+    st.fixed_dictionaries(
+        {"text": _TEXT},
+        optional={"thought": _mostly(st.booleans()), "thoughtSignature": _mostly(st.just("s"))},
+    )
+    | st.fixed_dictionaries(
+        {"functionCall": _fields(id=_ID, name=_NAME, args=_INPUT)},
+        optional={"thoughtSignature": _mostly(st.just("s"))},
+    )
+    | st.fixed_dictionaries({"executableCode": _mostly(st.just({"code": "1"}))})
+    | _ANY
+)
+_GEMINI_USAGE = _fields(promptTokenCount=_TOKENS, candidatesTokenCount=_TOKENS, thoughtsTokenCount=_TOKENS)
+_GEMINI_FINISH = _mostly(
+    st.sampled_from(["STOP", "STOP", "MAX_TOKENS", "SAFETY", "MALFORMED_FUNCTION_CALL", "NOVEL"])
+)
+_CANDIDATE = _fields(content=_mostly(_fields(parts=_mostly(st.lists(_GEMINI_PART, max_size=4)))))
+
+
 def _event(kind: str, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
     return st.fixed_dictionaries({"type": st.just(kind), **fields})
 
@@ -260,6 +291,17 @@ WHOLE: dict[str, st.SearchStrategy[Any]] = {
     "responses": _RESPONSE,
     "messages": _fields(
         content=_mostly(st.lists(_BLOCK, max_size=4)), stop_reason=_STOP, usage=_mostly(_MESSAGE_USAGE)
+    ),
+    "gemini": _fields(
+        candidates=_mostly(
+            st.lists(
+                st.tuples(_CANDIDATE, _GEMINI_FINISH).map(lambda two: {**two[0], "finishReason": two[1]}),
+                min_size=1,
+                max_size=1,
+            )
+        ),
+        usageMetadata=_mostly(_GEMINI_USAGE),
+        promptFeedback=_mostly(_fields(blockReason=_mostly(st.just("SAFETY")))),
     ),
 }
 """Complete answers on each wire."""
@@ -307,5 +349,9 @@ EVENTS: dict[str, st.SearchStrategy[list[Any]]] = {
         ),
     ),
     "messages": _ending(_BLOCK_EVENT, st.just({"type": "message_stop"})),
+    "gemini": _ending(
+        st.fixed_dictionaries({"candidates": _mostly(st.lists(_CANDIDATE, max_size=1))}) | _ANY,
+        _GEMINI_FINISH.map(lambda why: {"candidates": [{"finishReason": why}]}),
+    ),
 }
 """The events of streams on each wire."""

@@ -10,6 +10,7 @@ session (and per xdist worker), and have no script when a test begins.
 
     server.openai_url       base of /chat/completions and /responses
     server.anthropic_url    base of /v1/messages
+    server.gemini_url       base of /models/NAME:generateContent (aimock, llmock)
     server.script([…])      aimock, llmock: reset the server, and use this script
     server.requests()       aimock, llmock: the requests since the script was set, as `Seen`
     server.pending()        llmock: the part of the script that is not used yet
@@ -78,28 +79,33 @@ COMPONENTS = ROOT / ".components"
 START_SECONDS = PATIENCE
 END_SECONDS = 5.0
 
-CHAT, RESPONSES, MESSAGES = "chat", "responses", "messages"
-ALL = frozenset({CHAT, RESPONSES, MESSAGES})
+CHAT, RESPONSES, MESSAGES, GEMINI = "chat", "responses", "messages", "gemini"
+THREE = frozenset({CHAT, RESPONSES, MESSAGES})
+ALL = THREE | {GEMINI}
 
 # The wires on which each server can play each case.
 CAN: dict[str, dict[str, frozenset[str]]] = {
-    "text": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
-    "stream": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
-    "one call": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
-    "second round": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
+    "text": {"aimock": ALL, "llmock": ALL, "embedded": THREE},
+    "stream": {"aimock": ALL, "llmock": ALL, "embedded": THREE},
+    "one call": {"aimock": ALL, "llmock": ALL, "embedded": THREE},
+    "second round": {"aimock": ALL, "llmock": ALL, "embedded": THREE},
     "parallel calls": {"aimock": ALL, "llmock": ALL},
-    "arguments in pieces": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
+    "arguments in pieces": {
+        "aimock": THREE,
+        "llmock": THREE,
+        "embedded": THREE,
+    },  # Gemini sends each call in one piece
     "invalid arguments": {"aimock": ALL, "llmock": ALL},
     "unknown tool": {"aimock": ALL, "llmock": ALL},
-    "malformed arguments": {"llmock": ALL},  # on the messages wire, only if streamed
+    "malformed arguments": {"llmock": THREE},  # on the messages wire, only if streamed; Gemini sends objects
     # aimock returns its fixture, llmock invents a value for the schema, and the embedded model's output is constrained to it.
     "structured output": {"aimock": ALL, "llmock": ALL, "embedded": frozenset({CHAT})},
-    "usage": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
-    "stopped at the end": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
-    "stopped for calls": {"aimock": ALL, "llmock": ALL, "embedded": ALL},
+    "usage": {"aimock": ALL, "llmock": ALL, "embedded": THREE},
+    "stopped at the end": {"aimock": ALL, "llmock": ALL, "embedded": THREE},
+    "stopped for calls": {"aimock": ALL, "llmock": ALL, "embedded": THREE},
     "stopped by length": {"aimock": ALL, "llmock": ALL, "embedded": frozenset({CHAT, MESSAGES})},
     "thinking": {"aimock": ALL},
-    "cancelled mid-stream": {"llmock": ALL, "embedded": ALL},
+    "cancelled mid-stream": {"llmock": ALL, "embedded": THREE},
     "timeout": {"aimock": ALL, "llmock": ALL},
     "429 with retry-after": {"aimock": ALL, "llmock": ALL},
     "429 without": {"llmock": ALL},
@@ -108,7 +114,7 @@ CAN: dict[str, dict[str, frozenset[str]]] = {
     "connection cut": {"aimock": ALL, "llmock": ALL},
     "malformed JSON in the stream": {"llmock": ALL},
     "malformed JSON as the body": {"aimock": ALL},
-    "prompt too long": {"llmock": ALL, "embedded": ALL},
+    "prompt too long": {"llmock": ALL, "embedded": THREE},
 }
 
 
@@ -142,6 +148,11 @@ class Server:
     def anthropic_url(self) -> str:
         """The base URL of /v1/messages, in the form that Anthropic's own address has."""
         return self.url
+
+    @property
+    def gemini_url(self) -> str:
+        """The base URL of /models/NAME:generateContent."""
+        return f"{self.url}/v1beta"
 
     def control(self, method: str, path: str, body: object = None) -> Any:
         """Send a request to one of the server's control routes, and return the response."""
@@ -181,6 +192,10 @@ class Llmock(Server):
     @property
     def anthropic_url(self) -> str:
         return f"{self.url}/anthropic"
+
+    @property
+    def gemini_url(self) -> str:
+        return f"{self.url}/gemini/v1beta"
 
     def script(self, behaviors: Sequence[dict[str, Any]]) -> None:
         """Reset the server and queue these behaviours."""

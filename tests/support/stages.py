@@ -15,6 +15,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from handrail import (
     AnthropicModel,
+    GeminiModel,
     LocalModel,
     OpenAIModel,
     Prompt,
@@ -34,9 +35,9 @@ from handrail.messages import (
 from handrail.models import ModelAnswerBroken, ModelRateLimited, ModelUnavailable
 from handrail.models.bridge import BridgedModel
 from handrail.models.scripted import Reply, Scripted
-from support.servers import CHAT, MESSAGES, RESPONSES, Aimock, Embedded, Llmock
+from support.servers import CHAT, GEMINI, MESSAGES, RESPONSES, Aimock, Embedded, Llmock
 
-Wire = Literal["chat", "responses", "messages"]
+Wire = Literal["chat", "responses", "messages", "gemini"]
 MESSAGE = "go"
 """The user's message in every scene. The fixtures for aimock match it."""
 
@@ -80,6 +81,8 @@ def model_of(wire: Wire, server: Aimock | Llmock | Embedded, **options: Any) -> 
     name = "smollm2" if isinstance(server, Embedded) else "gpt-test"
     if wire == MESSAGES:
         return AnthropicModel(name, base_url=server.anthropic_url, key_variable=None, **options)
+    if wire == GEMINI:
+        return GeminiModel(name, base_url=server.gemini_url, key_variable=None, **options)
     return OpenAIModel(name, api=wire, base_url=server.openai_url, key_variable=None, **options)
 
 
@@ -174,7 +177,7 @@ def _behaviors(line: Line) -> list[dict[str, Any]]:
             kind = {"truncated": "truncate", "cut": "disconnect", "malformed": "malformed", "slow": "stall"}[
                 line.kind
             ]
-            fault: dict[str, Any] = {"type": "stream_fault", "kind": kind, "after_chunks": 6}
+            fault: dict[str, Any] = {"type": "stream_fault", "kind": kind, "after_chunks": 5}
             if kind == "stall":
                 fault["stall_seconds"] = 20
             return [{"type": "reply", "text": line.text}, fault]
@@ -204,7 +207,7 @@ def _scripted(line: Line) -> Scripted:
             return Reply(line.text, error=ModelAnswerBroken("scripted:script", "scripted fault"))
 
 
-WIRES: tuple[Wire, ...] = (CHAT, RESPONSES, MESSAGES)
+WIRES: tuple[Wire, ...] = (CHAT, RESPONSES, MESSAGES, GEMINI)
 
 
 @tool(name="get_weather")

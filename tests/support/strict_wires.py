@@ -1,7 +1,7 @@
 """Check the requests of a test run with the wire grammars, so that a test fails if it makes a request that they refuse.
 
 Every request over HTTP is checked as the bytes that are sent, whichever server receives them. If `every` is set, each
-request to any model, even one in process, is also encoded for all three wires and checked on each. conftest.py calls
+request to any model, even one in process, is also encoded for all wires and checked on each. conftest.py calls
 `watch()` once and `take_refused()` after each test. `summary()` says how many requests were checked.
 """
 
@@ -11,9 +11,11 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
+
 from handrail.adapter.run import Run
-from handrail.messages import ModelRequest
-from handrail.models import anthropic, openai, responses
+from handrail.messages import DEFAULT_SETTINGS, ModelRequest
+from handrail.models import anthropic, gemini, openai, responses
 from handrail.models.http import Endpoint
 from handrail.models.providers import Quirks
 from support import wire_grammar
@@ -39,7 +41,7 @@ def take_refused() -> list[str]:
 def summary() -> str:
     """Return a line that says how many requests were checked."""
     sent = ", ".join(f"{count} {wire}" for wire, count in sorted(wire_grammar.seen.items()))
-    return f"wire grammars: {sent or 'no requests'} (of them {asked} requests on all three wires)"
+    return f"wire grammars: {sent or 'no requests'} (of them {asked} requests on all wires)"
 
 
 def note(path: str, body: bytes) -> None:
@@ -50,16 +52,19 @@ def note(path: str, body: bytes) -> None:
         refused.append(str(problem))
 
 
+_GEMINI = gemini.GeminiModel("m", key_variable=None)
 _ANTHROPIC = anthropic.AnthropicModel("m", key_variable=None)
 
 
 def bodies(request: ModelRequest) -> dict[str, bytes]:
     """Return the encoded body of a request, by wire."""
     fields = {"model": "m"}
+    request = msgspec.structs.replace(request, settings=DEFAULT_SETTINGS)  # wires refuse unknown settings
     return {
-        "chat": openai._body(fields, request, Quirks()),
-        "responses": responses._body(fields, request),
+        "chat": openai._body(fields, request, Quirks(), "chat:openai"),
+        "responses": responses._body(fields, request, "responses:openai"),
         "messages": _ANTHROPIC._body(request),
+        "gemini": _GEMINI._body(request),
     }
 
 

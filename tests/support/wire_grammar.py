@@ -1,4 +1,4 @@
-"""The grammars of the three provider APIs, as one strict checker of requests.
+"""The grammars of the four provider APIs, as one strict checker of requests.
 
     problems("chat", body)          what the API would refuse in this request body, or []
     check("/v1/messages", body)     raises `WireRefused` with the problems; other paths are ignored
@@ -28,11 +28,26 @@ https://platform.claude.com/docs/en/agents-and-tools/tool-use/handle-tool-calls:
   roles user and assistant, a user first; ids match `[a-zA-Z0-9_-]+` (https://github.com/maximhq/bifrost/issues/5097);
   `input` is an object; results begin the next user message; no blank text block; a result with `is_error` has text
   (https://github.com/jlevy/markform/issues/153); thinking is signed, and never the last block
-  (https://github.com/tailcallhq/forgecode/issues/2107); at most 32 MB.
+  (https://github.com/tailcallhq/forgecode/issues/2107); a result of one of the provider's own tools follows its call,
+  and a call without a result is in the last message or beside calls that have their own results
+  (https://platform.claude.com/docs/en/agents-and-tools/tool-use/server-tools); at most 32 MB.
+
+Providers accept back what they sent. So fields that servers add to chat completions (see ADDED), and the items and
+blocks of a provider's own tools, are accepted with any content. A name that begins with `x_` stands for one that is not
+known yet.
+
+Gemini, https://ai.google.dev/api/generate-content and https://ai.google.dev/gemini-api/docs/function-calling:
+  contents of user and model, which alternate, a user first; each part has one content; the responses of a turn begin
+  the next content, as many as there were calls (https://github.com/google-gemini/gemini-cli/issues/5443), with the same
+  ids and names; names begin with a letter or an underscore; `args` and `response` are objects; text is empty only
+  beside a signature; the first call of a content is signed
+  (https://ai.google.dev/gemini-api/docs/thought-signatures); nothing but `$` words beside a `$ref`; 20 MB.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import json
 import re
 from collections import Counter
@@ -42,14 +57,19 @@ from typing import Any, NoReturn, cast
 DEEPEST = 64
 LONGEST_TEXT = 10_485_760
 """Maximum number of characters in one text on OpenAI's wires."""
-LARGEST = {"chat": 512 << 20, "responses": 512 << 20, "messages": 32 << 20}
+LARGEST = {"chat": 512 << 20, "responses": 512 << 20, "messages": 32 << 20, "gemini": 20 << 20}
 """Maximum number of bytes in a request. OpenAI publishes no limit, so its limit here only bounds the tests."""
+ADDED = "reasoning_content reasoning reasoning_details thinking_blocks extra_content provider_specific_fields"
+"""The fields that servers add to the messages and calls of chat completions, and accept back."""
 MOST_CALLS = 128
 MOST_TOOLS = 128
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _ID = {"chat": re.compile(r".{1,40}", re.DOTALL), "responses": re.compile(r".{1,64}", re.DOTALL)}
 _ID["messages"] = re.compile(r"[a-zA-Z0-9_-]+")
+_PROVIDER_ITEMS = frozenset({"mcp_list_tools", "mcp_approval_request", "compaction"})
+"""Items of the responses API that a provider's own tools produce, besides those whose type ends with `_call`."""
+_ID["gemini"] = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
 _PATHS = {"/chat/completions": "chat", "/responses": "responses", "/v1/messages": "messages"}
 
 seen: Counter[str] = Counter()
@@ -75,7 +95,10 @@ def check(path: str, body: bytes) -> None:
 
 def wire_of(path: str) -> str | None:
     """Return the wire that uses this path, or None if there is none."""
-    return next((wire for end, wire in _PATHS.items() if path.split("?")[0].endswith(end)), None)
+    path = path.split("?")[0]
+    if path.lower().endswith((":generatecontent", ":streamgeneratecontent")):
+        return "gemini"
+    return next((wire for end, wire in _PATHS.items() if path.endswith(end)), None)
 
 
 def problems(wire: str, body: bytes) -> list[str]:
@@ -89,7 +112,7 @@ def problems(wire: str, body: bytes) -> list[str]:
         return [str(problem)]
     if not isinstance(request, dict) or isinstance(request, _Twice):
         return ["the body is not an object that has each key once"]
-    rules = {"chat": _chat, "responses": _responses, "messages": _messages}[wire]
+    rules = {"chat": _chat, "responses": _responses, "messages": _messages, "gemini": _gemini}[wire]
     return list(rules(cast("dict[str, Any]", request)))
 
 
@@ -175,7 +198,8 @@ def _fields(where: str, value: Any, needed: str, optional: str = "") -> Iterator
     for name in sorted(set(needed.split()) - names):
         yield f"{where}.{name} is missing"
     for name in sorted(names - set(needed.split()) - set(optional.split())):
-        yield f"{where}.{name} is unknown"
+        if not name.startswith("x_"):
+            yield f"{where}.{name} is unknown"
 
 
 def _text(where: str, value: Any) -> Iterator[str]:
@@ -231,6 +255,9 @@ class _Pairs:
         self._all: set[Any] = set()
         self._open: list[Any] = []
 
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
     def call(self, where: str, id: Any) -> Iterator[str]:
         if id in self._all:
             yield f"{where}: the id {id!r} occurs twice"
@@ -275,9 +302,12 @@ def _chat(request: dict[str, Any]) -> Iterator[str]:
         if role != "tool":
             yield from pairs.close(where)
         match role:
-            case "system" | "developer" | "user":
+            case "system" | "developer":
                 yield from _fields(where, message, "role content", "name")
                 yield from _chat_text(f"{where}.content", message.get("content"))
+            case "user":
+                yield from _fields(where, message, "role content", "name")
+                yield from _chat_content(f"{where}.content", message.get("content"))
             case "assistant":
                 yield from _chat_assistant(where, message, pairs)
             case "tool":
@@ -300,11 +330,69 @@ def _chat_text(where: str, content: Any) -> Iterator[str]:
         yield from _fields(where, part, "type text")
 
 
+def _chat_content(where: str, content: Any) -> Iterator[str]:
+    """Yield the problems with a user's content, in which pictures, sounds and files are allowed too."""
+    if not isinstance(content, list) or not content:
+        yield from _chat_text(where, content)
+        return
+    for part in cast("list[Any]", content):
+        match part.get("type"):
+            case "image_url":
+                yield from _fields(where, part, "type image_url")
+                yield from _fields(where, part["image_url"], "url", "detail")
+                yield from _media(where, part["image_url"]["url"], _IMAGES)
+            case "input_audio":
+                yield from _fields(where, part, "type input_audio")
+                yield from _fields(where, part["input_audio"], "data format")
+                yield from _base64(where, part["input_audio"]["data"])
+                if part["input_audio"]["format"] not in ("wav", "mp3"):
+                    yield f"{where}: the format of a sound is {part['input_audio']['format']!r}"
+            case "file":
+                yield from _fields(where, part, "type file")
+                yield from _fields(where, part["file"], "filename file_data")
+                yield from _media(where, part["file"]["file_data"], ("application/pdf",), address=False)
+            case _:
+                yield from _fields(where, part, "type text")
+                yield from _text(where, part.get("text"))
+
+
+_IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+
+
+def _media(where: str, url: Any, types: Sequence[str], *, address: bool = True) -> Iterator[str]:
+    """Yield the problems with a data URL, or with an address if one is allowed."""
+    if address and isinstance(url, str) and url.startswith(("https://", "http://")):
+        return
+    head, comma, data = str(url).partition(",")
+    if not comma or not head.startswith("data:") or not head.endswith(";base64"):
+        yield f"{where}: {str(url)[:40]!r} is not a data URL"
+    elif head[5:-7] not in types:
+        yield f"{where}: the media type {head[5:-7]!r} is not taken"
+    else:
+        yield from _base64(where, data)
+
+
+def _base64(where: str, data: Any) -> Iterator[str]:
+    try:
+        if not isinstance(data, str) or not base64.b64decode(data, validate=True):
+            yield f"{where}: the data is empty"
+    except binascii.Error:
+        yield f"{where}: the data is not base64"
+
+
 def _chat_assistant(where: str, message: Any, pairs: _Pairs) -> Iterator[str]:
-    yield from _fields(where, message, "role", "content tool_calls name refusal")
+    yield from _fields(where, message, "role", f"content tool_calls name refusal {ADDED}")
     calls = message.get("tool_calls")
-    if message.get("content") is not None:
-        yield from _chat_text(f"{where}.content", message["content"])
+    content = message.get("content")
+    if isinstance(content, list):  # Mistral's models think in parts of the content
+        thinking = [part for part in cast("list[Any]", content) if isinstance(part, dict)]
+        content = [
+            part for part in thinking if cast("dict[str, Any]", part).get("type") != "thinking"
+        ] or None
+    if content is not None:
+        yield from _chat_text(f"{where}.content", content)
+    elif message.get("content") is not None:
+        pass
     elif calls is None:
         yield f"{where} has neither content nor tool_calls"
     if calls is None:
@@ -314,7 +402,7 @@ def _chat_assistant(where: str, message: Any, pairs: _Pairs) -> Iterator[str]:
         return
     for number, call in enumerate(cast("list[Any]", calls)):
         at = f"{where}.tool_calls[{number}]"
-        yield from _fields(at, call, "id type function")
+        yield from _fields(at, call, "id type function", ADDED)
         yield from _id("chat", f"{at}.id", call.get("id"))
         yield from pairs.call(at, call.get("id"))
         function = call.get("function")
@@ -359,7 +447,10 @@ def _responses(request: dict[str, Any]) -> Iterator[str]:
                 yield from _arguments(f"{where}.arguments", item.get("arguments"))
             case "function_call_output":
                 yield from _fields(where, item, "type call_id output", "id status")
-                yield from _text(f"{where}.output", item.get("output"))
+                if isinstance(item.get("output"), list):
+                    yield from _responses_message(where, {"role": "user", "content": item["output"]})
+                else:
+                    yield from _text(f"{where}.output", item.get("output"))
                 yield from pairs.result(where, item.get("call_id"))
             case "message":
                 yield from _responses_message(where, item)
@@ -370,9 +461,14 @@ def _responses(request: dict[str, Any]) -> Iterator[str]:
                 yield from _fields(where, item, "type summary", "id encrypted_content content status")
                 follows: Any = items[number + 1] if number + 1 < len(items) else {}
                 if follows.get("type") not in ("reasoning", "function_call") and not (
-                    follows.get("type") == "message" and follows.get("role") == "assistant"
+                    (follows.get("type") == "message" and follows.get("role") == "assistant")
+                    or str(follows.get("type")).endswith("_call")
+                    or str(follows.get("type")).startswith("x_")
+                    or follows.get("type") in _PROVIDER_ITEMS
                 ):
                     yield f"{where} is reasoning without the item that follows it"
+            case str() if kind.endswith("_call") or kind.startswith("x_") or kind in _PROVIDER_ITEMS:
+                calling = calling or bool(pairs)
             case _:
                 yield f"{where}.type is {kind!r}"
     yield from pairs.close("the end")
@@ -390,10 +486,29 @@ def _responses_message(where: str, item: Any) -> Iterator[str]:
     else:
         for part in cast("list[Any]", content):
             kind: Any = part.get("type") if isinstance(part, dict) else None
+            if role == "user" and kind in ("input_image", "input_file"):
+                yield from _responses_file(f"{where}.content", part)
+                continue
             if kind not in (("output_text", "refusal") if role == "assistant" else ("input_text",)):
                 yield f"{where}.content has a part {kind!r}"
                 continue
             yield from _text(f"{where}.content.text", part.get("refusal" if kind == "refusal" else "text"))
+
+
+def _responses_file(where: str, part: Any) -> Iterator[str]:
+    if part["type"] == "input_image":
+        yield from _fields(where, part, "type detail image_url")
+        yield from _media(where, part.get("image_url"), _IMAGES)
+    elif "file_url" in part:
+        yield from _fields(where, part, "type file_url")
+        if not str(part["file_url"]).startswith(("https://", "http://")):
+            yield f"{where}: the address of a file is {part['file_url']!r}"
+    else:
+        yield from _fields(where, part, "type filename file_data")
+        head = str(part.get("file_data")).partition(";")[0].removeprefix("data:")
+        if not head.startswith("application/"):
+            yield f"{where}: the media type {head!r} of a file is not taken"
+        yield from _media(where, part.get("file_data"), (head,), address=False)
 
 
 # --- messages ----------------------------------------------------------------------------------
@@ -416,7 +531,7 @@ def _messages(request: dict[str, Any]) -> Iterator[str]:
         yield "messages is not a list with at least one message"
     elif not isinstance(messages[0], dict) or cast("dict[str, Any]", messages[0]).get("role") != "user":
         yield "the first message is not the user's"
-    pairs = _Pairs()
+    pairs, hosted = _Pairs(), _Hosted()
     for number, message in enumerate(messages):
         where = f"messages[{number}]"
         yield from _fields(where, message, "role content")
@@ -428,24 +543,26 @@ def _messages(request: dict[str, Any]) -> Iterator[str]:
             yield f"{where}.content is empty"
             continue
         if role == "user":
-            yield from _said_by_user(where, cast("list[Any]", content), pairs)
+            yield from _said_by_user(where, cast("list[Any]", content), pairs, hosted)
         elif role == "assistant":
             yield from pairs.close(where)
-            yield from _said_by_assistant(where, cast("list[Any]", content), pairs)
+            yield from _said_by_assistant(where, cast("list[Any]", content), pairs, hosted)
         else:
             yield f"{where}.role is {role!r}"
     yield from pairs.close("the end")
 
 
-def _said_by_user(where: str, content: list[Any], pairs: _Pairs) -> Iterator[str]:
+def _said_by_user(where: str, content: list[Any], pairs: _Pairs, hosted: _Hosted) -> Iterator[str]:
     started = False
     for number, block in enumerate(content):
         at = f"{where}.content[{number}]"
         if block.get("type") != "tool_result":
             if not started:
                 yield from pairs.close(at)
+                if not number:
+                    yield from hosted.close(at)
                 started = True
-            yield from _block_text(at, block)
+            yield from _block(at, block)
             continue
         if started:
             yield f"{at}: a result comes after something else"
@@ -468,12 +585,12 @@ def _result_content(where: str, block: Any) -> Iterator[str]:
             if isinstance(part, dict) and cast("dict[str, Any]", part).get("type") == "tool_reference":
                 yield from _name(f"{where}.tool_name", cast("dict[str, Any]", part).get("tool_name"))
             else:
-                yield from _block_text(where, part)
+                yield from _block(where, part)
     elif content is not None:
         yield f"{where}.content is neither text nor blocks"
 
 
-def _said_by_assistant(where: str, content: list[Any], pairs: _Pairs) -> Iterator[str]:
+def _said_by_assistant(where: str, content: list[Any], pairs: _Pairs, hosted: _Hosted) -> Iterator[str]:
     for number, block in enumerate(content):
         at = f"{where}.content[{number}]"
         match block.get("type"):
@@ -492,10 +609,61 @@ def _said_by_assistant(where: str, content: list[Any], pairs: _Pairs) -> Iterato
                 yield from _name(f"{at}.name", block.get("name"))
                 if not isinstance(block.get("input"), dict):
                     yield f"{at}.input is not an object"
+            case "server_tool_use" | "mcp_tool_use":
+                yield from _fields(at, block, "type id name input", "cache_control caller server_name")
+                hosted.open.append(block.get("id"))
+                if not isinstance(block.get("input"), dict):
+                    yield f"{at}.input is not an object"
+            case str(kind) if kind.endswith("_tool_result"):
+                yield from _fields(at, block, "type tool_use_id content", "cache_control caller is_error")
+                yield from hosted.result(at, block.get("tool_use_id"))
+            case "compaction" | "container_upload":
+                pass
+            case str(kind) if kind.startswith("x_"):
+                pass
             case kind:
                 yield f"{at}.type is {kind!r}"
     if content[-1].get("type") in ("thinking", "redacted_thinking"):
         yield f"{where}: the last block is thinking"
+
+
+class _Hosted:
+    """Checks that the calls of a provider's own tools have results, which the provider sends itself."""
+
+    def __init__(self) -> None:
+        self.open: list[Any] = []
+
+    def result(self, where: str, id: Any) -> Iterator[str]:
+        if id in self.open:
+            self.open.remove(id)
+        else:
+            yield f"{where}: the result {id!r} has no server_tool_use before it"
+
+    def close(self, where: str) -> Iterator[str]:
+        """Yield a problem if calls are still without a result when a user's text follows."""
+        if self.open:
+            yield f"{where} comes before the provider's own results of {self.open}"
+            self.open.clear()
+
+
+def _block(where: str, block: Any) -> Iterator[str]:
+    """Yield the problems with a block in a user's message or in a result: text, a picture or a document."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind not in ("image", "document"):
+        yield from _block_text(where, block)
+        return
+    yield from _fields(
+        where, block, "type source", "cache_control" if kind == "image" else "cache_control title"
+    )
+    source: Any = block.get("source") or {}
+    types = _IMAGES if kind == "image" else ("application/pdf",)
+    if source.get("type") == "url":
+        yield from _fields(where, source, "type url")
+    else:
+        yield from _fields(where, source, "type media_type data")
+        if source.get("type") != "base64" or source.get("media_type") not in types:
+            yield f"{where}: a source of {source.get('media_type')!r} is not taken"
+        yield from _base64(where, source.get("data"))
 
 
 def _block_text(where: str, block: Any) -> Iterator[str]:
@@ -504,3 +672,134 @@ def _block_text(where: str, block: Any) -> Iterator[str]:
         yield f"{where} is not a text block"
     elif not str(cast("dict[str, Any]", block).get("text") or "").strip():
         yield f"{where}: text content blocks must be non-empty"
+
+
+# --- Gemini ------------------------------------------------------------------------------------
+
+_FIRST = re.compile(r"[a-zA-Z_]")
+_ABOUT = frozenset({"thought", "thoughtSignature", "partMetadata", "videoMetadata", "mediaResolution"})
+
+
+def _gemini(request: dict[str, Any]) -> Iterator[str]:
+    known = "systemInstruction tools toolConfig generationConfig safetySettings cachedContent serviceTier"
+    yield from _fields("the body", request, "contents", known)
+    contents = _list(request, "contents")
+    if not contents:
+        yield "contents is not a list with at least one content"
+    if "systemInstruction" in request:
+        for part in _list(request["systemInstruction"], "parts"):
+            yield from _gemini_text("systemInstruction", part)
+    if "tools" in request:
+        yield from _declarations(_list(request, "tools"))
+    elif "toolConfig" in request:
+        yield "toolConfig without tools"
+    last = "model"
+    calls: list[tuple[Any, Any]] = []
+    for number, content in enumerate(contents):
+        where = f"contents[{number}]"
+        yield from _fields(where, content, "role parts")
+        parts: list[Any] = _list(content, "parts")
+        role: Any = content.get("role")
+        if role not in ("user", "model") or role == last:
+            yield f"{where}.role is {role!r} after {last!r}"
+        last = role
+        if not parts:
+            yield f"{where}.parts is empty"
+        for part in parts:
+            yield from _gemini_part(where, part)
+        results = [_pair(part["functionResponse"]) for part in parts if "functionResponse" in part]
+        if role == "user" and sorted(map(repr, results)) != sorted(map(repr, calls)):
+            yield f"{where}: the responses {results} are not those of the calls {calls}"
+        if any("functionResponse" in part for part in parts[len(results) :]):
+            yield f"{where}: a response comes after something else"
+        if role == "model" and results:
+            yield f"{where}: a model has no responses"
+        calls = [_pair(part["functionCall"]) for part in parts if "functionCall" in part]
+        if role == "user" and calls:
+            yield f"{where}: a user has no calls"
+        if len(set(map(repr, calls))) != len(calls):
+            yield f"{where}: two calls have one id: {calls}"
+        first = next((part for part in parts if "functionCall" in part), None)
+        if first is not None and not first.get("thoughtSignature") and not _has_signature(parts):
+            yield f"{where}: the first call is missing a thought_signature"
+    if calls:
+        yield f"the end comes before the responses of {calls}"
+
+
+def _has_signature(parts: list[Any]) -> bool:
+    return any(part.get("thoughtSignature") for part in parts)
+
+
+def _pair(said: Any) -> tuple[Any, Any]:
+    return (said.get("id"), said.get("name"))
+
+
+def _gemini_part(where: str, part: Any) -> Iterator[str]:
+    kinds = sorted(set(part) - _ABOUT)
+    if len(kinds) != 1:
+        if kinds or not part.get("thoughtSignature"):
+            yield f"{where} has a part with {kinds or 'no content'}"
+        return
+    if not isinstance(part.get("thought", False), bool) or not isinstance(
+        part.get("thoughtSignature", ""), str
+    ):
+        yield f"{where} has a part whose thought or signature has the wrong type"
+    match kinds[0]:
+        case "text":
+            if not part.get("thought") and not part.get("thoughtSignature"):
+                yield from _gemini_text(where, part)
+        case "functionCall" | "functionResponse" as kind:
+            said = part[kind]
+            inner = "args" if kind == "functionCall" else "response"
+            yield from _fields(f"{where}.{kind}", said, f"id name {inner}", "parts")
+            yield from _id("gemini", f"{where}.{kind}.id", said.get("id"))
+            yield from _gemini_name(f"{where}.{kind}.name", said.get("name"))
+            if not isinstance(said.get(inner), dict):
+                yield f"{where}.{kind}.{inner} is not an object"
+        case "inlineData":
+            yield from _fields(f"{where}.inlineData", part["inlineData"], "mimeType data", "displayName")
+        case _:
+            pass
+
+
+def _gemini_text(where: str, part: Any) -> Iterator[str]:
+    yield from _text(f"{where}.text", part.get("text"))
+    if not str(part.get("text") or "").strip():
+        yield f"{where}: a text part must not be empty"
+
+
+def _gemini_name(where: str, name: Any) -> Iterator[str]:
+    yield from _name(where, name)
+    if isinstance(name, str) and not _FIRST.match(name):
+        yield f"{where} {name!r:.80} does not begin with a letter or an underscore"
+
+
+def _declarations(tools: list[Any]) -> Iterator[str]:
+    found = [each for tool in tools for each in _list(tool, "functionDeclarations")]
+    if not found:
+        yield "tools has no function declarations"
+    for number, each in enumerate(found):
+        where = f"functionDeclarations[{number}]"
+        yield from _fields(
+            where, each, "name description", "parametersJsonSchema responseJsonSchema behavior"
+        )
+        yield from _gemini_name(f"{where}.name", each.get("name"))
+        schema = each.get("parametersJsonSchema")
+        if not isinstance(schema, dict) or cast("dict[str, Any]", schema).get("type") != "object":
+            yield f"{where} has no schema of an object"
+        yield from _references(where, schema)
+    names = [each.get("name") for each in found]
+    if len(set(names)) != len(names):
+        yield f"two tools have one name: {names}"
+
+
+def _references(where: str, schema: Any) -> Iterator[str]:
+    if isinstance(schema, list):
+        for each in cast("list[Any]", schema):
+            yield from _references(where, each)
+    elif isinstance(schema, dict):
+        words = cast("dict[str, Any]", schema)
+        if isinstance(words.get("$ref"), str) and any(not word.startswith("$") for word in words):
+            yield f"{where} has more than $ref beside {words['$ref']}"
+        for each in words.values():
+            yield from _references(where, each)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail import Adapter, AnthropicModel, OpenAIModel, Prompt, PromptEvaluationError, tool
+from handrail import Adapter, AnthropicModel, GeminiModel, OpenAIModel, Prompt, PromptEvaluationError, tool
 from handrail.adapter import Retry
 from handrail.events import TextDelta
 from handrail.testing import Cassette, CassetteError
@@ -61,6 +61,8 @@ def no_mode(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_model(wire: str, url: str) -> Any:
     if wire == "messages":
         return AnthropicModel("m", key_variable="CASSETTE_TEST_KEY", base_url=url)
+    if wire == "gemini":
+        return GeminiModel("m", key_variable="CASSETTE_TEST_KEY", base_url=url)
     api: Any = wire
     return OpenAIModel("m", api=api, key_variable="CASSETTE_TEST_KEY", base_url=url)
 
@@ -253,6 +255,11 @@ async def test_a_build_server_never_records(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_fixture_keeps_one_file_for_each_test(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("from handrail.testing.fixtures import cassette\n")
+    (tmp_path / "test_more.py").write_text(
+        "import pytest\n\n\n@pytest.fixture\ndef cassette_options():\n"
+        "    return {'secrets': ['hunter2'], 'mode': 'record'}\n\n\n"
+        "def test_options(cassette):\n    assert cassette._secrets == {'hunter2'} and not cassette.replays\n"
+    )
     (tmp_path / "test_app.py").write_text(
         "def test_it(cassette):\n"
         "    assert cassette.path.parts[-3:] == ('cassettes', 'test_app', 'test_it.json')\n"
@@ -262,7 +269,7 @@ def test_the_fixture_keeps_one_file_for_each_test(tmp_path: Path) -> None:
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)],
         capture_output=True, text=True, cwd=tmp_path, env={**os.environ, "PYTEST_ADDOPTS": ""},
     )  # fmt: skip
-    assert "1 passed" in done.stdout, done.stdout
+    assert "2 passed" in done.stdout, done.stdout
 
 
 JSON = st.recursive(

@@ -64,6 +64,19 @@ async def test_on_text_gets_the_reply_in_chunks() -> None:
     assert "".join(chunks) == '{"name":"Ada"}'
 
 
+async def test_an_async_on_text_is_awaited() -> None:
+    """An async `on_text` is awaited for each chunk before the reply is returned."""
+    chunks = list[str]()
+
+    async def hear(chunk: str) -> None:
+        await asyncio.sleep(0)
+        chunks.append(chunk)
+
+    context = agent_context({"name": {"name": "Ada"}})
+    assert await context.prompt_model("Your name?", Name, on_text=hear) == Name("Ada")
+    assert "".join(chunks) == '{"name":"Ada"}'
+
+
 async def test_a_question_has_its_wording_and_may_ask_for_text() -> None:
     """Without a schema the answer is text, and the record has the wording that a person would read."""
     context = user_context({"visit": "noon", "meal": "fish"})

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from handrail import Adapter, Handoff, Parked, Prompt, ToolContext, ToolResult, tool
 from handrail.dispatch.turn import ToolCall
 from handrail.environment import LaterEnvironment
-from handrail.errors import DefinitionError
+from handrail.errors import DefinitionError, JournalError
 from handrail.testing import Person
 from handrail.testing.simulation import (
     Play,
@@ -28,7 +28,7 @@ from handrail.testing.simulation import (
     simulate,
 )
 from handrail.testing.simulation.__main__ import main
-from support import warm_python
+from support import postgres, warm_python
 from support.simulated import DECIDING, ERRANDS, SHOPPING, Colour
 
 pytestmark = pytest.mark.once  # processes are slow to start, and behave the same under every Python version
@@ -211,6 +211,42 @@ def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
     )  # a secret answer reaches only a process in which the run is live
     report.assert_kept()
     assert report.tried["before write"] > 5
+
+
+# --- in PostgreSQL ------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "scenario",
+    [BANK, SHOPPING, ERRANDS, DECIDING, VAULT] if DEEP else [BANK],
+    ids=lambda scenario: scenario.name,
+)
+def test_a_run_recorded_in_postgresql_survives_the_same_crashes(scenario: Scenario):
+    """A run in PostgreSQL keeps the same laws. In a deep run, each scenario is crashed at all points, and crashed twice."""
+    url, is_secret = postgres.new_url(), scenario is VAULT
+    sampled: dict[str, Any] = {"write_every": 20, "step_every": 150, "overtaken_every": 50}
+    if DEEP:
+        sampled = {"jobs": 2, "parked_every": 0 if is_secret else 1}
+        simulate(scenario, jobs=2, connected=True, journal=url).assert_kept()
+        if not is_secret:  # a secret answer reaches only a process in which the run is live
+            simulate(scenario, jobs=2, overtaken_every=0, again=True, journal=url).assert_kept()
+    report = simulate(scenario, connected=is_secret, journal=url, **sampled)
+    report.assert_kept()
+    assert min(report.tried[each] for each in ("before write", "step", "overtaken before write")) >= 1
+    assert postgres.schemas(url) == []
+
+
+def test_broken_laws_are_found_in_postgresql_too():
+    scenario = Scenario(name="a liar", play=liar, laws=[paid_once], unrecorded=["You try."])
+    sampled: dict[str, Any] = {"write_every": 1 if DEEP else 2, "step_every": 1000, "overtaken_every": 0}
+    report = simulate(scenario, journal=postgres.new_url(), **sampled)
+    assert {each.what for each in report.broken} == {"paid 2 times", "'You try.' was recorded"}
+
+
+def test_the_url_of_no_database_is_refused_at_once():
+    with pytest.raises(JournalError, match="is not a plain name"):
+        simulate(LIAR, journal="postgresql://host/database?schema=no-name")
 
 
 # --- violations are reported -------------------------------------------------------------------------

@@ -6,16 +6,18 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail import Adapter, MemoryFilesystem, ScriptedModel, ToolCall, WorkerRegistry
-from handrail.context import Attachment
+from handrail.content import Attachment
 from handrail.environment import LaterEnvironment
 from handrail.errors import BlobNotFoundError, RunError, RunParked
 from handrail.journal.sqlite import MemoryJournal
-from handrail.replay.attachments import record_of, restore
+from handrail.messages import Traits, UserMessage
+from handrail.replay.attachments import load
 from support.parked_runs import answer_to
 from support.worker_folders import sound
 
@@ -28,7 +30,7 @@ def send(context: WorkerContext) -> str:
     return " ".join(f"{each.name}={each.content!r}" for each in context.attachments) or "nothing"
 '''
 MAIN = "---\ntools: [send]\nattachments: {count: 3}\n---\nSend {{ attachments }}."
-GIVEN = [Attachment("a.txt", b"one"), Attachment("b.bin", b"\xff\x00")]
+GIVEN = [Attachment(b"one", "a.txt"), Attachment(b"\xff\x00", "b.bin")]
 SENT = "a.txt=b'one' b.bin=b'\\xff\\x00'"
 
 
@@ -47,7 +49,7 @@ async def test_a_resumed_worker_has_its_attachments(tmp_path: Path, streamed: bo
     """A call that was approved after the run was parked runs with the attachments that the run began with."""
     registry, journal = sound(tmp_path, TOOLS, main=MAIN), MemoryJournal()
     await park(registry, journal, "main", model=ScriptedModel([ToolCall("send", {})]), attachments=GIVEN)
-    assert sorted(await journal.blobs.list("run")) == sorted(each.digest for each in record_of(GIVEN))
+    assert sorted(await journal.blobs.list("run")) == sorted(each.digest for each in GIVEN)
     script = ScriptedModel(["end"])
     again: Any = {"journal": journal, "model": script, "environment": LaterEnvironment()}
     if streamed:
@@ -116,15 +118,43 @@ def test_attachments_are_restored_whole_or_not_at_all(
     files: list[tuple[str, bytes]], data: st.DataObject
 ) -> None:
     """Any attachments are restored as they were; if one was never stored, the error names it."""
-    attachments = [Attachment(name, content) for name, content in files]
+    attachments = [Attachment(content, name) for name, content in files]
     journal: Any = Blobs()
-    recorded = record_of(attachments)
-    journal.kept = {each.digest: file.content for each, file in zip(recorded, attachments, strict=True)}
-    assert asyncio.run(restore(journal, "run", recorded)) == tuple(attachments)
+
+    def references() -> list[Attachment]:
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(attachments), type=list[Attachment])
+
+    recorded = references()
+    journal.kept = {each.digest: each.content for each in attachments}
+    asyncio.run(load(journal, "run", recorded))
+    assert [(each, each.content) for each in recorded] == [(each, each.content) for each in attachments]
     if recorded:
         lost = data.draw(st.sampled_from(recorded))
         del journal.kept[lost.digest]
         first = next(each for each in recorded if each.digest == lost.digest)
         with pytest.raises(RunError) as refused:
-            asyncio.run(restore(journal, "run", recorded))
+            asyncio.run(load(journal, "run", references()))
         assert repr(first.name) in str(refused.value)
+
+
+async def test_a_picture_is_passed_on_to_the_workers_model(tmp_path: Path) -> None:
+    """A picture reaches the model of the worker that was given it, and of a worker that it calls, if the model takes it."""
+    picture = Attachment(b"\x89PNG\r\n\x1a\n" + b"\0" * 20, "plot.png")
+    files = MemoryFilesystem({"plot.png": picture.content})
+    main = "---\nworkers: [reader]\nattachments: {count: 1}\n---\nGo."
+    registry = sound(tmp_path, main=main, reader="---\nattachments: {count: 1}\n---\nRead.")
+    outer = ScriptedModel([ToolCall("reader", {"input": "x", "attachments": ["plot.png"]}), "end"])
+    inner, blind = ScriptedModel(["read"]), ScriptedModel(["read"], traits=Traits(native_output=True))
+    await registry.run(
+        "main", "go", model=outer, models={"reader": inner}, filesystem=files, attachments=[picture]
+    )
+    for script in (outer, inner):
+        message = script.requests[0].messages[0]
+        assert isinstance(message, UserMessage)
+        assert [each.content for each in message.attachments] == [picture.content]
+        assert "- plot.png (28 bytes, attached)" in message.text
+    await registry.run("reader", "go", model=blind, attachments=[picture])
+    message = blind.requests[0].messages[0]
+    assert isinstance(message, UserMessage)
+    assert message.attachments == ()
+    assert "- plot.png (28 bytes, not text)" in message.text

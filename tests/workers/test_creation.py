@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from handrail import Adapter, Prompt, ScriptedModel, Session, ToolCall, ToolContext, WorkerRegistry, tool
+from handrail import (
+    Adapter,
+    ModelSettings,
+    Prompt,
+    ScriptedModel,
+    Session,
+    ToolCall,
+    ToolContext,
+    WorkerRegistry,
+    tool,
+)
 from handrail.guard import approvals_of
 from handrail.session.serialization import load, save
 from handrail.testing import Person
@@ -254,6 +264,7 @@ async def test_a_second_of_one_name_takes_the_place_of_the_first(registry: Worke
         "---\nname: adder\nmodel: openai:gpt-5\n---\nGo.",
         "---\nname: adder\nlimits: {requests: 21, seconds: 1}\n---\nGo.",
         "---\nname: adder\nlimits: {requests: 2}\n---\nGo.",
+        "---\nname: adder\nlimits: {requests: 2, seconds: 1}\nsettings: {service_tier: priority}\n---\nGo.",
         "---\nname: helper\n---\nGo.",
         "no front matter",
     ],
@@ -272,6 +283,16 @@ async def test_a_session_that_was_tampered_with_gives_no_rights(registry: Worker
     )
     assert adder.requests == []
     assert "adder" in told(main)
+
+
+async def test_a_created_worker_has_its_creators_settings(tmp_path: Path) -> None:
+    """A created worker with its creator's model has its settings as well, except for the choice of a tool."""
+    front = MAIN.replace("create: true", "create: true\nsettings: {effort: low, tool_choice: create_worker}")
+    registry = sound(tmp_path, TOOLS, **{**FOLDER, "main": front})
+    adder = ScriptedModel(["ran"])
+    calls = [wanted(), ToolCall("call_worker", {"name": "adder", "input": ""}), "end"]
+    await run(registry, calls, models={"adder": adder})
+    assert [request.settings for request in adder.requests] == [ModelSettings(effort="low")]
 
 
 async def test_a_locked_worker_is_not_shadowed_by_what_a_session_holds(registry: WorkerRegistry) -> None:

@@ -23,7 +23,7 @@ from handrail import (
     open_gate,
     tool,
 )
-from handrail.context import Attachment
+from handrail.content import Attachment
 from handrail.errors import DefinitionError, WorkerError
 from handrail.events import MessageAdded, ModelRequested
 from handrail.journal.sqlite import MemoryJournal
@@ -443,7 +443,7 @@ async def test_attachments_reach_the_worker(tmp_path: Path) -> None:
             "end",
         ]
     )
-    await registry.run("main", "look", model=script, attachments=[file, Attachment("x.bin", b"\xff\x00")])
+    await registry.run("main", "look", model=script, attachments=[file, Attachment(b"\xff\x00", "x.bin")])
     first = script.requests[0]
     assert first.system == "You have note.txt, x.bin."
     assert first.messages[0].text == (
@@ -492,19 +492,19 @@ async def test_a_worker_without_a_rule_takes_no_attachments(tmp_path: Path) -> N
     await registry.run("main", "go", model=script)
     assert "plain takes no attachments" in script.requests[1].messages[-1].text
     with pytest.raises(WorkerError, match="main takes no attachments"):
-        registry.run("main", "x", model=script, attachments=[Attachment("a", b"")])
+        registry.run("main", "x", model=script, attachments=[Attachment(b"", "a")])
 
 
 async def test_code_hands_over_bytes_and_paths(tmp_path: Path) -> None:
     """`call_worker(..., attachments=[...])` accepts paths and bytes."""
     tools = '''
     from handrail import ToolContext, tool
-    from handrail.context import Attachment
+    from handrail.content import Attachment
 
     @tool
     async def give(context: ToolContext) -> str:
         """Give."""
-        return await context.call_worker("reader", "x", attachments=["a.txt", Attachment("b.bin", b"\\xff")])
+        return await context.call_worker("reader", "x", attachments=["a.txt", Attachment(b"\\xff", "b.bin")])
     '''
     registry = sound(
         tmp_path, tools, main="---\npolicies: []\ntools: [give]\nworkers: [reader]\n---\nGo.", reader=TAKES
@@ -571,7 +571,7 @@ async def test_a_tool_that_needs_a_worker_is_not_offered_elsewhere() -> None:
 async def test_a_handler_is_tested_with_a_made_up_worker_context() -> None:
     """A handler can be tested with `worker_context`, which has attachments, workers and prepared answers."""
     context = worker_context(
-        workers={"helper": "Helps."}, attachments=[Attachment("a.txt", b"x")], results={"helper": "yes"}
+        workers={"helper": "Helps."}, attachments=[Attachment(b"x", "a.txt")], results={"helper": "yes"}
     )
     assert only_in_a_worker.function(context) == "a.txt"
     assert context.registry.names == ("helper",)

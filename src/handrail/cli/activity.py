@@ -9,12 +9,16 @@ import json
 import math
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import lru_cache
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 import pydantic_core
 from rich.text import Text
 
 from handrail.clock import Clock
+from handrail.content import Attachment, shown_size
 from handrail.environment.text import format_arguments
 from handrail.errors import ToolValidationError
 from handrail.events import (
@@ -28,6 +32,7 @@ from handrail.events import (
     Progress,
     PromptRendered,
     TextDelta,
+    ThoughtDelta,
     ToolInvoked,
     ToolRolledBack,
     ToolStarted,
@@ -51,7 +56,7 @@ _MARKS: dict[CallStatus, tuple[str, str]] = {
 }
 _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _BAR_WIDTH = 20
-_MAX_ARGUMENTS, _MAX_REASON, _MAX_NAME, _MAX_MESSAGE = 60, 200, 80, 60
+_MAX_ARGUMENTS, _MAX_REASON, _MAX_NAME, _MAX_MESSAGE, _MAX_THOUGHT = 60, 200, 80, 60, 72
 
 
 @dataclass(slots=True)
@@ -96,6 +101,8 @@ class Activity:
     """Names of the tools whose calls were not approved."""
     done: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     """For each call that succeeded, the id of its outermost run and its own id, oldest first."""
+    _thought: str = ""
+    """The thinking of the outermost run's model that has not been printed yet."""
     _group: str = ""
     """The id of the call whose inner calls were printed last."""
     _calls: dict[str, int] = field(default_factory=dict[str, int])
@@ -217,21 +224,26 @@ class Activity:
 
     def on_responded(self, event: ModelResponded) -> list[Text]:
         run_id = event.run_context.run_id
+        thought: list[Text] = []
         if run_id == self.root:
             self.thinking = None
+            thought = self._fold_thought()
         if event.cost is not None:
             for row in self.rows.values():
                 if row.contains(run_id):
                     row.cost = (row.cost or Decimal(0)) + event.cost
         if not self.verbose:
-            return []
+            return thought
         name = escape_line(event.model, _MAX_NAME)
-        return [Text(f"· {name}: {format_summary(event.usage, event.cost, event.seconds)}", "dim")]
+        return [*thought, Text(f"· {name}: {format_summary(event.usage, event.cost, event.seconds)}", "dim")]
 
     def on_failed(self, event: ModelFailed) -> list[Text]:
         if event.run_context.run_id == self.root:
             self.thinking = None
+            self._thought = ""  # the next attempt thinks again
         retry = "" if event.retry_in is None else f"; trying again in {format_seconds(event.retry_in)}"
+        if event.next_model:
+            retry = f"; asking {escape_line(event.next_model, _MAX_NAME)} instead"
         model = escape_line(event.model, _MAX_NAME)
         return [Text(f"✗ {model}: {escape_line(event.error, _MAX_REASON)}{retry}", "yellow")]
 
@@ -243,18 +255,40 @@ class Activity:
         return [Text(f"· {by} {verb}: {escape_line(event.text, _MAX_REASON)}", "dim")]
 
     def on_text(self, event: TextDelta) -> list[Text]:
-        """Update the row of the call whose nested run streamed this text. Returns no lines.
+        """Update the row of the call whose nested run streamed this text. Returns the lines of the thought that preceded it, if any.
 
         The view prints the outermost run's text itself. A nested run's newest line is shown beside its call.
         """
         run_id = event.run_context.run_id
         if run_id == self.root:
             self.thinking = None
-            return []
+            return self._fold_thought()
         row = next((row for row in self.rows.values() if row.contains(run_id)), None)
         if row is not None:
             row.message = f"{row.message}{event.text}".rpartition("\n")[2][-_MAX_MESSAGE:]
         return []
+
+    def on_thought(self, event: ThoughtDelta) -> list[Text]:
+        """Show the newest line of a thought beside the model that is thinking. Returns no lines."""
+        if event.run_context.run_id == self.root:
+            self._thought += event.text
+            if self.thinking is not None:
+                self.thinking.message = self._thought.rstrip().rpartition("\n")[2][-_MAX_MESSAGE:]
+        return []
+
+    def _fold_thought(self) -> list[Text]:
+        """Return the lines of the thought so far, and clear it.
+
+        Unless the view is verbose, return only the first line.
+        """
+        lines = [line for line in self._thought.strip().splitlines() if line.strip()]
+        self._thought = ""
+        if not lines:
+            return []
+        if self.verbose:
+            return [Text(f"∴ {escape_line(line, _MAX_REASON)}", "dim italic") for line in lines]
+        more = f" (+{len(lines) - 1} lines; -v shows them)" if len(lines) > 1 else ""
+        return [Text(f"∴ {escape_line(lines[0], _MAX_THOUGHT)}{more}", "dim italic")]
 
     # --- work in progress ---
 
@@ -286,6 +320,7 @@ _HANDLERS: dict[type, Any] = {
     ModelFailed: Activity.on_failed,
     Advised: Activity.on_advised,
     TextDelta: Activity.on_text,
+    ThoughtDelta: Activity.on_thought,
 }
 
 
@@ -312,10 +347,33 @@ def call_line(event: ToolInvoked, cost: Decimal | None = None) -> Text:
     if event.attempts > 1:
         notes.append(f"{event.attempts} attempts")
     text.append(f"  {' · '.join(notes)}", "dim")
+    for each in event.result.attachments:
+        text.append(f"\n{indent(event.path)}  {attachment_line(each)}", "cyan")
     if event.status != "ok":
         reason = escape_line(" ".join(event.result.message.split()), _MAX_REASON) or event.status
         text.append(f"\n{indent(event.path)}  {reason}", colour)
     return text
+
+
+def attachment_line(attachment: Attachment) -> str:
+    """Format the line for an attachment: its name and size, and where it can be opened."""
+    where = escape_line(attachment.address, _MAX_REASON) or str(_saved(attachment) or "")
+    return f"{escape_line(attachment.name, _MAX_NAME)} ({attachment.media_type}, {shown_size(attachment.size)}) {where}".strip()
+
+
+@lru_cache(maxsize=256)
+def _saved(attachment: Attachment) -> Path | None:
+    """Write an attachment to a file that only this user can read, and return its path; None if that fails."""
+    if not attachment.is_here:
+        return None
+    try:
+        path = Path(mkdtemp(prefix="handrail-")) / attachment.filename.encode(
+            "ascii", "replace"
+        ).decode().replace("?", "_")
+        path.write_bytes(attachment.content)
+    except (OSError, ValueError):
+        return None
+    return path
 
 
 def _plain_arguments(params: Any) -> Any:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from handrail.cli.outcome import UsageError, journal_path, print_error
+from handrail.cli.outcome import UsageError, journal_path, journal_url, print_error
 from handrail.environment.text import is_terminal
 from handrail.neighbours import find_app, search
 
 if TYPE_CHECKING:
     from handrail.deadline import Deadline
-    from handrail.journal.sqlite import SqliteJournal
+    from handrail.journal.opening import AnyJournal
     from handrail.limits import Budget
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.workers import Worker
@@ -56,12 +56,12 @@ StartupFiles = Annotated[
     ),
 ]
 JournalFile = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--journal",
         metavar="FILE",
-        help="Where runs are recorded. Default: $HANDRAIL_JOURNAL, or else a file for the current "
-        "folder under $XDG_STATE_HOME/handrail.",
+        help="Where runs are recorded: a file, or postgresql://USER@HOST/DATABASE. Default: $HANDRAIL_JOURNAL, "
+        "or else a file for the current folder under $XDG_STATE_HOME/handrail.",
     ),
 ]
 
@@ -146,7 +146,7 @@ class WorkerOptions:
 
         return Deadline.after(float(found[1]) * _UNITS[found[2]], pauses_for_people=True)
 
-    def open_journal(self, files: object) -> SqliteJournal | None:
+    def open_journal(self, files: object) -> AnyJournal | None:
         """Open the journal. Returns None with `--no-journal`, so that the run is not recorded.
 
         Also returns None, with a warning, if the default journal can't be opened. Raises `UsageError` if a named journal
@@ -165,6 +165,38 @@ class WorkerOptions:
                 raise
             print_error(f"This run is not recorded. {error}", "yellow")
             return None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions:
+    """The options of `worker` and `submit`."""
+
+    app: Annotated[
+        str,
+        typer.Argument(
+            metavar="APP",
+            help="A module (pkg.mod, pkg.mod:prompt, app.py), a worker's file, or a folder of workers.",
+        ),
+    ]
+    model: ModelName = None
+    files: Annotated[
+        Path | None,
+        typer.Option(
+            "--files",
+            metavar="FOLDER",
+            help="The folder tools may change. A submitted run is then executed only on this host.",
+        ),
+    ] = None
+    startup_files: StartupFiles = None
+    journal: JournalFile = None
+    approve: Annotated[
+        str,
+        typer.Option(
+            metavar="MODE",
+            help="What happens to calls that need approval. later: the run waits for `handrail runs answer`; "
+            "all: approve; strict: deny.",
+        ),
+    ] = "later"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,32 +378,41 @@ def open_files(
     return DirectoryFilesystem(files, startup_files=startup_files or ())
 
 
-def open_journal(given: Path | None, files: object = None) -> SqliteJournal:
+def open_journal(given: str | None, files: object = None) -> AnyJournal:
     """Open the journal, creating it if needed. Raises `UsageError` if that fails, or if tools could change it."""
-    from handrail.errors import JournalError, JournalExposed
+    from handrail.errors import HandrailError, JournalError, JournalExposed
     from handrail.journal.location import check_out_of_reach
-    from handrail.journal.sqlite import SqliteJournal
+    from handrail.journal.opening import open_by_name
     from handrail.resources.paths import folder_of
 
     advice = "Use another file: --journal FILE."
+    url = journal_url(given)
+    if url is not None:
+        try:
+            return open_by_name(url)
+        except HandrailError as error:  # the message says what to do
+            raise UsageError(str(error)) from None
     try:
         path = prepare_journal(given)
         check_out_of_reach(str(path), folder_of(files))
-        return SqliteJournal(path)
+        return open_by_name(path)
     except JournalExposed as error:
         raise UsageError(str(error)) from error
     except JournalError as error:
         raise UsageError(f"{error} {advice}") from None
 
 
-def prepare_journal(given: Path | None) -> Path:
+def prepare_journal(given: str | None) -> Path:
     """Return the journal's path, creating its folder if needed. The default folder is private to its owner."""
     from handrail.errors import JournalExposed
     from handrail.journal.location import create_folders, make_private_folder
 
     path = journal_path(given)
     try:
-        (create_folders if _is_named(given) else make_private_folder)(path.parent)
+        if _is_named(given):
+            create_folders(path.parent)
+        else:
+            make_private_folder(path.parent, Path.cwd())
     except JournalExposed as error:
         raise UsageError(str(error)) from error
     except OSError as error:
@@ -381,7 +422,7 @@ def prepare_journal(given: Path | None) -> Path:
     return path
 
 
-def _is_named(journal: Path | None) -> bool:
+def _is_named(journal: str | None) -> bool:
     """Return whether the user chose the journal, by option or environment variable."""
     return journal is not None or bool(os.environ.get("HANDRAIL_JOURNAL"))
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from handrail.cli.command_options import FilesFolder, JournalFile, ServeOptions, WorkerOptions, takes_options
+from handrail.cli.command_options import FleetOptions, JournalFile, ServeOptions, WorkerOptions, takes_options
+from handrail.cli.mcp_options import McpOptions
 from handrail.cli.outcome import EXIT_CODES
 
 _EPILOG = "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES) + "."
@@ -52,7 +53,7 @@ def run(
     ] = None,
     attach: Annotated[
         list[Path] | None,
-        typer.Option("--attach", "-a", metavar="FILE", help="A file for the worker; repeatable."),
+        typer.Option("--attach", "-a", metavar="FILE", help="A file to send with the message; repeatable."),
     ] = None,
     as_json: Annotated[
         bool,
@@ -110,14 +111,77 @@ def serve(options: ServeOptions) -> None:
 
 
 @app.command(epilog=_EPILOG)
-def mcp(
-    app: Annotated[str, typer.Argument(metavar="APP", help="A module: pkg.mod, pkg.mod:prompt or app.py.")],
-    files: FilesFolder = None,
+@takes_options(FleetOptions)
+def worker(
+    options: FleetOptions,
+    dispatcher: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ENGINE",
+            help="The engine that starts runs: dbos or procrastinate, on the database that $HANDRAIL_DISPATCH_URL "
+            "names. Default: workers take runs from the journal.",
+        ),
+    ] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, metavar="N", help="How many runs to execute at once.")
+    ] = 10,
+    host: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="This host's name, which runs in a folder are pinned to."),
+    ] = None,
+    grace: Annotated[
+        float,
+        typer.Option(min=0, metavar="SECONDS", help="How long runs may take to finish after SIGTERM."),
+    ] = 30.0,
 ) -> None:
-    """Serve the tools of an app to one MCP client, over standard input and output."""
+    """Execute the runs of an app that wait in a journal.
+
+    Start as many workers as you like, on any machine that can open the journal.
+    """
+    from handrail.cli import fleet_commands
+
+    raise typer.Exit(fleet_commands.work(options, dispatcher, limit, host, grace))
+
+
+@app.command(epilog=_EPILOG)
+@takes_options(FleetOptions)
+def submit(
+    options: FleetOptions,
+    message: Annotated[
+        str | None,
+        typer.Argument(metavar="INPUT", help="Your message; - or nothing reads standard input."),
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="When to begin: 2026-01-31T08:00, or after 30s, 15m, 12h or 7d."),
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPAN", help="Submit it again every 30s, 15m, 12h or 7d, until you cancel the next run."
+        ),
+    ] = None,
+    key: Annotated[
+        str, typer.Option(metavar="TEXT", help="Submitting with the same key again returns the first run.")
+    ] = "",
+    session: Annotated[
+        str, typer.Option(metavar="ID", help="The session to continue. Its runs take turns.")
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Leave a run in the journal for a worker to execute, and print its id."""
+    from handrail.cli import fleet_commands
+
+    raise typer.Exit(fleet_commands.submit(options, message, at, every, key, session, as_json))
+
+
+@app.command(epilog=_EPILOG)
+@takes_options(McpOptions)
+def mcp(options: McpOptions) -> None:
+    """Serve an app's tools, agents and workers to MCP clients, over standard input and output or HTTP."""
     from handrail.cli import mcp_command
 
-    raise typer.Exit(mcp_command.serve(app, files))
+    raise typer.Exit(mcp_command.serve(options))
 
 
 @app.command()

@@ -51,7 +51,10 @@ def serve(
         int, typer.Option(min=0, max=65535, metavar="N", help="The port, or 0 for any free one.")
     ] = 8601,
 ) -> None:
-    """Serve the embedded model as OpenAI's chat completions, on this machine only. Ctrl-C or SIGTERM stops it."""
+    """Serve the embedded model through OpenAI's chat completions and responses APIs, on this machine only.
+
+    Ctrl-C or SIGTERM stops it.
+    """
     try:
         _serve(port)
     except Exception as error:

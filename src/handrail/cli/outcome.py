@@ -22,6 +22,7 @@ from handrail.errors import (
     RunParked,
 )
 from handrail.journal.location import default_journal
+from handrail.journal.postgres.address import is_url, parse_url
 from handrail.rendering import escape
 
 DONE, FAILED, USAGE, NOT_APPROVED, LIMIT, PARKED, CANCELLED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
@@ -98,15 +99,27 @@ def classify_stop(stop_reason: str, denied: list[str]) -> tuple[int, str]:
     return DONE, ""
 
 
-def journal_path(given: Path | None) -> Path:
-    """Return the path of the journal to use: the given file, else $HANDRAIL_JOURNAL, else the current folder's default."""
-    named = os.environ.get("HANDRAIL_JOURNAL")
-    return given or (Path(named) if named else default_journal(Path.cwd()))
+def journal_path(given: str | None) -> Path:
+    """Return the path of the journal to use: the given file, else $HANDRAIL_JOURNAL, else the current folder's default.
+
+    For a journal in a database, this is the default path too, because a server keeps its users beside it.
+    """
+    named = given or os.environ.get("HANDRAIL_JOURNAL")
+    return Path(named) if named and not is_url(named) else default_journal(Path.cwd())
+
+
+def journal_url(given: str | None) -> str | None:
+    """Return the URL of the journal to use, or None if it is in a file."""
+    named = given or os.environ.get("HANDRAIL_JOURNAL")
+    return named if is_url(named) else None
 
 
 def runs_command(verb: str, run_id: str, journal: str) -> str:
     """Return the `handrail runs` command to type for a run. An empty `journal` means the default one."""
-    is_default = not journal or Path(journal) == journal_path(None)
+    if is_url(journal):
+        is_default = parse_url(journal_url(None) or "postgresql://").shown == journal
+    else:
+        is_default = not journal or Path(journal) == journal_path(None)
     return f"handrail runs {verb} {run_id}{'' if is_default else f' --journal {shlex.quote(journal)}'}"
 
 

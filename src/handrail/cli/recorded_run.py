@@ -16,7 +16,8 @@ from handrail.adapter.run_record import decode_begin
 from handrail.cli.command_options import find_model, open_files
 from handrail.cli.outcome import UsageError, runs_command
 from handrail.errors import DefinitionError, HandrailError, RunUnknown
-from handrail.journal.sqlite import SqliteJournal
+from handrail.guard import CapabilityPolicy
+from handrail.journal.opening import AnyJournal
 from handrail.messages import Model
 from handrail.models.names import reference_to
 from handrail.neighbours import import_app
@@ -77,6 +78,41 @@ class Program(NamedTuple):
             named.setdefault(self.worker.name, record.model)
         return {worker: self.find_model(None, each) for worker, each in named.items()}
 
+    async def with_servers(
+        self, servers: Path | None, record: RunRecord
+    ) -> tuple[Program, list[Any], list[str]]:
+        """Open the MCP servers that the run began with. Returns the program, the tools to add to it, and notes for the user.
+
+        `servers` is an `mcp.json` to use in place of the one that the run began with.
+        """
+        recorded = decode_begin(record).sources if record.begin else {}
+        paths = list(recorded) if servers is None else [str(servers)]
+        if not paths:
+            return self, [], []
+        from handrail.mcp import load_servers
+
+        options: dict[str, Any] = {} if self.worker is not None else {"policies": [CapabilityPolicy()]}
+        try:
+            sections = [each for path in paths for each in load_servers(path, **options)]
+        except DefinitionError as error:
+            raise UsageError(
+                f"the MCP servers of the run can't be used: {error} Correct that, or name a different file: "
+                "--mcp mcp.json."
+            ) from None
+        now = {each.server.source for each in sections} - {None}
+        notes = [
+            f"{source.path} has changed since the run began."
+            for source in now
+            if source is not None and recorded.get(source.path, source.digest) != source.digest
+        ]
+        if self.worker is None:
+            return self._replace(prompt=self.prompt.extended(sections)), [], notes
+        tools: list[Any] = []
+        for section in sections:
+            await section.connect()
+            tools += section.current_tools()
+        return self, tools, notes
+
     def render(self, message: str | None) -> Any:
         """Render a worker's instructions from its current file. Returns None if the recorded ones must be used."""
         if self.worker is None or self.worker.attachments.count or message is None:
@@ -88,11 +124,11 @@ class Program(NamedTuple):
 class RecordedRun:
     """A run and the journal it is recorded in."""
 
-    journal: SqliteJournal
+    journal: AnyJournal
     row: RunRow
 
     @classmethod
-    async def find(cls, journal: SqliteJournal, named: str) -> RecordedRun:
+    async def find(cls, journal: AnyJournal, named: str) -> RecordedRun:
         """Find a run by its id, or by a prefix that no other run's id has."""
         try:
             return cls(journal, await journal.runs.get(named))

@@ -129,11 +129,9 @@ class Subject(NamedTuple):
             agent = Agent(agent.model, prompt, description=agent.description)
 
         def stream(message: str, *, attachments: tuple[Path, ...], **arguments: Any) -> RunStream[Any]:
-            if attachments:
-                raise UsageError(
-                    "--attach needs a worker, because agents take no attachments. Name a worker, or leave out --attach."
-                )
-            return agent.stream(message, app=f"{module.__name__}:{name}", **arguments)
+            return agent.stream(
+                message, app=f"{module.__name__}:{name}", attachments=attachments, **arguments
+            )
 
         return cls(agent.name, agent.description, agent.adapter.model.name, None, stream)
 

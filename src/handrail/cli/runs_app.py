@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import shlex
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,12 @@ from typing import Annotated, Any
 import typer
 
 from handrail.cli import runs_view as view
-from handrail.cli.command_options import JournalFile, prepare_journal, search_here, with_signature
+from handrail.cli.command_options import (
+    JournalFile,
+    prepare_journal,
+    search_here,
+    with_signature,
+)
 from handrail.cli.outcome import (
     CANCEL_NOTE,
     CANCELLED,
@@ -21,9 +27,11 @@ from handrail.cli.outcome import (
     UsageError,
     fail,
     journal_path,
+    journal_url,
     print_json,
 )
-from handrail.journal.sqlite import SqliteJournal
+from handrail.journal.location import former_journals
+from handrail.journal.opening import open_by_name
 
 app = typer.Typer(name="runs", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -68,15 +76,15 @@ def command(name: str, *, creates_journal: bool = False) -> Callable[[Command], 
 
 
 def _run(
-    command: Command, journal: Path | None, arguments: dict[str, Any], as_json: bool, creates_journal: bool
+    command: Command, journal: str | None, arguments: dict[str, Any], as_json: bool, creates_journal: bool
 ) -> int:
     """Run a command on its journal, print its report, and return the exit code."""
     try:
         search_here()
-        path = _journal_file(journal, creates_journal)
+        named = journal_url(journal) or _journal_file(journal, creates_journal)
 
         async def run() -> Report:
-            opened = SqliteJournal(path, watch=None)
+            opened = open_by_name(named, watches=False)
             try:
                 return await command(opened, **arguments)
             finally:
@@ -95,11 +103,14 @@ def _run(
     return report.code
 
 
-def _journal_file(given: Path | None, create: bool) -> Path:
+def _journal_file(given: str | None, create: bool) -> Path:
     """Return the path of the journal's file. The file must exist unless the command may create it."""
     if create:
         return prepare_journal(given)
     path = journal_path(given)
     if not path.is_file():
-        raise UsageError(f"there is no journal at {path}. Name one with --journal FILE or HANDRAIL_JOURNAL.")
+        problem = f"there is no journal at {path}."
+        for former in former_journals(Path.cwd()):
+            problem += f" If this folder was moved, its runs are in its former journal: --journal {shlex.quote(str(former))}."
+        raise UsageError(f"{problem} Name one with --journal FILE or HANDRAIL_JOURNAL.")
     return path

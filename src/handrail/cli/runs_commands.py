@@ -22,9 +22,9 @@ from handrail.cli.runs_app import app as app
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import RunParked
 from handrail.journal.answers import secret_refused
-from handrail.journal.sqlite import SqliteJournal
+from handrail.journal.opening import AnyJournal
 from handrail.question import Answer, Question
-from handrail.records import OVER
+from handrail.records import OVER, queue_of
 from handrail.rendering import escape
 from handrail.runs.catalog import approval_json
 from handrail.runs.tree import Standing
@@ -56,7 +56,7 @@ NewId = Annotated[
 
 @command("list")
 async def list_runs(
-    journal: SqliteJournal,
+    journal: AnyJournal,
     standing: Annotated[
         list[str] | None,
         typer.Option(
@@ -80,12 +80,14 @@ async def list_runs(
         raise UsageError(f"--standing {unknown[0]!r} is not one of {', '.join(STANDINGS)}.")
     lines = await runs.list_runs(journal, session_id=session, standing=wanted, limit=limit)
     now = SYSTEM_CLOCK.now().timestamp()
-    return Report({"runs": [view.run_data(line) for line in lines]}, view.run_table(lines, now))
+    workers = await journal.queue.workers()
+    data = [{**view.run_data(line), "waits_for": view.waits_for(line, workers, now)} for line in lines]
+    return Report({"runs": data}, view.run_table(lines, now, workers))
 
 
 @command("show")
 async def show(
-    journal: SqliteJournal,
+    journal: AnyJournal,
     run: RunId,
     full: Annotated[bool, typer.Option("--full", help="Don't shorten texts and diffs.")] = False,
 ) -> Report:
@@ -98,7 +100,7 @@ async def show(
 
 @command("verify")
 async def verify(
-    journal: SqliteJournal,
+    journal: AnyJournal,
     run: Annotated[str | None, typer.Argument(help="Only this run and its session. Default: all.")] = None,
 ) -> Report:
     """Check that the journal has not been altered from outside, and list the records that have been."""
@@ -113,7 +115,7 @@ async def verify(
 
 @command("resume")
 async def resume(
-    journal: SqliteJournal,
+    journal: AnyJournal,
     run: RunId,
     model: ModelName = None,
     approve: Annotated[
@@ -127,6 +129,12 @@ async def resume(
     app_: App = None,
     files: Files = None,
     startup_files: StartupFiles = None,
+    mcp: Annotated[
+        Path | None,
+        typer.Option(
+            "--mcp", metavar="FILE", help="The mcp.json to use in place of the one that the run began with."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> Report:
     """Continue a parked or interrupted run. If its question is still unanswered, it is parked again."""
@@ -134,13 +142,13 @@ async def resume(
 
     mode = parse_approvals(approve)
     recorded = await RecordedRun.find(journal, run)
-    program = recorded.load_program(app_)
+    program, added, notes = await recorded.load_program(app_).with_servers(mcp, recorded.row.record)
     terminal = TerminalEnvironment()
     attended = not as_json and terminal.run_mode == "user"
     environment: Any = terminal if attended else LaterEnvironment()
     try:
         async with recorded.open_folder(files, startup_files) as folder:
-            given: Any = {"environment": environment, "filesystem": folder, "approvals": mode}
+            given: Any = {"environment": environment, "filesystem": folder, "approvals": mode, "tools": added}
             if program.worker is not None:
                 registry, name = program.worker.registry, program.worker.name
                 models = program.models(model, recorded.row.record)
@@ -158,8 +166,8 @@ async def resume(
         "stop_reason": response.stop_reason,
         "code_changed": program.changed,
     }
-    notes = [note] if note else []
-    return Report(data, *program.notes, escape(answer_text(response)), *notes, code=code)
+    ending = [note] if note else []
+    return Report(data, *program.notes, *notes, escape(answer_text(response)), *ending, code=code)
 
 
 def _parked_report(recorded: RecordedRun, program: Program, parked: RunParked) -> Report:
@@ -179,7 +187,7 @@ def _parked_report(recorded: RecordedRun, program: Program, parked: RunParked) -
 
 @command("answer")
 async def answer(
-    journal: SqliteJournal,
+    journal: AnyJournal,
     run: RunId,
     question: Annotated[
         str | None, typer.Argument(help="Which question; needed only if there are several.")
@@ -258,7 +266,7 @@ async def _record_answer(recorded: RecordedRun, asked: Question, answer: Answer)
 
 
 @command("cancel")
-async def cancel(journal: SqliteJournal, run: RunId) -> Report:
+async def cancel(journal: AnyJournal, run: RunId) -> Report:
     """Cancel a run. If it is running in another process, that process stops it within seconds."""
     row = await runs.cancel(journal, (await RecordedRun.find(journal, run)).id)
     data = {"run_id": row.record.id, "status": row.status, "stopping": row.stopping}
@@ -269,9 +277,38 @@ async def cancel(journal: SqliteJournal, run: RunId) -> Report:
     )
 
 
+@command("adopt")
+async def adopt(
+    journal: AnyJournal,
+    run: RunId,
+    app_: Annotated[
+        str | None,
+        typer.Option("--app", metavar="APP", help="The app to move the run to. Default: the run's own."),
+    ] = None,
+) -> Report:
+    """Move a run to the app's current code, so that workers with that version continue it."""
+    from handrail.adapter.apps import code_of
+    from handrail.fleet import FleetApp
+
+    recorded = await RecordedRun.find(journal, run)
+    row = recorded.row
+    if not row.queue:
+        raise UsageError(
+            f"{recorded.id} was not submitted. Continue it with: {recorded.next_command('resume')}"
+        )
+    if row.status in OVER:
+        raise UsageError(f"{recorded.id} is {row.status}, so there is nothing left to execute.")
+    named = row.record.app if app_ is None else FleetApp.load(app_).name
+    code = code_of(named)
+    await journal.queue.adopt(recorded.id, queue_of(named, code))
+    data = {"run_id": recorded.id, "app": named, "code": code, "queue": queue_of(named, code)}
+    changed = "" if code != row.queue.rpartition("@")[2] else " It had this version before."
+    return Report(data, f"{recorded.id} is now for workers with version {code[:12]} of {named}.{changed}")
+
+
 @command("approvals")
 async def approvals(
-    journal: SqliteJournal,
+    journal: AnyJournal,
     run: RunId,
     revoke: Annotated[
         str | None, typer.Option("--revoke", metavar="N", help="Forget this decision, by its number or id.")
@@ -301,7 +338,7 @@ async def approvals(
 
 @command("fork")
 async def fork(
-    journal: SqliteJournal,
+    journal: AnyJournal,
     run: RunId,
     step: Annotated[int, typer.Argument(help="Number of the model's answers to keep; 0 starts over.")],
     new: NewId = None,
@@ -318,7 +355,7 @@ async def fork(
 
 @command("undo")
 async def undo(
-    journal: SqliteJournal,
+    journal: AnyJournal,
     run: RunId,
     call: Annotated[str, typer.Argument(help="The call's id, as `show` prints it.")],
     files: Files = None,
@@ -333,7 +370,7 @@ async def undo(
 
 @command("discard")
 async def discard(
-    journal: SqliteJournal,
+    journal: AnyJournal,
     run: RunId,
     call: Annotated[str, typer.Argument(help="The call's id, as `show` prints it.")],
 ) -> Report:
@@ -349,7 +386,7 @@ async def discard(
 
 @command("replay")
 async def replay(
-    journal: SqliteJournal,
+    journal: AnyJournal,
     run: RunId,
     app_: App = None,
     files: Annotated[
@@ -388,7 +425,7 @@ async def replay(
 
 @command("export")
 async def export(
-    journal: SqliteJournal, run: RunId, path: Annotated[Path, typer.Argument(help="The file to write.")]
+    journal: AnyJournal, run: RunId, path: Annotated[Path, typer.Argument(help="The file to write.")]
 ) -> Report:
     """Export a run to a file, without secrets."""
     id = (await RecordedRun.find(journal, run)).id
@@ -398,7 +435,7 @@ async def export(
 
 @command("import", creates_journal=True)
 async def import_(
-    journal: SqliteJournal,
+    journal: AnyJournal,
     path: Annotated[Path, typer.Argument(help="A file that `export` wrote.")],
     new: Annotated[
         str | None,
@@ -413,7 +450,7 @@ async def import_(
 
 @command("forget")
 async def forget(
-    journal: SqliteJournal,
+    journal: AnyJournal,
     before: Annotated[
         str | None,
         typer.Option(metavar="TIME", help="Delete runs that ended before: 30d, 12h, or 2026-01-31."),

@@ -20,13 +20,13 @@ from handrail.cli.screens import make_console
 from handrail.environment.text import format_rows, is_terminal
 from handrail.events import ApprovalRemembered
 from handrail.question import Question
-from handrail.records import QuestionRecord, Verification
+from handrail.records import QuestionRecord, RunRow, Verification, WorkerRow
 from handrail.rendering import escape, exact
 from handrail.runs import CallNode, Divergence, RunLine, RunTree, Turn, Undoing
 from handrail.runs.tree import Nested
 
 _COLOURS = {
-    "running": "cyan", "parked": "yellow", "interrupted": "magenta", "done": "green", "failed": "red",
+    "queued": "blue", "running": "cyan", "parked": "yellow", "interrupted": "magenta", "done": "green", "failed": "red",
     "cancelled": "yellow", "ok": "green", "open": "yellow", "denied": "yellow",
 }  # fmt: skip
 _MARKS = {"ok": "✓", "open": "…", "denied": "⊘", "cancelled": "■"}
@@ -65,7 +65,7 @@ def _seconds(spent: float | None) -> str:
 # --- a table ---
 
 
-def run_table(lines: Sequence[RunLine], now: float) -> Any:
+def run_table(lines: Sequence[RunLine], now: float, workers: Sequence[WorkerRow] = ()) -> Any:
     """Build a table of runs, one per row. If standard output is not a terminal, it is tab-separated text."""
     if not lines:
         return "There are no runs."
@@ -73,7 +73,7 @@ def run_table(lines: Sequence[RunLine], now: float) -> Any:
     rows = [
         (
             escape(line.id), line.standing, _line(line.row.record.prompt, 40), _line(line.row.record.model, 40),
-            _ago(line.row.record.began_at, now), _waits(line), _line(line.row.record.forked_from, 40),
+            _ago(line.row.record.began_at, now), waits_for(line, workers, now), _line(line.row.record.forked_from, 40),
         )
         for line in lines
     ]  # fmt: skip
@@ -87,9 +87,32 @@ def run_table(lines: Sequence[RunLine], now: float) -> Any:
     return table
 
 
-def _waits(line: RunLine) -> str:
-    counts = {"answer": line.row.questions, "folder": line.unapplied}
-    return ", ".join(f"{count} {what}{'' if count == 1 else 's'}" for what, count in counts.items() if count)
+def waits_for(line: RunLine, workers: Sequence[WorkerRow], now: float) -> str:
+    """Return what a run waits for: answers, folders, its due time, or a worker, and which worker is missing."""
+    row = line.row
+    counts = {"answer": row.questions, "folder": line.unapplied}
+    found = [f"{count} {what}{'' if count == 1 else 's'}" for what, count in counts.items() if count]
+    if row.queue and line.standing in ("queued", "interrupted", "parked"):
+        if row.due_at is not None and row.due_at > now:
+            at = datetime.fromtimestamp(row.due_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            found.append(f"its time, {at}")
+        found += _worker_needed(row, workers)
+    return ", ".join(found)
+
+
+def _worker_needed(row: RunRow, workers: Sequence[WorkerRow]) -> list[str]:
+    """Return which worker a run needs, if it is pinned to a host or no live worker may take it."""
+    app, _, code = row.queue.rpartition("@")
+    pinned = f" on {escape(row.host)}" if row.host else ""
+    own = [each for each in workers if row.queue in each.queues]
+    if any(row.host in ("", each.host) for each in own):
+        return [f"a worker{pinned}"] if pinned else []
+    if own:
+        return [f"no worker{pinned}, where its folder is"]
+    others = [each for each in workers if any(queue.rpartition("@")[0] == app for queue in each.queues)]
+    return [
+        f"no worker for version {code[:12]}{pinned}" if others else f"no worker for {_line(app, 60)}{pinned}"
+    ]
 
 
 # --- a tree ---
@@ -114,7 +137,7 @@ def run_tree(tree: RunTree, full: bool) -> Any:
     if tree.begin.message is not None:
         shown.add(Text(f"» {_text(tree.begin.message, full)}"))
     for turn in tree.turns:
-        _add_turn(shown, turn, full)
+        _add_turn(shown, turn, full, record.model)
     if tree.outcome.error:
         shown.add(Text(f"✗ {_text(tree.outcome.error, full)}", "red"))
     for asked in tree.questions:
@@ -129,11 +152,15 @@ def _text(text: str, full: bool) -> str:
     return escape(text) if full else _line(text)
 
 
-def _add_turn(above: Tree, turn: Turn, full: bool) -> None:
+def _add_turn(above: Tree, turn: Turn, full: bool, usual: str = "") -> None:
     text = Text(f"step {turn.number}", "bold cyan")
+    if turn.failed or (usual and turn.model != usual and "," in usual):
+        text.append(f"  {_line(turn.model, 60)}", "not bold default")
     tokens = "" if turn.usage is None else f" · {turn.usage.input:,} in, {turn.usage.output:,} out"
     cost = "" if turn.cost is None else f" · {format_money(turn.cost)}"
     text.append(f"  {_seconds(turn.seconds)}{tokens}{cost}", "not bold dim")
+    for each in turn.failed:
+        text.append(f"\n✗ {_line(each.model, 60)}: {_text(each.error, full)}", "not bold yellow")
     if turn.text:
         text.append(f"\n{_text(turn.text, full)}", "not bold default")
     node = above.add(text)

@@ -194,7 +194,7 @@ class LiveView(View):
         if isinstance(event, TextDelta) and event.run_context.run_id == self.activity.root:
             self._streamed += event.text
             self._flow.width = max(self.console.width, 10)
-            self.activity.update(event)
+            self._print(self.activity.update(event))
             self._print([self._markdown.line(line) for line in self._flow.feed(event.text)])
             return
         if isinstance(event, ToolStarted | ModelResponded | ModelFailed):

@@ -43,7 +43,7 @@ def serve(options: ServeOptions) -> int:
         from handrail.serve.app import asgi
         from handrail.serve.people import People, people_path
 
-        tls = _tls(options)
+        tls = tls_of(options.tls_cert, options.tls_key)
         with divert_stdout():
             loaded = _load(options)
         with (
@@ -131,14 +131,18 @@ def _check_apart(options: ServeOptions) -> None:
             )
 
 
-def _tls(options: ServeOptions) -> Tls | None:
+def tls_of(certificate: Path | None, key: Path | None) -> Tls | None:
+    """Return the certificate and its key, or None if neither is given.
+
+    Raises an error if one is missing or they don't match.
+    """
     from handrail.serve.server import Tls
 
-    if options.tls_cert is None and options.tls_key is None:
+    if certificate is None and key is None:
         return None
-    if options.tls_cert is None or options.tls_key is None:
+    if certificate is None or key is None:
         raise UsageError("TLS needs a certificate and its key. Give both: --tls-cert FILE --tls-key FILE.")
-    tls = Tls(options.tls_cert, options.tls_key)
+    tls = Tls(certificate, key)
     tls.check()
     return tls
 

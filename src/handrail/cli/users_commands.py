@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Generator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -98,7 +97,7 @@ def revoke(
         typer.echo(f"{ended} session{'' if ended == 1 else 's'} ended.")
 
 
-def audit(journal: Path | None, who: str | None, after: int) -> int:
+def audit(journal: str | None, who: str | None, after: int) -> int:
     """Print the audit log as JSON lines, and return the exit code."""
     try:
         path = people_path(journal_path(journal))
@@ -114,7 +113,7 @@ def audit(journal: Path | None, who: str | None, after: int) -> int:
 
 
 @contextlib.contextmanager
-def _people(journal: Path | None) -> Generator[People]:
+def _people(journal: str | None) -> Generator[People]:
     """Open the users file beside a journal. An error inside this block is printed and ends the command."""
     try:
         with contextlib.closing(People(people_path(prepare_journal(journal)))) as people:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import msgspec
 
+from handrail.content import Attachment
 from handrail.context.extras import (
     PROVIDER_REQUEST_ID,
     RATE_LIMIT,
@@ -24,7 +25,6 @@ from handrail.context.extras import (
 )
 from handrail.context.facts import (
     Approval,
-    Attachment,
     Invocation,
     MessageCallback,
     RegistryView,
@@ -138,7 +138,6 @@ __all__ = [
     "TRACING_SPAN",
     "AgentContext",
     "Approval",
-    "Attachment",
     "ContextSource",
     "ExtraKey",
     "ExtraValues",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from handrail.errors import ToolValidationError
+from handrail.content import Attachment
 
 if TYPE_CHECKING:
     from handrail.messages import Message
@@ -36,6 +36,7 @@ class RunContext(msgspec.Struct, frozen=True):
     request_id: str
     session_id: str
     attempt: int
+    """1 for the first execution of the run, and one more each time it is resumed."""
     worker_id: str
     """The process that executes the run, as its journal names it; "local" without a journal."""
     trace_id: str
@@ -73,31 +74,6 @@ class Approval(msgspec.Struct, frozen=True):
 
     def __bool__(self) -> bool:
         return self.approved
-
-
-class Attachment(msgspec.Struct, frozen=True):
-    """A file given to a worker: its name, and its content at that time."""
-
-    name: str
-    content: bytes
-
-    @property
-    def size(self) -> int:
-        """The size of the content in bytes."""
-        return len(self.content)
-
-    def read(self) -> bytes:
-        """Return the content as bytes."""
-        return self.content
-
-    def text(self) -> str:
-        """Return the content as text. Raises `ToolValidationError` if it is not UTF-8."""
-        try:
-            return self.content.decode()
-        except UnicodeDecodeError:
-            raise ToolValidationError(
-                f"the attachment {self.name!r} is not text: its {self.size} bytes are not valid UTF-8"
-            ) from None
 
 
 class RegistryView(msgspec.Struct, frozen=True):

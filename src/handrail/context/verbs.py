@@ -91,7 +91,7 @@ class WaitFor(Protocol):
 class PromptModel(Protocol):
     """Asks a model once for a structured, validated answer, with a limited number of repair turns.
 
-    `on_text` is called with each chunk of text as the model writes it. Tools run through the gate, within the call's
+    `on_text` is called with each chunk of text as the model writes it. It may be async. Tools run through the gate, within the call's
     limits.
     """
 
@@ -105,7 +105,7 @@ class PromptModel(Protocol):
         model: Model | str | None = None,
         temperature: float | None = None,
         tools: Sequence[Tool[Any, Any]] = (),
-        on_text: Callable[[str], None] | None = None,
+        on_text: Callable[[str], object] | None = None,
     ) -> Operation[T]: ...
     @overload
     def __call__(
@@ -117,5 +117,5 @@ class PromptModel(Protocol):
         model: Model | str | None = None,
         temperature: float | None = None,
         tools: Sequence[Tool[Any, Any]] = (),
-        on_text: Callable[[str], None] | None = None,
+        on_text: Callable[[str], object] | None = None,
     ) -> Operation[T]: ...

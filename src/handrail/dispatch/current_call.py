@@ -25,6 +25,7 @@ MAY_BE_GIVEN = frozenset(
         "budget",
         "temperature",
         "max_tokens",
+        "model_settings",
         "opened",
         "tools",
         "resources",

@@ -231,7 +231,9 @@ class Frame:
         run_id = options.run_id or new_id()
         worker_id = "local" if journal is None else journal.owner
         trace_id = options.trace_id or trace_of(run_id)
-        self.run_context = RunContext(run_id, run_id, session.id, 1, worker_id, trace_id, span_of(run_id))
+        self.run_context = RunContext(
+            run_id, run_id, session.id, self.log.attempt, worker_id, trace_id, span_of(run_id)
+        )
         if environment is not None:
             adapter = adapter or environment.adapter
             prompt_model = prompt_model or environment.prompt_model

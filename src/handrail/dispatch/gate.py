@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any
 from weakref import ref
 
@@ -64,6 +64,7 @@ from handrail.limits import Reservation
 from handrail.operation import Operation
 from handrail.protocols import RenderedPromptView
 from handrail.raised_errors import forget_frames, log_error, without_frames
+from handrail.replay.attachments import store
 from handrail.replay.commits import commit_recorded, record_end
 from handrail.replay.finished_calls import replay_call
 from handrail.replay.interrupted_calls import AlreadyDone, decide_interrupted, resume_attempt
@@ -71,7 +72,7 @@ from handrail.replay.marks import mark_begun, note_attempt
 from handrail.replay.records import inner_call
 from handrail.schema import clear_json
 from handrail.threads import run_in_thread
-from handrail.tools import EFFECTS, Tool, ToolResult
+from handrail.tools import EFFECTS, ToolResult
 
 log = logging.getLogger("handrail.gate")
 
@@ -153,12 +154,13 @@ class Gate:
         attempt, kind, record = passage.attempt, call.kind, frame.log
         if record.resumed and await self._replay(passage):
             return
-        attempt.started = started = frame.monotonic() - frame.began
+        monotonic, publish = frame.monotonic, frame.publish  # read first, because calling a slot is slower
+        attempt.started = started = monotonic() - frame.began
         if frame.lost.seconds:  # a listener has blocked the loop before, or the run begins
             attempt.lost = frame.note_lost(call.loop)
         scope = open_scope(None if kind.undoes else frame.cancellation, call.loop)
         if frame.told.get(ToolStarted, True):  # there are, or may be, listeners
-            frame.publish(ToolStarted(call.id, call.name, call.path, started, frame.run_context))
+            publish(ToolStarted(call.id, call.name, call.path, started, frame.run_context))
         frame.live[attempt] = scope
         if frame.deadline is not None and not kind.undoes:
             scope.start_deadline(frame.deadline)
@@ -191,7 +193,11 @@ class Gate:
                     await mark_begun(attempt)
                 attempt.token = _TOKEN  # 7
                 try:
-                    await self._run_handler(attempt, tool, context, scope)  # 8
+                    timed = tool.is_timed or frame.lease is not None
+                    begun = self._timed(attempt, context, scope) if timed else self._start(attempt, context)
+                    attempt.finished = await begun  # 8
+                    if (waiting := self._check_finished(attempt, scope)) is not None:
+                        await waiting
                     if (attempt.preview or transaction.durable) and (why := why_ask(attempt)):
                         await self._approve(passage, why, diff_of(transaction))  # 4, its changes
                     if policies and (waiting := tell_policies(attempt, iter(attempt.checked))) is not None:
@@ -216,8 +222,7 @@ class Gate:
         del frame.live[attempt]
         if frame.parking is not None:
             frame.parking.ending.add(attempt)
-        made = attempt.made_resources
-        if (made and not made.untouched) or attempt.policies_made_resources or record.is_kept:
+        if attempt.made_resources is not None or attempt.policies_made_resources or record.is_kept:
             ending = await self._close(passage, ending)
         self._end(passage, ending)  # 10
         if scope.close() and ending is None:
@@ -266,44 +271,43 @@ class Gate:
 
     # 8
 
-    async def _run_handler(
-        self,
-        attempt: Attempt,
-        tool: Tool[Any, Any],
-        context: ToolContext,
-        scope: CancelScope,
-    ) -> None:
-        """Run the handler, in a thread if it is not async, and store its result in `attempt.finished`."""
+    def _start(self, attempt: Attempt, context: ToolContext) -> Awaitable[Any]:
+        """Start the handler, in a thread if it is not async. Await the returned value for the handler's result."""
+        tool = attempt.call.tool
         handler: Any = tool.handler
         if attempt.token is not _TOKEN or handler is None:
             raise SignatureMismatch("it did not pass the gate")
         params = attempt.params
         entered.set(ref(attempt))
-        is_timed = tool.is_timed or self.frame.lease is not None
-        if is_timed:
-            start_timers(attempt, scope)
+        if not tool.is_async:
+            return run_in_thread(lambda: begin(handler, params, context))
         try:
-            if tool.is_async:
-                try:
-                    begun = handler(params, context=context)
-                except TypeError as error:
-                    refuse_misfit(error)
-                    raise
-                result = await begun
-            else:
-                result = await run_in_thread(lambda: begin(handler, params, context))
-            attempt.finished = result
+            return handler(params, context=context)
+        except TypeError as error:
+            refuse_misfit(error)
+            raise
+
+    async def _timed(self, attempt: Attempt, context: ToolContext, scope: CancelScope) -> Any:
+        """Run the handler under its timeout, its watchdog and the lease of its job."""
+        start_timers(attempt, scope)
+        try:
+            attempt.finished = await self._start(attempt, context)  # kept even if its time is over
         finally:
-            if is_timed:
-                stop_timers(attempt, scope)
+            stop_timers(attempt, scope)
+        return attempt.finished
+
+    def _check_finished(self, attempt: Attempt, scope: CancelScope) -> Coroutine[Any, Any, None] | None:
+        """Check the handler's result, then close its context. Await the returned coroutine, if there is one."""
         if scope.is_stopped():
-            await cancelled_after_all()
-        check_result(tool, result, attempt)
+            return cancelled_after_all()
+        result = attempt.finished
+        check_result(attempt.call.tool, result, attempt)
         if not result.success:
             raise Unsuccessful(result)
         if attempt.tickets is not None:
-            await take_up_tickets(attempt)
+            return take_up_tickets(attempt)
         attempt.close()
+        return None
 
     # 9
 
@@ -343,6 +347,8 @@ class Gate:
             inner = inner_call(attempt, result) if log.is_kept else None
             done = self._commit(passage)
             if done and log.is_kept:
+                if result.attachments:
+                    await shielded(store(log.journal, log.run_id, result.attachments))
                 passage.recorded = await shielded(log.note("inner call", passage.call.place, inner))
             return done
         async with commit_lock_of(self.frame.session):
@@ -350,7 +356,8 @@ class Gate:
                 return False
             transaction.prepare()
             charged = passage.reservation is not None
-            await shielded(commit_recorded(journal, attempt, result, charged))
+            if (waiting := commit_recorded(journal, attempt, result, charged)) is not None:
+                await shielded(waiting)
         passage.recorded = True
         transaction.publish()
         passage.result = result
@@ -462,13 +469,14 @@ class Gate:
             attempt.made_resources = None  # breaks a reference cycle with the attempt
         result: Any = passage.result
         shown, parking, error = call.tool.shown, frame.parking, passage.error
+        monotonic, record = frame.monotonic, frame.record
         if error is not None and error is ending:
             error = without_frames(error)  # it collects frames as it is raised on
         if parking is None or not parking.parked or passage.recorded:  # not parked before the call's end
-            seconds = frame.monotonic() - frame.began - attempt.started
+            seconds = monotonic() - frame.began - attempt.started
             if frame.lost.seconds != attempt.lost:
                 seconds = max(0.0, seconds - attempt.excused())
-            frame.record(
+            record(
                 ToolInvoked(
                     call.id,
                     call.name,

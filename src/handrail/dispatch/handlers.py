@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from handrail.cancellation import CancelScope
+from handrail.content import attachments_in
 from handrail.context import ToolContext, WorkerContext
 from handrail.dispatch.attempt import Attempt
 from handrail.dispatch.call import Call
@@ -225,6 +228,9 @@ def _check_rendering(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Att
             raise
         told = f"{message.rstrip('.')}. The value of its result is left out: {error}."
         raise Unsuccessful(ToolResult.error(clean_text(told))) from error
+    found = attachments_in(result.value)
+    if found and not result.attachments:
+        msgspec.structs.force_setattr(result, "attachments", found)
     is_quick = type(result) is ToolResult and (isinstance(result.value, str) or type(result.value) in _SIMPLE)
     whole = clean_text(text)
     if whole is not text or (
@@ -248,6 +254,10 @@ def _render(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Attempt) -> 
         elif renders(value):
             if tool.result is Any:
                 to_json(value)  # an undeclared value may be recorded
+        elif attachments_in(value):
+            text = "\n".join(map(_rendered_item, value))
+            shown = "" if result.exclude_value_from_context else text
+            return "\n".join(filter(None, (result.message, shown))) or "done", to_json(value).decode()
         elif isinstance(value, _ITERATOR):
             raise WrongResult(
                 f"it returned {describe_kind(value)}, which can be read only once: return a list instead"
@@ -270,6 +280,13 @@ def _render(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Attempt) -> 
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # a `render` may return anything
         raise WrongResult(f"its return value is rendered as {describe_kind(text)}, not as text")
     return text, json
+
+
+def _rendered_item(item: Any) -> str:
+    """Return the text of one item in a list with attachments."""
+    if isinstance(item, str):
+        return item
+    return item.render() if renders(item) else to_json(item).decode()
 
 
 def _described(value: Any) -> str:

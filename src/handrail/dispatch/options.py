@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import msgspec
 
 from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.content import Attachment, AttachmentSource, attachments_of
 from handrail.context.extras import NO_EXTRAS, Extras, ExtraValues
 from handrail.deadline import Deadline, is_span
 from handrail.errors import DefinitionError
 from handrail.ids import NewId, random_id
 from handrail.journals import Journal
 from handrail.limits import Budget, BudgetTracker, Lease
+from handrail.messages import ModelSettings
 from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, ToolPolicy, WorkerSource
 from handrail.schema.kinds import describe_kind
 from handrail.session import Session
@@ -64,6 +66,8 @@ class RunArguments(ResumeArguments, total=False):
 
     history: Iterable[Message]
     """Earlier messages, placed before the new one."""
+    attachments: Sequence[AttachmentSource]
+    """Files that come with the message: attachments, paths on disk or http addresses."""
     opened: Sequence[str]
     """Paths of the sections that are shown in full from the start."""
     deadline: Deadline | None
@@ -71,6 +75,8 @@ class RunArguments(ResumeArguments, total=False):
     temperature: float | None
     max_tokens: int | None
     """Maximum number of tokens in each answer of the model."""
+    model_settings: ModelSettings | None
+    """How the model answers: reasoning effort, seed, stop texts and so on."""
     run_id: str | None
     trace_id: str | None
     """The trace that the run belongs to, as 32 hexadecimal digits. Without one, it follows from the run's id."""
@@ -114,7 +120,11 @@ class NestedArguments(TypedDict, total=False):
     budget: Budget | None
     temperature: float | None
     max_tokens: int | None
+    model_settings: ModelSettings | None
+    """How the model answers. Settings that are None are inherited from the call."""
     opened: Sequence[str]
+    attachments: Sequence[AttachmentSource]
+    """Files that come with the message: attachments, paths on disk or http addresses."""
     resources: Iterable[Binding[Any]]
     """Resources of this run. They replace the call's resources of the same protocols."""
     extras: ExtraValues
@@ -151,11 +161,13 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     app: str = ""
     params: object = None
     message: str | None = None
+    attachments: tuple[Attachment, ...] = ()
     history: tuple[Message, ...] = ()
     opened: tuple[str, ...] = ()
     tools: tuple[Tool[Any, Any], ...] = ()
     temperature: float | None = None
     max_tokens: int | None = None
+    model_settings: ModelSettings | None = None
 
     def updated(self, verb: str, kind: type, arguments: Mapping[str, Any]) -> RunOptions:
         """Return these options updated with the arguments of a call. An argument that is None is ignored.
@@ -259,6 +271,7 @@ _WANTED: Mapping[str, tuple[Any, str]] = {
     "approvals": ((str, ApprovalBroker), "'interactive', 'approve_all' or 'strict', or an ApprovalBroker"),
     "app": (str, "a string such as 'module:name'"),
     "budget": ((Budget, BudgetTracker), "a Budget, for example Budget(tool_calls=100)"),
+    "attachments": (Iterable, "a list of attachments: [Path('plot.png')]"),
     "bus": (EventBus, "an EventBus, with `publish` and `subscribe`"),
     "clock": (Clock, "a Clock, with `now` and `monotonic`"),
     "deadline": (Deadline, "a Deadline, for example Deadline.after(60)"),
@@ -272,6 +285,7 @@ _WANTED: Mapping[str, tuple[Any, str]] = {
     "journal": (Journal, "a Journal: SqliteJournal('runs.db') or MemoryJournal()"),
     "lease": (Lease, "a Lease, with `interval` and `extend`"),
     "message": (str, "the user's message as a string; values for templates go into `params=`"),
+    "model_settings": (ModelSettings, "a ModelSettings, for example ModelSettings(effort='low')"),
     "new_id": (Callable, "a function that returns a new id"),
     "opened": ((str, Iterable), "a list of paths of sections"),
     "resources": (Iterable, "a list of bindings: [Binding(Database, connect)]"),
@@ -320,6 +334,8 @@ def _frozen(name: str, value: Any) -> Any:
         return (value,)
     if name == "extras":
         return Extras(value)
+    if name == "attachments":
+        return attachments_of(value)
     return tuple(value) if name in ("resources", "history", "opened", "tools") else value
 
 

@@ -71,7 +71,6 @@ class PolicyCall(msgspec.Struct, eq=False):
     """
 
     _attempt: Attempt
-    _ended: bool = False
     _home: Home | None = None
     _resources: CallResources | None = None
 
@@ -79,7 +78,7 @@ class PolicyCall(msgspec.Struct, eq=False):
     def home(self) -> Home:
         if self._home is None:
             self._home = Home(self._attempt.call.loop, self._attempt.id)
-            self._home.closed = self._ended
+            self._home.closed = self._attempt.policy_context is None
         return self._home
 
     def check(self) -> None:
@@ -87,17 +86,11 @@ class PolicyCall(msgspec.Struct, eq=False):
 
         The handler's context expires earlier, since policies see the result.
         """
-        if self._ended:
+        if self._attempt.policy_context is None:
             raise ContextExpired(self._attempt.id)
 
     def fork(self, protocol: type, resource: Forkable) -> Any:
         return self._attempt.fork(protocol, resource)
-
-    def close(self) -> None:
-        """Close the policies' context when the call is over."""
-        self._ended = True
-        if self._home is not None:
-            self._home.close()
 
     @property
     def session(self) -> PolicySession:
@@ -131,7 +124,9 @@ def close_policy_context(attempt: Attempt) -> None:
     """Close the policies' context, which must exist, and break its reference cycle."""
     context: Any = attempt.policy_context
     attempt.policy_context = None
-    PolicyCall.close(context._source)  # pyright: ignore[reportPrivateUsage, reportArgumentType]  # made here
+    home = context._source._home
+    if home is not None:
+        home.close()
 
 
 def policy_resources(attempt: Attempt) -> CallResources | None:
@@ -163,11 +158,12 @@ def check_policies(
     """
     call, context, checked = attempt.call, attempt.policy_context, attempt.checked
     tool, params, arguments = call.tool, attempt.params, call.arguments
+    copy_params = tool.copy_params
     if context is None:
         behind: Any = PolicyCall(attempt)  # members that it does not have come from the attempt
         context = attempt.policy_context = ToolContext(behind)
     for policy in policies:
-        seen = tool.copy_params(params, arguments)
+        seen = copy_params(params, arguments)
         checked.append((policy, seen))
         try:
             decision = policy.check(tool, seen, context=context)

@@ -105,7 +105,7 @@ def _half_of(budget: BudgetTracker) -> dict[str, float]:
 
 
 async def take_up_tickets(attempt: Attempt) -> None:
-    """Close the tickets of a call whose handler has succeeded, and apply the work done under them.
+    """Close the tickets of a call whose handler has succeeded, apply the work done under them, and close its context.
 
     Each deposit is applied as if it were an inner call that has just finished, in the order in which the
     tickets were issued. If a deposit conflicts with newer changes, this raises, and the call must undo or
@@ -129,6 +129,7 @@ async def take_up_tickets(attempt: Attempt) -> None:
             raise
         record = deposit.inner
         end_as_recorded(inner, record.status, record.result, record.seconds)
+    attempt.close()
 
 
 async def answer_for_tickets(attempt: Attempt, transaction: Transaction) -> None:

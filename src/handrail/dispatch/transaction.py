@@ -19,7 +19,7 @@ from handrail.records import CallKey
 from handrail.resources.startup_files import HasStartupFiles
 from handrail.session import Session, SessionFork
 from handrail.threads import forget_closed
-from handrail.tools import EFFECTS, Tool
+from handrail.tools import Tool
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
@@ -240,9 +240,9 @@ class Transaction(msgspec.Struct, eq=False):
 
 def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
     """Create the transaction of one attempt at a call, inside the outer call's transaction if there is one."""
-    call, writable = attempt.call, EFFECTS[tool.effect].writes
+    call = attempt.call
     parent = None if call.parent is None else call.parent.transaction
-    return Transaction(attempt.frame.session, call.name, writable, parent)
+    return Transaction(attempt.frame.session, call.name, tool.writes, parent)
 
 
 def key_of(attempt: Attempt, journal: str = "") -> CallKey:

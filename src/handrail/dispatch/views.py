@@ -42,6 +42,10 @@ class CallBus:
         self._attempt.home.check()
         return self._attempt.frame.session.dispatcher.subscribe(kind, listener)
 
+    def listens_for(self, kind: type, /) -> bool:
+        """Return whether this type has a subscriber, so that creating an event is worthwhile."""
+        return self._attempt.frame.session.dispatcher.listens_for(kind)
+
 
 class CallSession:
     """The session as a tool sees it. Reads and dispatches go to the call's fork."""

@@ -240,7 +240,9 @@ class Acts:
         state = cast("Begun[Any, Any, Any]", begun.value)
         if state.parked is None:
             runner.done()
-            return ToolResult(begun.message, state.value, True, begun.exclude_value_from_context)
+            return ToolResult(
+                begun.message, state.value, True, begun.exclude_value_from_context, begun.attachments
+            )
         runner.note(HandoffParked, self.public.hide(state.parked.public))
         answered = await runner.run(self.asking(state.parked.public), only_asks=True)
         if not answered.success:
@@ -300,7 +302,7 @@ class Acts:
             if not done.success:
                 return done
             state = Begun[Any, Any, Any](None, done.value)
-            return ToolResult(done.message, state, True, done.exclude_value_from_context)
+            return ToolResult(done.message, state, True, done.exclude_value_from_context, done.attachments)
         if not isinstance(value, Parked):
             raise WrongResult(
                 f"it returned {describe_kind(value)}; return `Parked(private, public)`, or a ToolResult"
@@ -393,14 +395,20 @@ def without_private(result: ToolResult[Any]) -> ToolResult[Any]:
         return result
     begun = cast("Begun[Any, Any, Any]", came)
     value = begun.value if begun.parked is None else begun.parked.public
-    return ToolResult(result.message, value, result.success, result.exclude_value_from_context)
+    return ToolResult(
+        result.message, value, result.success, result.exclude_value_from_context, result.attachments
+    )
 
 
 def _masked_by(schema: Schema[Any]) -> Callable[[ToolResult[Any]], ToolResult[Any]]:
     """Return a function that masks the secrets in a result."""
 
     def shown(result: ToolResult[Any]) -> ToolResult[Any]:
-        return ToolResult(result.message, schema.hide(result.value), True) if result.success else result
+        return (
+            ToolResult(result.message, schema.hide(result.value), True, attachments=result.attachments)
+            if result.success
+            else result
+        )
 
     return shown
 

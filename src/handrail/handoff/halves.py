@@ -101,7 +101,7 @@ async def _start(
     state = cast("Begun[Any, Any, Any]", begun.value)
     if state.parked is not None:
         return state.parked
-    return ToolResult(begun.message, state.value, True, begun.exclude_value_from_context)
+    return ToolResult(begun.message, state.value, True, begun.exclude_value_from_context, begun.attachments)
 
 
 async def _finish(

@@ -13,6 +13,7 @@ from typing_extensions import TypeVar
 
 from handrail.deadline import Deadline
 from handrail.errors import DefinitionError, PromptDefinitionError, PromptRenderError
+from handrail.messages import DEFAULT_SETTINGS, ModelSettings
 from handrail.prompt.plan import OPENER, AnyTool, Planned, Words, all_of, examples_of, plan, resolved
 from handrail.prompt.rendering import RenderedPrompt, Tree, check_policy_names, check_tool_names
 from handrail.prompt.section import (
@@ -87,6 +88,8 @@ class Prompt(Generic[OutputT]):
     completion: tuple[Any, ...]
     resources: tuple[Binding[Any], ...]
     overrides: Overrides | None
+    model_settings: ModelSettings
+    """How the model answers in this prompt's runs. A run's own settings come before these."""
 
     params_type: Any = dataclasses.field(init=False, repr=False, compare=False)
     """The type of the params, which all sections share, or None if no section takes params."""
@@ -108,6 +111,7 @@ class Prompt(Generic[OutputT]):
         completion: Iterable[Any] = (),
         resources: Iterable[Binding[Any]] = (),
         overrides: Overrides | None = None,
+        model_settings: ModelSettings = ...,
     ) -> None: ...
     @overload
     def __init__(
@@ -122,6 +126,7 @@ class Prompt(Generic[OutputT]):
         completion: Iterable[Any] = (),
         resources: Iterable[Binding[Any]] = (),
         overrides: Overrides | None = None,
+        model_settings: ModelSettings = ...,
     ) -> None: ...
     def __init__(
         self,
@@ -135,6 +140,7 @@ class Prompt(Generic[OutputT]):
         completion: Any = (),
         resources: Any = (),
         overrides: Any = None,
+        model_settings: Any = DEFAULT_SETTINGS,
     ) -> None:
         given = {
             "name": name,
@@ -148,6 +154,7 @@ class Prompt(Generic[OutputT]):
             "completion": completion,
             "resources": resources,
             "overrides": overrides,
+            "model_settings": model_settings,
         }
         for field, value in given.items():
             object.__setattr__(self, field, value)
@@ -165,7 +172,7 @@ class Prompt(Generic[OutputT]):
             field: getattr(self, field)
             for field in (
                 *("name", "tools", "output", "policies"),
-                *("feedback", "completion", "resources", "overrides"),
+                *("feedback", "completion", "resources", "overrides", "model_settings"),
             )
         }
         return cast("Prompt[OutputT]", Prompt(sections=(*self.sections, *sections), **given))
@@ -281,6 +288,11 @@ class _Check:
             raise self.error("sections is a single section", "Pass a list of sections, or a string.")
         if not sections:
             raise self.error("it is empty", "Pass a string, or at least one section.")
+        settings: Any = prompt.model_settings
+        if not isinstance(settings, ModelSettings):
+            raise self.error(
+                f"model_settings is {shown(settings)}", "Pass a ModelSettings: ModelSettings(effort='low')."
+            )
         parts = {
             "sections": check_sections(place, "sections", sections),
             "tools": check_tools(place, prompt.tools),

@@ -51,14 +51,12 @@ async def list_runs(
     standing: Collection[Standing] = (),
     limit: int = 100,
     before: Mark | None = None,
-    clock: Clock = SYSTEM_CLOCK,
 ) -> Sequence[RunLine]:
     """Return at most `limit` runs, newest first. `standing` filters them; if it is empty, all are returned.
 
     With `principal`, only that principal's runs are returned. To get the next page, pass the last record's mark as
     `before`.
     """
-    now = clock.now().timestamp()
     waiting = Counter(unit.run_id for unit in await journal.calls.unapplied())
     found: list[RunLine] = []
     while len(found) < limit:
@@ -69,7 +67,7 @@ async def list_runs(
         else:
             whole = await journal.runs.list(session_id=session_id, principal=principal)
             page = [row for row in reversed(whole) if before is None or row.record.mark < before]
-        lines = (RunLine(row, standing_of(row, now), waiting[row.record.id]) for row in page)
+        lines = (RunLine(row, standing_of(row), waiting[row.record.id]) for row in page)
         found += [line for line in lines if not standing or line.standing in standing]
         if session_id is not None or len(page) < _PAGE:
             break
@@ -180,6 +178,10 @@ async def cancel(journal: Journal, run_id: str) -> RunRow:
 
 async def _end(journal: Journal, row: RunRow) -> None:
     run_id = row.record.id
+    if row.status == "queued":
+        ended = RunOutcome(stop_reason="cancelled", error="it was cancelled before it began")
+        await journal.runs.leave(run_id, "cancelled", msgspec.msgpack.encode(ended))
+        return
     outcome = RunOutcome(
         stop_reason="cancelled",
         messages=await retold(journal, row, UNFINISHED),
@@ -204,4 +206,6 @@ def _usage(entries: Sequence[Entry]) -> Usage:
         if entry.kind == "model answer":
             answer = msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
             usage += answer.usage or Usage(requests=1)
+            for each in answer.failed:
+                usage += each.usage or Usage()
     return usage

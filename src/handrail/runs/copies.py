@@ -12,7 +12,13 @@ from typing import Any
 import msgspec
 
 from handrail.adapter.answer import RecordedAnswer
-from handrail.adapter.run_record import RunBegin, base_of, decode_begin, decode_outcome
+from handrail.adapter.requests import begun_runs, check_begun
+from handrail.adapter.run_record import (
+    RunBegin,
+    base_of,
+    decode_begin,
+    decode_outcome,
+)
 from handrail.adapter.undone_calls import undone_in
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import RunError
@@ -38,7 +44,8 @@ class Lineage(msgspec.Struct, frozen=True):
 async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
     """Return what earlier runs of the session passed on to this one. Events are not decoded, so their types are not needed."""
     record = row.record
-    runs = await journal.runs.list(session_id=record.session_id)
+    check_begun(row)
+    runs = await begun_runs(journal, record.session_id)
     units = await journal.calls.load_session(record.session_id)
     undone = (await undone_in(journal, record.session_id)).calls
     first = decode_begin(runs[0].record)
@@ -96,6 +103,7 @@ async def fork(
     Open questions of these calls are asked again.
     """
     row = await journal.runs.get(run_id)
+    check_begun(row)
     record, begin = row.record, decode_begin(row.record)
     new_id = new_id or random_id()
     entries, units = await journal.calls.entries(run_id), await journal.calls.load(run_id)
@@ -204,6 +212,7 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
     journal masks them), questions (open ones are asked again), or data that folders keep for undo.
     """
     row = await journal.runs.get(run_id)
+    check_begun(row)
     record = row.record
     begin = detach(decode_begin(record), await lineage_of(journal, row), record.session_id)
     lines: list[Any] = [_Head("run", FORMAT, run_id)]

@@ -10,6 +10,7 @@ import msgspec
 from handrail.adapter.answer import RecordedAnswer
 from handrail.adapter.conversation import Conversation, root_conversation
 from handrail.adapter.loop import NO_MESSAGE
+from handrail.adapter.requests import decode_request
 from handrail.adapter.run_record import decode_begin, decode_outcome, session_after, session_before
 from handrail.errors import RunUnknown
 from handrail.events import MessageAdded
@@ -62,6 +63,8 @@ async def said(journal: Journal, run_id: str) -> list[Message]:
 async def retold(journal: Journal, row: RunRow, unfinished: Unfinished | None = None) -> list[Message]:
     """Return the messages that a run added to its conversation. With `unfinished`, every call has a result."""
     record = row.record
+    if not record.has_begun:
+        return [] if row.status in OVER else [UserMessage(decode_request(record).message)]
     begin, lineage = decode_begin(record), await lineage_of(journal, row)
     entries, units = await journal.calls.entries(record.id), await journal.calls.load(record.id)
     session = Session(id=record.session_id)
@@ -110,7 +113,7 @@ class _Retold:
                 self._say(UserMessage(msgspec.msgpack.decode(told)["text"], True))
             answer = msgspec.msgpack.decode(body, type=RecordedAnswer)
             calls = self._conversation.fresh_ids(answer.calls)
-            self._say(AssistantMessage(answer.text, calls, answer.stop.kept))
+            self._say(AssistantMessage(answer.text, calls, answer.stop.kept, answer.thought))
             found = (self._result(call, RUN.child(made + at)) for at, call in enumerate(calls, 1))
             results = tuple(result for result in found if result is not None)
             if results:

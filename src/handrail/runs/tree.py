@@ -9,10 +9,9 @@ from typing import Any, Literal
 import msgspec
 import pydantic_core
 
-from handrail.adapter.answer import RecordedAnswer
+from handrail.adapter.answer import FailedRequest, RecordedAnswer
 from handrail.adapter.run_record import RunBegin, RunOutcome, decode_begin, decode_outcome
-from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.journal.lease import is_free
+from handrail.content import Attachment
 from handrail.journals import Journal
 from handrail.messages import Traits, Usage
 from handrail.models.prices import tariff_of
@@ -22,13 +21,13 @@ from handrail.replay.records import InnerCall
 from handrail.resources.directory.recovery import Unapplied
 from handrail.runs.unapplied import unapplied
 
-Standing = Literal["running", "parked", "interrupted", "done", "failed", "cancelled"]
+Standing = Literal["queued", "running", "parked", "interrupted", "done", "failed", "cancelled"]
 """The standing of a run: its status, or `interrupted` if it is running without a live owner."""
 
 
-def standing_of(row: RunRow, now: float) -> Standing:
-    """Return the standing of a run at the time `now`."""
-    if row.status == "running" and is_free(row.owner, row.leased_until, now, ""):
+def standing_of(row: RunRow) -> Standing:
+    """Return the standing of a run when its row was read."""
+    if row.status == "running" and not row.held:
         return "interrupted"
     return row.status
 
@@ -48,6 +47,8 @@ class CallNode(msgspec.Struct, kw_only=True):
     seconds: float | None = None
     message: str = ""
     """The text that the model was given as the call's result."""
+    attachments: Sequence[Attachment] = ()
+    """References to the files that the call returned."""
     diff: str = ""
     reads: Sequence[str] = ()
     writes: Sequence[str] = ()
@@ -71,7 +72,9 @@ class Turn(msgspec.Struct, kw_only=True):
     model: str
     usage: Usage | None
     cost: Decimal | None
-    """The cost in US dollars, from the price table; None if the price or the usage is unknown."""
+    """The cost in US dollars, as recorded or from the price table; None if the price or the usage is unknown."""
+    failed: tuple[FailedRequest, ...] = ()
+    """The models that were asked before, and failed or refused."""
     calls: list[CallNode] = []
 
 
@@ -108,7 +111,7 @@ class RunTree(msgspec.Struct, kw_only=True):
         return len(self.turns)
 
 
-async def show(journal: Journal, run_id: str, *, clock: Clock = SYSTEM_CLOCK) -> RunTree:
+async def show(journal: Journal, run_id: str) -> RunTree:
     """Return the tree of a run, with its turns, calls, times, costs, diffs and questions."""
     row = await journal.runs.get(run_id)
     tree = _Builder(
@@ -116,7 +119,7 @@ async def show(journal: Journal, run_id: str, *, clock: Clock = SYSTEM_CLOCK) ->
         await journal.calls.entries(run_id),
         await journal.calls.load(run_id),
         await journal.questions.history(run_id),
-    ).tree(standing_of(row, clock.now().timestamp()))
+    ).tree(standing_of(row))
     return msgspec.structs.replace(tree, unapplied=await unapplied(journal, run_id))
 
 
@@ -174,10 +177,12 @@ class _Builder:
         place = Place.parse(entry.key)
         run = place.run
         answer = msgspec.msgpack.decode(entry.body, type=RecordedAnswer)
-        cost = None if answer.usage is None else tariff_of(answer.model, Traits())(answer.usage)
+        cost = answer.cost
+        if cost is None and answer.usage is not None:
+            cost = tariff_of(answer.model, Traits())(answer.usage)
         turn = Turn(
             number=place.number, at=entry.at - answer.seconds, seconds=answer.seconds, text=answer.text,
-            model=answer.model, usage=answer.usage, cost=cost,
+            model=answer.model, usage=answer.usage, cost=cost, failed=answer.failed,
         )  # fmt: skip
         turns = self.turns.setdefault(run, [])
         made = sum(len(each.calls) for each in turns)
@@ -201,7 +206,7 @@ class _Builder:
     def _of_unit(self, unit: CommitUnit) -> CallNode:
         return CallNode(
             place=Place.parse(unit.place), id=unit.call_id, tool=unit.tool, arguments=unit.arguments, status=unit.status,
-            at=unit.at, seconds=unit.seconds, message=text_of(unit.result), diff=unit.diff, reads=unit.reads,
+            at=unit.at, seconds=unit.seconds, message=text_of(unit.result), attachments=attached_in(unit.result), diff=unit.diff, reads=unit.reads,
             writes=unit.writes, effects=unit.effects, decision=unit.decision, undone=unit.call_id in self.undone,
         )  # fmt: skip
 
@@ -211,6 +216,7 @@ class _Builder:
             Place.parse(entry.key), inner.verb.split(" ")[1] if " " in inner.verb else inner.verb
         )
         node.status, node.seconds, node.message = inner.status, inner.seconds, text_of(inner.result)
+        node.attachments = attached_in(inner.result)
         node.at = entry.at - inner.seconds
         node.effects = [done.what for done in inner.settled]
         self._attach(node)
@@ -294,6 +300,10 @@ def _sum(turns: Sequence[Turn]) -> tuple[Usage, Decimal | None]:
         usage += turn.usage or Usage(requests=1)
         known = known and turn.cost is not None
         cost += turn.cost or 0
+        for each in turn.failed:
+            usage += each.usage or Usage()
+            known = known and (each.usage is None or each.cost is not None)
+            cost += each.cost or 0
     return usage, cost if known else None
 
 
@@ -301,3 +311,14 @@ def text_of(result: bytes) -> str:
     """Return the text that the model was given, taken from a recorded result."""
     found: Any = pydantic_core.from_json(result) if result else {}
     return str(found.get("text", "")) if isinstance(found, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # plain JSON
+
+
+class _Attached(msgspec.Struct):
+    attachments: tuple[Attachment, ...] = ()
+
+
+def attached_in(result: bytes) -> tuple[Attachment, ...]:
+    """Return references to the attachments of a recorded result."""
+    if b'"attachments"' not in result:
+        return ()
+    return msgspec.json.decode(result, type=_Attached).attachments

@@ -39,7 +39,7 @@ async def discard(
     the call has no such changes.
     """
     row = await journal.runs.get(run_id)
-    await check_nobody_works(journal, row, clock)
+    await check_nobody_works(journal, row)
     found = [
         unit for unit in await journal.calls.unapplied() if (unit.run_id, unit.call_id) == (run_id, call_id)
     ]

@@ -11,7 +11,6 @@ from handrail.adapter.run_record import heed_undone
 from handrail.adapter.undone_calls import UndoneCall, undone_in
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import RunBusy, RunError, UndoRefused
-from handrail.journal.lease import is_free
 from handrail.journals import Journal
 from handrail.records import CommitUnit, Entry, RunRow
 from handrail.session import Session
@@ -54,7 +53,7 @@ async def undo(
     that it drops the call immediately; otherwise that happens when the session is next evaluated.
     """
     row = await journal.runs.get(run_id)
-    await check_nobody_works(journal, row, clock)
+    await check_nobody_works(journal, row)
     unit = await _unit_of(journal, run_id, call_id)
     entries = {(entry.kind, entry.key): entry for entry in await journal.calls.entries(run_id)}
     done = entries.get(("undone", call_id))
@@ -87,11 +86,10 @@ async def undo(
     return Undoing(call_id, unit.tool, paths, slices, unit.effects)
 
 
-async def check_nobody_works(journal: Journal, row: RunRow, clock: Clock) -> None:
+async def check_nobody_works(journal: Journal, row: RunRow) -> None:
     """Raise `RunBusy` if a live process owns a run of the same session."""
-    now = clock.now().timestamp()
     for other in await journal.runs.list(session_id=row.record.session_id):
-        if other.owner and not is_free(other.owner, other.leased_until, now, ""):
+        if other.held:
             raise RunBusy(other.record.id, other.owner)
 
 

@@ -76,16 +76,14 @@ class Dispatcher:
         if not listeners:
             return
         monotonic = self.monotonic
-        before = monotonic()
         for listener in listeners:
+            before = monotonic()
             try:
                 listener(event)
             except (Exception, CancelledError):
                 subscriber_raised(event)
-            after = monotonic()
-            if after - before > SLOW:
+            if (after := monotonic()) - before > SLOW:
                 self.subscriber_blocked(listener, event, before, after)
-            before = after
 
     def subscriber_blocked(self, listener: Listener, event: object, before: float, after: float) -> None:
         """Name a subscriber that took long, and note the time that it took from the event loop of this thread."""

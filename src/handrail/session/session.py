@@ -137,16 +137,14 @@ class Session:
         if not listeners:  # The code of `publish`, inlined because this runs for every fact.
             return
         monotonic = self._dispatcher.monotonic
-        before = monotonic()
         for listener in listeners:
+            before = monotonic()
             try:
                 listener(fact)
             except (Exception, CancelledError):
                 subscriber_raised(fact)
-            after = monotonic()
-            if after - before > SLOW:
+            if (after := monotonic()) - before > SLOW:
                 self._dispatcher.subscriber_blocked(listener, fact, before, after)
-            before = after
 
     def keep(self, fact: object) -> None:
         """Log a fact without publishing it, because listeners were already notified of it."""

@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar, cast, overload
 
+from handrail.callbacks import Callback
+from handrail.content import Attachment
 from handrail.context import (
     AgentContext,
     Approval,
-    Attachment,
     Extras,
     Invocation,
     MessageCallback,
@@ -378,7 +379,7 @@ class _Rules:
         return Operation(run, f"wait_for({kind!r})", self._call.home)
 
     def prompt_model(
-        self, prompt: str, schema: Any, *, on_text: Callable[[str], None] | None = None, **options: Any
+        self, prompt: str, schema: Any, *, on_text: Callable[[str], object] | None = None, **options: Any
     ) -> Operation[Any]:
         self._call.home.check()
 
@@ -389,9 +390,10 @@ class _Rules:
                     wanted = Schema[Any](schema)
                     value = wanted.parse_value(_given(answer, prompt))
                     if on_text is not None:  # in two chunks, as a model would write it
-                        text = to_json(value).decode()
-                        on_text(text[: len(text) // 2])
-                        on_text(text[len(text) // 2 :])
+                        text, tell = to_json(value).decode(), Callback(on_text, "on_text")
+                        tell(text[: len(text) // 2])
+                        tell(text[len(text) // 2 :])
+                        await tell.finish()
                     return value
             raise NotSupported(
                 "prompt_model",

@@ -17,9 +17,11 @@ from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
+import msgspec
 from pydantic import BaseModel
 from typing_extensions import is_typeddict
 
+from handrail.content import REFERENCE, Attachment
 from handrail.context import ToolContext
 from handrail.errors import DefinitionError, ToolDefinitionError, ToolValidationError
 from handrail.protocols import RunMode
@@ -132,6 +134,8 @@ class _Check:
                 hint = f"Pass a positive number of seconds, or None for {without}."
                 raise self.error(f"{field} is {seconds!r}", hint)
         self.fill("is_timed", tool.timeout is not None or tool.heartbeat is not None)
+        self.fill("writes", EFFECTS[tool.effect].writes)
+        self.fill("shown", tool.shown)  # a default is read faster from the instance than from the class
 
     def capabilities(self) -> None:
         given: Any = self.tool.capabilities
@@ -207,6 +211,11 @@ class _Check:
             paths = PathFinder(tool.params, self.namespace)
         except DefinitionError as error:
             raise self.error(*error.parts) from error.__cause__
+        if schema is not None and f'"{REFERENCE}"' in str(msgspec.json.encode(schema.json_schema)):
+            raise self.error(
+                "its params contain an Attachment, which a model can't write",
+                "Take a path or a name instead, and return attachments in the result.",
+            )
         self.fill("_schema", schema)
         self.fill("result_class", _class_of(tool.result))
         self.fill("copy_params", quick_copy(tool.params, self.namespace) or partial(_parse_again, tool))
@@ -294,7 +303,7 @@ def _class_of(result: Any) -> type | tuple[type, ...] | None:
 
     For a generic type this is its container's class, for a union the classes of its members.
     """
-    origin = get_origin(result) or result
+    origin: Any = get_origin(result) or result
     if origin is Annotated:
         return _class_of(get_args(result)[0])
     if origin in (Union, types.UnionType):
@@ -303,8 +312,21 @@ def _class_of(result: Any) -> type | tuple[type, ...] | None:
         return type(None)
     if origin is float:
         return (float, int)
+    if _is_sequence(origin) and any(map(_may_attach, get_args(result) or (Any,))):
+        return (origin,)  # in a tuple, because the gate looks at the items only if it can't compare the class
     is_open = origin is object or is_typeddict(origin) or getattr(origin, "_is_protocol", False)
     return origin if isinstance(origin, type) and origin is not Any and not is_open else None
+
+
+def _is_sequence(origin: Any) -> bool:
+    return origin is list or origin is tuple
+
+
+def _may_attach(item: Any) -> bool:
+    """Return whether items of this type can be attachments."""
+    if item in (Any, object, Attachment):
+        return True
+    return get_origin(item) in (Union, types.UnionType, Annotated) and any(map(_may_attach, get_args(item)))
 
 
 def _classes_of(results: Iterable[Any]) -> tuple[type, ...] | None:
@@ -318,6 +340,8 @@ def _classes_of(results: Iterable[Any]) -> tuple[type, ...] | None:
 
 Arguments = str | bytes | Mapping[str, Any]
 Copy = Callable[[Any, Arguments], Any]
+
+_new: Callable[[Any], Any] = object.__new__
 
 _IMMUTABLE = (
     *(str, bytes, int, float, bool, complex, type(None), decimal.Decimal, PurePath, enum.Enum),
@@ -363,7 +387,7 @@ def _share(params: Any, arguments: Arguments) -> Any:
 
 
 def _shallow_copy(params: Any, arguments: Arguments) -> Any:
-    copied: Any = object.__new__(params.__class__)
+    copied = _new(type(params))
     copied.__dict__ = {**params.__dict__}
     return copied
 

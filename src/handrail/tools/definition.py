@@ -99,8 +99,12 @@ class Tool(Generic[ParamsT, ResultT]):
     """Returns the part of a result that may be seen outside the call; None if all of it may be seen."""
     reach: str | None = dataclasses.field(init=False, repr=False, compare=False, default=None)
     """What the tool's commands can reach besides its folder, as text for an approval; "" if nothing, None if unknown."""
+    origin: str = dataclasses.field(init=False, repr=False, compare=False, default="")
+    """The source of results from outside of this program, such as `server files`. It is recorded with each call."""
     is_timed: bool = dataclasses.field(init=False, repr=False, compare=False)
     """Whether the tool has a timeout or promises to beat."""
+    writes: bool = dataclasses.field(init=False, repr=False, compare=False)
+    """Whether the tool's effect lets it change files and state."""
     is_async: bool = dataclasses.field(init=False, repr=False, compare=False)
     context_type: type[ToolContext] = dataclasses.field(init=False, repr=False, compare=False)
     needs: frozenset[Need] = dataclasses.field(init=False, repr=False, compare=False)

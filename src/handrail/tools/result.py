@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from typing import Any, Generic, Protocol, TypeVar, cast, overload, runtime_checkable
 
 import msgspec
 
+from handrail.content import Attachment, AttachmentSource, attachments_of
 from handrail.errors import CallFailed
 from handrail.schema import to_json
 
@@ -37,27 +39,46 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True, dict=True):
     value: R
     success: bool = True
     exclude_value_from_context: bool = False
+    attachments: tuple[Attachment, ...] = ()
+    """Pictures, documents and other files that the model sees with the text."""
 
     @overload
     @staticmethod
-    def ok(*, message: str = "") -> ToolResult[None]: ...
+    def ok(*, message: str = "", attachments: Iterable[AttachmentSource] = ()) -> ToolResult[None]: ...
     @overload
-    @staticmethod
-    def ok(value: V, message: str = "", *, exclude_value_from_context: bool = False) -> ToolResult[V]: ...
     @staticmethod
     def ok(
-        value: Any = None, message: str = "", *, exclude_value_from_context: bool = False
+        value: V,
+        message: str = "",
+        *,
+        exclude_value_from_context: bool = False,
+        attachments: Iterable[AttachmentSource] = (),
+    ) -> ToolResult[V]: ...
+    @staticmethod
+    def ok(
+        value: Any = None,
+        message: str = "",
+        *,
+        exclude_value_from_context: bool = False,
+        attachments: Iterable[AttachmentSource] = (),
     ) -> ToolResult[Any]:
-        """Create the result of a call that succeeded. Without a value, the model sees only the message."""
-        return ToolResult(message, value, True, exclude_value_from_context)
+        """Create the result of a call that succeeded. Without a value, the model sees only the message.
+
+        Each of the `attachments` is an `Attachment`, the path of a file on disk, or an http address.
+        """
+        if not attachments:
+            return ToolResult(message, value, True, exclude_value_from_context)
+        return ToolResult(message, value, True, exclude_value_from_context, attachments_of(attachments))
 
     @staticmethod
-    def error(message: str, value: Any = None) -> ToolResult[Any]:
+    def error(
+        message: str, value: Any = None, *, attachments: Iterable[AttachmentSource] = ()
+    ) -> ToolResult[Any]:
         """Create the result of a call that failed and is undone.
 
         Write the message so that the model can act on it.
         """
-        return ToolResult(message, value, False)
+        return ToolResult(message, value, False, False, attachments_of(attachments))
 
     def unwrap(self) -> R:
         """Return the value of a call that succeeded. Raises `CallFailed` if the call failed."""

@@ -12,8 +12,10 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from handrail.context import Attachment, WorkerContext
+from handrail.content import Attachment
+from handrail.context import WorkerContext
 from handrail.errors import DefinitionError, FileError, ResourceError, ToolValidationError
+from handrail.messages import Model
 from handrail.protocols import Filesystem
 from handrail.schema.kinds import describe_kind
 from handrail.tools import Tool, tool
@@ -61,22 +63,12 @@ def as_argument(given: Any) -> Any:
     """Convert an attachment to a call's argument."""
     if isinstance(given, str):
         return given
-    file = from_disk(given) if isinstance(given, Path) else given
+    file = Attachment(given) if isinstance(given, Path) else given
     if not isinstance(file, Attachment):
         raise DefinitionError(
-            f"an attachment is {describe_kind(file)}. Pass a path among the run's files, or Attachment(name, bytes)."
+            f"an attachment is {describe_kind(file)}. Pass a path among the run's files, or Attachment(bytes, name)."
         )
     return {"name": file.name, "base64": base64.b64encode(file.content).decode()}
-
-
-def from_disk(path: Path) -> Attachment:
-    """Read a file from disk. Only code that starts a worker calls this, never a model."""
-    try:
-        return Attachment(path.name, path.read_bytes())
-    except OSError as error:
-        raise DefinitionError(
-            f"the attachment {path} can't be read: {error.strerror}. Pass another file."
-        ) from None
 
 
 def accept(
@@ -120,7 +112,7 @@ def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem
         except (binascii.Error, ValueError):
             raise ToolValidationError(f"{name}: its base64 is invalid") from None
         _check_size(rule, name, len(content))
-        return Attachment(name, content)
+        return Attachment(content, name)
     try:
         folder = files()
         stat = folder.stat(name)
@@ -133,7 +125,7 @@ def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem
     except FileError as error:
         raise ToolValidationError(str(error).rstrip(".")) from None
     _check_size(rule, name, len(content))
-    return Attachment(name, content)
+    return Attachment(content, name)
 
 
 def _check_size(rule: AttachmentRule, name: str, size: int) -> None:
@@ -141,11 +133,17 @@ def _check_size(rule: AttachmentRule, name: str, size: int) -> None:
         raise ToolValidationError(f"{name} has {size} bytes, and at most {rule.max_bytes} are allowed")
 
 
-def message_with(input: str, attachments: Sequence[Attachment]) -> str:
+def visible_to(model: Model, attachments: Sequence[Attachment]) -> tuple[Attachment, ...]:
+    """Return the attachments that a worker's model is shown: the pictures, sounds and documents that it takes."""
+    takes = model.traits.takes
+    return tuple(each for each in attachments if each.kind != "file" and takes.sends(each))
+
+
+def message_with(input: str, attachments: Sequence[Attachment], shown: Sequence[Attachment] = ()) -> str:
     """Build the message to the worker's model: the input, then the attachments.
 
-    Texts are included in full while they fit into `_SHOWN` bytes altogether. Of other attachments, only the name and
-    the size are included.
+    Texts are included in full while they fit into `_SHOWN` bytes altogether. Attachments in `shown` are sent with the
+    message. Of other attachments, only the name and the size are included.
     """
     if not attachments:
         return input
@@ -155,6 +153,7 @@ def message_with(input: str, attachments: Sequence[Attachment]) -> str:
         text = _text(each)
         if text is None or each.size > left:
             what = "not text" if text is None else "read it with read_attachment"
+            what = "attached" if each in shown else what
             parts.append(f"- {each.name} ({each.size} bytes, {what})")
         else:
             left -= each.size

@@ -140,6 +140,9 @@ def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> 
     model = wanted.model or defaults.model or maker.model
     if model is not None:
         front["model"] = model
+    settings = maker.front.settings.model_dump(exclude_none=True, exclude={"tool_choice"})
+    if settings and model == maker.model:
+        front["settings"] = settings
     if maker.front.policies is not None:
         front["policies"] = [_plain(each) for each in maker.front.policies]
     # JSON is valid YAML, so any text that a model wrote remains a single value.
@@ -173,6 +176,9 @@ def check_rights(maker: Worker, front: FrontMatter) -> None:
         raise ToolValidationError(
             f"the model {front.model!r} is not allowed for it. Allowed: {', '.join(known) or 'your own'}."
         )
+    for name in front.settings.model_fields_set:
+        if getattr(front.settings, name) not in (None, getattr(maker.front.settings, name)):
+            raise ToolValidationError(f"its setting {name} differs from that of {maker.name}.")
     for name in Limits.model_fields:
         most, wanted = getattr(maker.limits, name), getattr(front.limits, name)
         if most is not None and (wanted is None or wanted > most):

@@ -15,9 +15,10 @@ from typing import Annotated, Any, Literal, cast
 
 import msgspec
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from handrail.errors import ToolValidationError, WorkerError
+from handrail.messages import ModelSettings
 from handrail.schema import JsonSchema, Schema
 from handrail.schema.problems import location_of
 from handrail.spelling import nearest
@@ -100,6 +101,35 @@ class Limits(Part):
     depth: Annotated[Count | None, Field(description="Maximum depth of calls below this worker.")] = None
 
 
+class SettingsRule(Part):
+    """How the worker's model answers. A setting that is left out is the caller's, or the model's default."""
+
+    effort: Annotated[str | None, Field(min_length=1, description="How much the model thinks.")] = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    service_tier: Annotated[str | None, Field(min_length=1)] = None
+    seed: int | None = None
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1)]] | None,
+        Field(min_length=1, description="Texts at which the model stops writing."),
+    ] = None
+    parallel_calls: Annotated[
+        bool | None, Field(description="Whether the model may ask for several calls at once.")
+    ] = None
+    tool_choice: Annotated[
+        str | None,
+        Field(min_length=1, description="`auto`, `required`, `none`, or the name of the tool to call."),
+    ] = None
+    cache_key: Annotated[str | None, Field(min_length=1)] = None
+    cache_ttl: Literal["5m", "1h"] | None = None
+
+    def model_settings(self) -> ModelSettings:
+        """Return these settings as a run takes them."""
+        given: dict[str, Any] = self.model_dump(exclude_none=True)
+        if self.stop is not None:
+            given["stop"] = tuple(self.stop)
+        return ModelSettings(**given)
+
+
 class AttachmentRule(Part):
     """The files that the worker may be given. Without this rule, it may be given none."""
 
@@ -158,6 +188,14 @@ class CreationDefaults(Part):
     limits: Limits | None = None
 
 
+def _joined_names(model: object) -> object:
+    """Return a list of models as one text, in which commas separate their names."""
+    if not isinstance(model, list):
+        return model
+    names = cast("list[object]", model)
+    return ", ".join(map(str, names)) if names and all(isinstance(each, str) for each in names) else names
+
+
 class FrontMatter(Part):
     """The settings between the two `---` lines of a worker's file."""
 
@@ -170,8 +208,10 @@ class FrontMatter(Part):
     ] = None
     model: Annotated[
         str | None,
+        BeforeValidator(_joined_names, list[str] | str | None),
         Field(
-            description="The model, `provider:name`, or `module:name` for one of your own. By default, the caller's."
+            description="The model, `provider:name`, or `module:name` for one of your own. From a list, the first that works. "
+            "By default, the caller's."
         ),
     ] = None
     tools: Annotated[
@@ -189,6 +229,7 @@ class FrontMatter(Part):
     ] = None
     attachments: AttachmentRule | None = None
     limits: Limits = Limits()
+    settings: SettingsRule = SettingsRule()
     workers: Annotated[
         list[str] | Literal["*"],
         Field(description='The workers that this one may call; "*" for all in the folder.'),

@@ -13,7 +13,8 @@ from handrail.adapter import Adapter, PromptResponse
 from handrail.adapter.stream import RunStream
 from handrail.agent import strongest
 from handrail.clock import SYSTEM_CLOCK
-from handrail.context import Attachment, MessageCallback, RegistryView
+from handrail.content import Attachment
+from handrail.context import MessageCallback, RegistryView
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions, check_names
 from handrail.errors import DefinitionError, ResourceError, ToolValidationError, WorkerError
@@ -24,7 +25,7 @@ from handrail.prompt import Prompt
 from handrail.prompt.section import walk
 from handrail.protocols import Filesystem, SessionView
 from handrail.tools import Effect, Tool
-from handrail.workers.attachments import NO_ATTACHMENTS, accept, from_disk, message_with
+from handrail.workers.attachments import NO_ATTACHMENTS, accept, message_with, visible_to
 from handrail.workers.creation import WorkerCreated, check_rights, creation_tools
 from handrail.workers.front_matter import (
     CreationDefaults,
@@ -394,7 +395,9 @@ class WorkerRegistry:
         given = {limit: rest.get(limit) for limit in ("deadline", "budget")}
         limits = RunOptions().updated("run", RunArguments, given)
         limits = limits.tightened(deadline=worker.deadline(SYSTEM_CLOCK), budget=worker.budget())
-        rest |= {"deadline": limits.deadline, "budget": limits.budget, "message": message_with(input, files)}
+        shown = visible_to(runner.model, files)
+        rest |= {"deadline": limits.deadline, "budget": limits.budget, "attachments": shown}
+        rest["message"] = message_with(input, files, shown)
         rest.setdefault("app", str(worker.path.resolve()))
         return runner, worker.prompt, worker.render(input, [each.name for each in files]), rest
 
@@ -424,7 +427,7 @@ class WorkerRegistry:
                 raise ResourceError("Filesystem", "the run has no files", "Pass a filesystem.")
             return disk
 
-        read = [from_disk(each) if isinstance(each, Path) else each for each in attached]
+        read = [Attachment(each) if isinstance(each, Path) else each for each in attached]
         try:
             found = accept(worker.name, worker.attachments, read, files)
         except ToolValidationError as error:

@@ -20,7 +20,7 @@ from handrail.guard import (
 )
 from handrail.limits import Budget
 from handrail.messages import Model
-from handrail.models.names import model_named, split_name
+from handrail.models.names import model_named, split_name, split_names
 from handrail.prompt import OPENER, MarkdownSection, Prompt, Section
 from handrail.protocols import SessionView, ToolPolicy
 from handrail.resources.shell import Allow, Shell
@@ -37,6 +37,7 @@ from handrail.workers.front_matter import (
     Limits,
     PolicyEntry,
     Refuse,
+    SettingsRule,
     ShellEntry,
     Text,
     parse_file,
@@ -160,11 +161,14 @@ def prompt_of(
     policies: Sequence[ToolPolicy],
     output: type[BaseModel] | None,
     rule: AttachmentRule,
+    settings: SettingsRule,
 ) -> Prompt[Any]:
     """Build a worker's prompt."""
     extra = [READ_ATTACHMENT] if rule.count else []
     body: Section[Any] = InstructionsSection("Instructions", "instructions", "$instructions")
     given: Any = {} if output is None else {"output": output}
+    if settings.model_fields_set:
+        given["model_settings"] = settings.model_settings()
     return Prompt(name, [body, *sections], tools=[*tools, *extra], policies=policies, **given)
 
 
@@ -310,7 +314,8 @@ class Draft:
         front = text.front
         if front.model is not None:
             try:
-                split_name(front.model)  # whether there is such a model is seen when it is needed
+                for each in split_names(front.model):
+                    split_name(each)  # whether there is such a model is seen when it is needed
             except DefinitionError as error:
                 self.refuse("model", *error.parts)
         template = Instructions(text.body, str(self.path), text.body_line)
@@ -323,7 +328,9 @@ class Draft:
             return None
         own = [*self.tools, *workers.values(), *(creation_tools(effect) if front.create else ())]
         try:
-            prompt = prompt_of(self.name, own, self.sections, policies, output, rule_of(front))
+            prompt = prompt_of(
+                self.name, own, self.sections, policies, output, rule_of(front), front.settings
+            )
         except DefinitionError as error:
             self.refuse("tools", *error.parts)
             return None

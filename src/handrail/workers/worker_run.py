@@ -12,8 +12,8 @@ import msgspec
 from handrail.adapter.call_adapter import CallAdapter
 from handrail.agent import AgentTool, result_of
 from handrail.callbacks import Callback
+from handrail.content import Attachment
 from handrail.context import (
-    Attachment,
     MessageCallback,
     ToolContext,
     WorkerFacts,
@@ -25,11 +25,18 @@ from handrail.dispatch.options import RunOptions
 from handrail.errors import NotSupported
 from handrail.events import MessageAdded
 from handrail.messages import Model
-from handrail.replay.attachments import RecordedAttachment, record_of, restore, store
+from handrail.replay.attachments import load, store
 from handrail.schema import to_json
 from handrail.spelling import nearest
 from handrail.tools import Effect, Tool, ToolResult
-from handrail.workers.attachments import WorkerCall, WorkerCallWithFiles, accept, as_argument, message_with
+from handrail.workers.attachments import (
+    WorkerCall,
+    WorkerCallWithFiles,
+    accept,
+    as_argument,
+    message_with,
+    visible_to,
+)
 from handrail.workers.front_matter import AttachmentRule
 from handrail.workers.worker import Worker, WorkerFolder
 
@@ -161,17 +168,18 @@ async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolR
         worker = registry.created(reach.worker, worker.name, context.session) or worker
     attachments = await _attachments(worker, params.attachments, call, context)
     path = (given.root, *call.path) if given.root else call.path
+    adapter = cast(CallAdapter, context.adapter)
+    model = given.models.get(worker.name) or worker.find_model()
+    shown = visible_to(adapter.model_or(model), attachments) if attachments else ()
     options = RunOptions(
         params=worker.render(params.input, [each.name for each in attachments]),
-        message=message_with(params.input, attachments),
+        message=message_with(params.input, attachments, shown),
+        attachments=shown,
         deadline=worker.deadline(call.frame.clock),
         budget=worker.budget(),
         workers=WorkerRun(registry, worker, attachments, given, path),
     )
-    model = given.models.get(worker.name) or worker.find_model()
-    response = await cast(CallAdapter, context.adapter).run(
-        worker.prompt, options, model, worker.limits.depth
-    )
+    response = await adapter.run(worker.prompt, options, model, worker.limits.depth)
     return result_of(worker.name, response, worker.output_schema is not None)
 
 
@@ -184,11 +192,12 @@ async def _attachments(
     worker the recorded ones.
     """
     log, place = call.frame.log, call.place
-    recorded = log.find("attachments", place, list[RecordedAttachment])
+    recorded = log.find("attachments", place, list[Attachment])
     if recorded is not None:
-        return await restore(log.journal, log.run_id, recorded)
+        await load(log.journal, log.run_id, recorded)
+        return tuple(recorded)
     found = accept(worker.name, worker.attachments, given, lambda: context.filesystem)
     if log.is_kept and any(isinstance(each, str) for each in given):
         await store(log.journal, log.run_id, found)
-        await log.note("attachments", place, record_of(found))
+        await log.note("attachments", place, found)
     return found

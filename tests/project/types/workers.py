@@ -18,7 +18,8 @@ from handrail import (
     WorkerRegistry,
     tool,
 )
-from handrail.context import Attachment, MessageCallback, RegistryView, WorkerMessage
+from handrail.content import Attachment
+from handrail.context import MessageCallback, RegistryView, WorkerMessage
 from handrail.messages import UserMessage
 from handrail.testing import worker_context
 from handrail.workers import WORKER_SCHEMA, WorkerProblem
@@ -54,7 +55,7 @@ def takes_any(context: ToolContext) -> None: ...
 def one_is_the_other(worker: WorkerContext, any_one: ToolContext) -> None:
     takes_any(worker)
     takes_worker(any_one)  # expect-error: reportArgumentType
-    takes_worker(worker_context(attachments=[Attachment("a", b"")]))
+    takes_worker(worker_context(attachments=[Attachment(b"", "a")]))
 
 
 # --- the registry ----------------------------------------------------------------------------------
@@ -75,7 +76,7 @@ Adapter(model, workers="folder")  # expect-error: reportArgumentType
 async def running() -> None:
     assert_type(registry.run("main", "x", model=model, session=Session()), Operation[PromptResponse[Any]])
     assert_type((await registry.run("main", "x", models={"main": "a:b"}, approvals="strict")).text, str)
-    registry.stream("main", "x", attachments=[Path("a"), "b", Attachment("c", b"")], message_callback=print)
+    registry.stream("main", "x", attachments=[Path("a"), "b", Attachment(b"", "c")], message_callback=print)
     registry.run("main", "x", sesion=Session())  # expect-error: reportCallIssue
     registry.run("main", "x", approvals="always")  # expect-error: reportArgumentType
     registry.run("main", {"a": 1})  # expect-error: reportArgumentType
