@@ -21,7 +21,8 @@ from handrail.resources.shell.usage import measure
 from support import ROOT
 from support.folders import PYTHON, Folder, processes_with
 
-SMALL = CommandLimits(memory=96 << 20, cpu_seconds=0.5, disk=8 << 20, files=500, processes=60)
+SMALL = CommandLimits(memory=96 << 20, cpu_seconds=30.0, disk=8 << 20, files=500, processes=60)
+BRIEF = dataclasses.replace(SMALL, cpu_seconds=0.5)
 GREEDY = {
     "memory": ("96 MiB of memory", "kept = []\nwhile True: kept.append(bytearray(1 << 20))"),
     "memory of many": (
@@ -95,7 +96,7 @@ def test_a_greedy_command_is_ended(tmp_path: Path, what: str):
     limit, code = GREEDY[what]
     folder = Folder(tmp_path)
     files = DirectoryFilesystem(folder.root)
-    limits = SMALL if "CPU" in what else dataclasses.replace(SMALL, cpu_seconds=30.0)
+    limits = BRIEF if "CPU" in what else SMALL
     if what == "memory of empty files":
         limits = dataclasses.replace(limits, files=1_000_000)
     shell = Shell([Allow(...)], limits=limits)
@@ -236,9 +237,9 @@ for name in ("root", "upper", "work"):
 if not probe(place).contained:
     sys.exit("MISSING")
 layers = Layers((place / "root",), place / "upper", place / "work")
-limits = CommandLimits(memory=96 << 20, cpu_seconds=0.5, disk=8 << 20, files=500, processes=60)
-shell = Shell([Allow(...)], limits=limits)
-for code in json.loads(sys.argv[1]):
+for code, seconds in json.loads(sys.argv[1]):
+    limits = CommandLimits(memory=96 << 20, cpu_seconds=seconds, disk=8 << 20, files=500, processes=60)
+    shell = Shell([Allow(...)], limits=limits)
     print(asyncio.run(shell.run(["/usr/bin/python3", "-c", code], layers)).limit, list((place / "work").iterdir()))
 """
 
@@ -257,8 +258,9 @@ def test_an_ordinary_user_s_command_is_ended_the_same():
         "CPU",
     )
     wanted = {name: GREEDY[name] for name in names}
+    commands = [(code, 0.5 if name == "CPU" else 30.0) for name, (_, code) in wanted.items()]
     done = subprocess.run(
-        [*AS_WHOM, "/usr/bin/python3", "-c", AS_NOBODY, json.dumps([code for _, code in wanted.values()])],
+        [*AS_WHOM, "/usr/bin/python3", "-c", AS_NOBODY, json.dumps(commands)],
         env={"PYTHONPATH": ":".join([str(ROOT / "src"), *packages]), "PYTHONDONTWRITEBYTECODE": "1"},
         cwd="/",
         capture_output=True,
