@@ -106,7 +106,10 @@ def text(result: Any) -> str:
 
 
 async def test_questions_survive_restarts(log: Log) -> None:
-    """Each answer may reach a new process. A handler that may run again is entered again with its recorded answers."""
+    """Each answer may reach a new process. A handler that may run again is entered again with its recorded answers.
+
+    A second answer to the same question changes nothing.
+    """
     server = Restarts(log, MemoryJournal())
     given = {"product": "shirt"}
     async with server.process() as session:
@@ -255,7 +258,7 @@ async def test_a_call_that_waits_leaves_memory(log: Log) -> None:
 async def test_an_answer_may_come_days_later(
     log: Log, monkeypatch: pytest.MonkeyPatch, days: int, works: bool
 ) -> None:
-    """The sealed state works for 30 days, in a new process too."""
+    """The sealed state works in a new process after three days, and is refused after 31."""
     server = Restarts(log, MemoryJournal())
     given = {"product": "shirt"}
     async with server.process() as session:

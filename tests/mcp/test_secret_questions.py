@@ -133,7 +133,7 @@ async def test_a_call_waits_until_the_page_was_answered(mode: str) -> None:
 
 @modes
 async def test_a_person_declines(mode: str) -> None:
-    """A question can be declined on the page, and at the client."""
+    """A question can be declined on the page or at the client, and the call's error says which."""
     on_page, at_client = Person(decline=True), Person(action="decline")
     async with serving(ToolServer(PROMPT)) as url:
         for person, reason in ((on_page, "declined on the page"), (at_client, "declined at the client")):
@@ -157,7 +157,7 @@ async def test_without_an_address_a_secret_is_refused_in_words(mode: Any) -> Non
 
 
 async def test_a_client_that_opens_no_addresses_is_refused_in_words() -> None:
-    """Over HTTP too, a client must be able to open addresses."""
+    """Over HTTP too, the call fails and says why if the client can't open addresses. No form is sent."""
     body = {
         "jsonrpc": "2.0",
         "id": 1,
