@@ -204,7 +204,10 @@ async def test_only_the_lease_says_whether_a_process_is_alive(
 async def test_an_effect_is_not_begun_after_the_lease_unless_the_run_is_still_owned(
     open_journal: Open, sql: Callable[..., list[Any]]
 ):
-    """A process that was frozen between its reservation and its effect asks the database before it goes on."""
+    """A process whose lease has expired asks the database before it begins an effect.
+
+    If another has taken the run, it stops.
+    """
     first, second = open_journal(inline=True), open_journal()
     await first.runs.begin(run())
     happened: list[str] = []
