@@ -76,7 +76,10 @@ agent = Agent(ScriptedModel([ToolCall("write"), "The end."]), "Write.", tools=[w
 
 
 def test_approving_everything_does_not_cover_files_that_run_later(folder: Path, here: Here):
-    """A change to such a file is denied with `--approve all`, and with `ask` if nobody is there. `--startup-files` allows it."""
+    """A change to a startup file such as `.envrc` is denied with `--approve all`, and with `ask` if nobody is there.
+
+    `--startup-files` allows it for the files that it names.
+    """
     (folder.parent / "hooks.py").write_text(_HOOK)
     (folder.parent / "work").mkdir()
     for mode in ("all", "ask"):
@@ -194,7 +197,10 @@ def test_your_own_model_is_found_in_the_current_folder(folder: Path):
 
 
 def test_an_agent_of_a_module_is_run_and_resumed(folder: Path, here: Here):
-    """`handrail run module:agent` accepts `--model` and records the run, and `runs resume` finds the agent again."""
+    """`handrail run module:agent` accepts `--model` and attachments, and records the run.
+
+    `runs resume` finds the agent again.
+    """
     (folder.parent / "desk.py").write_text(
         "from handrail import Agent, CapabilityPolicy, ScriptedModel, ToolCall, tool\n\n\n"
         "@tool(capabilities={'net'})\n"

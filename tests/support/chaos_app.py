@@ -67,7 +67,7 @@ async def book(order: str) -> str:
 
 @tool(effect="idempotent")
 async def charge(order: str, context: ToolContext) -> str:
-    """Charge a customer: once where a probe knows, and once where a person does."""
+    """Charge a fee and a tip, each once. After a crash, a probe says whether the fee was charged, and a person the tip."""
     is_probed = ["end", "fee", order, "-"]
     await context.once("fee", lambda: act("fee", order), probe=lambda: is_probed in ledger())
     await context.once("tip", lambda: act("tip", order))
