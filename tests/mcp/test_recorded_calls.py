@@ -141,7 +141,7 @@ async def test_an_irreversible_handler_that_asked_ends_as_unknown(log: Log) -> N
 
 @pytest.mark.parametrize("approved", [True, False])
 async def test_an_approval_survives_a_restart(log: Log, approved: bool) -> None:
-    """An approval that comes to a new process decides on exactly the call that was shown, once."""
+    """An approval that reaches a new process decides on exactly the call that was shown, once."""
     server = Restarts(log, MemoryJournal())
     async with server.process() as session:
         asked: Any = await session.call_tool("pay", {"amount": 5}, allow_input_required=True)
@@ -191,7 +191,10 @@ async def test_a_changed_question_is_asked_again(log: Log) -> None:
 
 @pytest.mark.parametrize("mode", ["2026-07-28", "legacy"])
 async def test_the_acts_of_a_handoff_run_once(log: Log, mode: Any) -> None:
-    """Each act of a handoff runs once, even if the answer comes to a new process and the handoff is irreversible."""
+    """Each act of a handoff runs once, even if the answer reaches a new process and the handoff is irreversible.
+
+    A second answer changes nothing, and the client never sees the private part.
+    """
     pick: Handoff[Any, Any] = Handoff("pick", "Let the person pick a card.")
 
     @pick.before

@@ -14,9 +14,9 @@ from handrail import Adapter, Agent, Prompt, ScriptedModel, ToolCall, ToolContex
 from handrail.messages import ModelRequest, ToolMessage, UserMessage
 
 CALLS = 6
-"""How many calls a run makes, with those of the agent that is nested in it."""
+"""How many calls a run makes, including those of its nested agent."""
 REQUESTS = 8
-"""How many requests to models a run makes, with those of the agent that is nested in it."""
+"""How many requests to models a run makes, including those of its nested agent."""
 _SECONDS = float(os.environ.get("CHAOS_SECONDS", "0.05"))
 
 
