@@ -174,7 +174,10 @@ def test_structured_answers_and_chosen_tools(served: str):
 
 
 def test_the_responses_api(served: str):
-    """Structured answers, a chosen tool, a conversation with a call, and the length limit work on the responses API too."""
+    """Structured answers, a chosen tool, a conversation with a call, and the length limit work on the responses API too.
+
+    An item of an unknown type is refused.
+    """
     base = {"model": "smollm2-135m", "input": "Ada lives in Paris.", "max_output_tokens": 40}
     form = {"format": {"type": "json_schema", "name": "a", "schema": CITY}}
     _, answer = post(served, {**base, "text": form}, "/responses")
