@@ -685,7 +685,7 @@ def test_a_rate_limit_holds_everybody_who_shares_the_throttle() -> None:
 
 
 def test_a_tool_sees_the_request_that_led_to_it() -> None:
-    """A tool can read the request that led to its call, the accumulated response and the extras."""
+    """A tool can read its prompt, the request that led to its call, the accumulated response, and the number of retries."""
     seen: list[Any] = []
 
     @tool
@@ -1023,7 +1023,10 @@ def _closed_prompt() -> Prompt[None]:
 
 
 def test_a_section_opens_in_place() -> None:
-    """A model opens a section, gets its text as the result, and can call its tool in the next turn."""
+    """A model opens a section, gets its text as the result, and can call its tool from the next turn on, and in later runs.
+
+    The system text does not change.
+    """
     model = scripted(
         ToolCall("weather", {"city": "Oslo"}),
         ToolCall("open_sections", {"sections": ["weather"]}),

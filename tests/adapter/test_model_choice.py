@@ -516,7 +516,10 @@ def scripted(name: str, outcomes: list[str]) -> ScriptedModel:
 def test_whatever_fails_one_model_answers_or_the_run_fails(
     scripts: list[list[str]], on_refusal: bool, stream: bool
 ) -> None:
-    """One model's complete answer is used, no other model follows one that was seen, and every answer is paid for."""
+    """Models are asked in order. The last one asked gives the answer, or its failure ends the run.
+
+    No other model is asked after part of a stream was seen, and every answer is paid for.
+    """
     models = [scripted(f"{'abc'[number]}:1", script) for number, script in enumerate(scripts)]
     outcome, lines, events = asyncio.run(
         told(first_that_works(*models, on_refusal=on_refusal), stream=stream)

@@ -503,7 +503,10 @@ def test_chat_reads_piped_lines(folder: Path):
 
 
 def test_new_makes_a_folder_that_runs_at_once(tmp_path: Path):
-    """`handrail new demo` creates workers that run without a key, and never overwrites an existing folder."""
+    """`handrail new demo` creates valid workers, which run without a key, and says how to run them.
+
+    It never overwrites an existing folder.
+    """
     made = handrail("new", "demo", cwd=tmp_path)
     assert made.returncode == 0
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [

@@ -69,7 +69,10 @@ async def test_runs_are_listed_as_they_stand(recorder: Recorder):
 
 
 async def test_a_tree_has_turns_calls_diffs_and_questions(recorder: Recorder):
-    """A run's tree has its turns, calls, diffs and questions, with inner calls and nested runs in their places."""
+    """A run's tree has its turns, calls, diffs and questions, with inner calls and nested runs in their places.
+
+    It sums up the usage, and an unknown run is refused.
+    """
 
     @tool(effect="staged")
     async def outer(context: ToolContext) -> str:
@@ -126,7 +129,10 @@ def well_formed(messages: list[Any]) -> bool:
 
 
 async def test_a_run_without_an_owner_is_cancelled_and_its_session_continues(recorder: Recorder):
-    """When a run without an owner is cancelled, each open call gets a result, and the session can continue."""
+    """When a run without an owner is cancelled, each open call gets a result, and its finished calls are kept.
+
+    The run can be cancelled again, but not resumed, and its session can continue.
+    """
     session = Session(id="s")
     await recorder.run("first", "hello", session=session)
     await parked(recorder, "second", [call("note", text="kept"), call("choose")], "no", session=session)

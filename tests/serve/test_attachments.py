@@ -81,7 +81,10 @@ def _all(value: Any) -> list[Any]:
 
 
 async def test_too_much_is_refused(tmp_path: Path) -> None:
-    """One limit holds for all attachments of a message, and the rest of a body has its own limit."""
+    """The size of a message's attachments, their number, and the size of the whole body are limited, over AG-UI too.
+
+    Data that is not base64 is refused.
+    """
     limits = Limits(attachment_bytes=1000, attachments=3, body_bytes=1000)
     async with serving(tmp_path, served(ScriptedModel(["ok"])), limits=limits) as client:
         for files, kind in (
