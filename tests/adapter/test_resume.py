@@ -117,7 +117,11 @@ async def until_parked(begun: Any) -> RunParked:
 
 
 async def test_a_run_in_which_everything_waits_is_parked_and_resumed(tmp_path: Path):
-    """Another process answers a parked run's questions one by one, and finished calls are not repeated."""
+    """Another process answers a parked run's questions one by one, and resumes the run after each.
+
+    Finished calls are not repeated. A handler that waits is entered again, with its recorded inner call. Resuming the
+    finished run returns its response.
+    """
     tools = Counted()
     script = ScriptedModel([ToolCall("look"), [ToolCall("ask"), ToolCall("send")], "done"])
     prompt = Prompt("p", "Do.", tools=tools.all, policies=[CapabilityPolicy()])

@@ -339,7 +339,10 @@ def test_a_run_that_is_not_recorded_says_so(folder: Path, here: Here):
 
 
 def test_a_broken_worker_is_reported_with_its_line(folder: Path):
-    """`run` and `workers check` report the file, the line and the problem of a broken worker, with exit code 2."""
+    """`run` and `workers check` report the file, the line and the problem of a broken worker, with exit code 2.
+
+    Other workers still run, and the list of workers says which one can't be loaded.
+    """
     (folder / "bad.md").write_text("---\nmodel: test:hello\ntols: [a]\n---\nGo.\n")
     for arguments in (
         ["run", "team/bad.md", "x"],

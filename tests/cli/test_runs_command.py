@@ -173,7 +173,10 @@ def test_fork_undo_replay(line: Line):
 
 
 def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch):
-    """The commands `cancel`, `export`, `import` and `forget` work on recorded runs."""
+    """`cancel` ends a parked run, `export` writes it to a file, `import` reads it from there, and `forget` deletes it.
+
+    A second import needs a new id, and `forget --dry-run` only lists the runs.
+    """
     line.record("tea", call("choose"))
     assert line.json("cancel", "tea")["status"] == "cancelled"
     assert "Exported tea to" in line("export", "tea", "tea.jsonl")

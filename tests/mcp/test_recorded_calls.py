@@ -174,7 +174,10 @@ async def test_a_refused_answer_is_asked_for_again(log: Log) -> None:
 
 
 async def test_a_changed_question_is_asked_again(log: Log) -> None:
-    """An answer counts only for the question as it was shown."""
+    """An answer counts only for the question as it was shown.
+
+    A question that has changed since is asked again, and says so.
+    """
     server = Restarts(log, MemoryJournal())
     given = {"product": "shirt"}
     async with server.process() as session:

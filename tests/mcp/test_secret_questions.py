@@ -92,7 +92,10 @@ async def connected(url: str, mode: Any, person: Person) -> AsyncGenerator[Clien
     ("mode", "is_recorded"), [("legacy", True), ("2026-07-28", False), ("2026-07-28", True)]
 )
 async def test_a_secret_is_asked_for_on_the_servers_page(mode: str, is_recorded: bool) -> None:
-    """The client gets an address, and the secret goes from the browser to the server. The journal never has it."""
+    """The client gets an address. Its page shows the question, and the secret goes from the browser to the server.
+
+    The journal never has it.
+    """
     journal = MemoryJournal() if is_recorded else None
     person = Person()
     async with (
@@ -240,7 +243,10 @@ async def test_a_question_survives_the_server() -> None:
 
 
 async def test_a_wrong_answer_and_a_changed_question_are_refused() -> None:
-    """The page says what is wrong, and the question stays open."""
+    """An answer that does not match the schema is refused with the reason, and so is one for a changed question.
+
+    The question stays open.
+    """
     wrong, stale, right = Person(value={"user": "ann"}), Person(value={}, digest="x"), Person()
 
     async def elicit(context: Any, params: Any) -> ElicitResult:

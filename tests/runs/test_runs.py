@@ -298,7 +298,10 @@ async def test_what_was_done_once_is_not_done_again_in_a_fork(recorder: Recorder
 
 
 async def test_a_run_goes_through_a_file_into_another_journal(recorder: Recorder, tmp_path: Path):
-    """An imported run can be shown and resumed with its session. Importing it again needs a new id."""
+    """An exported run can be imported into another journal, shown, and resumed with its session.
+
+    Its files are not changed there. Importing it again needs a new id.
+    """
     session = Session(id="s")
     await recorder.run("zero", call("note", text="before"), "hi", session=session)
     await parked(recorder, "r", call("write", path="a", text="x"), call("choose"), "end", session=session)

@@ -280,7 +280,10 @@ def test_nested_agents_are_a_tree_that_opens(page: Page):
 
 
 def test_a_later_viewer_sees_the_same(page: Page):
-    """After a reload in the middle of a run, the page shows the run's progress, agents and questions."""
+    """After a reload in the middle of a run, the page shows the run's progress, agents and questions.
+
+    Then the run goes on.
+    """
     begin(page)
     say(page, "sheep")
     expect(card(page, "count_sheep")).to_contain_text("4 of 8")
