@@ -59,7 +59,10 @@ async def states() -> dict[str, str]:
 
 @pytest.mark.usefixtures("nothing")
 async def test_the_models_that_work_here(monkeypatch: pytest.MonkeyPatch):
-    """Only the embedded models need no setup. A key makes a vendor ready, and a server that answers makes its provider ready."""
+    """Only the embedded models need no setup. A vendor needs a key, and a self-hosted provider a server that answers.
+
+    A server that refuses the request is reported with the variable to set.
+    """
     before = await states()
     assert {name for name, state in before.items() if state == "ready"} == {"local", "demo"}
     assert before["openai"] == before["groq"] == "no key"
