@@ -15,7 +15,7 @@ from handrail.threads import forget_closed
 _FEW = 64
 """The heap is cleaned up once it has more than this many invalid entries and they are more than half of it."""
 _NO_CONTEXT = Context()
-"""The context in which timers fire. The context of whoever started one would keep that call in memory."""
+"""The context in which timers fire. The context of the code that starts a timer would keep its call in memory."""
 
 
 class LostTime(msgspec.Struct, eq=False):

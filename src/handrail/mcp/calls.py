@@ -326,7 +326,7 @@ class LiveCall:
         for answer in self._answers.values():
             answer.cancel()
         if not task.cancelled():
-            task.exception()  # it is raised to those who wait for the call
+            task.exception()  # it is raised in the tasks that wait for the call
         self._started.set()
         self._changed.set()
 

@@ -150,7 +150,7 @@ class Connection:
         return self.loop.create_task(work, context=contextvars.Context())
 
     async def _own(self, opening: asyncio.Future[Client], wait: float) -> None:
-        """Open the connection, notify those who wait for it, and hold it open until it is lost or closed."""
+        """Open the connection, wake the tasks that wait for it, and hold it open until it is lost or closed."""
         end = self._end = asyncio.Event()
         error: BaseException | None = None
         listening: asyncio.Task[None] | None = None
