@@ -159,7 +159,7 @@ class Attachment:
             return self.content.decode()
         except UnicodeDecodeError:
             raise ToolValidationError(
-                f"the attachment {self.name!r} is not UTF-8 text. Read its {self.size} bytes with read()"
+                f"the attachment {self.name!r} is not text: its {self.size} bytes are not valid UTF-8"
             ) from None
 
     @cached_property

@@ -430,7 +430,7 @@ class LiveCall:
             self.questions.pop(question.id, None)
 
     def rest(self) -> None:
-        """Note that everything in the call waits for answers."""
+        """Note that everything in the call waits for answers. A recorded call is parked after `park_after` seconds."""
         self.rests = True
         self._stay()
         if self.parking is not None:

@@ -93,7 +93,7 @@ class Connection:
         self._failures = 0
         self._next_attempt = 0.0
         self._why = ""
-        """Why the present attempt to connect failed, or why the connection was lost."""
+        """Why the current attempt to connect failed, or why the connection was lost."""
         self._last_why = ""
         """Why the last connection was lost, for the calls that were in progress on it."""
         self._stale = False
