@@ -216,16 +216,8 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     def next(self) -> Attempt:
         """Return the next attempt at the same call. It replaces this attempt, whose context has expired."""
         has_secret = self.call.kind.is_part and self.has_secret
-        again = Attempt(
-            self.call,
-            self.frame,
-            self.number + 1,
-            self.retries,
-            has_secret,
-            self.started,
-            self.lost,
-            self.clock,
-        )
+        again = Attempt(self.call, self.frame, self.number + 1, self.retries, has_secret, self.started)
+        again.lost, again.clock = self.lost, self.clock
         again.quorums, again.has_asked = self.quorums, self.has_asked
         return again
 
@@ -433,11 +425,10 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     @property
     def work_clock(self) -> WorkClock:
         """The loop's clock, without the time that listeners take from the call."""
-        clock = self.clock
-        if clock is None:
+        if self.clock is None:
             with self.frame.session.lock:  # two threads may ask at once and must get the same clock
-                clock = self.clock = self.clock or WorkClock(timers_of(self.call.loop))
-        return clock
+                self.clock = self.clock or WorkClock(timers_of(self.call.loop))
+        return self.clock
 
     def excused(self) -> float:
         """Return the seconds since the call began that are not charged to it, because listeners took them."""
