@@ -310,7 +310,7 @@ def _sent(arguments: Any) -> Any:
         text = arguments if isinstance(arguments, str | bytes) else to_json(arguments)
         return pydantic_core.from_json(text) if text.strip() else {}
     except (ValueError, ToolValidationError):
-        return arguments.decode(errors="replace") if isinstance(arguments, bytes) else str(arguments)
+        return arguments.decode(errors="backslashreplace") if isinstance(arguments, bytes) else str(arguments)
 
 
 def _schema(wanted: Any) -> Schema[Any]:
