@@ -245,7 +245,7 @@ async def test_settings_are_sent_in_the_fields_of_the_api() -> None:
 
 
 def test_models_before_gemini_3_answer_by_a_call() -> None:
-    """Only newer models can be constrained to a schema while they have tools."""
+    """Only newer models can be constrained to a schema while they have tools, unless `native_output` says otherwise."""
     assert not GeminiModel("gemini-2.5-flash", key_variable=None).traits.native_output
     assert GeminiModel("gemini-3-pro", key_variable=None).traits.native_output
     assert GeminiModel("gemini-2.5-flash", key_variable=None, native_output=True).traits.native_output

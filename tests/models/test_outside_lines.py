@@ -1,4 +1,4 @@
-"""Tests for what people are shown of the provider's own tools, which run before anything here sees them."""
+"""Tests for the lines that show people which tools of its own a provider has run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def kept(*blocks: Any, wire: str = "anthropic:anthropic") -> Kept:
     ],
 )
 def test_a_line_for_each_call(block: dict[str, Any], line: str) -> None:
-    """Each wire's form of such a call is one line for people."""
+    """Each call of a provider's own tool becomes one line, whichever API it came from."""
     assert outside_lines(kept({"type": "text", "text": "So."}, block, block)) == [line, line]
 
 
@@ -102,7 +102,7 @@ class Searching:
 
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_people_see_what_the_provider_ran(streaming: bool, tmp_path: Path) -> None:
-    """The line is in the streamed thought, in the message and in the record, once each."""
+    """The line is in the recorded thought and, if the run is streamed, in the streamed thought, once each."""
     journal, session, prompt = SqliteJournal(tmp_path / "runs.db"), Session(), Prompt("p", "Search.")
     heard: list[str] = []
     session.dispatcher.subscribe(ThoughtDelta, lambda event: heard.append(event.text))

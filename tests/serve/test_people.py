@@ -251,7 +251,7 @@ async def test_wrong_passwords_are_slowed_by_address_and_by_name_and_logged():
         "TooManyWrongTokens",
     ]
     assert await refusal(principals, "1.1.1.1", "ann", SECRET) == "TooManyWrongTokens", (
-        "a right one tells nothing"
+        "the response shows that the password was right"
     )
     assert await refusal(principals, "2.2.2.2", "ann", SECRET) == "", "others are not locked out"
     clock.seconds += 6

@@ -310,7 +310,7 @@ def _kept(wire: str, blocks: list[Any], reason: StopReason) -> Kept | None:
         # A provider's own call that was cut off never gets a result, and the API refuses it without one.
         if not (cut and block["type"] in _SERVER_CALLS and block.get("id") not in answered)
     ]
-    return Kept(wire, encode(kept))
+    return Kept(wire, encode(kept), has_arguments=False)
 
 
 def _is_plain(block: dict[str, Any]) -> bool:

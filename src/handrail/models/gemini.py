@@ -345,7 +345,7 @@ class _Pieces:
         if all("thoughtSignature" not in part and (_is_call(part) or _is_text(part)) for part in self._parts):
             return None
         kept = [{**part, "functionCall": {}} if "functionCall" in part else part for part in self._parts]
-        return Kept(WIRE, encode(kept))
+        return Kept(WIRE, encode(kept), has_arguments=False)
 
 
 _ABOUT = frozenset({"thought", "thoughtSignature", "partMetadata", "videoMetadata", "mediaResolution"})

@@ -306,7 +306,7 @@ def _is_text(part: Any) -> bool:
 def _kept(wire: str, fields: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> Kept | None:
     if not fields and not any(calls):
         return None
-    return Kept(wire, encode({"message": fields, "calls": calls}))
+    return Kept(wire, encode({"message": fields, "calls": calls}), has_arguments=False)
 
 
 class _Pieces:

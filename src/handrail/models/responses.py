@@ -197,7 +197,7 @@ def _kept(wire: str, items: list[Any]) -> Kept | None:
     ]
     if lost:
         back = [without(item, ("id",)) for item in back]
-    return Kept(wire, encode(back))
+    return Kept(wire, encode(back), has_arguments=False)
 
 
 def _is_plain(item: Any) -> bool:
