@@ -104,7 +104,7 @@ def test_a_large_attachment_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "big.bin"
     with file.open("wb") as sparse:
         sparse.truncate(MAX_BYTES * 1000)
-    with pytest.raises(DefinitionError, match=r"big\.bin has"):
+    with pytest.raises(DefinitionError, match=r"'big\.bin' has"):
         Attachment(file)
 
 

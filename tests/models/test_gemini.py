@@ -114,7 +114,7 @@ async def test_every_part_comes_back_in_place_and_unchanged(stream: bool) -> Non
         if stream:
             run = adapter.stream(TOOLS, "go", session=session)
             thoughts = [event.text async for event in run if isinstance(event, ThoughtDelta)]
-            outside = "code_execution, run by the provider outside: 1\n"
+            outside = "code_execution, run by the provider: 1\n"
             assert "".join(thoughts) == f"First I look.\n\n{outside}"
             response = await run.response
         else:

@@ -30,7 +30,7 @@ SEARCH: dict[str, Any] = {
     "name": "web_search",
     "input": {"query": "rust\n1.9"},
 }
-LINE = "web_search, run by the provider outside: rust 1.9"
+LINE = "web_search, run by the provider: rust 1.9"
 
 
 def kept(*blocks: Any, wire: str = "anthropic:anthropic") -> Kept:
@@ -41,25 +41,25 @@ def kept(*blocks: Any, wire: str = "anthropic:anthropic") -> Kept:
     ("block", "line"),
     [
         (SEARCH, LINE),
-        ({"type": "mcp_tool_use", "name": "read", "input": {}}, "read, run by the provider outside"),
+        ({"type": "mcp_tool_use", "name": "read", "input": {}}, "read, run by the provider"),
         (
             {"type": "web_search_call", "id": "w", "action": {"type": "search", "query": "rust"}},
-            "web_search, run by the provider outside: rust",
+            "web_search, run by the provider: rust",
         ),
         (
             {"type": "file_search_call", "queries": ["a", "b"]},
-            "file_search, run by the provider outside: a, b",
+            "file_search, run by the provider: a, b",
         ),
         (
             {"type": "code_interpreter_call", "code": "1+1"},
-            "code_interpreter, run by the provider outside: 1+1",
+            "code_interpreter, run by the provider: 1+1",
         ),
-        ({"executableCode": {"code": "1+1"}}, "code_execution, run by the provider outside: 1+1"),
+        ({"executableCode": {"code": "1+1"}}, "code_execution, run by the provider: 1+1"),
         (
             {"toolCall": {"toolType": "GOOGLE_SEARCH_WEB", "args": {"queries": ["rust"]}}},
-            "GOOGLE_SEARCH_WEB, run by the provider outside: rust",
+            "GOOGLE_SEARCH_WEB, run by the provider: rust",
         ),
-        ({"type": "server_tool_use", "name": "x", "input": "odd"}, "x, run by the provider outside"),
+        ({"type": "server_tool_use", "name": "x", "input": "odd"}, "x, run by the provider"),
     ],
 )
 def test_a_line_for_each_call(block: dict[str, Any], line: str) -> None:
