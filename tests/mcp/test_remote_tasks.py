@@ -171,7 +171,7 @@ async def test_a_parked_run_leaves_its_task(tmp_path: Path, monkeypatch: pytest.
         adapter = Adapter(model, journal=SqliteJournal(tmp_path / "runs.db"))
         with pytest.raises(RunParked) as parked:
             await adapter.evaluate(prompt, "hi", run_id=RUN, environment=LaterEnvironment())
-        assert await work.status() == "parked"
+        assert await work.status() == "running"
         journal = adapter.options.journal
         assert journal is not None
         journal.questions.answer(answer_to(parked.value.questions[0], {"value": 4}))
