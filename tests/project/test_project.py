@@ -44,7 +44,10 @@ def test_the_package_keeps_to_its_layers():
 
 
 def test_layers_allow_what_is_downward_or_level(tmp_path: Path):
-    """layers.py allows imports from lower layers, from the same layer, and of a module's own private parts."""
+    """layers.py allows imports from lower layers, from the same layer, and of a module's own private parts.
+
+    `testing`, `clock` and `ids` may use the system's clock and randomness.
+    """
     files = {
         "__init__.py": "from handrail.cli import main\nfrom handrail.session._store import _Store\n",
         "cli.py": "from handrail import __version__\nfrom handrail.session import Session\n",

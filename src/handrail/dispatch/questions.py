@@ -290,7 +290,7 @@ def _canonical(attempt: Attempt) -> Any:
         params = params_that_came(attempt)
         if params is not None:
             return in_order(params, pydantic_core.from_json(clear_json(params)))
-    except ToolValidationError:  # they can't be written as JSON: then the text that came identifies them
+    except ToolValidationError:  # they can't be written as JSON, so the text that was sent identifies them
         pass
     return arguments.decode() if isinstance(arguments, bytes) else str(arguments)
 

@@ -50,7 +50,7 @@ _EMPTY = "(nothing)"
 _BEGINNING = b'{"role":"user","parts":[{"text":"(nothing)"}]}'
 """What is sent before a conversation that does not begin with a user's message, which the API refuses."""
 _FOREIGN = "skip_thought_signature_validator"
-"""The signature that Google documents for calls that a Gemini model did not make itself, or made without thought."""
+"""The signature that Google documents for calls that a Gemini model did not make itself, or made without thinking."""
 _OLDER = re.compile(r"(?:models/)?gemini-(?:1|2)\b")
 """Models that refuse a JSON Schema for the answer while they have tools."""
 _STOPS: dict[str, StopReason] = {
@@ -73,7 +73,7 @@ class GeminiModel:
     in Google's own client. `base_url` and `key_variable` take precedence; `base_url` includes the version, as in
     `https://host/v1beta`, and `key_variable=None` sends no key.
 
-    Thoughts and their signatures are kept and sent back in their places, as the API requires. `options` are further
+    Thoughts and their signatures are kept and sent back in their original places, as the API requires. `options` are further
     fields of the request, such as `{"safetySettings": [...]}`, and `{"generationConfig": {...}}` adds to what Handrail
     sends there. `takes` says which attachments the model takes, if that is not known from its name.
     """
@@ -159,7 +159,7 @@ def _name(name: str) -> str:
 
 
 def _renamed(tools: Sent[Offered]) -> dict[str, str]:
-    """Return the names of the tools that the API knows by a different name, by that name."""
+    """Return the original name of each tool that was renamed for the API, by its new name."""
     names = [offered.tool.name for offered in tools]
     return {_name(name): name for name in names if not name[0].isalpha() and name[0] != "_"}
 
@@ -216,7 +216,10 @@ def _role(message: Message) -> str:
 
 @lru_cache(maxsize=64)
 def _encoder(takes: Takes) -> Encode:
-    """Return the function that encodes the parts of messages for such a model. It is always the same one."""
+    """Return the function that encodes the parts of messages for such a model.
+
+    The same function is returned each time, because encoded messages are cached by it.
+    """
     return partial(_encode_parts, takes)
 
 
@@ -376,7 +379,7 @@ class _Pieces:
         if all("thoughtSignature" not in part and (_is_call(part) or _is_text(part)) for part in self._parts):
             return None
         kept = [{**part, "functionCall": {}} if "functionCall" in part else part for part in self._parts]
-        return Kept(WIRE, encode(kept))
+        return Kept(WIRE, encode(kept), has_arguments=False)
 
 
 _ABOUT = frozenset({"thought", "thoughtSignature", "partMetadata", "videoMetadata", "mediaResolution"})

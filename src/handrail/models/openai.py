@@ -69,7 +69,7 @@ class OpenAIModel:
     """An OpenAI model, or a model on any server that implements one of OpenAI's APIs.
 
     `OpenAIModel("gpt-5")` uses OpenAI itself, with the key in `OPENAI_API_KEY`; `OPENAI_BASE_URL` names a different
-    server. `provider` is one of the providers in the table that speak this wire, such as "ollama", "groq" or
+    server. `provider` is the name of a different provider with this API, such as "ollama", "groq" or
     "azure". For any other server pass its `base_url`. `key_variable` names the environment variable with the server's
     key; None sends no key. `options` are further fields of the request, such as `{"reasoning_effort": "low"}`.
     `takes` says which attachments the model takes, if that is not known from its name.
@@ -198,7 +198,7 @@ def _encode(quirks: Quirks, wire: str, message: Message) -> bytes:
 
 @lru_cache(maxsize=64)
 def _encoder(quirks: Quirks, wire: str) -> Encode:
-    """Return the function that encodes messages for servers with these quirks. It is always the same one."""
+    """Return the function that encodes messages for servers with these quirks. The same function is returned each time, because encoded messages are cached by it."""
     return partial(_encode, quirks, wire)
 
 
@@ -219,7 +219,7 @@ def _shows_more(message: ToolMessage, quirks: Quirks) -> bool:
 
 
 def _dicts(message: Message, quirks: Quirks, wire: str) -> list[dict[str, Any]]:
-    """Convert a message to at least one message of the API."""
+    """Convert a message to messages of the API. There is at least one."""
     if isinstance(message, ToolMessage):
         return _results(message, quirks)
     if isinstance(message, AssistantMessage):
@@ -252,7 +252,7 @@ def _said(message: AssistantMessage, quirks: Quirks, wire: str) -> dict[str, Any
     if message.calls and quirks.thought_with_calls:
         said.setdefault(
             quirks.thought_with_calls, " "
-        )  # what a different provider's model thought stays here
+        )  # the thinking of a different provider's model is not sent
     return said
 
 
@@ -330,7 +330,7 @@ def _is_text(part: Any) -> bool:
 def _kept(wire: str, fields: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> Kept | None:
     if not fields and not any(calls):
         return None
-    return Kept(wire, encode({"message": fields, "calls": calls}))
+    return Kept(wire, encode({"message": fields, "calls": calls}), has_arguments=False)
 
 
 class _Pieces:

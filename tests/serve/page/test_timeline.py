@@ -67,7 +67,10 @@ def items(shown: Widgets) -> Locator:
 
 
 def test_spans_on_an_axis(shown: Widgets):
-    """Concurrent calls of one turn overlap on the axis, each in its own row."""
+    """Concurrent calls of one turn begin together on the axis, each in its own row, and are as wide as they are long.
+
+    The picture has a description for screen readers.
+    """
     shown.show("timeline", tree=RUN)
     expect(items(shown)).to_have_count(10)
     first, read, search, *_ = bars(shown)
