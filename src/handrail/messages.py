@@ -117,8 +117,8 @@ class Sent(Generic[T]):
     def append(self, item: T) -> None:
         self._items.append(item)
 
-    def encoded(self, encode: Encode, between: Between | None = None) -> bytes:
-        """Return all items, encoded for one wire."""
+    def encoded(self, encode: Encode, between: Between | None = None) -> bytearray:
+        """Return all items, encoded for one wire. This is the cache itself: it grows, and must not be changed."""
         items = self._items
         done, written = self._encoded.get(encode, (0, None))
         if written is None:
@@ -133,7 +133,7 @@ class Sent(Generic[T]):
             del written[whole:]  # otherwise the items before the invalid one would be added twice
             raise
         self._encoded[encode] = (len(items), written)
-        return bytes(written)
+        return written
 
     def since(self, start: int) -> list[T]:
         """Return the items from index `start` to the end."""

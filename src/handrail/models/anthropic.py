@@ -138,26 +138,25 @@ class AnthropicModel:
         if request.output is not None:
             wanted = {"type": "json_schema", "schema": _held(request.output.json_schema)}
             merge_fields(more, {"output_config": {"format": wanted}})
-        said = request.messages.encoded(self._encode)
+        said: bytes | bytearray = request.messages.encoded(self._encode)
         mark = more["cache_control"] if self._cache else None
         if mark is not None:
             said = marked_messages(request.messages, said, self._encode, mark)
-        written: dict[str, bytes | list[bytes]] = {"messages": [said]}
+        written: dict[str, tuple[bytes | bytearray, ...]] = {"messages": (b"[", said, b"]")}
         if len(request.messages) and not isinstance(request.messages[0], UserMessage):
-            written["messages"] = [
-                self._encode(UserMessage("")),
-                said,
-            ]  # the API requires a user's message first
+            first = self._encode(UserMessage(""))  # the API requires a user's message first
+            written["messages"] = (b"[", first, b",", said, b"]")
         has_system = bool(request.system.strip())
         if has_system:
             system = b'{"type":"text","text":%s}' % text_json(request.system)
-            written["system"] = [system if mark is None else marked(system, mark)]
+            written["system"] = (b"[", system if mark is None else marked(system, mark), b"]")
         if len(request.tools):
-            written["tools"] = [
+            tools = (
                 request.tools.encoded(_tool)
                 if has_system or mark is None
                 else marked_tools(request, _tool, mark)
-            ]
+            )
+            written["tools"] = (b"[", tools, b"]")
         return body_of(more, **written)
 
     def __repr__(self) -> str:

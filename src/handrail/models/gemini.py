@@ -138,11 +138,13 @@ class GeminiModel:
             more["generationConfig"] = config
         if request.must_call:
             more["toolConfig"] = {**more.get("toolConfig", {}), "functionCallingConfig": {"mode": "ANY"}}
-        written: dict[str, bytes | list[bytes]] = {"contents": _conversation(request.messages, self._encode)}
+        written: dict[str, tuple[bytes | bytearray, ...]] = {
+            "contents": (b"[", *_conversation(request.messages, self._encode), b"]")
+        }
         if request.system.strip():
-            written["systemInstruction"] = b'{"parts":[{"text":%s}]}' % text_json(request.system)
+            written["systemInstruction"] = (b'{"parts":[{"text":%s}]}' % text_json(request.system),)
         if len(request.tools):
-            written["tools"] = b'[{"functionDeclarations":[%s]}]' % request.tools.encoded(_tool)
+            written["tools"] = (b'[{"functionDeclarations":[', request.tools.encoded(_tool), b"]}]")
         return body_of(more, **written)
 
     def __repr__(self) -> str:
@@ -193,12 +195,12 @@ def _schema(schema: Any) -> Any:
     }
 
 
-def _conversation(messages: Sent[Message], encode_message: Encode) -> list[bytes]:
-    """Encode a conversation so that user and model alternate. Each message is encoded only once."""
+def _conversation(messages: Sent[Message], encode_message: Encode) -> tuple[bytes | bytearray, ...]:
+    """Encode a conversation, in pieces, so that user and model alternate. Each message is encoded only once."""
     if not len(messages):
-        return [_BEGINNING]
-    said = [b"%s%s]}" % (_opening(messages[0]), messages.encoded(encode_message, _between))]
-    return said if _role(messages[0]) == "user" else [_BEGINNING, *said]
+        return (_BEGINNING,)
+    said = (_opening(messages[0]), messages.encoded(encode_message, _between), b"]}")
+    return said if _role(messages[0]) == "user" else (_BEGINNING, b",", *said)
 
 
 def _between(before: Message, after: Message) -> bytes:

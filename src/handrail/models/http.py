@@ -429,24 +429,19 @@ def count(value: Any) -> int:
     return int(min(max(value, 0), _MOST_TOKENS)) if type(value) in (int, float) else 0
 
 
-def body_of(fields: Mapping[str, Any], **written: bytes | list[bytes]) -> bytes:
-    """Build the JSON of a request body from plain values and from values that are already encoded.
+def body_of(fields: Mapping[str, Any], **written: tuple[bytes | bytearray, ...]) -> bytes:
+    """Build the JSON of a request body from plain values, and from values that are already encoded, each in pieces.
 
-    A list becomes a JSON array; each of its entries is one item, or several separated by commas. The parts are joined
-    once, because a conversation with attachments has many megabytes.
+    The pieces are joined once, because a conversation with attachments has many megabytes.
     """
-    parts, comma = [encode(fields)[:-1]], b"," if fields else b""
-    for name, raw in written.items():
+    parts: list[bytes | bytearray] = [encode(fields)[:-1]]
+    comma = b"," if fields else b""
+    for name, pieces in written.items():
         parts.append(b'%s"%s":' % (comma, name.encode()))
+        parts += pieces
         comma = b","
-        parts += [raw] if isinstance(raw, bytes) else _array(raw)
     parts.append(b"}")
     return b"".join(parts)
-
-
-def _array(items: list[bytes]) -> list[bytes]:
-    pieces = [piece for item in items if item for piece in (b",", item)]
-    return [b"[", *pieces[1:], b"]"]
 
 
 _NOT_STRICT = frozenset(

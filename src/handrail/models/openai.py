@@ -149,9 +149,8 @@ def stream(
 
 
 def _body(fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks, wire: str) -> bytes:
-    said = [_conversation(request.messages, quirks, wire)]
-    if request.system:
-        said.insert(0, b'{"role":"system","content":%s}' % text_json(request.system))
+    system = b'{"role":"system","content":%s},' % text_json(request.system) if request.system else b""
+    said = (b"[", system, _conversation(request.messages, quirks, wire), b"]")
     more: dict[str, Any] = dict(fields)
     merge_fields(
         more, settings_fields(f"{wire.partition(':')[2]}:{fields['model']}", request, CHAT, quirks.lacks)
@@ -173,7 +172,7 @@ def _body(fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks, wire
         wanted = {"name": "answer", "schema": schema, "strict": is_strict(schema)}
         more["response_format"] = {"type": "json_schema", "json_schema": wanted}
     if len(request.tools):
-        return body_of(more, messages=said, tools=[request.tools.encoded(_tool)])
+        return body_of(more, messages=said, tools=(b"[", request.tools.encoded(_tool), b"]"))
     return body_of(more, messages=said)
 
 
@@ -183,7 +182,7 @@ def _tool(offered: Offered) -> bytes:
     return encode({"type": "function", "function": function})
 
 
-def _conversation(messages: Sent[Message], quirks: Quirks, wire: str) -> bytes:
+def _conversation(messages: Sent[Message], quirks: Quirks, wire: str) -> bytearray:
     """Encode a conversation, separated by commas. Each message is encoded once."""
     encode_message = _encoder(quirks, wire)
     return messages.encoded(encode_message, None if quirks.user_after_tool else _between(quirks))

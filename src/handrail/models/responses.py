@@ -69,11 +69,13 @@ def _body(
         schema = request.output.json_schema
         wanted = {"type": "json_schema", "name": "answer", "schema": schema, "strict": is_strict(schema)}
         merge_fields(more, {"text": {"format": wanted}})
-    written: dict[str, bytes | list[bytes]] = {"input": [request.messages.encoded(_encoder(takes, wire))]}
+    written: dict[str, tuple[bytes | bytearray, ...]] = {
+        "input": (b"[", request.messages.encoded(_encoder(takes, wire)), b"]")
+    }
     if request.system:
-        written["instructions"] = text_json(request.system)
+        written["instructions"] = (text_json(request.system),)
     if len(request.tools):
-        written["tools"] = [request.tools.encoded(_tool)]
+        written["tools"] = (b"[", request.tools.encoded(_tool), b"]")
     return body_of(more, **written)
 
 
