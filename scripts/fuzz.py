@@ -1,8 +1,10 @@
-"""Fuzz what comes from outside, guided by coverage: `scripts/fuzz.py [TARGET ...]`, with the targets of tests/support/fuzz.py.
+"""Fuzz the code that reads input from outside, guided by coverage.
 
-Each target runs in a process of its own for a fixed number of executions, so that a run takes about the same work on
-every machine. A finding is written to build/fuzz; once it is mended, move it to tests/fuzz/TARGET, where the ordinary
-tests run it. HANDRAIL_FUZZ multiplies the executions.
+    python scripts/fuzz.py [TARGET ...]      (the targets are in tests/support/fuzz.py; all of them by default)
+
+Each target has its own process and a fixed number of executions, so that a run takes about the same work on every
+machine. A finding is written to build/fuzz. Once it is fixed, move it to tests/fuzz/TARGET, where the ordinary tests run
+it. HANDRAIL_FUZZ multiplies the number of executions.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def main(names: list[str]) -> int:
 
 
 def run(name: str) -> bool:
-    """Fuzz one target in a process of its own. Returns whether it found nothing."""
+    """Fuzz one target in its own process. Returns whether it found nothing."""
     found, corpus = ROOT / "build/fuzz", ROOT / "build/fuzz/corpus" / name
     corpus.mkdir(parents=True, exist_ok=True)
     runs = max(1, int(EXECUTIONS[name] * float(os.environ.get("HANDRAIL_FUZZ", "1"))))

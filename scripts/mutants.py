@@ -363,7 +363,7 @@ MUTANTS = [
         "tests/handoff/test_handoff.py",
     ),
     Mutant(
-        "session's run mode not heard",
+        "session's run mode ignored",
         "dispatch/frame.py",
         "return tool.run_mode or self.session.run_mode or default",
         "return tool.run_mode or default",
@@ -471,7 +471,7 @@ MUTANTS = [
         "tests/guard/test_approvals.py::test_time_a_person_takes_does_not_count_towards_the_timeout",
     ),
     Mutant(
-        "a cancellation lands together with the signal",
+        "a handler is cancelled together with the signal",
         "cancellation.py",
         "        self.task.get_loop().call_soon(self._land)",
         "        self._land()",
@@ -600,7 +600,7 @@ MUTANTS = [
         SIMULATED,
     ),
     Mutant(
-        "call ids by chance",
+        "random call ids",
         "dispatch/call.py",
         '        id = id or f"{frame.call_prefix}{number}"\n        return',
         "        id = id or f\"{frame.call_prefix}{number}-{__import__('os').urandom(4).hex()}\"\n        return",
@@ -628,7 +628,7 @@ MUTANTS = [
         "tests/adapter/test_run_ownership.py::test_of_two_concurrent_resumes_one_wins",
     ),
     Mutant(
-        "a resumed run has its budget afresh",
+        "a resumed run has a new budget",
         "adapter/run_record.py",
         "budget=None if limits is None else Budget(**limits)",
         "budget=None",
@@ -650,7 +650,7 @@ MUTANTS = [
         "tests/replay/test_parked_run.py::test_by_force_nothing_is_undone",
     ),
     Mutant(
-        "a run is parked while something is at work",
+        "a run is parked while a call is working",
         "replay/parked_run.py",
         "        return all(_rests(",
         "        return any(_rests(",

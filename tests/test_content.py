@@ -47,7 +47,10 @@ WAV = b"RIFF\x24\0\0\0WAVEfmt "
     ],
 )
 def test_the_media_type_is_recognised(content: bytes, name: str, media_type: str, kind: str) -> None:
-    """The first bytes decide, then the name, then whether the bytes are text."""
+    """The media type is recognised from the first bytes, then from the name, then from whether the bytes are text.
+
+    An attachment always has a name, and its digest is the SHA-256 of its bytes.
+    """
     made = Attachment(content, name)
     assert (made.media_type, made.kind) == (media_type, kind)
     assert made.name
@@ -56,14 +59,14 @@ def test_the_media_type_is_recognised(content: bytes, name: str, media_type: str
 
 
 def test_a_given_media_type_counts() -> None:
-    """A media type that the caller gives is used, in its usual spelling."""
+    """A media type that the caller gives is used, in its usual spelling. Text that is not a media type is refused."""
     assert Attachment(b"x", media_type="Image/JPG; q=1").media_type == "image/jpeg"
     with pytest.raises(DefinitionError, match="not a media type"):
         Attachment(b"x", media_type="picture")
 
 
 def test_an_attachment_is_read_from_a_path(tmp_path: Path) -> None:
-    """A file is read when the attachment is made, so later changes to it do not matter."""
+    """A file is read when the attachment is made, so later changes to it do not matter. A missing file is refused."""
     file = tmp_path / "plot.png"
     file.write_bytes(PNG)
     made = Attachment(file)
@@ -74,7 +77,10 @@ def test_an_attachment_is_read_from_a_path(tmp_path: Path) -> None:
 
 
 def test_an_address_is_not_fetched() -> None:
-    """The provider fetches an address. The attachment has no bytes, and says so."""
+    """An attachment with an address has no bytes.
+
+    Its name and type come from the address, and reading it raises an error.
+    """
     made = Attachment("https://example.org/a%20b/plot.png?x=1")
     assert (made.name, made.media_type, made.size) == ("plot.png", "image/png", 0)
     assert made.digest == Attachment(made.address).digest
@@ -86,25 +92,28 @@ def test_an_address_is_not_fetched() -> None:
     "address", ["https://", "https://me:pass@example.org/a.png", "https://a b/", "http://x/\n"]
 )
 def test_an_address_that_could_leak_or_break_is_refused(address: str) -> None:
-    """An address is sent to a provider and shown to people, so it has no password and no control characters."""
+    """An address without a host, with a password, or with a space or control character is refused."""
     with pytest.raises(DefinitionError, match="not an address"):
         Attachment(address)
 
 
 def test_a_large_attachment_is_refused(tmp_path: Path) -> None:
-    """The limit holds for bytes and for files, and a file is not read to find out."""
+    """Bytes and files over the limit are refused. A file is refused by its size, without being read."""
     with pytest.raises(DefinitionError, match="at most"):
         Attachment(bytes(MAX_BYTES + 1), "big.bin")
     file = tmp_path / "big.bin"
     with file.open("wb") as sparse:
         sparse.truncate(MAX_BYTES * 1000)
-    with pytest.raises(DefinitionError, match=r"big\.bin has"):
+    with pytest.raises(DefinitionError, match=r"'big\.bin' has"):
         Attachment(file)
 
 
 @given(st.binary(max_size=40), st.text(max_size=300))
 def test_a_reference_has_everything_but_the_bytes(content: bytes, name: str) -> None:
-    """However an attachment is encoded, its bytes are left out, and loading the same bytes restores it."""
+    """However an attachment is encoded, its bytes are left out. Loading the same bytes restores it; others are refused.
+
+    Its name is printable and has at most 255 characters, and its filename has no slashes.
+    """
     made = Attachment(content, name)
     assert made.name.isprintable()
     assert made.filename
@@ -129,7 +138,7 @@ def test_a_reference_has_everything_but_the_bytes(content: bytes, name: str) -> 
 
 @given(st.binary(max_size=20), st.text(max_size=20))
 def test_a_guess_is_always_a_media_type(content: bytes, name: str) -> None:
-    """Whatever the bytes and the name are, the guess can be passed back in."""
+    """Whatever the bytes and the name are, the guessed media type is valid and is accepted as `media_type`."""
     guess = guess_type(content, name)
     assert Attachment(content, name, media_type=guess).media_type == guess
 
@@ -208,7 +217,10 @@ async def test_a_caller_gets_the_attachment_itself() -> None:
 
 
 def test_a_tool_takes_no_attachment_as_an_argument() -> None:
-    """A model can't write bytes, and must not be able to name those of others by their digest."""
+    """A tool whose params contain an attachment is refused.
+
+    A model can't write bytes, and must not be able to name other people's bytes by their digest.
+    """
 
     @dataclass
     class Given:

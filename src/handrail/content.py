@@ -67,8 +67,8 @@ _SUFFIXES = {
 class Attachment:
     """A picture, a recording, a document or any other file, for a model, a person or a tool.
 
-    `Attachment(b"...")` holds bytes, `Attachment(Path("report.pdf"))` reads a file now, and
-    `Attachment("https://...")` names an address that the provider fetches itself. Unless it is given, the media type is
+    `Attachment(b"...")` holds bytes, `Attachment(Path("report.pdf"))` or `Attachment("report.pdf")` reads a file now, and
+    `Attachment("https://...")` names an address that the provider fetches itself. A media type that is not passed is
     recognised from the first bytes, otherwise from the name. Two attachments are equal if their bytes or addresses,
     names and media types are equal.
 
@@ -104,7 +104,7 @@ class Attachment:
                 "Pass one of these."
             )
         name = given if name is None else name
-        _check_size(name or "it", len(content))
+        _check_size(name, len(content))
         kind = _checked_type(media_type) if media_type is not None else guess_type(content, name)
         known = content or address.encode()
         fill = self.__dict__  # the class is frozen
@@ -184,7 +184,7 @@ class Attachment:
         return f"[{self.kind} {self.name}: {self.media_type}, {where}]"
 
     def load(self, content: bytes) -> None:
-        """Give a reference its bytes. Raises `DefinitionError` if they are not the ones that it refers to."""
+        """Give a reference its bytes. Raises `DefinitionError` if their digest differs, or if the bytes are at an address."""
         if self.address or hashlib.sha256(content).hexdigest() != self.digest:
             raise DefinitionError(
                 f"these are not the bytes of the attachment {self.name!r}. Pass those with its digest."
@@ -295,8 +295,9 @@ def _read(path: Path) -> bytes:
 
 def _check_size(name: str, size: int) -> None:
     if size > MAX_BYTES:
+        which = f"the attachment {name!r}" if name else "the attachment"
         raise DefinitionError(
-            f"the attachment {name} has {size} bytes, and at most {MAX_BYTES} are allowed. "
+            f"{which} has {size} bytes, and at most {MAX_BYTES} are allowed. "
             "Attach a smaller file, or the address of this one."
         )
 

@@ -39,8 +39,8 @@ class Kept(msgspec.Struct, frozen=True):
     wire: str
     """The wire that the data came from, with its provider if several share the wire, as in `chat:deepseek`."""
     data: bytes
-    has_arguments: bool = False
-    """Whether the data repeats the arguments of the message's calls, which may have to be masked in it."""
+    has_arguments: bool = True
+    """Whether the data may repeat the arguments of the message's calls, so that secrets have to be masked in it."""
 
 
 class UserMessage(msgspec.Struct, frozen=True, tag="user"):

@@ -434,7 +434,10 @@ def test_little_money_makes_answers_short() -> None:
 
 
 def test_the_table_of_prices() -> None:
-    """A known provider's model has a price from the maintained table, and an unknown model has none."""
+    """A known provider's model has a price from the maintained table, lower for cached tokens.
+
+    An unknown model has none.
+    """
     from handrail.models.prices import tariff_of
 
     million = Usage(1_000_000, 1_000_000, 0, 0, 1)
@@ -614,7 +617,10 @@ def test_the_run_of_a_child_ends_with_the_deadline_of_its_parent() -> None:
 
 
 def test_waits_grow_and_are_cut_by_chance() -> None:
-    """Waits between retries double up to a limit, and jitter shortens each by up to half."""
+    """Waits between retries double up to a limit, and jitter shortens each by up to half.
+
+    A provider's `retry_after` is waited for exactly, or not at all if it is longer than the limit.
+    """
     retry = Retry(attempts=9, first_wait=1, longest_wait=5, chance=lambda: 1.0)
     error = ModelUnavailable("m", "down")
     assert [retry.wait_after(attempt, error) for attempt in range(1, 6)] == [1, 2, 4, 5, 5]
@@ -679,7 +685,7 @@ def test_a_rate_limit_holds_everybody_who_shares_the_throttle() -> None:
 
 
 def test_a_tool_sees_the_request_that_led_to_it() -> None:
-    """A tool can read the request that led to its call, the accumulated response and the extras."""
+    """A tool can read its prompt, the request that led to its call, the accumulated response, and the number of retries."""
     seen: list[Any] = []
 
     @tool
@@ -1017,7 +1023,10 @@ def _closed_prompt() -> Prompt[None]:
 
 
 def test_a_section_opens_in_place() -> None:
-    """A model opens a section, gets its text as the result, and can call its tool in the next turn."""
+    """A model opens a section, gets its text as the result, and can call its tool from the next turn on, and in later runs.
+
+    The system text does not change.
+    """
     model = scripted(
         ToolCall("weather", {"city": "Oslo"}),
         ToolCall("open_sections", {"sections": ["weather"]}),

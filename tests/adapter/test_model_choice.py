@@ -141,7 +141,7 @@ async def test_an_outage_is_retried_once_and_then_the_next_model_is_asked() -> N
     ids=["long rate limit", "key missing", "404", "401", "402"],
 )
 async def test_what_a_retry_can_not_help_falls_over_at_once(error: ModelError) -> None:
-    """A long rate limit, a missing or refused key, and a missing model are not waited for."""
+    """After a long rate limit, a missing or refused key, or a missing model, the next model is asked without a retry."""
     response, lines, _ = await told(first_that_works(one("a:1", error), one("b:1", said("B."))))
     assert (response.text, lines) == ("B.", ["1 a:1 failed, ask b:1", "2 b:1 done 3"])
 
@@ -191,7 +191,10 @@ async def test_the_refusal_of_the_last_model_stands() -> None:
 
 
 async def test_choices_nest() -> None:
-    """A choice may contain choices, each with its own rule for refusals."""
+    """A choice may contain choices.
+
+    Each has its own rule for refusals, and if all of its models fail, the next choice is asked.
+    """
     refused = said("", stop="refused")
     inner = first_that_works(one("a:1", refused), one("b:1", refused), on_refusal=True)
     response, lines, _ = await told(first_that_works(inner, one("c:1", said("C."))))
@@ -400,7 +403,7 @@ async def test_a_resumed_run_remembers_who_answered_and_what_it_cost() -> None:
 
 
 def test_a_choice_has_a_name_by_which_it_is_found() -> None:
-    """Names separated by commas are a choice, and its name is the same list."""
+    """Names separated by commas are a choice, and its name is the same list. Each name is checked."""
     model = model_named("demo:notes,openai:gpt-5")
     assert isinstance(model, ModelChoice)
     assert model.name == reference_to(model) == "demo:notes, openai:gpt-5"
@@ -470,7 +473,10 @@ def story_models(session: Session) -> list[str]:
 
 
 async def test_a_choice_can_be_streamed_without_a_run() -> None:
-    """A choice is a model like any other: its stream is that of the first model that works."""
+    """A choice is a model like any other: its stream is that of the first model that works.
+
+    An error after part of a stream was seen is raised.
+    """
     request = ModelRequest("", Sent([UserMessage("go")]), Sent(), stream=True)
 
     async def text(model: Model) -> str:
@@ -510,7 +516,10 @@ def scripted(name: str, outcomes: list[str]) -> ScriptedModel:
 def test_whatever_fails_one_model_answers_or_the_run_fails(
     scripts: list[list[str]], on_refusal: bool, stream: bool
 ) -> None:
-    """One model's complete answer is used, no other model follows one that was seen, and every answer is paid for."""
+    """Models are asked in order. The last one asked gives the answer, or its failure ends the run.
+
+    No other model is asked after part of a stream was seen, and every answer is paid for.
+    """
     models = [scripted(f"{'abc'[number]}:1", script) for number, script in enumerate(scripts)]
     outcome, lines, events = asyncio.run(
         told(first_that_works(*models, on_refusal=on_refusal), stream=stream)

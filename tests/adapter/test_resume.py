@@ -117,7 +117,11 @@ async def until_parked(begun: Any) -> RunParked:
 
 
 async def test_a_run_in_which_everything_waits_is_parked_and_resumed(tmp_path: Path):
-    """Another process answers a parked run's questions one by one, and finished calls are not repeated."""
+    """Another process answers a parked run's questions one by one, and resumes the run after each.
+
+    Finished calls are not repeated. A handler that waits is entered again, with its recorded inner call. Resuming the
+    finished run returns its response.
+    """
     tools = Counted()
     script = ScriptedModel([ToolCall("look"), [ToolCall("ask"), ToolCall("send")], "done"])
     prompt = Prompt("p", "Do.", tools=tools.all, policies=[CapabilityPolicy()])
@@ -325,7 +329,10 @@ async def test_a_session_of_several_runs_is_rebuilt(tmp_path: Path):
 
 
 async def test_what_can_not_be_resumed_says_why(tmp_path: Path):
-    """The error for a run that can't be resumed says why."""
+    """Each error says why a run can't be resumed.
+
+    It is unknown, no prompt is named, or the adapter's journal is missing or closed. A run id can't be used twice.
+    """
     journal = journal_at(tmp_path)
     prompt = Prompt("p", "Do.")
     adapter = Adapter(ScriptedModel(["done", ValueError("no")]), journal=journal)
@@ -365,7 +372,7 @@ async def test_an_app_that_is_not_there_is_refused_by_name(tmp_path: Path):
 
 
 async def test_a_failed_run_stays_failed(tmp_path: Path):
-    """Resuming a failed run raises its recorded error."""
+    """Resuming a failed run raises its recorded error, and runs nothing again."""
     journal = journal_at(tmp_path)
     tools = Counted()
     adapter = Adapter(ScriptedModel([ToolCall("look"), ToolCall("look")]), journal=journal)

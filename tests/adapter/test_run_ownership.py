@@ -229,7 +229,10 @@ async def test_runs_of_a_session_are_in_order_although_the_clock_was_set_back(jo
 
 
 async def test_one_of_two_answers_is_enough_for_a_handler_that_takes_the_first(tmp_path: Path):
-    """A handler that takes the first of two answers continues with it, and its run is not parked for the other."""
+    """A handler that takes the first of two answers continues with it, and its run is not parked for the other.
+
+    A handler that needs both answers is parked until it has them.
+    """
     handed: list[int] = []
 
     @tool(effect="staged")

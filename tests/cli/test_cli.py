@@ -76,7 +76,10 @@ agent = Agent(ScriptedModel([ToolCall("write"), "The end."]), "Write.", tools=[w
 
 
 def test_approving_everything_does_not_cover_files_that_run_later(folder: Path, here: Here):
-    """A change to such a file is denied with `--approve all`, and with `ask` if nobody is there. `--startup-files` allows it."""
+    """A change to a startup file such as `.envrc` is denied with `--approve all`, and with `ask` if nobody is there.
+
+    `--startup-files` allows it for the files that it names.
+    """
     (folder.parent / "hooks.py").write_text(_HOOK)
     (folder.parent / "work").mkdir()
     for mode in ("all", "ask"):
@@ -194,7 +197,10 @@ def test_your_own_model_is_found_in_the_current_folder(folder: Path):
 
 
 def test_an_agent_of_a_module_is_run_and_resumed(folder: Path, here: Here):
-    """`handrail run module:agent` accepts `--model` and records the run, and `runs resume` finds the agent again."""
+    """`handrail run module:agent` accepts `--model` and attachments, and records the run.
+
+    `runs resume` finds the agent again.
+    """
     (folder.parent / "desk.py").write_text(
         "from handrail import Agent, CapabilityPolicy, ScriptedModel, ToolCall, tool\n\n\n"
         "@tool(capabilities={'net'})\n"
@@ -333,7 +339,10 @@ def test_a_run_that_is_not_recorded_says_so(folder: Path, here: Here):
 
 
 def test_a_broken_worker_is_reported_with_its_line(folder: Path):
-    """`run` and `workers check` report the file, the line and the problem of a broken worker, with exit code 2."""
+    """`run` and `workers check` report the file, the line and the problem of a broken worker, with exit code 2.
+
+    Other workers still run, and the list of workers says which one can't be loaded.
+    """
     (folder / "bad.md").write_text("---\nmodel: test:hello\ntols: [a]\n---\nGo.\n")
     for arguments in (
         ["run", "team/bad.md", "x"],
@@ -497,7 +506,10 @@ def test_chat_reads_piped_lines(folder: Path):
 
 
 def test_new_makes_a_folder_that_runs_at_once(tmp_path: Path):
-    """`handrail new demo` creates workers that run without a key, and never overwrites an existing folder."""
+    """`handrail new demo` creates valid workers, which run without a key, and says how to run them.
+
+    It never overwrites an existing folder.
+    """
     made = handrail("new", "demo", cwd=tmp_path)
     assert made.returncode == 0
     assert sorted(path.name for path in (tmp_path / "demo").iterdir()) == [

@@ -59,7 +59,10 @@ async def states() -> dict[str, str]:
 
 @pytest.mark.usefixtures("nothing")
 async def test_the_models_that_work_here(monkeypatch: pytest.MonkeyPatch):
-    """Only the embedded models need no setup. A key makes a vendor ready, and a server that answers makes its provider ready."""
+    """Only the embedded models need no setup. A vendor needs a key, and a self-hosted provider a server that answers.
+
+    A server that refuses the request is reported with the variable to set.
+    """
     before = await states()
     assert {name for name, state in before.items() if state == "ready"} == {"local", "demo"}
     assert before["openai"] == before["groq"] == "no key"
@@ -174,7 +177,10 @@ def test_structured_answers_and_chosen_tools(served: str):
 
 
 def test_the_responses_api(served: str):
-    """Structured answers, a chosen tool, a conversation with a call, and the length limit work on the responses API too."""
+    """Structured answers, a chosen tool, a conversation with a call, and the length limit work on the responses API too.
+
+    An item of an unknown type is refused.
+    """
     base = {"model": "smollm2-135m", "input": "Ada lives in Paris.", "max_output_tokens": 40}
     form = {"format": {"type": "json_schema", "name": "a", "schema": CITY}}
     _, answer = post(served, {**base, "text": form}, "/responses")

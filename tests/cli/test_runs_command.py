@@ -73,7 +73,10 @@ def line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
 
 
 def test_list_and_show(line: Line):
-    """`list` prints a line for each run, and `show` prints a tree with calls, results and diffs."""
+    """`list` prints a line for each run, and `show` prints a tree with calls, results, diffs and open questions.
+
+    Escape sequences are not printed, and both commands can print JSON.
+    """
     line.record("tea", call("write", path="a.md", text="hot\x1b[31m\n"), call("choose"))
     assert "tea\tparked\twork" in line("list")
     (row,) = line.json("list")["runs"]
@@ -94,7 +97,10 @@ def test_list_and_show(line: Line):
 
 
 def test_answer_and_resume(line: Line):
-    """A parked run can be answered and resumed, and a change to its code since its start is reported."""
+    """A parked run can be answered and resumed, and a change to its code since its start is reported.
+
+    An answer that is missing, malformed, to no open question, or without the question's digest is refused.
+    """
     line.record("tea", call("choose"))
     assert "handrail runs answer tea" in line("resume", "tea", "--model", "the_app:model", code=5)
     waits = line.json("resume", "tea", "--model", "the_app:model", code=5)
@@ -145,7 +151,10 @@ def test_a_resumed_run_keeps_the_startup_files_it_was_allowed(line: Line):
 
 
 def test_fork_undo_replay(line: Line):
-    """`fork`, `undo` and `replay` print their results, and a replay reports the first difference."""
+    """`fork`, `undo` and `replay` print their results. A second undo of a call is refused.
+
+    A replay reports the first difference, and that the code has changed.
+    """
     note, written = line.record("tea", call("note", text="x"), call("write", path="a", text="1"), "end")
     assert line.json("fork", "tea", 1, "--as", "two")["run_id"] == "two"
     assert "Files are as they are now" in line("fork", "tea", 1)
@@ -164,7 +173,10 @@ def test_fork_undo_replay(line: Line):
 
 
 def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch):
-    """The commands `cancel`, `export`, `import` and `forget` work on recorded runs."""
+    """`cancel` ends a parked run, `export` writes it to a file, `import` reads it from there, and `forget` deletes it.
+
+    A second import needs a new id, and `forget --dry-run` only lists the runs.
+    """
     line.record("tea", call("choose"))
     assert line.json("cancel", "tea")["status"] == "cancelled"
     assert "Exported tea to" in line("export", "tea", "tea.jsonl")

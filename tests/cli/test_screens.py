@@ -104,7 +104,10 @@ def team(tmp_path: Path) -> Path:
 
 
 def test_a_run_shows_what_is_in_progress(team: Path, seen: Window):
-    """A run shows a spinner with a time and a bar, and does not echo what is typed. After Ctrl-C it exits with 130."""
+    """A run shows a spinner with a time and a bar, and does not echo what is typed.
+
+    After Ctrl-C it exits with 130, and the unfinished call's file is gone.
+    """
     start(seen, team, "run", "team/half.md", "go")
     seen.wait_for("━━━━━─────────────── 25% at it")
     first = next(line for line in seen.shown().split("\n") if "half_done" in line)

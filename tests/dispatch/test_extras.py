@@ -90,7 +90,10 @@ class Wire(ScriptedModel):
 
 
 async def test_a_model_contributes_extras_that_survive_resume() -> None:
-    """They are recorded with its answer. What Handrail itself says of the request can't be replaced."""
+    """A model's extras are recorded with its answer, so a resumed run has them too.
+
+    They can't replace what Handrail itself adds, such as the number of retries.
+    """
     seen: list[Any] = []
 
     @tool(effect="idempotent", name="read")
@@ -120,7 +123,7 @@ def test_wrong_extras_are_refused_when_they_are_given(extras: Any, says: str) ->
 
 
 def test_a_value_of_the_wrong_type_is_refused_when_it_is_read() -> None:
-    """Whoever added it by name might not know the key that the reader has."""
+    """A value that was added by name is refused when it is read by a key that declares a different type."""
     extras = Extras({"tenant": 3})
     assert extras["tenant"] == 3
     assert TENANT in extras
@@ -130,7 +133,7 @@ def test_a_value_of_the_wrong_type_is_refused_when_it_is_read() -> None:
 
 
 async def test_the_tracing_span_of_a_call_is_found_by_its_id() -> None:
-    """A tracer begins a span for each `ToolStarted`, and every call reads its own, also if several run at once."""
+    """A tracer begins a span for each `ToolStarted`. Each call reads its own span, even if several calls run at once."""
     session, spans = Session(), dict[str, Any]()
     seen: dict[str, Any] = {}
     session.dispatcher.subscribe(ToolStarted, lambda event: spans.update({event.call_id: object()}))

@@ -1,4 +1,4 @@
-"""`open_gate` for an orchestrator of one's own: with a prompt and an adapter, at the root and inside a call."""
+"""`open_gate` for your own orchestrator: with a prompt and an adapter, at the root and inside a call."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ async def ask(context: ToolContext) -> str:
 
 
 async def test_a_gate_for_a_prompt_has_its_tools_policies_and_resources() -> None:
-    """A loop of one's own passes calls to a gate that behaves as in a run of the prompt."""
+    """A gate for a prompt behaves as in a run of the prompt.
+
+    It has the prompt's text, tools, policies, closed sections and resources, and closes the resources at the end.
+    """
     seen: list[Any] = []
 
     @tool
@@ -187,7 +190,7 @@ async def test_a_gate_inside_a_call_is_refused_what_is_always_the_calls() -> Non
 
 
 async def test_a_gate_inside_a_call_ends_with_the_call() -> None:
-    """What it called is undone with the call, and afterwards it can't be used."""
+    """The calls of a gate that a handler opens are undone with the handler's call. Afterwards the gate can't be used."""
     kept: list[Any] = []
     database = Database()
     files = MemoryFilesystem({"a.txt": "old"})

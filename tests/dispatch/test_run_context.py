@@ -32,9 +32,9 @@ def looking(seen: list[RunContext]) -> Any:
 
 @pytest.mark.parametrize("given", [{}, {"trace_id": TRACE}])
 async def test_the_trace_and_the_span_survive_resume(given: Any) -> None:
-    """Trace and span follow from the run's id, or are recorded, so that both processes write to one trace.
+    """A resumed run has the same trace and span ids, whether they are derived from its id or a trace id is given.
 
-    Attempts are counted.
+    The attempt is counted up, and `worker_id` is the owner of the journal's leases.
     """
     seen: list[RunContext] = []
     prompt = Prompt("p", "Look.", tools=[looking(seen)])

@@ -1,4 +1,4 @@
-"""The signal of a call: it fires for each reason to stop, in async and sync handlers, before the cancellation lands."""
+"""The signal of a call: it fires for each reason to stop, in async and sync handlers, before the handler is cancelled."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def run(make: Callable[[Stopped], Any], reason: str) -> list[str]:
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_a_handler_that_waits_for_its_signal_runs_before_it_is_cancelled(reason: str) -> None:
-    """`await context.signal.wait()` returns in an async handler; the cancellation lands at its next `await`."""
+    """`await context.signal.wait()` returns in an async handler, which is cancelled at its next `await`."""
 
     def make(stopped: Stopped) -> Any:
         async def work(params: None, *, context: ToolContext) -> ToolResult[None]:

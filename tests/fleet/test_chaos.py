@@ -16,7 +16,10 @@ pytestmark = pytest.mark.skipif(
 
 
 async def test_a_worker_is_killed_while_it_executes_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Both workers have begun runs when one of them is killed and replaced."""
+    """One of two workers is killed while both execute runs, and is replaced. All checks hold.
+
+    Three runs finish, and the one with too small a budget fails.
+    """
     monkeypatch.setenv("HANDRAIL_KEY", postgres.KEY)
     some = chaos.Chaos(f"{postgres.new_url()}&lease=2", tmp_path, dispatcher="journal", workers=2, seed=1)
     try:

@@ -1,4 +1,4 @@
-"""An engine starts legs, and the journal decides what they do. The engine in these tests is DBOS."""
+"""An engine starts the legs of runs, and the journal decides what they do. The engines are DBOS and procrastinate."""
 
 import asyncio
 import contextlib
@@ -37,9 +37,9 @@ def engine(tmp_path: Path) -> MakeEngine:
 async def test_an_engine_drives_runs_through_questions_and_restarts_of_the_worker(
     engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The engine starts every leg of two turns of a session.
+    """The engine starts every leg of two turns of a session, and both finish.
 
-    The first turn asks a question, which is answered while no worker is up.
+    The first turn asks a question, which is answered while no worker is up, and so takes two legs.
     """
     monkeypatch.setenv("FLEET_LOG", str(tmp_path / "log"))
     app = FleetApp.load(str(Path(fleet_app.__file__)))
@@ -76,7 +76,10 @@ async def test_an_engine_drives_runs_through_questions_and_restarts_of_the_worke
 async def test_a_leg_that_ended_or_was_lost_before_it_claimed_its_run_is_started_again(
     engine: MakeEngine, tmp_path: Path
 ):
-    """DBOS starts nothing twice under one id, so a worker that dies between its start and its claim must not use the id up."""
+    """A leg that ends or hangs without claiming its run is followed by another.
+
+    DBOS starts nothing twice under one id, so each leg needs its own.
+    """
     app = FleetApp.load(str(Path(fleet_app.__file__)))
     journal = SqliteJournal(tmp_path / "runs.db")
     row = await submit(journal, app, "pay rent")

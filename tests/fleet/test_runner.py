@@ -201,7 +201,7 @@ async def test_a_queued_run_can_be_cancelled_but_not_resumed_or_forked(app: Flee
 
 
 class _ForgetfulEngine(JournalDispatcher):
-    """An engine that loses the first leg of each run with its process, and fails at the second."""
+    """An engine that loses the first leg that it is asked to start, and raises at the second."""
 
     def __init__(self) -> None:
         self.woken: list[str] = []
@@ -220,7 +220,7 @@ class _ForgetfulEngine(JournalDispatcher):
 
 
 class _FastClock:
-    """A clock on which a minute passes between two looks at the journal."""
+    """A clock that advances by a minute whenever its monotonic time is read."""
 
     def __init__(self) -> None:
         self._minutes = 0
@@ -247,7 +247,10 @@ async def test_a_leg_that_its_engine_has_lost_is_handed_over_again(app: FleetApp
 async def test_a_run_whose_release_failed_with_the_journal_is_released_later(
     app: FleetApp, monkeypatch: pytest.MonkeyPatch
 ):
-    """The worker lives on and renews its lease, so nobody else could take the run."""
+    """A worker whose release of a run failed releases it later, and the run is finished by a second leg.
+
+    Nobody else could take the run: the worker is alive and renews its lease.
+    """
     journal = MemoryJournal()
     run_id = (await submit(journal, app, "pay rent")).record.id
     begin, get, failures = journal.runs.begin, journal.runs.get, ["get", "begin"]

@@ -881,7 +881,10 @@ async def test_revocations_are_saved_too():
 
 
 async def test_a_tool_can_look_and_not_decide():
-    """A tool can't approve, remember, revoke or change the mode through its context."""
+    """A tool can read the approval mode and the remembered decisions.
+
+    It can't approve, remember, revoke or change the mode through its context.
+    """
     seen: list[Any] = []
 
     @tool(effect="staged")

@@ -713,7 +713,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
         {"client": needs_a_person, "run_mode": "agent"},
         "requires UserContext, which run_mode 'agent' never has",
     ),
-    ({"after": other_private}, "what its `before` keeps private is Deck and the first of its `after`"),
+    (
+        {"after": other_private},
+        "what its `before` keeps private is Deck and the first parameter of its `after`",
+    ),
     ({"after": forgets_the_answer}, "its `after` takes 1 arguments besides `context`, but is called with 2"),
     ({"after": gives_text}, "its `after` returns str"),
     ({"after": takes_whatever}, "the type of the answer is not declared"),

@@ -105,7 +105,7 @@ def test_a_write_does_not_wait_for_another_process_in_the_callers_thread(tmp_pat
         other.close()
         assert (await waiting).value == 2
         assert found[0] is not threading.current_thread()
-        assert journal.calls.commit_now(unit("later"))  # and afterwards it is brief again
+        assert journal.calls.commit_now(unit("later"))  # the lock is free, so this is written at once
 
     with opened(tmp_path) as journal:
         asyncio.run(main())

@@ -185,7 +185,10 @@ def test_a_list_leaves_out_a_damaged_run_and_logs_it(
 )
 @pytest.mark.parametrize("how", ["row", "record", "page", "cut", "zeros", "text"])
 def test_the_command_line_says_it_in_words(path: Path, how: str, words: list[str]):
-    """No command shows a traceback, whatever is damaged."""
+    """No command shows a traceback, whatever is damaged.
+
+    Each says what is damaged and fails, except a list without damaged runs.
+    """
     if how == "row":
         row_damage(path, "cake")
     elif how == "record":

@@ -278,7 +278,7 @@ async def test_a_copy_has_everything_but_an_owner(journal: Journal):
     assert (found.status, found.owner, found.stopping) == ("parked", "", False)
     assert await journal.calls.entries("run") == (entry,)
     assert [each.call_id for each in await journal.calls.load("run")] == ["c"]
-    assert await journal.calls.unapplied() == (), "an imported run's files are to be changed"
+    assert await journal.calls.unapplied() == (), "an imported run's files were listed as unapplied"
     assert await journal.steps.load("run") == (("k", b"\x01"), ("l", None))
     assert await journal.blobs.list("run") == (hashlib.sha256(b"bytes").hexdigest(),)
 
@@ -524,7 +524,7 @@ async def test_claiming_one_run_that_is_not_due_gives_its_next_leg_a_new_number(
     assert (await journal.runs.get("first")).legs == 0
     assert await claimed(journal, run_id="first") == "first"
     assert await claimed(journal, run_id="first") == ""
-    assert (await journal.runs.get("first")).legs == 1, "a run that somebody has counted another leg"
+    assert (await journal.runs.get("first")).legs == 1, "a leg was counted although the run is claimed"
 
 
 async def test_an_adopted_run_moves_to_another_queue(journal: Journal):
@@ -723,11 +723,11 @@ async def test_deaths_without_progress_are_counted(processes: tuple[Journal, Jou
     assert [await taken(each) for each in (second, first, second)] == [1, 2, 3]
     for kind, key in (("call tried", ".1"), ("call begun", ".1~4"), ("deadline", "")):
         await second.calls.note("run", Entry(kind, key, 1.0, b""))  # type: ignore[arg-type]
-    assert await taken(first) == 4, "what each try records is no progress"
+    assert await taken(first) == 4, "an attempt's own records counted as progress"
     await first.calls.note("run", Entry("inner call", ".1~4.1", 1.0, b""))
     assert [await taken(second), await taken(first)] == [1, 2]
     await first.calls.note("run", Entry("inner call", ".1~5.1", 1.0, b""))
-    assert await taken(second) == 3, "the same call in the next attempt is none either"
+    assert await taken(second) == 3, "the same call in the next attempt counted as progress"
     await second.runs.leave("run", "parked")
     assert [await taken(first), await taken(second)] == [0, 1]
 

@@ -280,7 +280,10 @@ RUN = ("run", "hello.md", "Hello?", "--model", "the_models:model", "-q")
 
 
 def test_commands_agree_on_the_default(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any):
-    """Without `--journal`, `runs list` looks where `run` records, and nothing appears in the project."""
+    """Without `--journal`, `runs list` looks where `run` records, in a private file outside the project.
+
+    Printed commands name the journal only if it is not the default.
+    """
     before = sorted(each.name for each in project.iterdir() if each.name != "__pycache__")
     assert program(monkeypatch, *RUN) == 0
     assert sorted(each.name for each in project.iterdir() if each.name != "__pycache__") == before

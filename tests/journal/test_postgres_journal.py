@@ -1,6 +1,7 @@
-"""Tests for laws that only a journal in PostgreSQL has.
+"""Tests for what only a journal in PostgreSQL does.
 
-They are about one statement for each record, leases by the database's clock, lost connections, keys and URLs. The laws that all journals share are in test_journal_contract.py.
+They cover the number of statements, leases by the database's clock, lost connections, keys and URLs. The laws that all
+journals share are in test_journal_contract.py.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ async def test_what_others_add_meanwhile_costs_a_second_try_and_breaks_nothing(o
     first, second = open_journal(), open_journal()
     await first.runs.begin(run())
     await first.calls.commit(unit("a"))
-    await second.runs.stop("run")  # records in the run's own chain that others have added to the run
+    await second.runs.stop("run")  # this adds a record to the run's own chain
     await first.calls.commit(unit("b"))
     assert [each.call_id for each in await second.calls.load("run")] == ["a", "b"]
     assert not (await second.runs.verify()).altered
@@ -203,7 +204,10 @@ async def test_only_the_lease_says_whether_a_process_is_alive(
 async def test_an_effect_is_not_begun_after_the_lease_unless_the_run_is_still_owned(
     open_journal: Open, sql: Callable[..., list[Any]]
 ):
-    """A process that was frozen between its reservation and its effect asks the database before it goes on."""
+    """A process whose lease has expired asks the database before it begins an effect.
+
+    If another has taken the run, it stops.
+    """
     first, second = open_journal(inline=True), open_journal()
     await first.runs.begin(run())
     happened: list[str] = []
@@ -288,9 +292,9 @@ async def test_an_answer_of_another_process_wakes_the_asker(open_journal: Open):
 async def test_a_wait_that_ends_as_it_is_cancelled_does_not_swallow_the_cancellation(
     open_journal: Open, steps: int
 ):
-    """Cancelled any number of steps of the loop after a notice came, it is either over already or cancelled."""
+    """A wait that is cancelled around the time of a notice has either ended before or is cancelled."""
     journal = open_journal()
-    await journal.queue.wait(PATIENCE)  # ends with the notice that it listens from now on
+    await journal.queue.wait(PATIENCE)  # ends with the first notice, which says that the listener has started
     waiting = asyncio.ensure_future(journal.queue.wait(PATIENCE))
     for _ in range(3):  # until it waits
         await asyncio.sleep(0)
@@ -375,7 +379,10 @@ def test_a_database_that_is_not_such_a_journal_is_refused(
 
 
 def test_code_in_a_schema_without_tables_is_refused(url: str, sql: Callable[..., list[Any]]):
-    """A schema that somebody else has prepared could replace functions that the journal uses."""
+    """A schema with a planted function is refused, because it could replace one that the journal uses.
+
+    No table is created.
+    """
     schema = parse_url(url).schema
     sql(f'CREATE SCHEMA "{schema}"')
     sql("CREATE FUNCTION hashtext(varchar) RETURNS int LANGUAGE sql AS 'SELECT 1'")
@@ -427,7 +434,7 @@ def test_urls_are_told_from_paths():
 
 
 def test_the_url_says_how_long_a_lease_is(url: str):
-    """So that every command that opens the journal, and every machine, can be told in one place."""
+    """`lease=` in the URL sets the length of the lease in seconds, unless the argument `lease` does."""
     for text, seconds in (("2", 2.0), ("0.5s", 0.5)):
         journal = PostgresJournal(f"{url}&lease={text}", watch=None)
         assert (journal.lease, journal.path.endswith(f"&lease={text}")) == (seconds, True)

@@ -260,7 +260,7 @@ def run_record(run_id: str, session_id: str, at: float = 1.0) -> RunRecord:
 
 
 async def test_forgotten_sessions_are_not_missed(folder: Path):
-    """Runs that Handrail forgets are recorded as forgotten, and may begin again."""
+    """After Handrail forgets a session, or one run of a session, the journal verifies. The ids may be used again."""
     recorder = Recorder(folder)
     journal = recorder.journal
     assert await forget(journal, before=datetime.now(UTC) + timedelta(hours=1)) == ("alone",)

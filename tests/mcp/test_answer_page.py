@@ -40,7 +40,7 @@ PROMPT = Prompt("shop", "Sell.", tools=[log_in], policies=[CapabilityPolicy()])
 
 
 class Call(threading.Thread):
-    """A client that calls the tool, and shows its person the address. The server is in the same thread."""
+    """A thread with a server and a client. The client calls the tool, and the address of the question goes into a queue."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -66,7 +66,7 @@ class Call(threading.Thread):
 
 
 def test_a_person_answers_on_the_page(browser: Browser) -> None:
-    """The page asks for the client's token, shows the question, hides what is typed, and sends the answer."""
+    """The page refuses a wrong token, shows the question, hides the password, and sends the answer to the waiting call."""
     call = Call()
     call.start()
     address = call.addresses.get(timeout=PATIENCE / 1000)

@@ -50,7 +50,10 @@ async def run(
 
 
 async def test_tools_of_a_server_in_a_run() -> None:
-    """A server's tools are offered with its schemas, under names a model can write, and called by the server's names."""
+    """A server's tools are offered with its schemas, under names a model can write, and called by the server's names.
+
+    They are irreversible. A tool whose schema refers to another document is left out.
+    """
     async with server() as section:
         _, told, model = await run(
             section, ToolCall("echo", {"text": "a"}), ToolCall("Send_Mail", {"text": "b"})
@@ -63,7 +66,7 @@ async def test_tools_of_a_server_in_a_run() -> None:
 
 
 async def test_invalid_arguments_do_not_reach_the_server() -> None:
-    """Arguments are checked against the server's schema; unknown ones are allowed unless the schema forbids them."""
+    """An argument that does not match the server's schema is refused. One that the schema does not mention is allowed."""
     async with server() as section:
         _, told, _ = await run(
             section, ToolCall("echo", {"text": 3}), ToolCall("echo", {"text": "a", "more": 1})
@@ -73,7 +76,7 @@ async def test_invalid_arguments_do_not_reach_the_server() -> None:
 
 
 async def test_effects_only_by_the_user() -> None:
-    """A server's read-only annotation counts only if the user trusts it. An effect that the user declares always counts."""
+    """A tool is irreversible, unless the user declares its effect or trusts the server's read-only annotations."""
     async with (
         server(trust_annotations=True) as trusted,
         server(effects={"echo": "idempotent"}) as told,
@@ -98,7 +101,7 @@ async def test_policies_approvals_and_events() -> None:
 
 
 async def test_progress_is_published() -> None:
-    """The progress that a server reports becomes the progress of the call."""
+    """The progress that a server reports becomes the progress of the call. The call itself is published once."""
     async with server() as section:
         model = ScriptedModel([ToolCall("echo", {"text": "a"}), "Done."])
         stream = Adapter(model).stream(Prompt("guide", ["Go.", section]), "hi")
@@ -120,7 +123,7 @@ async def test_progress_is_requested_only_if_somebody_listens() -> None:
 
 
 async def test_other_content_is_described_and_attached() -> None:
-    """An image becomes an attachment of the result, and the text says what it is. A link is not fetched."""
+    """An image becomes an attachment of the result, and the text gives its media type and size."""
     async with server() as section:
         _, told, model = await run(section, ToolCall("pixels"))
     assert told == ["[image/png, 12 kB]"]
@@ -130,7 +133,7 @@ async def test_other_content_is_described_and_attached() -> None:
 
 
 def test_invalid_content_is_left_out() -> None:
-    """Data that is not base64, or whose media type is invalid, is described and not attached."""
+    """Data that is not base64, or whose media type is invalid, is not attached; a valid file is. A link is described."""
     blocks = [
         ImageContent(data="%%%", mime_type="image/png"),
         ImageContent(data="AAAA", mime_type="no type"),
@@ -157,7 +160,10 @@ async def test_question_of_a_server() -> None:
 
 
 async def test_question_of_an_unknown_call() -> None:
-    """A server does not say which call its question belongs to. If it may be a different principal's, nobody is asked."""
+    """A server does not say which call its question belongs to.
+
+    Nobody is asked while calls of two principals are in progress. With calls of one principal, that person is asked.
+    """
     ann, bob = Person(answers={"mcp.form": {"size": 4}}), Person(answers={"mcp.form": {"size": 5}})
     async with server() as section:
         hanging = asyncio.ensure_future(
@@ -186,7 +192,10 @@ async def test_defaults_of_a_question(tmp_path: Path) -> None:
 
 
 async def test_server_that_dies(tmp_path: Path) -> None:
-    """If a server dies, its call is retried if its effect allows that; if not, the outcome is unknown. The next call works."""
+    """If a server dies, a read-only call is retried; the outcome of an irreversible call is unknown.
+
+    The next call works.
+    """
     async with server(tmp_path / "state", trust_annotations=True) as section:
         _, told, _ = await run(section, ToolCall("die"), ToolCall("echo", {"text": "a"}))
     assert told == ["survived", "echo: a"]
@@ -236,7 +245,7 @@ async def test_server_that_stops_answering(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_server_that_hangs_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that starts and says nothing does not block a run forever."""
+    """A run fails if a server starts but does not answer within the timeout."""
     monkeypatch.setattr(connections, "CONNECT_TIMEOUT", 0.2)
     with pytest.raises(ServerUnavailable, match="did not answer within"):
         await run(McpTools("mute", command=["sh", "-c", "cat > /dev/null"]))
@@ -253,7 +262,10 @@ async def test_last_words_of_a_server() -> None:
 
 
 async def test_secrets_of_a_server_are_hidden() -> None:
-    """If a server repeats a secret of its settings, in a text, value, error, file or question, nobody gets it."""
+    """A secret from a server's settings is hidden wherever the server repeats it.
+
+    That is in a text, value, error, file or question.
+    """
     async with server(env={"API_TOKEN": "hunter2hunter2", "PLAIN": "text"}) as section:
         calls = [ToolCall("leak", {"text": text}) for text in ("text", "value", "error", "file", "question")]
         person = Person(answers={"mcp.form": {"size": 4}})
@@ -333,7 +345,10 @@ async def test_restarted_server_has_other_tools(tmp_path: Path) -> None:
 async def test_replaced_server_is_offered_without_a_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a server ends and comes back with other tools, the next request of the run has them, before any call of the server."""
+    """If a server ends and comes back with other tools, the model is offered them before it calls the server again.
+
+    The result of the next call reports the change.
+    """
     state = tmp_path / "state"
     state.write_text("old")
     async with server(state) as section:
@@ -359,7 +374,10 @@ async def test_replaced_server_is_offered_without_a_call(
 
 
 async def test_server_that_keeps_ending_is_left_to_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection is opened again a few times without a call. Then only a call opens it, and an answer counts anew."""
+    """A lost connection is reopened without a call only a few times.
+
+    Then only a call opens it; a successful one resets the count.
+    """
     monkeypatch.setattr(connections, "FIRST_WAIT", 0.0)
     monkeypatch.setattr(connections, "MAX_REOPENED", 1)
 
@@ -381,7 +399,7 @@ async def test_server_that_keeps_ending_is_left_to_the_next_call(monkeypatch: py
 
 
 async def test_closed_section_is_not_opened_again() -> None:
-    """A section that is closed while it connects again stays closed."""
+    """A section that is closed after its server crashed does not reconnect, and leaves no task behind."""
     async with server() as section:
         connection = section.server.connection
         await run(section, ToolCall("crash"))
@@ -390,7 +408,10 @@ async def test_closed_section_is_not_opened_again() -> None:
 
 
 async def test_server_that_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run does not begin if it can't reach a required server. After a failure, the next attempt to connect has to wait."""
+    """A run does not begin if it can't reach a required server, but does without the tools of an optional one.
+
+    After a failure, the next attempt to connect has to wait.
+    """
     section = McpTools("gone", command=["/nonexistent/server"])
     with pytest.raises(ServerUnavailable, match="'/nonexistent/server' was not found"):
         await run(section)
@@ -428,7 +449,7 @@ def test_section_on_several_event_loops() -> None:
 
 
 def test_section_closed_on_a_different_event_loop() -> None:
-    """Closing a section stops its server, whichever event loop the server was started on."""
+    """Closing a section stops its server, whichever event loop it was started on, and leaves no task behind."""
     section = server()
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)

@@ -43,7 +43,7 @@ def by(name: str) -> dict[str, str]:
 async def gateway(
     folder: Path, policies: str = POLICIES, *, trust_client: bool = False
 ) -> AsyncGenerator[Gateway]:
-    """Open a gateway in front of the server that misbehaves on request, with the journal of the page in this folder."""
+    """Open a gateway to a server that misbehaves on request. Its journal is in this folder, where the page finds it."""
     servers = {"trial": {"command": sys.executable, "args": ["-S", str(SERVER)]}}
     (folder / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
     (folder / "policies.yaml").write_text(policies)
@@ -83,7 +83,10 @@ async def never(context: Any, params: Any) -> ElicitResult:
 @pytest.mark.parametrize("mode", ["2026-07-28", "legacy"])
 @pytest.mark.parametrize("approved", [True, False])
 async def test_approvers_decide_and_the_client_does_not(tmp_path: Path, mode: str, approved: bool) -> None:
-    """A call that needs approval waits for an approver, who sees its arguments. The client is not asked."""
+    """A call that needs approval waits for an approver, who sees its arguments. The client is not asked.
+
+    Other people can't see the question. The decision is in the audit log, and the call in the journal.
+    """
     source = PromptSource(Prompt("desk", "Help."), Adapter(ScriptedModel([])))
     async with (
         gateway(tmp_path) as made,
@@ -125,7 +128,7 @@ async def test_allowed_denied_and_limited(tmp_path: Path) -> None:
 
 
 async def test_trusted_client_approves(tmp_path: Path) -> None:
-    """With `--trust-client`, the client's own person is asked."""
+    """With `--trust-client`, the client's own person sees the call and approves it."""
     asked: list[str] = []
 
     async def agree(context: Any, params: Any) -> ElicitResult:
@@ -167,7 +170,7 @@ async def test_without_approvers_nothing_is_approved(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_policies(tmp_path: Path, text: str, match: str) -> None:
-    """The error lists the problems in a policy file by line."""
+    """An invalid policy file is refused, and the error says what is wrong."""
     (tmp_path / "policies.yaml").write_text(text)
     with pytest.raises(WorkerError, match=match):
         load_rules(tmp_path / "policies.yaml")

@@ -68,7 +68,10 @@ async def connected(url: str, mode: Any, token: str = TOKEN) -> AsyncGenerator[C
 
 @modes
 async def test_calls_progress_and_questions(mode: str) -> None:
-    """Clients with either protocol version call tools, get their progress and answer their questions."""
+    """Clients with either protocol version call tools, get their progress and answer their questions.
+
+    Each call is a recorded run.
+    """
     reported: list[float] = []
 
     async def report(progress: float, total: float | None, message: str | None) -> None:
@@ -131,7 +134,7 @@ async def test_each_caller_is_a_principal() -> None:
 
 
 async def test_people_need_a_role_that_runs(tmp_path: Path) -> None:
-    """A user who may only see is refused, and a user who may run is served. Somebody who was removed is refused."""
+    """A viewer is refused. A user is served until they are removed."""
     body = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
     accepts = {"Accept": "application/json, text/event-stream"}
     secret = "correct horse battery"
@@ -152,7 +155,7 @@ async def test_people_need_a_role_that_runs(tmp_path: Path) -> None:
 
 
 async def hold(url: str, name: str) -> int:
-    """Open a session and its stream. Returns the status of a request that is answered."""
+    """Open a session and its stream, which stays open. Returns the status of the request that was refused."""
     sent = {"Authorization": f"Bearer {name}", "Accept": "application/json, text/event-stream"}
     async with httpx2.AsyncClient(headers=sent, timeout=None) as http:
         opened = await http.post(url, json=INITIALIZE)
@@ -188,7 +191,7 @@ async def test_one_principal_can_not_take_all_the_room() -> None:
 
 
 async def test_limits_are_enforced() -> None:
-    """A body that is too large is refused, and so are too many requests at once."""
+    """A body that is too large is refused, and so is a request beyond the rate limit."""
     limits = Limits(body_bytes=2_000, burst=2, requests_per_second=0.001)
     body = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
     async with serving(ToolServer(PROMPT), limits=limits) as url, httpx2.AsyncClient(headers=BEARER) as http:
@@ -199,14 +202,14 @@ async def test_limits_are_enforced() -> None:
 
 
 def test_the_server_needs_a_way_to_authenticate() -> None:
-    """Without a token, users or a hook, the server relies on links, which nobody has, so it accepts no client."""
+    """Without a token, users or a hook, the server accepts only login links, and issues none."""
     server = HttpServer(ToolServer(PROMPT))
     assert server.principals.has_links
     assert not server.principals.has_people
 
 
 async def test_a_call_that_is_cancelled_elsewhere() -> None:
-    """If a different request or process cancels a call, its own request gets an error, and the session goes on."""
+    """If a call is cancelled while its request waits for it, the request gets an error, and the session goes on."""
     journal = MemoryJournal()
     served = ToolServer(PROMPT, journal=journal)
 

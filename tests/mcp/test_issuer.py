@@ -96,7 +96,10 @@ async def status(url: str, token: str | None) -> int:
 
 @pytest.mark.parametrize("well_known", ["oauth-authorization-server", "openid-configuration"])
 async def test_the_subject_is_the_principal(well_known: str) -> None:
-    """A client with a valid token calls tools as the token's subject. The issuer publishes OAuth's or OpenID's metadata."""
+    """A client with a valid token calls tools as the token's subject. The keys are read once.
+
+    The issuer publishes OAuth's or OpenID's metadata.
+    """
     provider = Provider()
     provider.well_known = f"/.well-known/{well_known}"
     async with protected(provider) as url:
@@ -112,7 +115,7 @@ async def test_the_subject_is_the_principal(well_known: str) -> None:
 
 
 async def test_a_stranger_learns_where_to_get_a_token() -> None:
-    """The refusal names the metadata, and the metadata names the issuer."""
+    """The refusal names the metadata, and the metadata names the issuer. A wrong token is called invalid."""
     provider = Provider()
     async with protected(provider) as url, httpx2.AsyncClient() as http:
         refused = await http.post(url, json=PING)
@@ -131,7 +134,10 @@ async def test_a_stranger_learns_where_to_get_a_token() -> None:
 
 
 async def test_wrong_tokens_are_refused() -> None:
-    """Every token that is not signed by the issuer, not for this server, or not valid now, is refused."""
+    """A token is refused if it is missing, forged, not for this server, without a subject, or not valid now.
+
+    Unknown keys do not make the server read the issuer's keys again.
+    """
     provider = Provider()
     async with protected(provider) as url:
         now = int(time.time())
@@ -168,7 +174,7 @@ async def test_wrong_tokens_are_refused() -> None:
 
 
 async def test_an_issuer_that_can_not_be_reached_is_reported() -> None:
-    """Nobody gets in while the keys can't be read, or if the metadata is a different issuer's."""
+    """If the metadata names a different issuer, requests get status 503, and the keys are not read."""
     false = Provider()
     false.calls_itself = "https://other.example"
     async with protected(false) as url:
@@ -178,7 +184,10 @@ async def test_an_issuer_that_can_not_be_reached_is_reported() -> None:
 
 
 def test_what_contradicts_an_issuer_is_refused() -> None:
-    """An issuer needs TLS, and is the only way to authenticate."""
+    """An issuer needs TLS, and excludes any other way to authenticate.
+
+    With an issuer, the server has no page for answers.
+    """
     with pytest.raises(DefinitionError, match="https"):
         Issuer("http://login.example.org", resource=AUDIENCE)
     issuer = Issuer("https://login.example.org", resource=AUDIENCE)

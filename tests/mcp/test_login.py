@@ -81,7 +81,10 @@ async def run(section: McpTools, environment: Environment | None, *calls: ToolCa
 
 
 async def test_login_is_a_question_with_an_address(tmp_path: Path) -> None:
-    """The model is offered a tool that asks the person to log in. Then it has the server's tools, and so have later runs."""
+    """The model is offered a tool that asks the person to log in. Then it has the server's tools, and so have later runs.
+
+    The tokens are kept in a file that only its owner can read.
+    """
     guarded = Guarded()
     async with listening(guarded) as guarded.url:
         server = UrlServer(guarded.url, login=Login(tmp_path / "tokens", "http://127.0.0.1:1/callback"))
@@ -101,7 +104,7 @@ async def test_login_is_a_question_with_an_address(tmp_path: Path) -> None:
 
 
 async def test_nobody_to_log_in(tmp_path: Path) -> None:
-    """Without a person, the tool says that a login is needed."""
+    """Without a person, the tool says that a login is needed, and no token is kept."""
     guarded = Guarded()
     async with listening(guarded) as guarded.url:
         login = Login(tmp_path, "http://127.0.0.1:1/callback")

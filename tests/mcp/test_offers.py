@@ -51,7 +51,10 @@ SMALL = MarkdownSection("Manners", "manners", "Be polite.", visibility="summary"
 
 @modes
 async def test_sections_are_prompts(mode: Any) -> None:
-    """A titled section is a prompt. Its params are the arguments. A section that is shown as a summary is opened."""
+    """A titled section is a prompt, whose arguments are the section's params.
+
+    A section that is shown as a summary is returned in full. A missing argument and an unknown prompt are errors.
+    """
     server = ToolServer(Prompt("guide", "Guide."), sections=[PLAN, SMALL])
     async with Client(server.server, mode=mode) as client:
         listed = (await client.list_prompts()).prompts
@@ -124,7 +127,10 @@ async def test_attachments_are_content(mode: Any) -> None:
 
 @modes
 async def test_arguments_of_prompts_are_completed(mode: Any) -> None:
-    """The values of an enum or a literal that begin with what was typed are returned, at most 100 of them."""
+    """The values of an enum or a literal that begin with what was typed, in either case, are returned, at most 100 of them.
+
+    Other arguments have no completions, and an unknown prompt is an error.
+    """
     server = ToolServer(Prompt("shop", "Sell."), sections=[PAINT])
     async with Client(server.server, mode=mode) as client:
         there = PromptReference(name="paint")

@@ -106,7 +106,10 @@ def text(result: Any) -> str:
 
 
 async def test_questions_survive_restarts(log: Log) -> None:
-    """Each answer may reach a new process. A handler that may run again is entered again with its recorded answers."""
+    """Each answer may reach a new process. A handler that may run again is entered again with its recorded answers.
+
+    A second answer to the same question changes nothing.
+    """
     server = Restarts(log, MemoryJournal())
     given = {"product": "shirt"}
     async with server.process() as session:
@@ -138,7 +141,7 @@ async def test_an_irreversible_handler_that_asked_ends_as_unknown(log: Log) -> N
 
 @pytest.mark.parametrize("approved", [True, False])
 async def test_an_approval_survives_a_restart(log: Log, approved: bool) -> None:
-    """An approval that comes to a new process decides on exactly the call that was shown, once."""
+    """An approval that reaches a new process decides on exactly the call that was shown, once."""
     server = Restarts(log, MemoryJournal())
     async with server.process() as session:
         asked: Any = await session.call_tool("pay", {"amount": 5}, allow_input_required=True)
@@ -171,7 +174,10 @@ async def test_a_refused_answer_is_asked_for_again(log: Log) -> None:
 
 
 async def test_a_changed_question_is_asked_again(log: Log) -> None:
-    """An answer counts only for the question as it was shown."""
+    """An answer counts only for the question as it was shown.
+
+    A question that has changed since is asked again, and says so.
+    """
     server = Restarts(log, MemoryJournal())
     given = {"product": "shirt"}
     async with server.process() as session:
@@ -188,7 +194,10 @@ async def test_a_changed_question_is_asked_again(log: Log) -> None:
 
 @pytest.mark.parametrize("mode", ["2026-07-28", "legacy"])
 async def test_the_acts_of_a_handoff_run_once(log: Log, mode: Any) -> None:
-    """Each act of a handoff runs once, even if the answer comes to a new process and the handoff is irreversible."""
+    """Each act of a handoff runs once, even if the answer reaches a new process and the handoff is irreversible.
+
+    A second answer changes nothing, and the client never sees the private part.
+    """
     pick: Handoff[Any, Any] = Handoff("pick", "Let the person pick a card.")
 
     @pick.before
@@ -255,7 +264,7 @@ async def test_a_call_that_waits_leaves_memory(log: Log) -> None:
 async def test_an_answer_may_come_days_later(
     log: Log, monkeypatch: pytest.MonkeyPatch, days: int, works: bool
 ) -> None:
-    """The sealed state works for 30 days, in a new process too."""
+    """The sealed state works in a new process after three days, and is refused after 31."""
     server = Restarts(log, MemoryJournal())
     given = {"product": "shirt"}
     async with server.process() as session:

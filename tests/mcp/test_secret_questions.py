@@ -92,7 +92,10 @@ async def connected(url: str, mode: Any, person: Person) -> AsyncGenerator[Clien
     ("mode", "is_recorded"), [("legacy", True), ("2026-07-28", False), ("2026-07-28", True)]
 )
 async def test_a_secret_is_asked_for_on_the_servers_page(mode: str, is_recorded: bool) -> None:
-    """The client gets an address, and the secret goes from the browser to the server. The journal never has it."""
+    """The client gets an address. Its page shows the question, and the secret goes from the browser to the server.
+
+    The journal never has it.
+    """
     journal = MemoryJournal() if is_recorded else None
     person = Person()
     async with (
@@ -133,7 +136,7 @@ async def test_a_call_waits_until_the_page_was_answered(mode: str) -> None:
 
 @modes
 async def test_a_person_declines(mode: str) -> None:
-    """A question can be declined on the page, and at the client."""
+    """A question can be declined on the page or at the client, and the call's error says which."""
     on_page, at_client = Person(decline=True), Person(action="decline")
     async with serving(ToolServer(PROMPT)) as url:
         for person, reason in ((on_page, "declined on the page"), (at_client, "declined at the client")):
@@ -157,7 +160,7 @@ async def test_without_an_address_a_secret_is_refused_in_words(mode: Any) -> Non
 
 
 async def test_a_client_that_opens_no_addresses_is_refused_in_words() -> None:
-    """Over HTTP too, a client must be able to open addresses."""
+    """Over HTTP too, the call fails and says why if the client can't open addresses. No form is sent."""
     body = {
         "jsonrpc": "2.0",
         "id": 1,
@@ -240,7 +243,10 @@ async def test_a_question_survives_the_server() -> None:
 
 
 async def test_a_wrong_answer_and_a_changed_question_are_refused() -> None:
-    """The page says what is wrong, and the question stays open."""
+    """An answer that does not match the schema is refused with the reason, and so is one for a changed question.
+
+    The question stays open.
+    """
     wrong, stale, right = Person(value={"user": "ann"}), Person(value={}, digest="x"), Person()
 
     async def elicit(context: Any, params: Any) -> ElicitResult:

@@ -96,7 +96,10 @@ async def test_tools_are_described(mode: str) -> None:
 
 @modes
 async def test_calls_progress_and_errors(mode: str) -> None:
-    """A call reports its progress and returns structured content. A failure is a result; an unknown tool is an MCP error."""
+    """A call reports its progress and returns structured content.
+
+    Invalid arguments and failures are results; an unknown tool is an MCP error.
+    """
     reported: list[tuple[float, float | None]] = []
 
     async def report(progress: float, total: float | None, message: str | None) -> None:
@@ -167,7 +170,7 @@ async def test_a_forged_state_is_refused() -> None:
 
 
 async def test_an_answer_counts_once() -> None:
-    """An answer is refused if the call that asked is over and was not recorded."""
+    """An answer decides one call. Sent again after the unrecorded call has ended, it is refused."""
     async with client("2026-07-28", elicitation_callback=no_answer) as connected:
         asked: Any = await connected.session.call_tool("pay", {"amount": 5}, allow_input_required=True)
         [id] = asked.input_requests
@@ -184,7 +187,10 @@ async def test_an_answer_counts_once() -> None:
 
 
 async def test_command_serves_an_app(tmp_path: Path) -> None:
-    """`handrail mcp app.py` serves the app over standard input and output, with the files in the folder of `--files`."""
+    """`handrail mcp app.py` serves the app over standard input and output, and records its calls.
+
+    Its tools work on the folder of `--files`.
+    """
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a.txt").write_text("hello")
     (tmp_path / "app.py").write_text(

@@ -20,7 +20,7 @@ TASK = {"mcp.task"}
 
 
 class TasksClient(ClientExtension):
-    """Declares the extension."""
+    """Declares that the client supports tasks."""
 
     identifier = EXTENSION
 
@@ -195,7 +195,10 @@ async def test_a_task_is_cancelled(restarts: bool) -> None:
 
 
 async def test_clients_without_tasks() -> None:
-    """A client without support for tasks gets results, can't call a tool that requires tasks, and can't query tasks."""
+    """A client without support for tasks gets results, can't call a tool that requires tasks, and can't query tasks.
+
+    With support, querying an unknown task is a different error.
+    """
     journal = MemoryJournal()
     async with process(Work(), journal, has_tasks=False) as session:
         found = await session.call("fail")

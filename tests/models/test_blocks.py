@@ -141,7 +141,7 @@ async def test_a_paused_answer_is_continued() -> None:
 
 
 async def test_a_pause_without_end_is_given_up() -> None:
-    """A provider that pauses every answer does not keep a run going forever."""
+    """If a provider pauses every answer, the run ends after 17 requests with the stop reason `length`."""
     model, sent = requests_of("messages", [[searched(stopped("pause_turn"))]] * 40, stream=True)
     response = await Adapter(model, retry=ONCE).stream(PROMPT, "go").response
     assert response.stop_reason == "length"
@@ -149,7 +149,7 @@ async def test_a_pause_without_end_is_given_up() -> None:
 
 
 async def test_a_call_of_the_provider_that_was_cut_off_is_not_sent_back() -> None:
-    """A call of the provider's own tool that was cut off has no result, and the API would refuse it."""
+    """A call of the provider's own tool that was cut off is not sent back. It has no result, so the API would refuse it."""
     text = block(0, {"type": "text", "text": ""}, {"type": "text_delta", "text": "So"})
     cut = body_of([text, block(1, SEARCH), stopped("max_tokens")], stream=True)
     outcome = await answered(
@@ -209,7 +209,7 @@ ERRORS: list[tuple[Any, type[Exception]]] = [
 
 @pytest.mark.parametrize(("error", "kind"), ERRORS)
 async def test_an_error_in_the_middle_of_an_answer(error: Any, kind: type[Exception]) -> None:
-    """An error object in a stream is an error. Whether it is retried depends on its kind."""
+    """An error object in a stream, or in a complete answer of the chat API, raises the error of its kind."""
     body = chat_stream({"content": "Ye"}, end=b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
     assert type(await answered("chat", [[body]], stream=True)) is kind
     failed = {"type": "error", "error": error}

@@ -70,7 +70,10 @@ def turn(number: int, calls: int, kept: bool) -> list[Message]:
 def test_each_request_finds_what_the_one_before_cached(
     turns: list[tuple[int, bool]], system: str, tools: int, ttl: Any
 ) -> None:
-    """The end of each request is cached, and the next one looks for it: at a breakpoint, or near enough to one."""
+    """Each request caches its end, and the next one has a breakpoint there, or near enough after it to find it.
+
+    The prefix of tools and system text stays the same, and no request has more than four breakpoints.
+    """
     messages: Sent[Message] = Sent([UserMessage("Go.")])
     offered = Sent(Offered(look, deferred=each == 1) for each in range(tools))
     settings = ModelSettings(cache_ttl=ttl)

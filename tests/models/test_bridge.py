@@ -110,7 +110,10 @@ async def test_what_goes_back_through_the_bridge_is_accepted(name: str, argument
 
 @pytest.mark.parametrize("calls", [(), (CallAsked("a", "a.b", "["), CallAsked("b", "weather", "{}"))])
 def test_an_answer_that_was_kept_with_different_calls_is_sent_without_what_was_kept(calls: Any) -> None:
-    """The kept parts of an answer are sent only if they have the message's calls, with valid names and arguments."""
+    """The kept parts of an answer are sent only if they have exactly the message's calls.
+
+    Names, arguments and ids that the provider would refuse are replaced.
+    """
     kept = kept_of(
         "test:m", ModelResponse([ThinkingPart("hm", signature="s"), ToolCallPart("a.b", "[", "x")])
     )

@@ -214,7 +214,7 @@ async def both(stage: Stage, *scene: Line, prompt: Prompt[Any] = PROMPT) -> list
 
 @case("text")
 async def test_text(stage: Stage) -> None:
-    """The response has the model's text."""
+    """The response has the model's text. Messages are not part of the session's state."""
     response = await run(stage, Say("One two."), prompt=Prompt("plain", "You are a helpful assistant."))
     assert response.text
     if not stage.is_small:

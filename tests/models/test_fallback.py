@@ -146,7 +146,10 @@ async def test_a_refusal() -> None:
 
 
 async def test_a_cut_stream() -> None:
-    """If part of an answer was seen, the same model is asked again; if nothing was, the next one is."""
+    """If part of an answer was streamed, the same model is asked again, and the run fails if that is cut off too.
+
+    If nothing was streamed, the next model is asked.
+    """
     told = await tell([CUT, WHOLE], [FINE_STREAM], stream=True)
     assert (told.outcome.text, told.asked[1]) == ("The Forum", [])
     assert [line for line in told.events if line.startswith(("failed", "text"))] == [

@@ -114,7 +114,7 @@ async def test_every_part_comes_back_in_place_and_unchanged(stream: bool) -> Non
         if stream:
             run = adapter.stream(TOOLS, "go", session=session)
             thoughts = [event.text async for event in run if isinstance(event, ThoughtDelta)]
-            outside = "code_execution, run by the provider outside: 1\n"
+            outside = "code_execution, run by the provider: 1\n"
             assert "".join(thoughts) == f"First I look.\n\n{outside}"
             response = await run.response
         else:
@@ -245,7 +245,7 @@ async def test_settings_are_sent_in_the_fields_of_the_api() -> None:
 
 
 def test_models_before_gemini_3_answer_by_a_call() -> None:
-    """Only newer models can be constrained to a schema while they have tools."""
+    """Only newer models can be constrained to a schema while they have tools, unless `native_output` says otherwise."""
     assert not GeminiModel("gemini-2.5-flash", key_variable=None).traits.native_output
     assert GeminiModel("gemini-3-pro", key_variable=None).traits.native_output
     assert GeminiModel("gemini-2.5-flash", key_variable=None, native_output=True).traits.native_output

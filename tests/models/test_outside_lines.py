@@ -1,4 +1,4 @@
-"""Tests for what people are shown of the provider's own tools, which run before anything here sees them."""
+"""Tests for the lines that show people which tools of its own a provider has run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SEARCH: dict[str, Any] = {
     "name": "web_search",
     "input": {"query": "rust\n1.9"},
 }
-LINE = "web_search, run by the provider outside: rust 1.9"
+LINE = "web_search, run by the provider: rust 1.9"
 
 
 def kept(*blocks: Any, wire: str = "anthropic:anthropic") -> Kept:
@@ -41,29 +41,29 @@ def kept(*blocks: Any, wire: str = "anthropic:anthropic") -> Kept:
     ("block", "line"),
     [
         (SEARCH, LINE),
-        ({"type": "mcp_tool_use", "name": "read", "input": {}}, "read, run by the provider outside"),
+        ({"type": "mcp_tool_use", "name": "read", "input": {}}, "read, run by the provider"),
         (
             {"type": "web_search_call", "id": "w", "action": {"type": "search", "query": "rust"}},
-            "web_search, run by the provider outside: rust",
+            "web_search, run by the provider: rust",
         ),
         (
             {"type": "file_search_call", "queries": ["a", "b"]},
-            "file_search, run by the provider outside: a, b",
+            "file_search, run by the provider: a, b",
         ),
         (
             {"type": "code_interpreter_call", "code": "1+1"},
-            "code_interpreter, run by the provider outside: 1+1",
+            "code_interpreter, run by the provider: 1+1",
         ),
-        ({"executableCode": {"code": "1+1"}}, "code_execution, run by the provider outside: 1+1"),
+        ({"executableCode": {"code": "1+1"}}, "code_execution, run by the provider: 1+1"),
         (
             {"toolCall": {"toolType": "GOOGLE_SEARCH_WEB", "args": {"queries": ["rust"]}}},
-            "GOOGLE_SEARCH_WEB, run by the provider outside: rust",
+            "GOOGLE_SEARCH_WEB, run by the provider: rust",
         ),
-        ({"type": "server_tool_use", "name": "x", "input": "odd"}, "x, run by the provider outside"),
+        ({"type": "server_tool_use", "name": "x", "input": "odd"}, "x, run by the provider"),
     ],
 )
 def test_a_line_for_each_call(block: dict[str, Any], line: str) -> None:
-    """Each wire's form of such a call is one line for people."""
+    """Each call of a provider's own tool becomes one line, whichever API it came from."""
     assert outside_lines(kept({"type": "text", "text": "So."}, block, block)) == [line, line]
 
 
@@ -102,7 +102,7 @@ class Searching:
 
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_people_see_what_the_provider_ran(streaming: bool, tmp_path: Path) -> None:
-    """The line is in the streamed thought, in the message and in the record, once each."""
+    """The line is in the recorded thought and, if the run is streamed, in the streamed thought, once each."""
     journal, session, prompt = SqliteJournal(tmp_path / "runs.db"), Session(), Prompt("p", "Search.")
     heard: list[str] = []
     session.dispatcher.subscribe(ThoughtDelta, lambda event: heard.append(event.text))

@@ -142,7 +142,10 @@ def test_a_seed_has_the_name_that_the_server_knows() -> None:
 def test_anthropic_gets_one_choice_of_parallel_calls_and_tool(
     choice: str, parallel: bool, must_call: bool
 ) -> None:
-    """Both settings are parts of one object, in which a choice of no tool may say nothing about several calls."""
+    """`tool_choice` and `parallel_calls` are sent as one object, and `must_call` overrides the choice.
+
+    If the choice is `none`, the object says nothing about parallel calls.
+    """
     settings = ModelSettings(parallel_calls=parallel, tool_choice=choice)
     request = ModelRequest(
         "s", Sent([UserMessage("hi")]), Sent([Offered(look)]), settings=settings, must_call=must_call
@@ -166,7 +169,7 @@ def test_a_model_that_must_call_gets_no_choice_without_settings() -> None:
 
 @pytest.mark.parametrize(("effort", "budget"), [("none", 0), ("low", 1024), ("high", 24576)])
 def test_effort_of_older_gemini_models_is_a_budget(effort: str, budget: int) -> None:
-    """Gemini 2.5 has no levels of thought, and a request that names both a level and a budget is refused."""
+    """Gemini 2.5 has no levels of thought, so the effort is sent as a thinking budget, beside the model's own options."""
     request = ModelRequest("", Sent([UserMessage("hi")]), Sent(), settings=ModelSettings(effort=effort))
     model = GeminiModel(
         "gemini-2.5-flash", options={"generationConfig": {"thinkingConfig": {"includeThoughts": True}}}
@@ -303,7 +306,10 @@ def test_settings_beside_a_whole_prompt() -> None:
 
 
 async def test_settings_of_a_worker(tmp_path: Path) -> None:
-    """A worker's file names its settings. They hold as the root, and inside a call."""
+    """The settings in a worker's file apply when it is run by itself and when another worker calls it.
+
+    A run's settings fill in what the file leaves out. In a call, the file's settings come before the caller's.
+    """
     front = (
         "---\nsettings: {effort: high, stop: [END], parallel_calls: false}\ndescription: Works.\n---\nWork."
     )

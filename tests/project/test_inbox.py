@@ -38,7 +38,11 @@ def inbox(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.once
 @pytest.mark.timeout(600)  # takes about 45 seconds with a real model, and longer on a busy machine
 async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path) -> None:
-    """A run that is killed after its first message is resumed, and its summary matches the folder and the journal."""
+    """A run that is killed after its first message is resumed, and its summary matches the folder and the journal.
+
+    No message is sorted twice. An approved bill is booked as its diff showed, and a bill that can't be booked leaves no
+    change.
+    """
     command = [sys.executable, INBOX, "--messages=3", "--kill-after=1"]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=580)
     assert (run.returncode, run.stderr) == (0, "")

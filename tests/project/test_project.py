@@ -44,7 +44,10 @@ def test_the_package_keeps_to_its_layers():
 
 
 def test_layers_allow_what_is_downward_or_level(tmp_path: Path):
-    """layers.py allows imports from lower layers, from the same layer, and of a module's own private parts."""
+    """layers.py allows imports from lower layers, from the same layer, and of a module's own private parts.
+
+    `testing`, `clock` and `ids` may use the system's clock and randomness.
+    """
     files = {
         "__init__.py": "from handrail.cli import main\nfrom handrail.session._store import _Store\n",
         "cli.py": "from handrail import __version__\nfrom handrail.session import Session\n",
@@ -321,6 +324,16 @@ def test_find_python_lists_all_and_names_the_missing(tmp_path: Path):
     expected = [f"{v} {BASE if v == here else 'missing'}" for v in SUPPORTED]
     assert result.stdout.splitlines() == expected
     assert result.returncode == 0
+
+
+def test_no_test_measures_time():
+    """No test uses a stopwatch, since its verdict would depend on how busy the machine is. `make bench` measures."""
+    stopwatch = re.compile(
+        r"\b(perf_counter(_ns)?|process_time(_ns)?|thread_time|getrusage|timeit|performance\.now)\b"
+    )
+    tests = [file for file in (ROOT / "tests").rglob("test_*.py") if file.name != "test_project.py"]
+    assert len(tests) > 100
+    assert [file.name for file in tests if stopwatch.search(file.read_text())] == []
 
 
 def test_the_core_has_exactly_five_dependencies():

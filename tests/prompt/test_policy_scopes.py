@@ -55,7 +55,10 @@ def section(key: str, *tools: Any, policies: Any = (), children: Any = ()) -> Ma
 
 @pytest.mark.parametrize("policy", NAMING_DEPLOY, ids=lambda policy: policy.name)
 def test_a_policy_that_names_a_tool_of_a_different_section_is_refused(policy: Any):
-    """The error names the section, the policy, the tool and its place, and says where to declare the policy."""
+    """A section's policy that names another section's tool is refused.
+
+    The error names the section, the policy, the tool and its place, and says where to declare the policy.
+    """
     with pytest.raises(DefinitionError) as caught:
         Prompt("p", [section("dev", build, policies=[policy]), section("ops", deploy)])
     said = str(caught.value)
@@ -66,20 +69,20 @@ def test_a_policy_that_names_a_tool_of_a_different_section_is_refused(policy: An
 
 @pytest.mark.parametrize("policy", NAMING_DEPLOY, ids=lambda policy: policy.name)
 def test_a_policy_of_a_child_that_names_a_tool_of_its_parent_is_refused(policy: Any):
-    """A section's policy covers the sections below it, not those above."""
+    """A section's policy may not name a tool of a section above it, because it covers only the sections below."""
     with pytest.raises(DefinitionError, match="names the tool 'deploy' of section 'ops'"):
         Prompt("p", [section("ops", deploy, children=[section("dev", build, policies=[policy])])])
 
 
 def test_a_policy_of_a_section_that_names_a_tool_of_the_prompt_is_refused():
-    """The prompt's own tools belong to no section."""
+    """A section's policy may not name a tool of the prompt itself, which belongs to no section."""
     with pytest.raises(DefinitionError, match=r"of the prompt itself, .* Declare it on the prompt"):
         Prompt("p", [section("dev", build, policies=[Own("deploy")])], tools=[deploy])
 
 
 @pytest.mark.parametrize(("name", "hint"), [("deplyo", "Did you mean 'deploy'?"), ("zzz", "Declare it on")])
 def test_a_policy_of_a_section_that_names_no_tool_at_all_is_refused(name: str, hint: str):
-    """A section's policy applies only to the section's tools, so a name that none of them has would guard nothing."""
+    """A section's policy may not name a tool that no section has. The error suggests a similar name or another place."""
     with pytest.raises(DefinitionError) as caught:
         Prompt("p", [section("ops", deploy, policies=[Own(name)])])
     assert f"the tool {name!r} that no section has" in str(caught.value)
@@ -99,7 +102,7 @@ def test_a_policy_that_covers_the_tools_it_names_is_accepted(policy: Any, where:
 
 
 def test_a_tool_that_must_come_first_may_be_in_a_different_section():
-    """A policy is notified of every result, so `build` may be anywhere."""
+    """In a section's `SequentialDependencyPolicy`, the tool that must run first may be in a different section."""
     policy = SequentialDependencyPolicy({"deploy": {"build"}})
     Prompt("p", [section("dev", build), section("ops", deploy, policies=[policy])])
 
@@ -110,13 +113,13 @@ def test_a_tool_that_must_come_first_may_be_in_a_different_section():
     ids=lambda p: p.name,
 )
 def test_a_policy_that_names_no_tool_may_be_declared_anywhere(policy: Any):
-    """A policy that names no tool applies to all tools of its section."""
+    """A section's policy that names no tool is accepted."""
     Prompt("p", [section("dev", build, policies=[policy]), section("ops", deploy)])
 
 
 @pytest.mark.parametrize("how", ["gate", "run"])
 def test_a_misspelt_tool_is_refused_once_the_tools_are_known(how: str):
-    """A policy of a gate or a prompt may name tools that are added later, but not a misspelt one."""
+    """A misspelt tool in a policy of a gate or a prompt is refused when the gate is opened or the run begins."""
     policy, tools = Own("deplyo"), [build, deploy]
     prompt = Prompt("p", "Text.", tools=tools, policies=[policy])
     evaluation = Adapter(ScriptedModel(["Done."])).evaluate(prompt, "hi")
@@ -127,7 +130,7 @@ def test_a_misspelt_tool_is_refused_once_the_tools_are_known(how: str):
 
 
 def test_a_policy_may_name_a_tool_that_a_run_does_not_have():
-    """One policy can serve several prompts, only some of which have the tool."""
+    """A policy of a gate or a prompt may name a tool that the run does not have, so that several prompts can share it."""
     open_gate([build], policies=[Own("deploy")])
     prompt = Prompt("p", "Text.", tools=[build], policies=[Own("deploy")])
     assert Adapter(ScriptedModel(["Done."])).evaluate(prompt, "hi").wait().text == "Done."

@@ -101,7 +101,7 @@ def recorded(folder: Path) -> list[tuple[str, str]]:
 
 
 def test_a_compensation_that_was_cut_runs_again(program: Program, tmp_path: Path):
-    """A compensation interrupted by a crash changes no files. It is rerun, and recorded once."""
+    """A compensation that a crash interrupts records nothing. It is rerun when the run is resumed, and recorded once."""
     assert program.start(tmp_path, "compensable", "crash")["code"] == 137
     assert program.start(tmp_path, "compensable", "crash in compensation")["code"] == 137
     assert recorded(tmp_path) == []

@@ -275,7 +275,10 @@ async def test_an_environment_that_raises_at_rest_has_its_run_parked(caplog: pyt
 
 
 async def test_by_force_what_is_at_work_is_cut_and_follows_its_effect():
-    """A call interrupted by parking is rerun if its effect allows that. Otherwise, its outcome is unknown."""
+    """A run with calls at work can be parked by force only. Its interrupted calls have no end, and finished calls stay.
+
+    When the run is resumed, an interrupted call is rerun if its effect allows that. Otherwise, its outcome is unknown.
+    """
     ran: list[str] = []
     at_work = asyncio.Event()
     hold = True

@@ -313,7 +313,10 @@ async def test_it_is_denied_where_nobody_is_asked(root: Path, how: str, policies
 
 
 async def test_what_is_remembered_does_not_cover_it(root: Path) -> None:
-    """A remembered approval of a tool's other calls does not cover a change to a startup file."""
+    """A remembered approval of a tool's other calls does not cover a change to a startup file.
+
+    A denial of such a change is not remembered either.
+    """
     asked: list[str] = []
 
     def approve(question: Question) -> Any:

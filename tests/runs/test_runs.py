@@ -69,7 +69,10 @@ async def test_runs_are_listed_as_they_stand(recorder: Recorder):
 
 
 async def test_a_tree_has_turns_calls_diffs_and_questions(recorder: Recorder):
-    """A run's tree has its turns, calls, diffs and questions, with inner calls and nested runs in their places."""
+    """A run's tree has its turns, calls, diffs and questions, with inner calls and nested runs in their places.
+
+    It sums up the usage, and an unknown run is refused.
+    """
 
     @tool(effect="staged")
     async def outer(context: ToolContext) -> str:
@@ -126,7 +129,10 @@ def well_formed(messages: list[Any]) -> bool:
 
 
 async def test_a_run_without_an_owner_is_cancelled_and_its_session_continues(recorder: Recorder):
-    """When a run without an owner is cancelled, each open call gets a result, and the session can continue."""
+    """When a run without an owner is cancelled, each open call gets a result, and its finished calls are kept.
+
+    The run can be cancelled again, but not resumed, and its session can continue.
+    """
     session = Session(id="s")
     await recorder.run("first", "hello", session=session)
     await parked(recorder, "second", [call("note", text="kept"), call("choose")], "no", session=session)
@@ -292,7 +298,10 @@ async def test_what_was_done_once_is_not_done_again_in_a_fork(recorder: Recorder
 
 
 async def test_a_run_goes_through_a_file_into_another_journal(recorder: Recorder, tmp_path: Path):
-    """An imported run can be shown and resumed with its session. Importing it again needs a new id."""
+    """An exported run can be imported into another journal, shown, and resumed with its session.
+
+    Its files are not changed there. Importing it again needs a new id.
+    """
     session = Session(id="s")
     await recorder.run("zero", call("note", text="before"), "hi", session=session)
     await parked(recorder, "r", call("write", path="a", text="x"), call("choose"), "end", session=session)

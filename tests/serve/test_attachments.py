@@ -37,7 +37,10 @@ def file(name: str, content: bytes) -> dict[str, str]:
 
 
 async def test_a_message_with_a_picture_and_a_picture_back(tmp_path: Path) -> None:
-    """The model gets what a person attached, and clients get references to it and to what the tool returned."""
+    """The model gets what a person attached, and clients get references to it and to what the tool returned.
+
+    The server serves the bytes of a reference, to authenticated clients only. An unknown reference gives 404.
+    """
     script = ScriptedModel([ToolCall("plot", {}), "done"])
     async with serving(tmp_path, served(script)) as client:
         said = await client.ask(
@@ -78,7 +81,10 @@ def _all(value: Any) -> list[Any]:
 
 
 async def test_too_much_is_refused(tmp_path: Path) -> None:
-    """One limit holds for all attachments of a message, and the rest of a body has its own limit."""
+    """The size of a message's attachments, their number, and the size of the whole body are limited, over AG-UI too.
+
+    Data that is not base64 is refused.
+    """
     limits = Limits(attachment_bytes=1000, attachments=3, body_bytes=1000)
     async with serving(tmp_path, served(ScriptedModel(["ok"])), limits=limits) as client:
         for files, kind in (
@@ -114,7 +120,7 @@ async def test_too_much_is_refused(tmp_path: Path) -> None:
     ],
 )
 async def test_ag_ui_parts_are_attachments(tmp_path: Path, part: dict[str, Any]) -> None:
-    """An AG-UI client attaches files as parts of a message's content."""
+    """An AG-UI client attaches files as parts of a message's content. An invalid part is refused."""
     script = ScriptedModel(["a picture"])
     message = {"id": "m", "role": "user", "content": [{"type": "text", "text": "what?"}, part]}
     input = {

@@ -141,8 +141,8 @@ def run_sql(path: Path, *statements: str) -> None:
 
 OTHER_FILES: dict[str, tuple[Sequence[str], str]] = {
     "newer": (["PRAGMA user_version = 99"], "its format has version 99, but this version of Handrail uses 1"),
-    "without a version": (["PRAGMA user_version = 0"], "it is a database, but not a file of users"),
-    "a different use": (["PRAGMA application_id = 7"], "it is a database, but not a file of users"),
+    "without a version": (["PRAGMA user_version = 0"], "it is a database, but not a users file"),
+    "a different use": (["PRAGMA application_id = 7"], "it is a database, but not a users file"),
     "a planted trigger": (
         ["CREATE TRIGGER promote AFTER INSERT ON users BEGIN UPDATE users SET roles = '[\"admin\"]'; END"],
         "something other than Handrail has altered its schema: the trigger 'promote' was added",
@@ -171,7 +171,7 @@ def test_another_program_s_database_is_refused_and_left_alone(tmp_path: Path, mo
     path = tmp_path / "people.db"
     path.touch(0o600)
     run_sql(path, f"PRAGMA journal_mode = {mode}", "CREATE TABLE users (name)", "PRAGMA user_version = 1")
-    assert_refused(path, "it is a database, but not a file of users")
+    assert_refused(path, "it is a database, but not a users file")
 
 
 def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path):
@@ -183,7 +183,7 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(tmp_path: Path):
 
 def test_a_journal_is_no_file_of_users(tmp_path: Path):
     SqliteJournal(tmp_path / "runs.db").close()
-    assert_refused(tmp_path / "runs.db", "it is a database, but not a file of users")
+    assert_refused(tmp_path / "runs.db", "it is a database, but not a users file")
 
 
 def assert_refused(path: Path, problem: str) -> None:
@@ -251,7 +251,7 @@ async def test_wrong_passwords_are_slowed_by_address_and_by_name_and_logged():
         "TooManyWrongTokens",
     ]
     assert await refusal(principals, "1.1.1.1", "ann", SECRET) == "TooManyWrongTokens", (
-        "a right one tells nothing"
+        "the response shows that the password was right"
     )
     assert await refusal(principals, "2.2.2.2", "ann", SECRET) == "", "others are not locked out"
     clock.seconds += 6

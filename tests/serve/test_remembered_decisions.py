@@ -97,7 +97,11 @@ async def listed(client: Client, thread: str) -> list[tuple[str, bool]]:
 
 
 def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
-    """Decisions outlive a server that is killed. They hold even with `--approve all`, and can be revoked."""
+    """Decisions outlive a server that is killed, in their own thread only. A denial holds even with `--approve all`.
+
+    The command line lists and revokes them while the server runs, and so does the server's HTTP interface. A revocation
+    outlives the server too.
+    """
     (tmp_path / "desk.py").write_text(APP)
     both = [("pay (any arguments)", False), ("send (any arguments)", True)]
 

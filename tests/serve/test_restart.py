@@ -382,7 +382,10 @@ async def test_a_question_that_expires_while_its_run_is_parked(tmp_path: Path) -
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted: bool) -> None:
-    """A call that waited for an answer is shown as one call, from before the question until after the answer."""
+    """A call that waited for an answer is shown as one call, from before the question until after the answer.
+
+    The tree has the time of the answer, even if the server was restarted meanwhile.
+    """
     async with served(tmp_path) as app:
         run_id = await app.thread().say(plan([["choose", {}]], "ok"))
         await settle(app.thread())

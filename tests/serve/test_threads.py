@@ -476,7 +476,10 @@ async def test_invalid_names_are_refused(tmp_path: Path, principal: str, id: str
 
 
 async def test_a_principal_with_a_slash_reaches_nobody_else(tmp_path: Path) -> None:
-    """The thread `t` of principal `ada/x` is not the thread `x/t` of principal `ada`."""
+    """No other combination of principal and thread reaches the thread `t` of principal `ada/x`, or can answer its question.
+
+    A thread's name can't contain a slash.
+    """
     async with served(tmp_path) as app:
         victim = app.threads.thread("ada/x", "t")
         await victim.say(plan([["choose", {}]], "secret"))

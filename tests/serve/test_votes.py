@@ -297,7 +297,10 @@ async def test_a_forged_vote_is_refused(tmp_path: Path):
 async def test_an_altered_question_is_never_shown_and_takes_no_vote(
     tmp_path: Path, was: bytes, now: bytes, seen_before: bool
 ):
-    """If a question's row differs from what was recorded, the question is shown to nobody and accepts no vote."""
+    """If a question's row differs from what was recorded, the question is shown to nobody and accepts no vote.
+
+    Once the row is restored, people can vote.
+    """
     people_in(tmp_path, *TEAM)
     async with serving(tmp_path, desk(money=TWO)) as client:
         question = await asked(client)

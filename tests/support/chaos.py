@@ -83,7 +83,7 @@ class Server:
             time.sleep(0.05)
 
     def restart(self) -> None:
-        """End the server without a farewell, and start it again."""
+        """Stop the server at once, without waiting for its clients, and start it again."""
         self.stop()
         self._process = self._start()
         self.wait()
@@ -129,7 +129,7 @@ class WorkerProcess:
 
 
 class Chaos:
-    """Some runs, some workers, and what happens to them."""
+    """Runs, the workers that execute them, and what has happened to both, as counts."""
 
     def __init__(self, url: str, folder: Path, *, dispatcher: str, workers: int, seed: int) -> None:
         self.url = url
@@ -167,7 +167,7 @@ class Chaos:
         self.journal.close()
 
     async def submit(self, runs: int) -> None:
-        """Submit runs. Every fourth lacks one call in its budget, and can't finish."""
+        """Submit runs. The budget of every fourth run is one call too small, so that it fails."""
         for number in range(runs):
             calls = chaos_app.CALLS - (number % 4 == 3)
             budget = Budget(requests=chaos_app.REQUESTS, tool_calls=calls)
@@ -191,7 +191,7 @@ class Chaos:
             worker.freeze(False)
 
     async def answer(self) -> None:
-        """Answer every open question. If it is unknown whether something happened, the ledger knows."""
+        """Answer every open question. Whether an interrupted step has happened is looked up in the ledger."""
         lines = (
             [line.split() for line in self.ledger.read_text().splitlines()] if self.ledger.exists() else []
         )
@@ -212,7 +212,7 @@ class Chaos:
     async def run(
         self, runs: int, seconds: float, events: Iterator[Callable[[], Any]], patience: float
     ) -> None:
-        """Let runs be executed while events happen, one every second, and then until all are over."""
+        """Submit runs, and wait until all are over. In the first `seconds`, an event happens every second."""
         self.runs = runs
         await self.submit(runs)
         freezing: list[asyncio.Task[None]] = []
@@ -244,7 +244,7 @@ class Chaos:
         ]
 
     async def check(self) -> list[str]:
-        """Return what does not hold."""
+        """Check the ledger and the journal after all runs are over. Return a line for each problem."""
         wrong: list[str] = []
         lines = [tuple(line.split()) for line in self.ledger.read_text().splitlines()]
         begun = collections.Counter(line[1:3] for line in lines if line[0] == "begin")
@@ -271,7 +271,7 @@ class Chaos:
         units = await self.journal.calls.load(f"run{number}")
         places = collections.Counter(unit.place for unit in units)
         wrong += [f"{place} has {count} units" for place, count in places.items() if count > 1]
-        for what in ("pay", "ship", "book", "fee", "tip"):  # the last two would be one call too many
+        for what in ("pay", "ship", "book", "fee", "tip"):  # a small budget excludes the last two
             wanted = not (is_short and what in ("fee", "tip"))
             if bool(begun[what, order]) != wanted and not (wanted and what == "ship"):
                 wrong.append(f"{what} {'never began' if wanted else 'began, which its budget excludes'}")

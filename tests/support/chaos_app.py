@@ -14,9 +14,9 @@ from handrail import Adapter, Agent, Prompt, ScriptedModel, ToolCall, ToolContex
 from handrail.messages import ModelRequest, ToolMessage, UserMessage
 
 CALLS = 6
-"""How many calls a run makes, with those of the agent that is nested in it."""
+"""How many calls a run makes, including those of its nested agent."""
 REQUESTS = 8
-"""How many requests to models a run makes, with those of the agent that is nested in it."""
+"""How many requests to models a run makes, including those of its nested agent."""
 _SECONDS = float(os.environ.get("CHAOS_SECONDS", "0.05"))
 
 
@@ -67,7 +67,7 @@ async def book(order: str) -> str:
 
 @tool(effect="idempotent")
 async def charge(order: str, context: ToolContext) -> str:
-    """Charge a customer: once where a probe knows, and once where a person does."""
+    """Charge a fee and a tip, each once. After a crash, a probe says whether the fee was charged, and a person the tip."""
     is_probed = ["end", "fee", order, "-"]
     await context.once("fee", lambda: act("fee", order), probe=lambda: is_probed in ledger())
     await context.once("tip", lambda: act("tip", order))

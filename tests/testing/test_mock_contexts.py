@@ -145,7 +145,7 @@ def test_the_options_of_a_prompt_are_taken():
 
 
 def test_approvals_are_denied_unless_told_otherwise():
-    """Approvals are denied unless the test approves them."""
+    """Approvals and permissions are denied unless the test approves them. A text denies them with that reason."""
     assert not headless_context().request_approval("delete it").wait()
     assert headless_context(approve=True).request_approval("delete it").wait()
     assert headless_context(approve=True).request_permission("fs.write").wait()
@@ -289,7 +289,7 @@ def test_a_member_that_was_not_given_says_how_to_give_it(member: str):
 
 
 def test_session_files_and_limits_are_there_in_memory():
-    """By default, each context has its own session, files and limits in memory."""
+    """By default, each context has its own session, files, heartbeat and budget without limits, all in memory."""
     context, other = headless_context(), headless_context()
     heard: list[object] = []
     context.event_bus.subscribe(Kept, heard.append)

@@ -78,7 +78,10 @@ async def test_an_async_on_text_is_awaited() -> None:
 
 
 async def test_a_question_has_its_wording_and_may_ask_for_text() -> None:
-    """Without a schema the answer is text, and the record has the wording that a person would read."""
+    """Without a schema the answer is text.
+
+    The record has the message and title that a person would read, with their defaults.
+    """
     context = user_context({"visit": "noon", "meal": "fish"})
     assert await context.wait_for("visit", message="When shall we come?") == "noon"
     assert await context.wait_for("meal", {}, Literal["fish", "rice"]) == "fish"
@@ -89,7 +92,7 @@ async def test_a_question_has_its_wording_and_may_ask_for_text() -> None:
 
 
 def test_a_mock_has_approvals() -> None:
-    """By default there is no mode and nothing is remembered; both can be given."""
+    """By default, a mock context has no approval mode and remembers nothing. A test can pass its own controller."""
     assert (headless_context().approval_controller.mode, headless_context().approval_controller.list()) == (
         None,
         (),
@@ -98,7 +101,10 @@ def test_a_mock_has_approvals() -> None:
 
 
 async def test_a_worker_may_have_a_person_and_records_its_attachments() -> None:
-    """A worker's context can have both a person and a model, and its record lists the workers that were called."""
+    """A worker's context can have both a person and a model; by default it has no person.
+
+    Its record lists the workers that were called, with their attachments.
+    """
     context = worker_context(results={"reader": "read"}, answers={"meal": "fish"}, replies={"meal": "rice"})
     assert await context.call_worker("reader", "go", attachments=["a.txt"]) == "read"
     assert recorded(context).workers == [("reader", "go", ("a.txt",))]

@@ -112,7 +112,7 @@ class Adapter:
         return made if model is None else made.with_model(model)
 
     def with_model(self, model: Model) -> Adapter:
-        """Return a copy of this adapter with a different model. Its model settings are for its own model only."""
+        """Return a copy of this adapter with a different model. The model settings are dropped, since they are for the original model."""
         made = copy.copy(self)
         made.model = checked_model(model)
         if model is not self.model:

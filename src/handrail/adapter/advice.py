@@ -143,7 +143,7 @@ class Advisers:
         output: Any,
         count: bool = True,
     ) -> Reply:
-        """Ask a provider or checker, within the run's deadline. Failed checks count towards the cap."""
+        """Ask a provider or checker, within the run's deadline. A failed completion check counts towards its cap; failed feedback does not."""
         frame = self._run.frame
         said = await self._within_deadline(ask(who.name, partial(self._ask, who, asked, text, output)))
         told = said.problem or said.text
@@ -154,7 +154,7 @@ class Advisers:
         return said
 
     async def _within_deadline(self, asking: Coroutine[Any, Any, Reply]) -> Reply:
-        """Await an answer. The run fails if the deadline passes first, even if whoever is asked ignores that."""
+        """Await an answer. The run fails if the deadline passes first, even if the provider or checker ignores its cancellation."""
         deadline, scope = self._run.frame.deadline, open_scope(self._run.frame.cancellation)
         ending: BaseException = asyncio.CancelledError()
         said: Reply | None = None

@@ -60,7 +60,7 @@ _WHY_CUT = {
     "in one answer, or split long arguments over several calls.",
     "refused": "The provider stopped the answer before this call was complete, so {} was not run.",
 }
-"""What a model is told of a call that was cut off, by the reason why its answer stopped."""
+"""Messages to the model about a call that was cut off, by the reason why the answer stopped."""
 
 
 class Answer:
@@ -136,7 +136,7 @@ class Answer:
 
     @property
     def is_paused(self) -> bool:
-        """Whether the provider interrupted the answer, and continues it in its next answer."""
+        """Whether the provider interrupted the answer, and will continue it in its next answer."""
         return self.stop is not None and self.stop.reason == "paused"
 
     @property
@@ -157,7 +157,7 @@ class Answer:
         """Return the calls that were or may have been cut off with the answer, by id, each with why it can't run.
 
         It depends on nothing but the recorded answer, so that a resumed run decides the same way. The last call of
-        an answer that was cut off may look complete and not be so.
+        an answer that was cut off may look complete although it is not.
         """
         why = None if self.stop is None else _WHY_CUT.get(self.stop.reason)
         if why is None or not calls:

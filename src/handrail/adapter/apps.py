@@ -30,7 +30,7 @@ def code_of(app: str) -> str:
 
 
 def prompt_of(run_id: str, app: str) -> Prompt[Any]:
-    """Import the prompt that `app`, a reference of the form `module:name`, refers to, and return it."""
+    """Import the prompt that `app`, a reference of the form `module:name`, refers to, and return it. Raises `RunError` if there is none."""
     module, colon, name = app.partition(":")
     if not colon or app.endswith(".md"):
         raise RunError(

@@ -75,7 +75,7 @@ class SecretMask:
             data = swaps.made_in(pydantic_core.from_json(kept.data))
         except ValueError:
             return None
-        return Kept(kept.wire, pydantic_core.to_json(data), True) if swaps.all_made else None
+        return Kept(kept.wire, pydantic_core.to_json(data)) if swaps.all_made else None
 
     def body(self, body: Any, messages: list[Message]) -> Any:
         """Return a request's body with its secrets masked, whatever the provider's format.

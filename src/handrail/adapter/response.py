@@ -26,7 +26,7 @@ OutputT = TypeVar("OutputT")
 
 
 class PromptResponse(msgspec.Struct, Generic[OutputT], frozen=True):
-    """What a run returns."""
+    """The result of a run: its answer, its usage and cost, and why it ended."""
 
     text: str
     output: OutputT

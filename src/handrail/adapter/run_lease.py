@@ -140,7 +140,7 @@ async def note_deadline(
 def deadline_after(
     at: float | None, pauses: bool, row: RunRow, run_log: RunLog, clock: Clock
 ) -> Deadline | None:
-    """Return the deadline with which a run began, extended by the time that people have taken since."""
+    """Return the deadline with which a run began, extended by the time that people have taken since if it pauses for them."""
     if at is None:
         return None
     if pauses:

@@ -150,7 +150,7 @@ class Settings:
     ) -> Settings:
         """Return these settings with some of them replaced.
 
-        The model settings go with the model: a run that names its own has none of those of the run around it.
+        Model settings belong to a model: if `model` is passed, only the `model_settings` passed with it apply.
         """
         check_sampling(temperature, max_tokens)
         around = self.model_settings if model is None else DEFAULT_SETTINGS

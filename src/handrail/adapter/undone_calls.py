@@ -25,7 +25,7 @@ class UndoneCall(msgspec.Struct, frozen=True):
     places: list[str]
     """The paths and slices that were restored."""
     stands: list[str] = []
-    """The call's external effects, which could not be undone."""
+    """The call's external effects that could not be undone."""
     discarded: bool = False
     """Whether only the call's file changes were given up, because they could not be applied. Its events stand."""
 

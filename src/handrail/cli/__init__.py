@@ -1,4 +1,4 @@
-"""The command line: `handrail run`, `chat`, `new`, `workers`, `serve`, `models`, `model`, `runs`, `users` and `audit`.
+"""The command line: `handrail run`, `chat`, `serve`, `mcp`, `worker`, `submit`, `runs` and the other commands.
 
 This module works without the `cli` extra. Modules that need typer and rich are imported when they are used.
 """

@@ -156,7 +156,7 @@ class Activity:
         text.append("· ", "cyan")
         text.append(escape_line(event.tool, _MAX_NAME), "bold")
         if row is not None and row.place is not None:
-            text.append(f" #{row.place.number}", "bold")  # two calls of one tool are told apart
+            text.append(f" #{row.place.number}", "bold")  # tells two calls of one tool apart
         text.append(f" {escape_line(type(event.event).__name__, _MAX_NAME)}", "dim")
         shown = format_arguments(_plain_arguments(event.event), _MAX_ARGUMENTS)
         if shown:

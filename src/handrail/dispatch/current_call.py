@@ -36,7 +36,7 @@ MAY_BE_GIVEN = frozenset(
 )
 """Arguments that a run inside a call may be given. Everything else is the call's."""
 _SURROUNDINGS = ("filesystem", "journal", "environment", "approvals", "lease")
-"""What an adapter may have of its own, and a run inside a call never has."""
+"""Options that an adapter may have, but that a run inside a call always takes from the call."""
 
 
 def call_around() -> Attempt | None:

@@ -64,7 +64,7 @@ def not_approved(name: str, approval: Approval, how: DecidedBy, asked: str, ran:
 
 
 class SignatureMismatch(Exception):
-    """Raised when a handler can't be called as handlers are, or does not return a `ToolResult`."""
+    """Raised when a handler can't be called with params and a context, or does not return a `ToolResult`."""
 
 
 class WrongResult(Exception):
@@ -224,7 +224,7 @@ def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase:
 
 
 def transient_in(error: BaseException) -> TransientError | None:
-    """Return the transient failure, in a group the one that asks for the longest pause; None if there is none."""
+    """Return the transient failure in an error, or None. From a group, it is the one that asks for the longest pause."""
     found = [each for each in leaves_of(error) if isinstance(each, TransientError)]
     return max(found, key=lambda each: retry_delay(each) or 0.0, default=None)
 

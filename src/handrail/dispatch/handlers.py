@@ -180,7 +180,7 @@ def check_result(tool: Tool[Any, Any], result: Any, attempt: Attempt) -> None:
         try:
             if declared is str:
                 if _is_ascii(result.message) and _is_ascii(result.value):
-                    return  # it is sure to be shown
+                    return  # it can certainly be rendered
             elif type(result.value) is declared:
                 if declared in _SIMPLE:
                     if _is_ascii(result.message):

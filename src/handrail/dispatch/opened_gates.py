@@ -143,7 +143,7 @@ class NestedGate(Gate):
         super().__init__(frame)
         self._around = around
         self._verb: Place | None = around.place.child(number)
-        """The place at which the verb is recorded with the first call; None if it has been."""
+        """The place at which the first call records the verb; None once that has happened."""
 
     def invoke(
         self, name: str, arguments: Arguments = "{}", *, call_id: str | None = None

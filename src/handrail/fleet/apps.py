@@ -44,7 +44,10 @@ class FleetApp:
         return queue_of(self.source.app, self.code)
 
     def in_folder(self, folder: str, startup_files: Sequence[str] = ()) -> Source:
-        """Return the app's source for runs that work in a folder, or its ordinary source if there is none."""
+        """Return the app's source for runs that work in a folder, or its ordinary source if `folder` is "".
+
+        Raises `DefinitionError` if the folder is not on this host.
+        """
         if not folder:
             return self.source
         key = folder, tuple(startup_files)

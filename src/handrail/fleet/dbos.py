@@ -57,8 +57,9 @@ class DbosDispatcher:
     def _wake(self, run: RunRow) -> None:
         """Enqueue the next leg, unless it waits in its queue.
 
-        DBOS starts nothing twice under one id. So a leg that has ended without claiming its run is enqueued under a new one.
-        So is a leg that has begun, if this process finds it so again: it would have claimed its run, so its process is gone.
+        DBOS starts nothing twice under one id. So a leg that has ended without claiming its run is enqueued under a new id.
+        A leg that this process finds running for the second time is cancelled, and also enqueued under a new id: it would
+        have claimed its run by now, so its process is gone.
         """
         if run.owner and run.legs:
             DBOS.cancel_workflow(leg_id(run, run.legs))

@@ -57,7 +57,9 @@ async def submit(
     - `deadline`: how many seconds the run has once it begins.
     """
     if every is not None and not is_span(every):
-        raise DefinitionError(f"every={every!r} is not a positive number of seconds.")
+        raise DefinitionError(
+            f"every={every!r} is not a positive number of seconds. Pass one, such as every=3600."
+        )
     now = clock.now().timestamp()
     due = now if at is None else at
     run_id = run_id or new_id()

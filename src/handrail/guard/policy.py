@@ -174,7 +174,8 @@ class CapabilityPolicy:
             return []
         if isinstance(files, HasLinks):
             for path in named:
-                with suppress(FileError):  # an invalid path, or one that leads nowhere: the handler is told
+                # The handler reports a path that is invalid or leads nowhere.
+                with suppress(FileError):
                     target = files.resolved(parse_path(path).path)
                     if not self._in_scope(target):
                         outside.append(f"{path}, which leads to {target}")

@@ -145,7 +145,7 @@ def _within(seconds: float, at: float, now: float) -> bool:
 class RateLimitPolicy(CheckOnly):
     """Allows at most `most` calls in `per_seconds` seconds, of all tools or of some. Failed calls count too.
 
-    A call counts once, even if it is retried. A call that this policy denied does not count. What a check costs does
+    A call counts once, even if it is retried. A call that this policy denied does not count. The cost of a check does
     not depend on the number of calls.
     """
 

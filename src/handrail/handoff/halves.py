@@ -1,4 +1,4 @@
-"""The two halves of a handoff, for an orchestrator of one's own: `start` parks it, and `finish` takes the answer.
+"""The two halves of a handoff, for your own orchestrator: `start` parks it, and `finish` takes the answer.
 
 Each half is a call of its own, so each is committed by itself. `finish` can't undo what `start` did.
 """

@@ -147,7 +147,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         """Define the last act, which receives the answer and returns the result for the model."""
         return self._define("after", self._read("after", function), function)
 
-    # Halves, for an orchestrator of one's own.
+    # Halves, for your own orchestrator.
 
     def start(
         self,
@@ -237,7 +237,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
                     self.name,
                     "what its `before` keeps private",
                     private,
-                    "the first of its `after`",
+                    "the first parameter of its `after`",
                     after.takes[0],
                 )
         answers = [("its `answer`", self._answer)]
@@ -298,7 +298,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         return acts
 
     def _check_alone(self, before: Act | None, client: Act | None, after: Act | None) -> None:
-        """Raise `ToolDefinitionError` if an act expects data from a `before` that there is not."""
+        """Raise `ToolDefinitionError` if an act expects data from a `before`, and there is none."""
         if before is not None:
             return
         if client is not None:
@@ -308,7 +308,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
                 self.name,
                 "what is private without a `before`",
                 None,
-                "the first of its `after`",
+                "the first parameter of its `after`",
                 after.takes[0],
             )
 

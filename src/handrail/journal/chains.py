@@ -97,7 +97,7 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 @contextlib.contextmanager
 def reading(chains: Chains, chain: str, link: int, what: str = "") -> Generator[None]:
-    """Name the chain and the record if the file is so damaged that SQLite can't read them."""
+    """Raise `JournalAltered`, which names the chain and the record, if SQLite can't read the damaged file."""
     try:
         yield
     except sqlite3.Error as error:

@@ -134,7 +134,10 @@ class Database:
             self._thread.join()
 
     async def transact(self, work: Work[T], *, synced: bool = True, single: bool = False) -> T:
-        """Run `work` in a transaction and return its value once the transaction is committed."""
+        """Run `work` in a transaction and return its value once the transaction is committed.
+
+        Without `synced`, the commit may be lost in a power cut. `single` says that `work` is at most one statement that writes.
+        """
         if self._connection is not None:
             return self._run_inline(self._connection, Job(work, synced=synced, single=single))
         loop = asyncio.get_running_loop()
@@ -347,7 +350,7 @@ class Database:
 
 
 _UNREADABLE = (ArithmeticError, LookupError, TypeError, ValueError)
-"""What the code that reads the database raises if a value in it is of the wrong kind, such as text that is not UTF-8."""
+"""Exceptions that mean that a value in the database is of the wrong kind, such as text that is not UTF-8."""
 
 
 def _damaged(path: str, error: Exception) -> JournalError:
@@ -360,7 +363,7 @@ def _damaged(path: str, error: Exception) -> JournalError:
 
 
 class Job(Generic[T]):
-    """One piece of work, and its value or error."""
+    """One piece of work on the database, and its value or error."""
 
     __slots__ = ("_report", "done", "error", "single", "synced", "value", "work")
 

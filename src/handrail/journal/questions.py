@@ -91,7 +91,7 @@ class SqliteQuestions:
 
     def _put(self, question: Question) -> Work[None]:
         database = self._database
-        encoded, at = encode(question, "asking"), question.asked_at.timestamp()
+        encoded, at = encode(question, f"question {question.id!r} has"), question.asked_at.timestamp()
 
         def put(connection: Connection) -> None:
             check_not_taken(connection, database.owner, question.run_id)

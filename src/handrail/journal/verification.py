@@ -215,7 +215,7 @@ _INDEXES = """SELECT link, 'state' FROM records INDEXED BY units_to_apply WHERE 
 
 
 def _check_indexes(connection: Connection, chains: Chains, run_id: str, records: RunRecords) -> None:
-    """Raise `JournalAltered` unless states are as recorded and the indexes find what other runs look for in this one."""
+    """Raise `JournalAltered` unless the states of calls are as recorded, and the indexes list the calls to apply and the undone ones."""
     chain, void = run_chain(run_id), records.voided
     expected: set[tuple[int, str]] = set()
     for each in records.own:
@@ -250,7 +250,10 @@ def _check_outside(chains: Chains, run_id: str, records: RunRecords) -> None:
         chain = run_chain(run_id)
         if not noted:
             raise chains.altered(
-                chain, len(records.own), "answers, votes or cancellations began without a note", what=OUTSIDE
+                chain,
+                len(records.own),
+                "the run has no note of the answers, votes or cancellations that were added to it",
+                what=OUTSIDE,
             )
         problem = "what others added to the run (answers, votes, cancellations) was removed"
         raise chains.altered(chain, noted[0].link, problem, noted[0])

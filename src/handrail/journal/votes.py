@@ -23,7 +23,7 @@ class SqliteVotes:
         self._database = database
 
     async def cast(self, run_id: str, vote: Vote, /) -> Sequence[Vote]:
-        chains, encoded = self._database.chains, encode(vote, "a vote")
+        chains, encoded = self._database.chains, encode(vote, "a vote has")
 
         def record(connection: Connection) -> Sequence[Vote]:
             self._check_asked(connection, run_id, vote)

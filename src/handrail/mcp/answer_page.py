@@ -48,7 +48,7 @@ class AnswerPage:
         self._pages = Pages()
 
     def routes(self) -> list[Route]:
-        """Return the routes of the page. The page itself has nothing that is secret, and needs no token."""
+        """Return the routes of the page. The page itself contains no secrets, and needs no token."""
         return [
             Route("/", self._page),
             Route("/assets/{name:path}", self._asset),
@@ -99,7 +99,10 @@ class AnswerPage:
         return JSONResponse({"outcome": answer.outcome})
 
     async def _find(self, request: Request, call_id: str, question_id: str) -> tuple[LiveCall, Question]:
-        """Return a principal's own call and its open question. A call that was parked is resumed."""
+        """Return a principal's own call, and its open question that asks for a secret. A parked call is resumed.
+
+        Raises `RequestRefused` if there is no such question, or if a different process executes the call.
+        """
         principal = request.scope[PRINCIPAL]
         try:
             call = await self._calls.resume(call_id, principal=principal, asks=True, opens=True)

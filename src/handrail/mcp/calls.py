@@ -92,7 +92,7 @@ class Calls:
         self._left: dict[str, LiveCall] = {}
         """Unrecorded calls that ended between two requests of the client.
 
-        They are kept until the client calls again.
+        They are kept until the client calls again, at most `MAX_WAITING` of them.
         """
         self.environment: Callable[[LiveCall, bool], Environment | None] = _client_of
         """Returns the environment of a call, given whether the client can ask its person."""
@@ -171,7 +171,7 @@ class Calls:
         return row, message
 
     async def result(self, row: RunRow, message: CallMessage) -> ToolResult[Any]:
-        """Return the recorded result of a call that is over."""
+        """Return the recorded result of a call that is over, or a failed result if none was recorded."""
         tool = (await self.tools.all()).get(message.tool)
         for unit in await self.journal_of_tasks().calls.load(row.record.id):
             if tool is not None and unit.place == _PLACE:
@@ -183,7 +183,7 @@ class Calls:
     async def answer(self, run_id: str, principal: str, responses: Mapping[str, Any]) -> None:
         """Record the answers to the open questions of a call that this process does not execute.
 
-        Answers that are refused are left to the resumed call.
+        Refused answers are ignored here. The resumed call asks again, and says why they were refused.
         """
         await self.row(run_id, principal)
         questions = self.journal_of_tasks().questions
@@ -232,7 +232,7 @@ class Calls:
         return call
 
     def journal_of_tasks(self) -> Journal:
-        """Return the journal. Only recorded calls are tasks."""
+        """Return the journal. A server without one has no tasks."""
         assert self.journal is not None, "tasks need a journal"
         return self.journal
 
@@ -241,7 +241,7 @@ class Calls:
         return len(self._live)
 
     def ended(self, call: LiveCall) -> None:
-        """Forget a call that has ended or was parked."""
+        """Forget a call that has ended or was parked, unless the client must still call again for an unrecorded result."""
         if self._live.get(call.run_id) is call:
             del self._live[call.run_id]
             if self.journal is None and call.is_left and not call.task.cancelled():
@@ -313,7 +313,7 @@ class LiveCall:
             raise
         except PromptEvaluationError as error:
             if self._result is None:
-                return ToolResult.error(f"{self.name} did not run to its end: {error}")
+                return ToolResult.error(f"{self.name} did not finish: {error}")
         if self._result is None:  # it is in the record, because an earlier process executed the call
             row, message = await self._calls.row(self.run_id, self.principal)
             return await self._calls.result(row, message)
@@ -350,7 +350,10 @@ class LiveCall:
         self.task.cancel()
 
     def leave(self) -> None:
-        """Remove the call from memory. Its run stays in the journal, unless there is none."""
+        """Remove the call from memory: park its run, by force if it is not waiting for answers.
+
+        A run that is not recorded, or has not started yet, is cancelled.
+        """
         if self.parking is None:
             self.task.cancel()
         elif not self.parking.park():
@@ -409,7 +412,7 @@ class LiveCall:
         future.set_result(answer)
 
     async def ask(self, question: Question) -> Answer | None:
-        """Put a question to the client. With a journal, returns None, because the answer comes through it.
+        """Put a question to the client. Returns None if there is a journal, through which the answer then comes.
 
         A question that asks for a secret is cancelled if the client's person can't be sent to a page.
         """

@@ -114,7 +114,7 @@ def _section(path: str, name: str, entry: Any, prefix: str, options: Mapping[str
 
 
 def _login(headers: Mapping[str, str]) -> Login | None:
-    """Return the login to a server. One with a token in a header needs none."""
+    """Return how to log in to a server; None if its headers have an `Authorization`."""
     return None if any(name.lower() == "authorization" for name in headers) else Login()
 
 
@@ -139,7 +139,7 @@ class _Filler:
         found = os.environ.get(match[1], default)
         if found is None:
             raise DefinitionError(
-                f"{self._where} needs the environment variable {match[1]}, which is not set."
+                f"{self._where} needs the environment variable {match[1]}, which is not set. Set it, or write a default: ${{{match[1]}:-text}}."
             )
         if is_secret_name(match[1]):
             self.secrets.append(found)

@@ -41,7 +41,7 @@ PATIENCE = 5.0
 MAX_REOPENED = 5
 """How many times a lost connection is opened again before a call needs it."""
 REFRESH_EVERY = 1.0
-"""How many seconds have to pass before a changed list is read again without a call."""
+"""Minimum seconds between two readings of a list that the server keeps announcing as changed."""
 _MAX_WORDS = 600
 """Maximum number of characters of an error's description."""
 _LIST_CHANGED = "notifications/tools/list_changed"
@@ -211,7 +211,7 @@ class Connection:
         opening.exception()  # it is not an error if nobody waits any more
 
     def _lost(self, why: str, end: asyncio.Event | None) -> None:
-        """Note that the server is gone, and open a new connection soon, so that the next request has the tools it has now."""
+        """Note that the server is gone, and open a new connection soon, so that the model's next request has its current tools."""
         if end is not self._end:
             return  # an earlier connection, which was lost before
         was_open = self._client is not None
@@ -312,7 +312,9 @@ class Connection:
     # --- requests ---
 
     async def request(self, send: Callable[[Client], Awaitable[Any]]) -> Any:
-        """Send a request on the open connection.
+        """Send a request. Opens the connection first if it is not open.
+
+        A request that the server did not take, because it was restarted or the tool has changed, is sent once more.
 
         Raises `ServerUnavailable` if nothing was sent, `ServerLost` if it is not known what became of the request, and
         `MCPError` if the server refused it.

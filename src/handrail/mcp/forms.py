@@ -20,7 +20,7 @@ _FLAT = frozenset(["string", "number", "integer", "boolean"])
 _JSON = "json"
 """The field of a form in which the answer is written as JSON."""
 _VALUE = "value"
-"""The field of a form whose answer is not an object."""
+"""The only field of a form whose answer is not an object."""
 
 
 def address_of(question: Question, url: str) -> wire.ElicitRequestURLParams:
@@ -66,7 +66,7 @@ def message_of(question: Question, problem: str = "") -> str:
 
 
 def answer_of(question: Question, response: Any) -> Answer | None:
-    """Return a client's response as an answer; None if the response is not one.
+    """Return a client's response as an answer; None if the response is invalid or not an answer.
 
     A response that is not valid JSON becomes an answer that does not match the question's schema, and is refused. A client
     never answers a question that asks for a secret: if it accepts, the person has opened the address.

@@ -179,7 +179,8 @@ class SharedRate(CheckOnly):
             return PolicyDecision.allow()
         if self._window is None or not calls:
             return PolicyDecision.deny(
-                f"{self._most} calls are the limit of this gateway, and they are used up."
+                f"this gateway allows each caller {self._most} calls, and yours are used up. "
+                "Finish without this tool, or ask the gateway's owner for a higher limit."
             )
         wait = calls[0][0] + self._window - now
         return PolicyDecision.deny(

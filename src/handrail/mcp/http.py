@@ -42,8 +42,8 @@ class HttpServer:
     """Serves a `ToolServer` at `/mcp` to clients of every protocol version, and at `/` the page for answers with secrets.
 
     Requests are authenticated by access tokens of `issuer`, by `authenticate`, by the users in `people`, or by `token`.
-    Without any of these, every request is refused. `hosts` are additional host names that the server answers to, and `origins` are additional
-    origins whose pages may use it.
+    Without any of these, every request is refused. `hosts` are additional host names that the server answers to, and
+    `origins` are additional origins whose pages may use it.
     """
 
     def __init__(
@@ -141,9 +141,9 @@ class HttpServer:
 
 
 class _Admission:
-    """Admits the requests of people who may run things, as many at once as each principal may have.
+    """Admits the requests of people who have the right to run things, each principal's up to a maximum at once.
 
-    A request takes as long as its call or its stream, so one principal could take up all connections.
+    A request lasts as long as its call or its stream, so one principal could take up all connections.
     """
 
     def __init__(self, app: ASGIApp, most: int) -> None:

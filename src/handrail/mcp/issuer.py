@@ -23,7 +23,7 @@ from handrail.errors import DefinitionError
 from handrail.serve.refusals import RequestRefused
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
-"""The signatures that are accepted: those by a key that only the issuer has."""
+"""The accepted signature algorithms. All are asymmetric, so that only the issuer can sign."""
 LEEWAY = 60.0
 """Seconds by which the issuer's clock and this one may differ."""
 _KEYS_SECONDS = 60.0
@@ -70,7 +70,7 @@ class Issuer:
         return found.subject
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Return what a token says, or None if it is not valid here. Raises `RequestRefused` if the issuer can't be reached."""
+        """Return the claims of a token, or None if it is not valid here. Raises `RequestRefused` if the issuer can't be reached."""
         try:
             named = jwt.get_unverified_header(token)
             key = await self._key(str(named.get("kid", "")))

@@ -46,9 +46,9 @@ class LoginNeeded(HandrailError, ConnectionError):
 class Login:
     """How to log in to a server by OAuth.
 
-    The tokens are kept in a file below `folder`, which only its owner can read. After the login the browser is sent to `redirect`, where
-    this program listens for it; if the browser is on a different machine, the person copies the address from it. A client that was
-    registered by hand has a `client_id`, and perhaps a `client_secret`.
+    The tokens are kept in a file below `folder`, which only its owner can read. After the login the browser is sent to
+    `redirect`, where this program listens for it; if the browser is on a different machine, the person copies the address
+    from it. A client that was registered by hand has a `client_id`, and perhaps a `client_secret`.
     """
 
     folder: Path | None = None

@@ -18,7 +18,7 @@ from handrail.prompt.section import LiveSection, PlainSection, walk
 from mcp import MCPError
 
 MAX_VALUES = 100
-"""Maximum number of values in one completion, which MCP sets."""
+"""Maximum number of values in one completion, as MCP requires."""
 PAGE = 500
 """Maximum number of resources in one list."""
 MAX_BYTES = 8 * 2**20
@@ -138,7 +138,10 @@ class FileResources:
             return wire.ListResourcesResult(resources=[])
         cursor = None if params is None else params.cursor
         if cursor is not None and not str(cursor).isdecimal():
-            raise MCPError(wire.INVALID_PARAMS, "this cursor is not one of the server's")
+            raise MCPError(
+                wire.INVALID_PARAMS,
+                "the cursor is not one that this server returned. List the resources without a cursor",
+            )
         start = int(cursor or 0)
         paths: Sequence[str] = sorted(files.glob("**"))
         shown = [

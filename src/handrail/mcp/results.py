@@ -52,7 +52,7 @@ def content_of(result: ToolResult[Any]) -> wire.CallToolResult:
 
 
 def _block(attachment: Attachment) -> Any:
-    """Return an attachment as a content block: an image, a sound, an embedded file, or a link."""
+    """Return an attachment as a content block: an image, a sound, an embedded file, a link, or a note that the bytes are missing."""
     kind, name = attachment.media_type, attachment.name
     if attachment.address:
         return wire.ResourceLink(name=name, uri=attachment.address, mime_type=kind)

@@ -32,7 +32,7 @@ def is_secret_name(name: str) -> bool:
 
 
 class Secrets:
-    """Secret values, which it replaces in texts and JSON values."""
+    """A set of secret values, which it hides in texts, bytes and JSON values."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         found: set[str] = set()
@@ -74,7 +74,7 @@ class Secrets:
         return type(model).model_validate(hidden)
 
     def hide_in(self, value: Any) -> Any:
-        """Return a JSON value without the secrets, in its texts and in its names."""
+        """Return a JSON value without the secrets in its strings and keys."""
         if not self.values:
             return value
         if isinstance(value, str):

@@ -134,7 +134,7 @@ class _Server:
 
     @property
     def prefix(self) -> str:
-        """The text before the names of the server's tools."""
+        """The prefix of the server's tools."""
         return self._rules.prefix
 
     @property

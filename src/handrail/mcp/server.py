@@ -108,7 +108,7 @@ class ToolServer:
         self.server.middleware.append(RequestStateBoundary(security, default_audience=prompt.name))
 
     def make_calls(self, **options: Any) -> Calls:
-        """Create the calls of the server's clients. A subclass may decide who is asked."""
+        """Create the `Calls` of this server. A subclass overrides it to decide who is asked."""
         return Calls(self.tools, **options)
 
     async def serve_stdio(self) -> None:
@@ -186,7 +186,8 @@ class ToolServer:
             )
         except CallUnknown:
             raise MCPError(
-                wire.INVALID_PARAMS, "nothing waits for this answer: it was given, or it came too late"
+                wire.INVALID_PARAMS,
+                "nothing waits for this answer: it was given, or it came too late. Call the tool again",
             ) from None
         except RunBusy:
             raise MCPError(
@@ -269,7 +270,7 @@ def _needs_forms(name: str) -> MCPError:
     data = wire.MissingRequiredClientCapabilityErrorData(required_capabilities=needed)
     return MCPError(
         wire.MISSING_REQUIRED_CLIENT_CAPABILITY,
-        f"{name} asks a person, and this client can't show forms",
+        f"{name} asks a person, and this client can't show forms. Use a client that supports elicitation",
         data=data.model_dump(by_alias=True, mode="json", exclude_none=True),
     )
 

@@ -72,7 +72,7 @@ class Tasks:
             require_client_extension(request, EXTENSION)
 
     async def consider(self, request: Any, call: LiveCall, tool: Tool[Any, Any]) -> dict[str, Any] | None:
-        """Return a call as a new task; None if it has ended or asked before it became one."""
+        """Return a call as a new task; None if the client does not support tasks, or if the call ended or asked a question first."""
         if not has_tasks(request):
             return None
         if not {TASK, TASK_REQUIRED} & tool.capabilities:

@@ -103,7 +103,7 @@ class ToolRules(NamedTuple):
     prefix: str = ""
     effects: Mapping[str, Effect] = {}
     trusted: bool = False
-    """Whether the server's claims about effects count."""
+    """Whether the server's claims about effects are believed."""
     timeout: float | None = None
     source: Source | None = None
 

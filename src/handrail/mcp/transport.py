@@ -1,8 +1,8 @@
 """The standard streams of a command as a transport to an MCP server.
 
 What a server may send is limited: a message has a maximum size, and a server that sends a great many messages that nobody
-asked for, or lines that are not JSON-RPC, is killed. The end of what it writes to standard error is kept for the error that says
-why it ended.
+asked for, or lines that are not JSON-RPC, is killed. The last lines that it writes to standard error are kept for the
+error that says why it ended.
 """
 
 from __future__ import annotations

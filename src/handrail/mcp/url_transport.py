@@ -25,7 +25,7 @@ _CONNECT = 30
 """Seconds to connect to a server, and to send it a request."""
 _STREAM, _JSON = "text/event-stream", "application/json"
 _PASSED = frozenset([400, 404, 405])
-"""Error statuses that the SDK understands."""
+"""Error statuses that are passed on, because the SDK handles them itself."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -48,7 +48,7 @@ _THINKING = frozenset({"thinking", "redacted_thinking"})
 _SERVER_CALLS = frozenset({"server_tool_use", "mcp_tool_use"})
 """Calls of the provider's own tools. Their results are further blocks, which name them in `tool_use_id`."""
 _OF_CALLS = frozenset({"id", "name", "input"})
-"""The fields of a call that the conversation has, and that are not kept with the blocks."""
+"""The fields of a call that the conversation already holds. They are not kept with the blocks."""
 _STOPS: dict[str, StopReason] = {
     "end_turn": "done",
     "stop_sequence": "done",
@@ -203,7 +203,7 @@ def _content(said: UserMessage | CallAnswered) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=64)
 def _encoder(wire: str) -> Encode:
-    """Return the function that encodes messages for this provider. It is always the same one."""
+    """Return the function that encodes messages for this provider. The same function is returned each time, because encoded messages are cached by it."""
     return partial(_message, wire)
 
 
@@ -299,7 +299,7 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
 
 
 def _kept(wire: str, blocks: list[Any], reason: StopReason) -> Kept | None:
-    """Return the blocks of an answer to be sent back; None if they are only a text followed by calls."""
+    """Return the blocks of an answer to be sent back; None if they are at most one text followed by calls."""
     if all(map(_is_plain, blocks)) and [block["type"] for block in blocks[1:]].count("text") == 0:
         return None
     cut = reason in ("length", "refused")
@@ -310,7 +310,7 @@ def _kept(wire: str, blocks: list[Any], reason: StopReason) -> Kept | None:
         # A provider's own call that was cut off never gets a result, and the API refuses it without one.
         if not (cut and block["type"] in _SERVER_CALLS and block.get("id") not in answered)
     ]
-    return Kept(wire, encode(kept))
+    return Kept(wire, encode(kept), has_arguments=False)
 
 
 def _is_plain(block: dict[str, Any]) -> bool:

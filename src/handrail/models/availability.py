@@ -26,7 +26,7 @@ class Availability(msgspec.Struct, frozen=True):
     provider: str
     state: State
     detail: str
-    """What is used, or what to do."""
+    """The key, the address or the package that the models use, or what to do so that they work."""
     models: tuple[str, ...] = ()
     """The names of the provider's models, if they are known without asking a vendor."""
 
@@ -76,7 +76,7 @@ async def _ask(name: str, row: Provider, address: str) -> Availability:
 
 
 class _Listed(msgspec.Struct):
-    """A server's answer, as far as it is read."""
+    """The fields that are read from a server's list of models."""
 
     data: list[Any] = []
     models: list[Any] = []

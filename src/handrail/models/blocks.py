@@ -69,14 +69,14 @@ def parsed_input(text: str) -> msgspec.Raw | dict[str, Any]:
 # --- the provider's own tools ---
 
 _CALLS = (b'_tool_use"', b'_call"', b'"executableCode"', b'"toolCall"')
-"""Bytes without which an answer has no calls of the provider's own tools."""
+"""Byte strings. Every answer with a call of a provider's own tool contains one of them."""
 _LINE = 200
 _ASKED = ("query", "queries", "code", "command", "url")
 """Fields of a call that say best what was asked of the tool."""
 
 
 def outside_lines(kept: Kept | None) -> list[str]:
-    """Return a line for each call of the provider's own tools in an answer, for people. Nothing here decided on them."""
+    """Return a line for each call of the provider's own tools in an answer, for people. Handrail did not decide on these calls."""
     if kept is None or not any(mark in kept.data for mark in _CALLS):
         return []
     try:
@@ -106,9 +106,7 @@ def _outside(block: Mapping[str, Any]) -> str:
     )
     text = " ".join((asked if isinstance(asked, str) else ", ".join(map(str, asked))).split())
     short = text if len(text) <= _LINE else f"{text[:_LINE]}…"
-    return (
-        f"{name}, run by the provider outside: {short}" if short else f"{name}, run by the provider outside"
-    )
+    return f"{name}, run by the provider: {short}" if short else f"{name}, run by the provider"
 
 
 # --- pieces of a stream ---

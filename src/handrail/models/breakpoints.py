@@ -2,7 +2,7 @@
 
 A breakpoint is a mark on a block. The provider caches the request up to it, and reads back what an earlier request
 cached up to the same block. There are at most four, and Handrail uses three: the end of the tools and the system text,
-the end of the request before, and the end of this one. The last of them is a mark on the request itself, so that no
+the end of the previous request, and the end of this one. The last of them is a mark on the request itself, so that no
 message changes when it moves.
 """
 
@@ -40,7 +40,7 @@ def marked_tools(request: ModelRequest, tool: Encode, mark: dict[str, Any]) -> b
 
 
 def marked_messages(messages: Sent[Message], said: bytes, message: Encode, mark: dict[str, Any]) -> bytes:
-    """Return the encoded messages with a mark at the end of the request before, if it is too far back to be found.
+    """Return the encoded messages with a mark at the end of the previous request, if that is too far back to be found.
 
     The marked block ends what that request cached, so that everything up to it is read from the cache.
     """
@@ -65,7 +65,7 @@ def _since_last_request(messages: Sent[Message]) -> list[Message]:
 
 
 def _blocks(message: Message) -> int:
-    """Return an upper bound for the number of blocks of a message. It need not be exact: a further mark costs nothing."""
+    """Return an upper bound for the number of blocks of a message. It need not be exact: an extra mark costs nothing."""
     if isinstance(message, ToolMessage):
         return len(message.results) + sum(1 + len(each.attachments) for each in message.results if each.shows)
     if isinstance(message, AssistantMessage):

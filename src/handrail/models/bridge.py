@@ -442,7 +442,7 @@ def kept_of(model: str, response: Any) -> Kept | None:
     ):
         return None
     said: Any = import_module("pydantic_ai.messages")
-    return Kept(_wire(model), said.ModelMessagesTypeAdapter.dump_json([response]), has_arguments=True)
+    return Kept(_wire(model), said.ModelMessagesTypeAdapter.dump_json([response]))
 
 
 def _wire(model: str) -> str:

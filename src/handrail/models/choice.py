@@ -43,13 +43,13 @@ class ModelChoice(Protocol):
 def first_that_works(*models: Model | str, on_refusal: bool = False) -> Model:
     """Return a model that stands for the first of these models that answers.
 
-    The next model is tried if one does not accept the key, or if it can't be reached, fails or has reached its rate
-    limit, after one quick retry; with `on_refusal`, also if it refuses to answer. A request that is wrong, such as one
-    that is too long, fails at once. Once part of an answer has been streamed, no other model continues it.
+    The next model is tried if one has no key, does not accept the key or does not have the model. It is also tried,
+    after one quick retry, if one can't be reached, fails or has reached its rate limit, and with `on_refusal` if one
+    refuses to answer. A request that is wrong, such as one that is too long, fails at once. Once part of an answer has
+    been streamed, no other model continues it.
 
     A run stays with the model that answered, and tries the others again if that one fails. Events and the record name
-    the model that answered each request, and its price counts. A model's thinking is not sent to a different provider,
-    except DeepSeek, which requires it with calls.
+    the model that answered each request, and its price counts. A model's thinking is not sent to a different provider.
     """
     return FirstThatWorks(models, on_refusal=on_refusal)
 

@@ -106,6 +106,7 @@ class Engine:
 
     def close(self) -> None:
         """Stop the running generation, refuse new ones, and unload the model.
+        A generation that does not stop within ten seconds keeps the model loaded.
 
         Without this, interpreter shutdown would end a thread inside llama.cpp, which aborts the process.
         """

@@ -45,7 +45,7 @@ WIRE = "gemini"
 _EMPTY = "(nothing)"
 """Text that is sent instead of empty text, which the API refuses."""
 _FOREIGN = "skip_thought_signature_validator"
-"""The signature that Google documents for calls that a Gemini model did not make itself, or made without thought."""
+"""The signature that Google documents for calls that a Gemini model did not make itself, or made without thinking."""
 _OLDER = re.compile(r"(?:models/)?gemini-(?:1|2)\b")
 """Models that refuse a JSON Schema for the answer while they have tools."""
 _STOPS: dict[str, StopReason] = {
@@ -68,7 +68,7 @@ class GeminiModel:
     in Google's own client. `base_url` and `key_variable` take precedence; `base_url` includes the version, as in
     `https://host/v1beta`, and `key_variable=None` sends no key.
 
-    Thoughts and their signatures are kept and sent back in their places, as the API requires. `options` are further
+    Thoughts and their signatures are kept and sent back in their original places, as the API requires. `options` are further
     fields of the request, such as `{"safetySettings": [...]}`, and `{"generationConfig": {...}}` adds to what Handrail
     sends there.
     """
@@ -150,7 +150,7 @@ def _name(name: str) -> str:
 
 
 def _renamed(tools: Sent[Offered]) -> dict[str, str]:
-    """Return the names of the tools that the API knows by a different name, by that name."""
+    """Return the original name of each tool that was renamed for the API, by its new name."""
     names = [offered.tool.name for offered in tools]
     return {_name(name): name for name in names if not name[0].isalpha() and name[0] != "_"}
 
@@ -185,7 +185,7 @@ def _schema(schema: Any) -> Any:
 
 
 def _conversation(messages: Sent[Message]) -> bytes:
-    """Encode a conversation so that user and model alternate.
+    """Encode a conversation so that it begins with the user, and user and model alternate.
 
     Each message is encoded only once, unless some must be joined.
     """
@@ -345,7 +345,7 @@ class _Pieces:
         if all("thoughtSignature" not in part and (_is_call(part) or _is_text(part)) for part in self._parts):
             return None
         kept = [{**part, "functionCall": {}} if "functionCall" in part else part for part in self._parts]
-        return Kept(WIRE, encode(kept))
+        return Kept(WIRE, encode(kept), has_arguments=False)
 
 
 _ABOUT = frozenset({"thought", "thoughtSignature", "partMetadata", "videoMetadata", "mediaResolution"})

@@ -29,7 +29,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]+")
 _LONGEST_NAME = 64
 _UNNAMED = "unnamed"
-"""Replaces a name of which nothing is left."""
+"""Replaces a name without a single character that is accepted."""
 
 CHAT_ID = re.compile(r"[^\ud800-\udfff]{1,40}")
 RESPONSES_ID = re.compile(r"[^\ud800-\udfff]{1,64}")
@@ -39,12 +39,12 @@ MISTRAL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 _NORMALISED = re.compile(r"hr-[0-9a-f]{32}")
 
 _DEEPEST = 50
-"""Levels of arguments that are sent as they are. The strictest parsers in use read 64, the request included."""
+"""Maximum nesting of arguments that are sent unchanged. The strictest parsers in use read 64 levels, those of the request included."""
 _LONGEST_NUMBER = 300
-"""Digits after which a number no longer fits a float, which many parsers use for all numbers."""
+"""Maximum digits of a number. A longer one does not fit a float, which many parsers use for all numbers."""
 _DIGITS = re.compile(rf"\d{{{_LONGEST_NUMBER + 1}}}")
 _MOST_UNREADABLE = 20_000
-"""Characters of unreadable arguments that are sent back."""
+"""Maximum number of characters of unreadable arguments that are sent back."""
 
 
 def name_for_wire(name: str) -> str:
@@ -55,7 +55,7 @@ def name_for_wire(name: str) -> str:
 
 
 def id_for_wire(id: str, accepted: re.Pattern[str]) -> str:
-    """Return an id as the API with this pattern accepts it. Other ids, and all ids for Mistral, are replaced by digests."""
+    """Return an id unchanged if it matches the API's pattern, otherwise a digest of it. Mistral always gets a digest."""
     if accepted is MISTRAL_ID:
         return base64.b32encode(_digest(id)).decode()[
             :9

@@ -331,7 +331,7 @@ def _message_in(raw: bytes) -> str:
     try:
         data: Any = decode(raw)
     except _UNREADABLE:
-        return raw.decode(errors="replace").strip() or "it said nothing"
+        return raw.decode(errors="replace").strip() or "the response is empty"
     if isinstance(data, list) and len(data) == 1:
         data = data[0]  # Google sends the error of a stream as a list
     error = data.get("error", data) if isinstance(data, dict) else data

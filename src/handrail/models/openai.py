@@ -64,7 +64,7 @@ class OpenAIModel:
     """An OpenAI model, or a model on any server that implements one of OpenAI's APIs.
 
     `OpenAIModel("gpt-5")` uses OpenAI itself, with the key in `OPENAI_API_KEY`; `OPENAI_BASE_URL` names a different
-    server. `provider` is one of the providers in the table that speak this wire, such as "ollama", "groq" or
+    server. `provider` is the name of a different provider with this API, such as "ollama", "groq" or
     "azure". For any other server pass its `base_url`. `key_variable` names the environment variable with the server's
     key; None sends no key. `options` are further fields of the request, such as `{"reasoning_effort": "low"}`.
     """
@@ -175,7 +175,11 @@ def _tool(offered: Offered) -> bytes:
 
 
 def _conversation(messages: Sent[Message], quirks: Quirks, wire: str) -> bytes:
-    """Encode a conversation, separated by commas. It is encoded once, unless the server restricts who may follow whom."""
+    """Encode a conversation, separated by commas.
+
+    Messages that were encoded for an earlier request are not encoded again, unless the server refuses a user's message
+    directly after the result of a call. Then a message is inserted between the two.
+    """
     if quirks.user_after_tool:
         return messages.encoded(_encoder(quirks, wire))
     said: list[dict[str, Any]] = []
@@ -192,12 +196,12 @@ def _encode(quirks: Quirks, wire: str, message: Message) -> bytes:
 
 @lru_cache(maxsize=64)
 def _encoder(quirks: Quirks, wire: str) -> Encode:
-    """Return the function that encodes messages for servers with these quirks. It is always the same one."""
+    """Return the function that encodes messages for servers with these quirks. The same function is returned each time, because encoded messages are cached by it."""
     return partial(_encode, quirks, wire)
 
 
 def _dicts(message: Message, quirks: Quirks, wire: str) -> list[dict[str, Any]]:
-    """Convert a message to at least one message of the API."""
+    """Convert a message to messages of the API. There is at least one."""
     if isinstance(message, ToolMessage):
         return _results(message, quirks)
     if isinstance(message, AssistantMessage):
@@ -230,7 +234,7 @@ def _said(message: AssistantMessage, quirks: Quirks, wire: str) -> dict[str, Any
     if message.calls and quirks.thought_with_calls:
         said.setdefault(
             quirks.thought_with_calls, " "
-        )  # what a different provider's model thought stays here
+        )  # the thinking of a different provider's model is not sent
     return said
 
 
@@ -306,7 +310,7 @@ def _is_text(part: Any) -> bool:
 def _kept(wire: str, fields: Mapping[str, Any], calls: Sequence[Mapping[str, Any]]) -> Kept | None:
     if not fields and not any(calls):
         return None
-    return Kept(wire, encode({"message": fields, "calls": calls}))
+    return Kept(wire, encode({"message": fields, "calls": calls}), has_arguments=False)
 
 
 class _Pieces:

@@ -52,11 +52,11 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     seed: str = "seed"
     """The field that makes answers repeatable."""
     stream_options: bool = True
-    """Whether a request for a stream may have `stream_options`. A server that refuses them counts tokens anyway."""
+    """Whether a request for a stream may have `stream_options`. A server that refuses them reports its tokens anyway."""
     native_output: bool = True
     """Whether every model can be constrained to a JSON Schema, even while it has tools."""
     ids: re.Pattern[str] = CHAT_ID
-    """The ids of calls that are accepted."""
+    """Matches the call ids that the server accepts."""
     user_after_tool: bool = True
     """Whether a user's message may follow the result of a call directly."""
     sent_back: tuple[str, ...] | None = None
@@ -122,7 +122,11 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
         return not self.is_own and (not self.address or address == self.address)
 
     def quirks_at(self, address: str) -> Quirks:
-        """Return the quirks of a server at this address. A server that replaces OpenAI may know only older fields."""
+        """Return the quirks of a server at this address.
+
+        A different server that stands in for the provider may know only the older `max_tokens`. It gets back all fields
+        that it adds, unless the provider's own row names some.
+        """
         return (
             self.quirks if not self.address or address == self.address or self.is_own else _standing_in(self)
         )
@@ -135,7 +139,10 @@ def _standing_in(provider: Provider) -> Quirks:
 
 
 def _with_port(given: str, port: int) -> str:
-    """Return a complete address for a host, a host with a port, or an address. Any interface means this machine."""
+    """Return a complete address for a host, a host with a port, or an address.
+
+    `0.0.0.0` and `::` become 127.0.0.1. An http address without a port gets this one.
+    """
     parts = urlsplit(given if "://" in given else f"http://{given}")
     host = parts.hostname or ""
     host = "127.0.0.1" if host in ("0.0.0.0", "::", "") else f"[{host}]" if ":" in host else host

@@ -48,7 +48,7 @@ def resets_at(headers: Mapping[str, str], clock: Clock) -> datetime | None:
 
 
 def retry_after(headers: Mapping[str, str], body: bytes, clock: Clock) -> float | None:
-    """Return after how many seconds the provider wants to be asked again, or None if it did not say."""
+    """Return how many seconds to wait before the next request, or None if the provider did not say."""
     milliseconds = headers.get("retry-after-ms")
     said = headers.get("retry-after")
     try:

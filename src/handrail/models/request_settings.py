@@ -92,7 +92,11 @@ ANTHROPIC: Mapping[str, Write] = {
 
 
 def anthropic_choice(fields: dict[str, Any], must_call: bool) -> None:
-    """Complete the choice of a tool. Only choices that allow calls may say whether there may be several."""
+    """Complete the `tool_choice` of a request, whose fields depend on each other.
+
+    With `must_call` the model has to call a tool, but may choose which. A choice of "none" loses its other fields,
+    because the API refuses them.
+    """
     choice = fields.get("tool_choice")
     if must_call:
         several = "disable_parallel_tool_use"
@@ -104,7 +108,7 @@ def anthropic_choice(fields: dict[str, Any], must_call: bool) -> None:
 
 
 def gemini_writes(name: str, wire_name: Callable[[str], str]) -> Mapping[str, Write]:
-    """Return the functions for a Gemini model. Models before Gemini 3 have a budget of tokens instead of a level."""
+    """Return the functions for a Gemini model. Models before Gemini 3 take a token budget instead of a level of effort."""
     before_3 = re.match(r"(?:models/)?gemini-(?:1|2)\b", name)
 
     def effort(level: str) -> Mapping[str, Any]:
@@ -138,5 +142,5 @@ BRIDGE: Mapping[str, Write] = {
 _WORDS = ("auto", "required", "none")
 _GEMINI_WORDS = {"auto": "AUTO", "required": "ANY", "none": "NONE"}
 _GEMINI_BUDGETS = {"none": 0, "minimal": 1024, "low": 1024, "medium": 8192, "high": 24576}
-"""The tokens that Google itself maps OpenAI's levels of effort to."""
+"""Thinking budgets in tokens, by the levels of effort that Google maps to them."""
 _ANTHROPIC_WORDS = {"auto": "auto", "required": "any", "none": "none"}

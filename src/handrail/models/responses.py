@@ -36,7 +36,7 @@ from handrail.models.request_settings import RESPONSES, merge_fields, settings_f
 
 WIRE = "responses"
 _OF_CALLS = frozenset({"call_id", "name", "arguments"})
-"""The fields of a call that the conversation has, and that are not kept with the items."""
+"""The fields of a call that the conversation already holds. They are not kept with the items."""
 
 _PLAIN = frozenset({"type", "id", "role", "content", "status"})
 
@@ -89,12 +89,12 @@ def _tool(offered: Offered) -> bytes:
 
 @lru_cache(maxsize=64)
 def _encoder(wire: str) -> Encode:
-    """Return the function that encodes messages for this provider. It is always the same one."""
+    """Return the function that encodes messages for this provider. The same function is returned each time, because encoded messages are cached by it."""
     return partial(_items, wire)
 
 
 def _items(wire: str, message: Message) -> bytes:
-    """Convert a message to at least one input item, as JSON separated by commas."""
+    """Encode a message as input items, separated by commas. There is at least one."""
     if isinstance(message, ToolMessage):
         items: list[Any] = [
             {
@@ -182,7 +182,7 @@ def _reason(answer: Any, items: list[Any]) -> StopReason:
 
 
 def _kept(wire: str, items: list[Any]) -> Kept | None:
-    """Return the items of a response to be sent back; None if they are only a text followed by calls.
+    """Return the items of a response to be sent back; None if they are at most one text followed by calls.
 
     Nothing is stored by the provider, so reasoning can be sent back only if it is encrypted. Without its reasoning, an
     item must not be sent with its id.
@@ -197,7 +197,7 @@ def _kept(wire: str, items: list[Any]) -> Kept | None:
     ]
     if lost:
         back = [without(item, ("id",)) for item in back]
-    return Kept(wire, encode(back))
+    return Kept(wire, encode(back), has_arguments=False)
 
 
 def _is_plain(item: Any) -> bool:
@@ -242,7 +242,7 @@ class _Pieces:
         self._endpoint = endpoint
         self._wire = wire
         self._items: list[Any] = []
-        """The complete items so far. They count if the last event does not repeat them."""
+        """The complete items so far. They are used if the last event does not repeat them."""
         self._calls: dict[str, int] = {}
         self._written: set[str] = set()
 

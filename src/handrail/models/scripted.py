@@ -56,7 +56,7 @@ class Reply(msgspec.Struct, frozen=True):
     delay: float = 0.0
     """Seconds to wait before the first part."""
     error: Exception | None = None
-    """An error to raise after everything else has been sent."""
+    """An error to raise after the text and the calls. No usage and no stop reason follow."""
     stop: StopReason | None = None
     """The stop reason. If None, it is derived from the content.
 
@@ -238,7 +238,7 @@ def _next(said: str, results: list[CallAnswered], offered: set[str], first: bool
             [ToolCall("add_note", {"text": text})],
         )
     if last.failed:
-        return Reply(f"The note was not added. I was told: {last.text}")
+        return Reply(f"The note was not added: {last.text}")
     return Reply(
         f"**Done**: the note is in `files/notes.txt`.\n\n{_REAL}"
         if first

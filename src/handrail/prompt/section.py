@@ -235,7 +235,7 @@ class LiveSection(MarkdownSection[Any]):
 
     @abc.abstractmethod
     def current_tools(self) -> tuple[Tool[Any, Any], ...]:
-        """Return the tools as they are now. While nothing changes, it is the same tuple."""
+        """Return the tools as they are now. It returns the same tuple until they change."""
 
 
 async def connect(sections: Sequence[Section[Any]]) -> None:

@@ -48,7 +48,7 @@ def commit_recorded(
 
     Most calls change no files, and most journals can record them without waiting: then everything is done at once, and
     this returns None. Otherwise it returns the coroutine that does the work, which must be awaited and must not be
-    cancelled. Calls beside others always wait, so that they commit in the same order when their run is replayed.
+    cancelled. Concurrent calls always wait, so that they commit in the same order when their run is replayed.
     """
     transaction = attempt.open_transaction
     commit_now: Callable[[CommitUnit], bool] | None = getattr(journal.calls, "commit_now", None)

@@ -81,8 +81,8 @@ async def forget(
     """Delete finished runs from the journal, except those that ended at or after `before`, and the newest `keep`.
 
     A run is deleted only together with its whole session: each run builds on the earlier ones, so a session with an
-    unfinished or newer run, or with changes that are not applied, is kept. Data that a folder keeps for undo stays in the folder. Returns
-    the ids of the deleted runs or, with `dry`, of those that would be deleted.
+    unfinished or newer run, or with changes that are not applied, is kept. Data that a folder keeps for undo stays in the
+    folder. Returns the ids of the deleted runs or, with `dry`, of those that would be deleted.
     """
     if before is None and keep is None:
         raise DefinitionError("forget needs to know which runs to delete. Pass `before`, `keep` or both.")

@@ -268,7 +268,7 @@ async def import_(
         begin = decode_begin(record)
     except ValueError as error:
         raise RunError(Path(path).name, f"it is not an exported run: {error}", _HINT) from None
-    # What an exported file says was allowed was not allowed here.
+    # Permissions in an exported file do not apply in this journal.
     again = detach(
         begin,
         Lineage(begin.base, begin.events, begin.said, begin.shown, begin.denied),

@@ -175,7 +175,10 @@ async def run(model: Model, listening: socket.socket, ready: Callable[[], None] 
 
 
 async def _read(request: Request) -> dict[str, Any]:
-    """Return the body. A page in a browser can't send what is accepted here: JSON, to a local name."""
+    """Return the body, which must be a JSON object sent to a local address. Raises `BadRequest` otherwise.
+
+    These conditions keep foreign pages in a browser from using the server.
+    """
     if not _is_local(request.url.hostname or ""):
         raise BadRequest("this server only answers to its local address.", 403)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -263,7 +266,7 @@ def _add(said: dict[str, Any], system: list[str], messages: list[Message], names
             else:
                 messages.append(ToolMessage((result,)))
         case role:
-            raise BadRequest(f"there is no role {role!r}.")
+            raise BadRequest(f"there is no role {role!r}. Use system, developer, user, assistant or tool.")
 
 
 def _text(content: Any) -> str:
@@ -308,7 +311,7 @@ def _output(wanted: Any) -> _ClientSchema | None:
             check_foreign(schema, "response_format")
             return _ClientSchema(schema)
         case _:
-            raise BadRequest(f"there is no response format {kind!r}.")
+            raise BadRequest(f"there is no response format {kind!r}. Use text, json_object or json_schema.")
 
 
 def _wants_usage(body: dict[str, Any]) -> bool:
@@ -320,7 +323,7 @@ def _wants_usage(body: dict[str, Any]) -> bool:
 
 
 class _Answer:
-    """One answer of the model, in the form that the API has."""
+    """One answer of the model, in the form of the chat completions API."""
 
     def __init__(self, name: str, model: Model, request: ModelRequest) -> None:
         self.request = request

@@ -35,7 +35,7 @@ _MOST_VERIFIED = 1000
 VERSION = 1
 """Version of the file's format. A file with another version is refused."""
 _APPLICATION = 0x48524C50
-"""Marks a SQLite file as a file of users, in its header."""
+"""The number in a file's header that marks it as a users file."""
 _TABLES = (
     """CREATE TABLE users (
         name TEXT PRIMARY KEY, roles TEXT NOT NULL, salt BLOB NOT NULL, hash BLOB NOT NULL, added_at REAL NOT NULL)""",
@@ -348,7 +348,7 @@ def _open_unchanged(path: Path) -> sqlite3.Connection:
 
 
 def _check_file(database: sqlite3.Connection, path: Path) -> None:
-    """Raise `DefinitionError` unless the file is empty or is a file of users, as this version of Handrail creates it."""
+    """Raise `DefinitionError` unless the file is empty, or a users file as this version of Handrail creates it."""
     try:
         found = read_schema(database)
         ((version,),) = database.execute("PRAGMA user_version")
@@ -358,7 +358,7 @@ def _check_file(database: sqlite3.Connection, path: Path) -> None:
     if not found and not version:
         return
     if application != _APPLICATION or not version:
-        raise _refusal(path, "it is a database, but not a file of users")
+        raise _refusal(path, "it is a database, but not a users file")
     if version != VERSION:
         raise _refusal(path, f"its format has version {version}, but this version of Handrail uses {VERSION}")
     if problem := describe_difference(found, expected_schema(_TABLES)):

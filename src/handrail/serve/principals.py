@@ -275,9 +275,10 @@ class Principals:
         return link.name
 
     async def _check_secret(self, request: Request, name: str, secret: str) -> Person:
-        """Check the secrets from one address, and those for one name, one after the other.
+        """Return the user with this name and secret. Raises `RequestRefused` if one of them is wrong.
 
-        So guesses that are sent at once are counted like any others.
+        Secrets from one address, and secrets for one name, are checked one after the other, so that concurrent guesses
+        are counted like any others.
         """
         async with self._alone(f"from {network_of(address_of(request))}"), self._alone(f"for {name}"):
             self._check_patience(request, name)

@@ -51,7 +51,7 @@ class RequestRefused(HandrailError, ValueError):
         """The problems in the body, as pairs of a JSON pointer and a message."""
         self.retry_after = retry_after
         self.challenge = challenge
-        """What a client has to send if the status is 401, for the header `WWW-Authenticate`."""
+        """The value of the header `WWW-Authenticate`, which says how to authenticate. It is sent if the status is 401."""
 
 
 class ServeError(HandrailError):

@@ -134,9 +134,9 @@ class Thread:
     async def answer(self, answers: Sequence[Answer], *, leg: str = "") -> str:
         """Accept answers to this thread's questions, continue the run, and return the id of its leg.
 
-        Raises `AnswerRefused` if an answer is invalid. Then no answer is accepted, unless only the tool that asked can
-        detect the error. Repeating an answer is harmless, even after the run has ended: it opens no leg, and the
-        returned id is "".
+        Raises `AnswerRefused` if an answer is invalid. Then no answer is accepted, but if only the tool that asked can
+        detect the error, the answers before it are. Repeating an answer is harmless, even after the run has ended: it
+        opens no leg, and the returned id is "".
         """
         async with self._lock:
             asked = await self._asked([each.question_id for each in answers])

@@ -34,7 +34,7 @@ class CassetteError(AssertionError):
 
 
 class Response(msgspec.Struct, omit_defaults=True):
-    """What a provider answered."""
+    """A provider's response."""
 
     status: int = 200
     headers: dict[str, str] = {}
@@ -223,7 +223,7 @@ class Cassette:
         return found.exchanges
 
     def _save(self) -> None:
-        """Write the recording, and replace an older one only when it is complete. Nothing is written for no traffic."""
+        """Write the recording, which replaces an older one only when it is complete. Without any traffic, nothing is written."""
         if not self._exchanges:
             return
         for number, each in enumerate(self._exchanges, 1):
@@ -280,7 +280,7 @@ class _Tape:
 
 
 class _Content:
-    """A body that is already there."""
+    """The body of a recorded response."""
 
     def __init__(self, response: Response) -> None:
         self._response = response
@@ -299,7 +299,7 @@ class _Content:
 
 
 class _Taped:
-    """The body of a real response. What is read from it is kept."""
+    """The body of a real response, which records what is read from it."""
 
     def __init__(self, content: Any, tape: _Tape) -> None:
         self._content = content
@@ -315,7 +315,7 @@ class _Taped:
 
 
 class _Answer:
-    """What the models use of an aiohttp response."""
+    """The members of an aiohttp response that the models use."""
 
     def __init__(self, status: int, headers: Mapping[str, str], content: _Content | _Taped) -> None:
         self.status = status

@@ -72,7 +72,7 @@ class Recorded:
     approvals: list[str] = field(default_factory=list[str])
     questions: list[tuple[str, object]] = field(default_factory=list[tuple[str, object]])
     wordings: list[Wording] = field(default_factory=list[Wording])
-    """What a person would have read with each question."""
+    """The wording that a person would have seen with each question."""
     prompts: list[str] = field(default_factory=list[str])
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
     workers: list[tuple[str, Any, tuple[Any, ...]]] = field(

@@ -98,7 +98,7 @@ class WorkerRegistry:
 
     @classmethod
     def check_file(cls, path: str | Path) -> list[WorkerProblem]:
-        """Return every problem in a worker's file, and those in the `tools.py` beside it unless it does not need it."""
+        """Return every problem in a worker's file and, if the worker uses it, in the `tools.py` beside the file."""
         try:
             registry, draft = cls._draft_at(path)
             registry._worker_of(draft)

@@ -106,7 +106,10 @@ def test_a_call_that_fails_leaves_the_folder_as_it_was(folders: Folders, how: st
 
 
 def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
-    """A call is recorded before its files are renamed, and marked as applied afterwards."""
+    """A call is recorded before its files are renamed, and marked as applied afterwards.
+
+    The record names the changed paths, and with it the call can be undone.
+    """
 
     async def main() -> None:
         files = folders(FILES)

@@ -164,7 +164,10 @@ ABSENCES = [taken_away, replaced, replaced_beside_its_staging, without_staging]
 def test_a_commit_whose_folder_is_missing_stays_unapplied_until_it_is_there_again(
     crashes: Crashes, absence: Callable[[Path], Callable[[], None]]
 ):
-    """While the folder or its staged files are missing, a commit stays unapplied and nothing else is changed."""
+    """While the folder or its staged files are missing, a commit stays unapplied, is reported, and nothing else is changed.
+
+    Once they are back, recovery completes it.
+    """
     crashes.fresh()
     before = snapshot(crashes.base / "root")
     assert crashes.run(seed=6) == 0

@@ -599,7 +599,10 @@ print(list((place / "work").iterdir()))
     os.geteuid() != 0 or not os.path.exists("/usr/bin/python3"), reason="needs root and a common Python"
 )
 def test_an_ordinary_user_is_held_the_same(backend: str, tmp_path: Path):
-    """An ordinary user's command is contained too. It runs with the user's id and without capabilities."""
+    """An ordinary user's command is contained too.
+
+    It runs with the user's id and without capabilities, and its writes are kept.
+    """
     packages = [path for path in sys.path if path.endswith("site-packages")]
     version = subprocess.run(
         ["/usr/bin/python3", "-c", "import sys; print(*sys.version_info[:2])"],

@@ -93,7 +93,10 @@ def test_notes_beside_the_lines(shown: Widgets, folders: Folders):
 
 
 def test_side_by_side_is_remembered(shown: Widgets):
-    """The choice of the side-by-side view applies to the next diff too. A narrow window has no side-by-side view."""
+    """In the side-by-side view, each row has both versions. The choice of this view applies to the next diff too.
+
+    A narrow window has no side-by-side view.
+    """
     page = shown.page
     shown.show("diff", diff=changed())
     page.get_by_role("button", name="Side by side").click()

@@ -125,7 +125,10 @@ def shoot(page: Page, name: str) -> None:
 
 
 def test_nested_calls_show_their_events_and_why_they_failed(page: Page) -> None:
-    """Concurrent calls' events are shown separately, and nested calls show why they failed, even after a reload."""
+    """Concurrent calls' events are shown separately.
+
+    A nested call that failed or was denied shows why, even after a reload.
+    """
     say(page, "hello")  # from now on, the page follows the thread
     expect(page.get_by_text("Good day.")).to_be_visible()
     say(page, "research")

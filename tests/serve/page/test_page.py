@@ -151,7 +151,10 @@ def test_a_message_is_answered(page: Page):
 
 
 def test_markdown_is_shown_and_nothing_in_it_is_obeyed(page: Page, desk: Desk):
-    """Markdown headings, lists, tables and code are rendered. Scripts, images, forms and script links are not."""
+    """Markdown headings, tables, code and links are rendered. Links open in a new tab, without access to the page.
+
+    Scripts, images, forms and script links are not rendered, and nothing is loaded from other sites.
+    """
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     say(page, "show")
@@ -219,7 +222,7 @@ def test_a_run_is_stopped(page: Page):
 
 
 def test_a_call_is_a_card_with_what_it_was_given_and_what_came(page: Page):
-    """A call's card shows its arguments, status, time and result."""
+    """A call's card shows its arguments, status, progress, time and result, and the page's header shows the cost."""
     begin(page)
     say(page, "sheep")
     sheep = card(page, "count_sheep")
@@ -277,7 +280,10 @@ def test_nested_agents_are_a_tree_that_opens(page: Page):
 
 
 def test_a_later_viewer_sees_the_same(page: Page):
-    """After a reload in the middle of a run, the page shows the run's progress, agents and questions."""
+    """After a reload in the middle of a run, the page shows the run's progress, agents and questions.
+
+    Then the run goes on.
+    """
     begin(page)
     say(page, "sheep")
     expect(card(page, "count_sheep")).to_contain_text("4 of 8")
@@ -302,7 +308,10 @@ def test_a_later_viewer_sees_the_same(page: Page):
 
 
 def test_a_change_is_approved_after_its_diff_was_seen_and_undone_from_its_card(page: Page, desk: Desk):
-    """A person reads a diff and allows the change once. The file changes, and undo in the call's card restores it."""
+    """A person reads a diff and allows the change once. The file changes, and undo in the call's card restores it.
+
+    While the question is open, the title and the list of threads count it.
+    """
     say(page, "edit")
     asked = question(page, "Approval of edit_file")
     expect(asked).to_contain_text("see Anna on Monday")
@@ -322,7 +331,10 @@ def test_a_change_is_approved_after_its_diff_was_seen_and_undone_from_its_card(p
 
 
 def test_a_change_is_denied_by_keys_with_a_reason(page: Page, desk: Desk):
-    """Alt+Q focuses the question, R asks for a reason, and Enter sends the denial. The model receives the reason."""
+    """Alt+Q focuses the question, R asks for a reason, and Enter sends the denial. The call's card shows the reason.
+
+    Keys typed into the message field do not answer the question, and the message can't be sent meanwhile.
+    """
     say(page, "edit")
     expect(question(page, "Approval of edit_file")).to_be_visible()
     page.keyboard.press("a")  # in the message field, A is just a letter
@@ -444,7 +456,7 @@ def test_two_questions_are_answered_one_by_one(page: Page):
 
 
 def test_a_question_answered_elsewhere_closes_with_a_word(page: Page, desk: Desk):
-    """If a question is answered in one window, the other window shows the outcome."""
+    """If a question is answered in one window, the other window shows the outcome, and follows the conversation."""
     say(page, "pay")
     expect(question(page, "Approval of pay")).to_be_visible()
     other = desk.window(page.url.partition("/#")[2] and "#" + page.url.partition("#")[2])
@@ -550,7 +562,10 @@ def test_a_server_that_comes_back_is_followed_again_and_its_question_still_stand
 
 
 def test_a_link_opens_the_page_once_and_a_token_opens_it_too(desk: Desk):
-    """A link works once and is removed from the URL, a wrong token is refused, and signing out ends the session."""
+    """A link works once and is removed from the URL. The right token opens the page, and a wrong one is refused.
+
+    Signing out or losing the cookie ends the session.
+    """
     with desk.served(token="a-long-enough-token-for-this") as server:
         page = desk.window(sign_in=None)
         page.get_by_label("Password or token").fill("wrong")

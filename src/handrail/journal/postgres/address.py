@@ -12,7 +12,7 @@ from handrail.errors import JournalError
 SCHEMES = ("postgresql://", "postgres://")
 DEFAULT_SCHEMA = "handrail"
 _OWN = ("schema", "lease")
-"""The parameters of a URL that the driver does not know."""
+"""The URL parameters that are Handrail's own. They are not passed to the driver."""
 _ADVICE = "Write postgresql://USER@HOST/DATABASE, with the password in PGPASSWORD or ~/.pgpass."
 
 

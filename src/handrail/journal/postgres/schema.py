@@ -38,7 +38,7 @@ _PLANTED = """SELECT tgname, 'trigger' FROM pg_trigger JOIN pg_class ON pg_class
         (classid = 'pg_class'::regclass AND objid = pg_class.oid)
         OR (classid = 'pg_attrdef'::regclass AND objid IN (SELECT oid FROM pg_attrdef WHERE adrelid = pg_class.oid))
         OR (classid = 'pg_constraint'::regclass AND objid IN (SELECT oid FROM pg_constraint WHERE conrelid = pg_class.oid))))"""
-"""What could run code of others: of the schema itself, and functions anywhere that defaults, checks or indexes of it call."""
+"""Finds everything in the schema that could run foreign code, and the functions elsewhere that its defaults, checks or indexes call."""
 
 
 def statements() -> Iterator[str]:
@@ -62,7 +62,7 @@ def create_tables(connection: PostgresConnection, shown: str, schema: str) -> bo
             f"the schema {schema!r} of this database is not a journal",
             "Use an empty one: add ?schema=NAME to the URL.",
         )
-    # Before anything of the schema is used, since even reading a table could run what was planted.
+    # This comes before any table is used, since even reading one could run foreign code.
     for name, kind in connection.execute(_PLANTED, (schema,) * 6).fetchall():
         raise _altered(shown, f"the {kind} {name!r} was added")
     if not found:

@@ -48,7 +48,7 @@ log = logging.getLogger("handrail.files")
 _COMMIT, _UNDO, _GONE = "commit", "undo", "gone"
 _READY = 8
 _TRIES = 8
-"""How often to try to create a process's folder that others remove, taking it for that of a dead process."""
+"""How many times to try to create a process's folder. Others may take it for that of a dead process, and remove it."""
 
 
 class Area:

@@ -104,7 +104,7 @@ async def _is_given_up(journal: Journal, run_id: str, call_id: str) -> bool:
 # --- what is known about a commit -----------------------------------------------------------------------
 
 APPLIED = "applied"
-PENDING = "the process that recorded it ended before it had applied it. The next run with this folder and journal does"
+PENDING = "the process that recorded it ended before it had applied it. The next run with this folder and journal applies it"
 _MOVE_BACK = (
     "If it was moved, open it at its new place with the same journal; otherwise make it available again"
 )

@@ -91,7 +91,7 @@ def status_of(folder: int) -> FolderStatus:
     return FolderStatus(found.st_dev, found.st_ino, born, found.st_uid, mount)
 
 
-# --- where it lies --------------------------------------------------------------------------------------
+# --- location ------------------------------------------------------------------------------------------
 
 
 def default_staging(root: Path, folder: int) -> Path:
