@@ -17,6 +17,7 @@ import pydantic_core
 from handrail.context import Approval
 from handrail.dispatch.questions import (
     CallAsker,
+    canonical_arguments,
     note_verb,
     params_that_came,
     question_of,
@@ -150,7 +151,7 @@ def _covering(
     """Return a function that maps a session id to the keys under which this request's decision is remembered."""
     frame = attempt.frame
     paths = paths_of(attempt, params, bool(diff)) if asks == "call" else None
-    spellings = spelled(attempt, params)
+    spellings, arguments = spelled(attempt, params), canonical_arguments(attempt)
 
     @cache
     def cover(session_id: str) -> Coverage:
@@ -159,7 +160,7 @@ def _covering(
             asks,
             name,
             whose=(session_id, frame.session.principal),
-            arguments=attempt.arguments,
+            arguments=arguments,
             shown=shown,
             diff=diff,
             paths=paths,
