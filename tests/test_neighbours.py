@@ -136,6 +136,25 @@ def test_the_tools_of_workers_import_their_neighbours(folder: Path):
     assert_out_of_reach(folder)
 
 
+def test_two_folders_with_a_neighbour_of_one_name_do_not_share_it(tmp_path: Path, folder: Path):
+    """A module that would be given another folder's neighbour in place of its own is refused, and the reason names both."""
+    for name in ("first", "second", "third"):
+        made = tmp_path / name
+        made.mkdir()
+        (made / "tools.py").write_text("def book() -> str:\n    'Book.'\n    import shared_desk\n")
+        (made / "main.md").write_text("---\ntools: [book]\n---\nBook.\n")
+        if name != "third":
+            (made / "shared_desk.py").write_text(f"NAME = {name!r}\n")
+    first = load_file(tmp_path / "first" / "tools.py", "first_tools")
+    assert not WorkerRegistry(tmp_path / "second").check()  # nothing is loaded under that name yet
+    first.book()
+    (problem,) = WorkerRegistry(tmp_path / "second").check()
+    assert problem.file == str(tmp_path / "second" / "tools.py")
+    assert f"line 3 imports 'shared_desk', and the 'shared_desk' of {tmp_path / 'first'}" in problem.problem
+    assert not WorkerRegistry(tmp_path / "first").check()
+    assert not WorkerRegistry(tmp_path / "third").check()  # it has no such module, so nothing is mixed up
+
+
 def poison(file: Path) -> None:
     """Write bytecode that Python would take for the file's own, as a tool could."""
     facts = file.stat()

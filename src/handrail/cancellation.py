@@ -16,7 +16,6 @@ import math
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
 from contextvars import Context, copy_context
-from functools import partial
 from types import coroutine
 from typing import Any, TypeVar, cast
 
@@ -24,13 +23,16 @@ import msgspec
 
 from handrail.deadline import Deadline
 from handrail.errors import DeadlineExceededError
-from handrail.timers import Timer, timers_of
+from handrail.timers import Timer, TimerClock, timers_of
 
 T = TypeVar("T")
 
 log = logging.getLogger("handrail.cancellation")
 
 Watcher = Callable[[], None]
+
+_PAUSED = 0.05
+"""How often, in seconds, a paused deadline is looked at that would have passed otherwise."""
 
 
 class TimedOut(Exception):
@@ -63,8 +65,6 @@ class CancelScope(msgspec.Struct, eq=False):
     _landing: int = 0
     """How many cancellations land in the next pass of the loop."""
     _watchdog: Timer | None = None
-    _heard: float = 0.0
-    """When the work last beat, on the loop's clock."""
 
     @property
     def interrupted(self) -> bool:
@@ -139,7 +139,7 @@ class CancelScope(msgspec.Struct, eq=False):
         """Cancel the work when the deadline passes. The deadline may be paused in the meantime."""
         self._deadline = deadline
         self._deadline_timer = timers_of(self.task.get_loop()).start(
-            max(deadline.remaining(), 0), self._run_out, deadline.remaining
+            max(deadline.remaining(), 0), self._run_out, _DeadlineClock(deadline)
         )
 
     def explain(self, error: BaseException, doing: str) -> BaseException:
@@ -154,16 +154,13 @@ class CancelScope(msgspec.Struct, eq=False):
             return DeadlineExceededError(deadline.at, doing)
         return error
 
-    def start_timeout(self, seconds: float, excused: Callable[[], float] | None = None) -> None:
+    def start_timeout(self, seconds: float, clock: TimerClock | None = None) -> None:
         """Cancel the work after this many seconds, or after the time that `continue_timeout` kept from an earlier timeout.
 
-        Time that listeners take from the loop does not count. `excused` returns the total of such time so far, if
-        listeners also run on threads of the work.
+        The seconds are those of `clock`. By default, time that listeners take from the loop does not count.
         """
-        timers, extend = timers_of(self.task.get_loop()), None
-        if excused is not None:
-            extend = partial(_increase, excused, [excused()])
-        self._timeout = timers.start(seconds, self._run_out, extend, self._timeout_left)
+        timers = timers_of(self.task.get_loop())
+        self._timeout = timers.start(seconds, self._run_out, clock, self._timeout_left)
 
     def stop_timeout(self) -> None:
         """Stop the timeout, because the work is over. Raises `TimedOut` if only the timeout cancelled it."""
@@ -180,17 +177,14 @@ class CancelScope(msgspec.Struct, eq=False):
         if self._timeout is not None:
             self._timeout_left = max(self._timeout.left(), 0.0)
 
-    def start_watchdog(self, seconds: float) -> None:
-        """Cancel the work once it has not called `hear` for this many seconds."""
-        loop = self.task.get_loop()
-        self._heard = loop.time()
-        self._watchdog = timers_of(loop).start(
-            seconds, self._run_out, lambda: self._heard + seconds - loop.time()
-        )
+    def start_watchdog(self, seconds: float, clock: TimerClock | None = None) -> None:
+        """Cancel the work once it has not called `hear` for this many seconds, counted as for `start_timeout`."""
+        self._watchdog = timers_of(self.task.get_loop()).start(seconds, self._run_out, clock)
 
     def hear(self) -> None:
         """Note that the work is alive. This may be called from any thread."""
-        self._heard = self.task.get_loop().time()
+        if self._watchdog is not None:
+            self._watchdog.restart()
 
     def stop_watchdog(self) -> None:
         """Stop the watchdog, because the work is over. Raises `WentSilent` if only the watchdog cancelled it."""
@@ -251,10 +245,16 @@ def open_scope(run: Cancellation | None = None, loop: asyncio.AbstractEventLoop 
 def _do_nothing() -> None: ...
 
 
-def _increase(total: Callable[[], float], last: list[float]) -> float:
-    """Return by how much the total has grown since it was last read."""
-    before, last[0] = last[0], total()
-    return last[0] - before
+class _DeadlineClock(msgspec.Struct, eq=False):
+    """Measures how near a deadline is. It stands still while the deadline is paused."""
+
+    _deadline: Deadline
+
+    def time(self) -> float:
+        return -self._deadline.remaining()
+
+    def standstill(self, timer: Timer) -> float:
+        return _PAUSED if self._deadline.paused else 0.0
 
 
 async def shielded(work: Coroutine[Any, Any, T]) -> T:

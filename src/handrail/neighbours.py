@@ -5,18 +5,22 @@ be allowed to write to an app's folder, so a file with such a name would run in 
 the modules beside an app are found only by imports in the app itself or in one of these modules. They never shadow an
 installed module or one from the standard library.
 
+A module has its plain name in `sys.modules`, by which records name its types. So two apps in one process can't each
+have a module of one name: the second would be given the first one's. Its import is refused.
+
 They are loaded from source only. Python would prefer the bytecode in `__pycache__`, or a compiled module of the same
 name, and a diff does not show what those do.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextvars import ContextVar
 from importlib.abc import MetaPathFinder
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, ModuleSpec, SourceFileLoader
@@ -31,7 +35,10 @@ class _SourceLoader(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
-        return self.source_to_code(self.get_data(path), path)
+        source = self.get_data(path)
+        code = self.source_to_code(source, path)
+        _finder.check_imports(fullname, path, source)
+        return code
 
 
 def _sources_in(folder: str) -> FileFinder:
@@ -69,6 +76,23 @@ class _Neighbours(MetaPathFinder):
                 return spec
         return None
 
+    def check_imports(self, importer: str, path: str, source: bytes) -> None:
+        """Raise `ImportError` if a module of an app folder imports a neighbour and would be given another folder's."""
+        home = self.homes.get(importer.partition(".")[0])
+        if home is None:
+            return
+        for name, line in _imported_names(source):
+            other = self.homes.get(name)
+            if other in (None, home) or name not in sys.modules:
+                continue
+            if _sources_in(home).find_spec(name) is not None:
+                raise ImportError(
+                    f"line {line} imports {name!r}, and the {name!r} of {other} is loaded already. "
+                    "Rename one of the two modules, or load the folders in different processes",
+                    name=name,
+                    path=path,
+                )
+
     def find_in_package(self, folder: str) -> FileFinder:
         """Return a finder for a folder of a package that was loaded from an app folder. It is one of `sys.path_hooks`."""
         if any(folder == package or folder.startswith(package + os.sep) for package in self.packages):
@@ -77,6 +101,16 @@ class _Neighbours(MetaPathFinder):
 
 
 _finder = _Neighbours()
+
+
+def _imported_names(source: bytes) -> Iterator[tuple[str, int]]:
+    """Yield the top-level name of each absolute import in a module, also inside functions, with its line."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            for each in node.names:
+                yield each.name.partition(".")[0], node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield (node.module or "").partition(".")[0], node.lineno
 
 
 def _importer() -> str:

@@ -464,8 +464,12 @@ class Workers(Protocol):
 class WorkerSource(Protocol):
     """A source of a run's workers: a registry, or one of its workers."""
 
+    def open(self, frame: Any, /) -> None:
+        """Make the workers available to the calls of the frame's run, for as long as the frame is used."""
+        ...
+
     def enter(self, frame: Any, /) -> AbstractAsyncContextManager[None]:
-        """Make the workers available to the frame's run during the block."""
+        """Make the workers available, and report the messages of the frame's run during the block."""
         ...
 
 

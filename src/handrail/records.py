@@ -35,6 +35,7 @@ EntryKind = Literal[
     "deadline",
     "approval",
     "attachments",
+    "remote work",
 ]
 """The kinds of entries in a run's record.
 
@@ -44,6 +45,7 @@ of its context. `advice`: what the run's feedback providers or completion checke
 `undoing`: a call is being undone. `undone`: the call has been undone; the key is its id. `told`: the model has been
 informed of that. `deadline`: the state of a deadline that pauses for people. `approval`: what a remembered decision decided at
 this place, so that a resumed run decides the same. `attachments`: the files that a call gave to a worker.
+`remote work`: the id of the work that a call has started elsewhere.
 """
 
 

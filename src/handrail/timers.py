@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator, Iterable
 from contextvars import Context
+from typing import Protocol
 from weakref import WeakKeyDictionary, ref
 
 import msgspec
@@ -14,37 +17,68 @@ from handrail.threads import forget_closed
 
 _FEW = 64
 """The heap is cleaned up once it has more than this many invalid entries and they are more than half of it."""
+_LONGEST_EXCUSE = 60.0
+"""How long, in seconds, a listener that runs on a thread postpones a call's timeout at most, in case it never returns."""
+_threads = threading.Lock()
+"""Guards what threads and the loop both change in a `WorkClock`."""
 _NO_CONTEXT = Context()
 """The context in which timers fire. The context of the code that starts a timer would keep its call in memory."""
 
 
 class LostTime(msgspec.Struct, eq=False):
-    """The time in which a loop could not run because a listener blocked it. It is not charged to calls."""
+    """The time that listeners have taken. It is not charged to calls. What several took at once counts once."""
 
     seconds: float = 0.0
-    _spans: list[tuple[float, float]] = msgspec.field(default_factory=list[tuple[float, float]])
-    """The latest spans that were added. They do not overlap."""
+    spans: tuple[tuple[float, float], ...] = ()
+    """The latest spans that were added, in order. They do not overlap."""
 
     def add(self, before: float, after: float) -> None:
-        """Add the time between two readings of the loop's clock, except what listeners in between have added."""
+        """Add the time between two readings of the loop's clock, except what was added before."""
+        apart: list[tuple[float, float]] = []
+        for start, end in self.spans:
+            if end < before or start > after:
+                apart.append((start, end))
+            else:
+                before, after = min(before, start), max(after, end)
+                self.seconds -= end - start
         self.seconds += after - before
-        while self._spans and self._spans[-1][0] >= before:
-            nested = self._spans.pop()
-            self.seconds -= nested[1] - nested[0]
-        self._spans = [*self._spans[-_FEW:], (before, after)]
+        self.spans = tuple(sorted([*apart, (before, after)])[-_FEW:])
+
+    def overlap(self, other: LostTime) -> float:
+        """Return how many seconds are in the spans of both."""
+        return sum(
+            max(0.0, min(end, other_end) - max(start, other_start))
+            for start, end in self.spans
+            for other_start, other_end in other.spans
+        )
+
+
+class TimerClock(Protocol):
+    """What a timer measures: a reading in seconds, which may stand still."""
+
+    def time(self) -> float: ...
+
+    def standstill(self, timer: Timer) -> float:
+        """Return for how many seconds from now the reading may stand still, at most.
+
+        If it goes on earlier, the clock calls `timer.clock_moves`.
+        """
+        ...
 
 
 class Timer(msgspec.Struct, eq=False):
-    """A timer that calls a function at a given time, unless it is stopped first. It can be paused."""
+    """A timer that calls a function once its clock has advanced by `seconds`, unless it is stopped first."""
 
     _timers: Timers
     _call: Callable[[], object] | None
     seconds: float
-    _when: float
-    _extend: Callable[[], float] | None = None
-    _lost: float = 0.0
-    """The loop's lost time that the timer has already allowed for."""
+    _clock: TimerClock
+    _due: float
+    """The clock's reading at which the timer fires."""
+    _when: float = 0.0
+    """When the timer is looked at next, on the loop's clock."""
     _left: float | None = None
+    """The seconds that were left when the timer was paused; None if it is not paused."""
     _pauses: int = 0
     _has_fired: bool = False
 
@@ -67,31 +101,42 @@ class Timer(msgspec.Struct, eq=False):
     def resume(self) -> None:
         """Continue with the remaining time, once `resume` has been called as often as `pause`."""
         self._pauses -= 1
-        if self._pauses == 0 and self._call is not None and self._left is not None:
-            self._when = self._timers.loop.time() + self._left
-            self._left = None
-            self._lost = self._timers.lost.seconds
-            self._timers.put(self, self._when)
+        left = self._left
+        if self._pauses == 0 and self._call is not None and left is not None:
+            self._due, self._left = self._clock.time() + left, None
+            self.wait(left)
+
+    def restart(self) -> None:
+        """Count all the seconds again, from now on or from the end of the pause. This may be called from any thread."""
+        if self._left is None:
+            self._due = self._clock.time() + self.seconds
+        else:
+            self._left = self.seconds
 
     def left(self) -> float:
         """Return the seconds until the timer is due, or would be due if it had not been stopped."""
-        if self._left is not None:
-            return self._left
-        lost = 0.0 if self._extend is not None else self._timers.lost.seconds - self._lost
-        return self._when - self._timers.loop.time() + lost
+        return self._due - self._clock.time() if self._left is None else self._left
 
     def is_due(self, when: float) -> bool:
         """Return whether the heap's entry for this time is still valid."""
         return self._call is not None and self._left is None and self._when == when
 
+    def wait(self, left: float) -> None:
+        """Look at the timer again once its clock has advanced by `left`, as far as the clock can tell now."""
+        self._when = self._timers.loop.time() + left + self._clock.standstill(self)
+        self._timers.put(self, self._when)
+
+    def clock_moves(self) -> None:
+        """Note that the clock goes on, earlier than it said."""
+        if self._call is not None and self._left is None:
+            self.wait(self.left())
+            self._timers.count_stopped()  # the former entry
+
     def fire(self) -> None:
-        lost = self._timers.lost.seconds
-        more = lost - self._lost if self._extend is None else self._extend()
-        self._lost = lost
-        if more > 0:
-            since = self._when if self._extend is None else self._timers.loop.time()
-            self._when = since + more
-            self._timers.put(self, self._when)
+        """Call the function, or wait for what is still left."""
+        left, now = self.left(), self._timers.loop.time()
+        if now + left > now:  # otherwise what is left is too short for the loop's clock
+            self.wait(left)
             return
         call, self._call = self._call, None
         if call is not None:
@@ -100,7 +145,7 @@ class Timer(msgspec.Struct, eq=False):
 
 
 class Timers:
-    """The timers of one event loop. Time that the loop has lost to listeners postpones them."""
+    """The timers of one event loop, and their usual clock: the loop's, without the time lost to listeners."""
 
     __slots__ = ("_handle", "_heap", "_loop", "_next", "_number", "_stopped", "lost")
 
@@ -119,21 +164,26 @@ class Timers:
         assert loop is not None, "a timer is only used while its loop exists"
         return loop
 
+    def time(self) -> float:
+        return self.loop.time() - self.lost.seconds
+
+    def standstill(self, timer: Timer) -> float:
+        return 0.0  # a listener that blocks the loop blocks the timers as well
+
     def start(
         self,
         seconds: float,
         call: Callable[[], object],
-        extend: Callable[[], float] | None = None,
+        clock: TimerClock | None = None,
         left: float | None = None,
     ) -> Timer:
         """Start a timer that calls `call` after this many seconds, or after `left` seconds if that is given.
 
-        Before it fires, `extend`, if given, is called. If that returns a positive number, the timer waits that many more
-        seconds instead. Without `extend`, it waits for as long as the loop was blocked meanwhile.
+        The seconds are those of `clock`. By default, the time in which listeners block the loop does not count.
         """
-        when = self.loop.time() + (seconds if left is None else left)
-        timer = Timer(self, call, seconds, when, extend, self.lost.seconds)
-        self.put(timer, when)
+        clock, left = clock or self, seconds if left is None else left
+        timer = Timer(self, call, seconds, clock, clock.time() + left)
+        timer.wait(left)
         return timer
 
     def put(self, timer: Timer, when: float) -> None:
@@ -168,6 +218,83 @@ class Timers:
         # A timer that was extended meanwhile may have scheduled a later time than that of the next one.
         if self._heap and (self._handle is None or self._heap[0][0] < self._next):
             self._schedule(self._heap[0][0])
+
+
+class WorkClock(msgspec.Struct, eq=False):
+    """The clock of one call: the loop's, without what listeners take on the loop or on threads of the handler.
+
+    It stands still while such a listener runs on a thread, for up to a minute.
+    """
+
+    _timers: Timers
+    _lost: LostTime = msgspec.field(default_factory=LostTime)
+    """What listeners took on threads."""
+    _entered: tuple[float, ...] = ()
+    """When each listener that still runs on a thread was called."""
+    _held: tuple[Timer, ...] = ()
+    """Timers that wait for these listeners."""
+
+    def time(self) -> float:
+        return self._timers.time() - self.lost_on_threads()
+
+    def lost_on_threads(self) -> float:
+        """Return the seconds that listeners have taken on threads so far while none blocked the loop."""
+        with _threads:
+            lost = LostTime(self._lost.seconds, self._lost.spans)
+            entered = self._entered
+        now = self._timers.loop.time()
+        for start in entered:
+            lost.add(start, min(now, start + _LONGEST_EXCUSE))
+        return lost.seconds - lost.overlap(self._timers.lost)
+
+    def standstill(self, timer: Timer) -> float:
+        with _threads:
+            if not self._entered:
+                return 0.0
+            if timer not in self._held:
+                self._held = (*self._held, timer)
+            return max(0.0, max(self._entered) + _LONGEST_EXCUSE - self._timers.loop.time())
+
+    def enter(self) -> float:
+        """Note that a listener is called on a thread, and return when."""
+        before = self._timers.loop.time()
+        with _threads:
+            self._entered = (*self._entered, before)
+        return before
+
+    def leave(self, before: float) -> None:
+        """Note that a listener that was called on a thread at this time has returned."""
+        after = self._timers.loop.time()
+        with _threads:
+            at = self._entered.index(before)
+            self._entered = self._entered[:at] + self._entered[at + 1 :]
+            self._lost.add(before, after)
+            held = () if self._entered else self._held
+            if held:
+                self._held = ()
+        if held:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                self._timers.loop.call_soon_threadsafe(_move, held)
+
+    def is_on(self, lost: LostTime) -> bool:
+        """Return whether the loop of this clock loses this time."""
+        return self._timers.lost is lost
+
+
+@contextlib.contextmanager
+def taken_from(clocks: Iterable[WorkClock]) -> Generator[None]:
+    """Let these clocks stand still while listeners run on this thread, which is not a loop's."""
+    entered = [(clock, clock.enter()) for clock in clocks]
+    try:
+        yield
+    finally:
+        for clock, before in entered:
+            clock.leave(before)
+
+
+def _move(timers: Iterable[Timer]) -> None:
+    for timer in timers:
+        timer.clock_moves()
 
 
 _timers: WeakKeyDictionary[asyncio.AbstractEventLoop, Timers] = WeakKeyDictionary()

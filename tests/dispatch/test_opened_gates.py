@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from handrail.errors import ContextExpired, DefinitionError
 from handrail.resources.bindings import Binding, given
 from support.cards import Deal, Deck, Offer, Pick, card_game
 from support.parked_runs import park_and_resume
+from support.worker_folders import PLAIN, sound
 
 LEAF = Prompt("leaf", "Leaf.")
 
@@ -121,6 +123,35 @@ async def test_what_an_adapter_was_created_with_applies_unless_it_is_replaced() 
     assert (await open_gate([read], adapter=adapter).invoke("read")).value == "the adapter's"
     own = MemoryFilesystem({"a.txt": "own"})
     assert (await open_gate([read], adapter=adapter, filesystem=own).invoke("read")).value == "own"
+
+
+@tool
+async def delegate(name: str, context: ToolContext) -> str:
+    """Let a worker answer."""
+    return await context.call_worker(name, "go")
+
+
+async def test_a_gate_opens_the_workers_of_its_adapter(tmp_path: Path) -> None:
+    """They can be called by name and from handlers, at the root and inside a call, where they replace the call's."""
+    outer = sound(tmp_path / "outer", clerk=PLAIN)
+    inner = sound(tmp_path / "inner", guide=PLAIN)
+    adapter = Adapter(ScriptedModel(lambda request: "at your service"), workers=outer)
+    gate = open_gate([delegate], adapter=adapter)
+    assert (await gate.invoke("clerk", {"input": "go"})).value == "at your service"
+    assert (await gate.invoke("delegate", {"name": "clerk"})).value == "at your service"
+    without = open_gate([delegate], adapter=Adapter(ScriptedModel([])))
+    assert "no tool 'clerk'" in (await without.invoke("clerk", {"input": "go"})).message
+
+    @tool
+    async def nest(with_workers: bool) -> list[bool]:
+        """Call workers through a gate inside a call."""
+        own = Adapter(ScriptedModel(lambda request: "here"), workers=inner if with_workers else None)
+        opened = open_gate([delegate], adapter=own)
+        return [(await opened.invoke("delegate", {"name": name})).success for name in ("clerk", "guide")]
+
+    around = open_gate([nest], adapter=adapter)
+    assert (await around.invoke("nest", {"with_workers": True})).value == [False, True]
+    assert (await around.invoke("nest", {"with_workers": False})).value == [True, False]
 
 
 @pytest.mark.parametrize(

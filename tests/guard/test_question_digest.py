@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, PlainSerializer, PlainValidator, SecretStr, WithJsonSchema
 
 from handrail import CapabilityPolicy, Session, tool
 from handrail.dispatch import open_gate
@@ -38,12 +38,41 @@ async def log_in(password: SecretStr) -> str:
     return "done"
 
 
+class Label:
+    """A type of the user's own, whose JSON does not say everything about it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Label) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+@tool
+async def mark(
+    label: Annotated[
+        Label,
+        PlainValidator(Label),
+        PlainSerializer(lambda label: label.text.lower()),
+        WithJsonSchema({"type": "string"}),
+    ],
+) -> str:
+    """Mark something."""
+    return label.text
+
+
+TOOLS = [pay, log_in, mark]
+
+
 def asked(name: str, arguments: str) -> Question:
     """Return the question about a call, with everything else that its digest covers held constant."""
     person, ids, journal = Person(), itertools.count(1), MemoryJournal()
     journal.key = b"k" * 32
     gate = open_gate(
-        [pay, log_in],
+        TOOLS,
         policies=[CapabilityPolicy()],
         environment=person,
         journal=journal,
@@ -112,3 +141,59 @@ def test_sets_are_shown_in_order(tags: list[str]):
     """The items of a set are shown sorted, since their order would differ in the next process."""
     question = asked("pay", json.dumps({"amount": 1, "to": {"name": "Ada"}, "tags": tags, "notes": {}}))
     assert question.payload["arguments"]["tags"] == ["a", "b", "c"]
+
+
+def test_arguments_whose_json_says_less_are_told_apart():
+    """If the JSON of two different arguments is the same, the arguments that were sent make the difference."""
+    one, two = (asked("mark", json.dumps({"label": text})) for text in ("Alpha", "alpha"))
+    assert one.payload == two.payload
+    assert one.digest != two.digest
+    assert one.digest == asked("mark", ' {"label" : "Alpha"}').digest
+
+
+# --- remembered decisions -----------------------------------------------------------------------------
+
+EXACT = {"approved": True, "remember": "exact"}
+
+
+def questions_about(name: str, *spellings: str) -> int:
+    """Return how many of these calls in one session a person is asked about, if each approval is remembered exactly."""
+    person = Person(EXACT)
+    gate = open_gate(TOOLS, policies=[CapabilityPolicy()], environment=person)
+    for arguments in spellings:
+        asyncio.run(_call(gate, name, arguments))
+    return len(person.questions)
+
+
+@given(
+    data=st.data(),
+    amount=st.integers(0, 9),
+    tags=st.sets(st.sampled_from(["x", "y", "z", "ä"])),
+    limit=st.integers(0, 2),
+)
+def test_a_remembered_decision_covers_equal_arguments(
+    data: st.DataObject, amount: int, tags: set[str], limit: int
+):
+    """A decision on exactly one call covers the same call however it is spelled, and no call with other arguments."""
+    same = [spelled(data, amount, tags, limit) for _ in range(3)]
+    assert questions_about("pay", *same) == 1
+    others = [
+        spelled(data, amount + 1, tags, limit),
+        spelled(data, amount, tags ^ {"x"}, limit),
+        spelled(data, amount, tags, limit + 1),
+    ]
+    assert questions_about("pay", *same, *others) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "spellings", "count"),
+    [
+        ("log_in", ['{"password": "one"}', '{ "password" : "one" }', '{"password": "two"}'], 2),
+        ("mark", ['{"label": "Alpha"}', '{ "label" : "Alpha" }', '{"label": "alpha"}'], 2),
+    ],
+)
+def test_a_remembered_decision_covers_no_arguments_that_look_the_same(
+    name: str, spellings: list[str], count: int
+):
+    """Arguments that are shown alike but differ, such as two secrets, are decided separately."""
+    assert questions_about(name, *spellings) == count

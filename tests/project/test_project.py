@@ -326,6 +326,16 @@ def test_find_python_lists_all_and_names_the_missing(tmp_path: Path):
     assert result.returncode == 0
 
 
+def test_no_test_measures_time():
+    """No test uses a stopwatch, since its verdict would depend on how busy the machine is. `make bench` measures."""
+    stopwatch = re.compile(
+        r"\b(perf_counter(_ns)?|process_time(_ns)?|thread_time|getrusage|timeit|performance\.now)\b"
+    )
+    tests = [file for file in (ROOT / "tests").rglob("test_*.py") if file.name != "test_project.py"]
+    assert len(tests) > 100
+    assert [file.name for file in tests if stopwatch.search(file.read_text())] == []
+
+
 def test_the_core_has_exactly_five_dependencies():
     """The core has exactly these five dependencies, so a new one has to be added here on purpose."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -86,6 +86,64 @@ def test_a_handoff_that_is_not_complete_is_reported_at_its_line(tmp_path: Path) 
     assert "tools.py:3 also defines a function 'ask'" in by_file["ask.md"].problem
 
 
+TWICE = """
+from typing import overload
+from handrail import Tool, ToolContext, ToolResult, tool
+
+@tool
+def add(a: int) -> int:
+    "Add one."
+    return a + 1
+
+@tool
+def add(a: int) -> int:
+    "Add two."
+    return a + 2
+
+def named(value):
+    async def handler(params: None, *, context: ToolContext) -> ToolResult[int]: ...
+    return handler
+
+one = Tool("take", "Take one.", named(1))
+other = Tool("take", "Take two.", named(2))
+same = alias = Tool("give", "Give.", named(1))
+
+@overload
+def find(a: int) -> int: ...
+@overload
+def find(a: str) -> str: ...
+def find(a):
+    "Find it."
+    return a
+
+if True:
+    def pick() -> str:
+        "Pick."
+        return "this"
+else:
+    def pick() -> str:
+        "Pick."
+        return "that"
+
+def put() -> str:
+    "Put."
+    return "put"
+put = tool(put)
+"""
+
+
+def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
+    """A listed name that `tools.py` defines twice is refused with both lines. One that is only bound twice is not."""
+    registry = folder(tmp_path, TWICE, main="---\ntools: [add, take]\n---\nGo.")
+    assert [each.problem for each in registry.check()] == [
+        "there are 2 tools named 'add': tools.py:5 and tools.py:10",
+        "there are 2 tools named 'take': tools.py:19 and tools.py:20",
+    ]
+    sound(tmp_path, TWICE, main="---\ntools: [give, pick, put]\n---\nGo.")
+    found = folder(tmp_path, TWICE, main="---\ntools: [find]\n---\nGo.").check()
+    assert not any("tools named" in each.problem for each in found)
+
+
 def test_one_file_is_checked_by_itself(tmp_path: Path) -> None:
     """`check_file` reports the problems of one worker's file, and those of `tools.py` unless it does not need it."""
     folder(

@@ -45,14 +45,12 @@ from handrail.protocols import (
 )
 from handrail.resources.bindings import CallResources
 from handrail.session.bus import check_event
+from handrail.timers import WorkClock, taken_from, timers_of
 from handrail.tools import Tool, ToolResult
 
 if TYPE_CHECKING:
     from handrail.dispatch.gate import Gate
     from handrail.question import Quorum
-
-_LONGEST_EXCUSE = 60.0
-"""Longest time in seconds by which a listener that has not returned yet postpones the timeout of a call."""
 
 
 UNFINISHED: Any = object()
@@ -77,9 +75,9 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     started: float = 0.0
     """Seconds from the start of the run until the call reached the gate."""
     lost: float = 0.0
-    """The seconds that the loop had lost to listeners when the call began, less those taken from the call's threads since."""
-    _telling: float | None = None
-    """When a listener was called on a thread of the handler, if it is still running."""
+    """The seconds that the loop had lost to listeners when the call began."""
+    clock: WorkClock | None = None
+    """The clock of the call's timeouts; None if it has none and no listener has run on a thread of its handler."""
     params: Any = None
     checked: list[tuple[ToolPolicy, Any]] = []
     """The policies that have checked the call, each with its own copy of the params."""
@@ -218,9 +216,8 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     def next(self) -> Attempt:
         """Return the next attempt at the same call. It replaces this attempt, whose context has expired."""
         has_secret = self.call.kind.is_part and self.has_secret
-        again = Attempt(
-            self.call, self.frame, self.number + 1, self.retries, has_secret, self.started, self.lost
-        )
+        again = Attempt(self.call, self.frame, self.number + 1, self.retries, has_secret, self.started)
+        again.lost, again.clock = self.lost, self.clock
         again.quorums, again.has_asked = self.quorums, self.has_asked
         return again
 
@@ -415,17 +412,8 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         if asyncio._get_running_loop() is not None:  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
             publish(fact)
             return
-        before = self.frame.monotonic()
-        around = list(self.with_outer())
-        for each in around:
-            each._telling = before
-        try:
+        with taken_from([each.work_clock for each in self.with_outer()]):
             publish(fact)
-        finally:
-            took = self.frame.monotonic() - before
-            for each in around:
-                each.lost -= took
-                each._telling = None
 
     def with_outer(self) -> Iterator[Attempt]:
         """Iterate over this attempt and the attempts around it, innermost first."""
@@ -434,14 +422,19 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
             yield each
             each = each.parent
 
-    def excused(self) -> float:
-        """Return the seconds since the call began that are not charged to it, because listeners took them.
+    @property
+    def work_clock(self) -> WorkClock:
+        """The loop's clock, without the time that listeners take from the call."""
+        if self.clock is None:
+            with self.frame.session.lock:  # two threads may ask at once and must get the same clock
+                self.clock = self.clock or WorkClock(timers_of(self.call.loop))
+        return self.clock
 
-        If a listener still runs on a thread of the handler, that counts for up to a minute.
-        """
-        frame, telling = self.frame, self._telling
-        running = 0.0 if telling is None else min(frame.monotonic() - telling, _LONGEST_EXCUSE)
-        return frame.lost.seconds - self.lost + running
+    def excused(self) -> float:
+        """Return the seconds since the call began that are not charged to it, because listeners took them."""
+        lost, clock = self.frame.lost, self.clock
+        seconds = lost.seconds - self.lost
+        return seconds if clock is None or not clock.is_on(lost) else seconds + clock.lost_on_threads()
 
     def request_approval(self, message: str) -> Operation[Approval]:
         return approval_verb(self, "message", f"request_approval({message!r})", message, message)

@@ -474,7 +474,7 @@ class Gate:
             error = without_frames(error)  # it collects frames as it is raised on
         if parking is None or not parking.parked or passage.recorded:  # not parked before the call's end
             seconds = monotonic() - frame.began - attempt.started
-            if frame.lost.seconds != attempt.lost:
+            if attempt.clock is not None or frame.lost.seconds != attempt.lost:
                 seconds = max(0.0, seconds - attempt.excused())
             record(
                 ToolInvoked(

@@ -107,12 +107,12 @@ def start_timers(attempt: Attempt, scope: CancelScope) -> None:
     """Start the tool's timeout and its watchdog, if it has them, and keep the lease of its job alive, if it runs in one."""
     if attempt.frame.lease is not None:
         attempt.heartbeat.keep(attempt.call.loop)
-    timeout = attempt.tool.timeout
+    timeout, heartbeat = attempt.tool.timeout, attempt.tool.heartbeat
     if timeout is not None:
-        scope.start_timeout(timeout, None if attempt.tool.is_async else attempt.excused)
-    if attempt.tool.heartbeat is not None:
+        scope.start_timeout(timeout, attempt.work_clock)
+    if heartbeat is not None:
         attempt.heartbeat.heard = scope.hear
-        scope.start_watchdog(attempt.tool.heartbeat)
+        scope.start_watchdog(heartbeat, attempt.work_clock)
 
 
 def stop_timers(attempt: Attempt, scope: CancelScope) -> None:

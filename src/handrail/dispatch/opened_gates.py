@@ -62,7 +62,7 @@ def open_root_gate(
     if options.session is None:
         options = options.replace(session=Session(new_id=options.new_id))
     frame = open_frame(options, prompt=None if given is None else given.prompt)
-    _lend_model(frame, adapter)
+    _lend(frame, adapter)
     _show(frame, frame.session, tools, policies, given)
     return Gate(frame)
 
@@ -80,7 +80,7 @@ def open_nested_gate(
     check_given(attempt, VERB, RunOptions() if adapter is None else adapter.options, arguments)
     number = attempt.next_verb(VERB)
     frame = open_nested(attempt, number, options, None if given is None else given.prompt)
-    _lend_model(frame, adapter)
+    _lend(frame, adapter)
     _show(frame, attempt.session, tools, policies, given)
     return NestedGate(frame, attempt, number)
 
@@ -101,10 +101,16 @@ def _check_adapter(adapter: Any) -> None:
         )
 
 
-def _lend_model(frame: Frame, adapter: Adapter | None) -> None:
-    """Let the calls of a gate use an adapter. An environment that has a model in a person's place keeps it."""
+def _lend(frame: Frame, adapter: Adapter | None) -> None:
+    """Let the calls of a gate use an adapter and its workers.
+
+    An environment that has a model in a person's place keeps it. Inside a call, the call's workers apply if the adapter
+    has none.
+    """
     if adapter is None:
         return
+    if adapter.workers is not None:
+        adapter.workers.open(frame)
     frame.model.adapter = adapter.bound_to
     environment = frame.people.environment
     if environment is None or environment.prompt_model is None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +28,8 @@ from handrail.question import Answer, DecisionKeys, Question, QuestionKind, Quor
 from handrail.rendering import exact
 from handrail.replay.marks import has_secret, mark_given, was_given_secret
 from handrail.replay.parked_run import end_grace
-from handrail.schema import Schema, clear_json, schema_of, to_json
-from handrail.schema.coverage import in_order
+from handrail.schema import Schema, schema_of, to_json
+from handrail.schema.coverage import first_hidden, in_order
 
 if TYPE_CHECKING:
     from handrail.deadline import Deadline
@@ -128,37 +128,49 @@ async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answ
     return await frame.people.questions.ask(question, asker, wanted.parse_given, mask)
 
 
-@contextmanager
+@contextlib.contextmanager
+def paused_timeouts(attempt: Attempt) -> Generator[None]:
+    """Pause the timeouts of the call and its outer calls."""
+    resume: list[Callable[[], None]] = []
+    each: Attempt | None = attempt
+    while each is not None:
+        scope = each.frame.live.get(each)
+        if scope is not None:
+            resume.append(scope.pause())
+        each = each.parent
+    try:
+        yield
+    finally:
+        for resume_one in resume:
+            resume_one()
+
+
+@contextlib.contextmanager
 def waiting_for_a_person(asks: Attempt) -> Generator[None]:
     """Pause the timeouts of the call and its outer calls, and every deadline that can pause, while a person decides."""
     parking = asks.frame.parking
     if parking is not None:
         parking.asks()
-    resume: list[Callable[[], None]] = []
     deadlines: list[Deadline] = []
     attempt: Attempt | None = asks
     while attempt is not None:
-        scope = attempt.frame.live.get(attempt)
-        if scope is not None:
-            resume.append(scope.pause())
         deadline = attempt.frame.deadline
         if deadline is not None and deadline not in deadlines:
             deadlines.append(deadline)  # the deadlines of outer runs pause as well
         attempt = attempt.parent
-    for deadline in deadlines:
-        deadline.pause()
-    asks.asking += 1
-    end_grace(asks)
-    try:
-        yield
-    finally:
-        asks.asking -= 1
-        if parking is not None:
-            parking.start_grace(asks)
+    with paused_timeouts(asks):
         for deadline in deadlines:
-            deadline.resume()
-        for each in resume:
-            each()
+            deadline.pause()
+        asks.asking += 1
+        end_grace(asks)
+        try:
+            yield
+        finally:
+            asks.asking -= 1
+            if parking is not None:
+                parking.start_grace(asks)
+            for deadline in deadlines:
+                deadline.resume()
 
 
 class CallAsker:
@@ -243,7 +255,7 @@ def question_of(
     covered = (
         attempt.tool.name,
         attempt.tool.json_schema,
-        _canonical(attempt),
+        canonical_arguments(attempt),
         attempt.id,
         question_id,
         principal,
@@ -280,19 +292,37 @@ def params_that_came(attempt: Attempt) -> Any:
     return attempt.tool.parse(attempt.arguments)
 
 
-def _canonical(attempt: Attempt) -> Any:
-    """Return the validated arguments as JSON, including secrets, so that equal arguments have the same digest.
+def canonical_arguments(attempt: Attempt) -> Any:
+    """Return a call's arguments as plain JSON, including secrets. It is the same for equal calls, however they are spelled.
 
-    They are used only for the digest, which does not reveal them.
+    These are the validated arguments. If parsing their JSON does not give equal arguments, it does not say everything
+    about them, and the arguments that were sent are returned instead. They are used only for digests and keys, which
+    don't reveal them.
     """
-    arguments = attempt.arguments
+    params = params_that_came(attempt)
+    if params is not None:
+        with contextlib.suppress(ToolValidationError):  # they can't be written as JSON
+            written = attempt.tool.clear(params)
+            plain = pydantic_core.from_json(written)
+            if first_hidden(params, plain) is None and _is_equal(attempt.tool.parse(written), params):
+                return in_order(params, plain)
+    return _sent(attempt.arguments)
+
+
+def _is_equal(one: object, other: object) -> bool:
     try:
-        params = params_that_came(attempt)
-        if params is not None:
-            return in_order(params, pydantic_core.from_json(clear_json(params)))
-    except ToolValidationError:  # they can't be written as JSON, so the text that was sent identifies them
-        pass
-    return arguments.decode() if isinstance(arguments, bytes) else str(arguments)
+        return bool(one == other)
+    except Exception:  # the user's own types may refuse to be compared
+        return False
+
+
+def _sent(arguments: Any) -> Any:
+    """Return the arguments that were sent as plain JSON, or as text if they are not JSON."""
+    try:
+        text = arguments if isinstance(arguments, str | bytes) else to_json(arguments)
+        return pydantic_core.from_json(text) if text.strip() else {}
+    except (ValueError, ToolValidationError):
+        return arguments.decode(errors="backslashreplace") if isinstance(arguments, bytes) else str(arguments)
 
 
 def _schema(wanted: Any) -> Schema[Any]:

@@ -10,12 +10,15 @@ import contextlib
 import logging
 from collections.abc import Sequence
 
-import psycopg
-from procrastinate import App, PsycopgConnector
-from procrastinate.exceptions import AlreadyEnqueued, ConnectorException
-
-from handrail.fleet.dispatcher import Execute, next_leg, queue_name
+from handrail.fleet.dispatcher import Execute, missing_engine, next_leg, queue_name
 from handrail.records import RunRow
+
+try:
+    import psycopg
+    from procrastinate import App, PsycopgConnector
+    from procrastinate.exceptions import AlreadyEnqueued, ConnectorException
+except ModuleNotFoundError as error:
+    raise missing_engine("procrastinate", error) from None
 
 log = logging.getLogger("handrail.fleet")
 

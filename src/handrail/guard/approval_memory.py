@@ -15,17 +15,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import msgspec
-import pydantic_core
 
 from handrail.clock import SYSTEM_CLOCK, Clock
-from handrail.errors import DefinitionError, SessionError, ToolValidationError
+from handrail.errors import DefinitionError, SessionError
 from handrail.events import ApprovalRemembered, ApprovalRevoked
 from handrail.journal.decisions import remembered_as, written
 from handrail.journal.digest import digest, new_key
 from handrail.journals import Journal
 from handrail.question import Question
 from handrail.resources.paths import split
-from handrail.schema import to_json
 from handrail.schema.kinds import describe_kind
 from handrail.session import Session
 from handrail.session.serialization import decode_item, said_in
@@ -88,21 +86,20 @@ def coverage_of(
 ) -> Coverage:
     """Return the keys of a request.
 
-    `whose` is the session's id and principal. `arguments` are those that were sent, and `shown` is what a person
-    sees of them. `paths` are the normalised paths that the call names, or None if they are not known; `spelled` maps
-    each path as it was written to its normal form. `secret` is the key for digests of arguments that are not shown
-    in full, so that nobody can guess them from the request's keys.
+    `whose` is the session's id and principal. `arguments` are the call's arguments in canonical form, and `shown` is
+    what a person sees of them. `paths` are the normalised paths that the call names, or None if they are not known;
+    `spelled` maps each path as it was written to its normal form. `secret` is the key for digests of arguments that
+    are not shown in full, so that nobody can guess them from the request's keys.
     """
     secret = _KEY if secret is None else secret
-    given = _given(arguments)
-    written = json.dumps([given, shown], sort_keys=True)
+    written = json.dumps([arguments, shown], sort_keys=True)
     about = ("exact", asks, name, _identity(tool))
-    if _is_shown(given, shown):
+    if _is_shown(arguments, shown):
         exactly = written
         however = json.dumps(_respelled(shown, spelled), sort_keys=True)
     else:
         exactly = digest(secret, written)
-        however = digest(secret, json.dumps(_respelled([given, shown], spelled), sort_keys=True))
+        however = digest(secret, json.dumps(_respelled([arguments, shown], spelled), sort_keys=True))
     return Coverage(
         words=_in_short(f"exactly {_request(tool, asks, name)} {json.dumps(shown)}"),
         exact=_key(whose, *about, exactly, diff),
@@ -168,15 +165,6 @@ def _said(text: str, end: str = "") -> str:
 def _identity(tool: Tool[Any, Any]) -> Any:
     """Return the values that distinguish this tool from another tool with the same name."""
     return (tool.name, tool.json_schema, sorted(tool.capabilities), tool.effect)
-
-
-def _given(arguments: Any) -> Any:
-    """Return the arguments of a call as plain JSON, or as text if they are not JSON."""
-    try:
-        text = arguments if isinstance(arguments, str | bytes) else to_json(arguments)
-        return pydantic_core.from_json(text) if text.strip() else {}
-    except (ValueError, ToolValidationError):
-        return str(arguments)
 
 
 def _is_shown(given: Any, shown: Any) -> bool:

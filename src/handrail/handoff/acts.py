@@ -62,6 +62,8 @@ class Parked(Generic[PrivateT, PublicT]):
 
     private: PrivateT = field(repr=False)
     public: PublicT
+    id: str = ""
+    """Identifies the handoff that `Handoff.start` began, which can be finished once. `before` leaves it empty."""
 
 
 @dataclass(frozen=True)

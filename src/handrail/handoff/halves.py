@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from handrail.context import ToolContext
-from handrail.dispatch.call import CALL, PART, CallKind, new_call
+from handrail.dispatch.call import CALL, PART, Call, CallKind, new_call
 from handrail.dispatch.current_call import call_around, check_given
 from handrail.dispatch.frame import Frame, open_frame, show_tools
 from handrail.dispatch.gate import Gate
@@ -23,6 +23,7 @@ from handrail.dispatch.options import GateArguments, RunOptions
 from handrail.errors import DefinitionError
 from handrail.events import HandoffAnswered, HandoffParked
 from handrail.handoff.acts import ActRunner, Acts, Begun, Parked, fill, without_private
+from handrail.handoff.claims import Claim
 from handrail.operation import Operation
 from handrail.protocols import ToolPolicy
 from handrail.schema import is_instance
@@ -95,12 +96,13 @@ async def _start(
 
     half = _half(acts, begin, acts.begins)
     fill(half, "shown", without_private)
-    begun = await _run(frame, half, params, policies, CALL)
+    gate, call = _open(frame, half, params, policies, CALL)
+    begun = await gate.pass_through(call)
     if not begun.success:
         return begun
     state = cast("Begun[Any, Any, Any]", begun.value)
     if state.parked is not None:
-        return state.parked
+        return dataclasses.replace(state.parked, id=call.key)
     return ToolResult(begun.message, state.value, True, begun.exclude_value_from_context, begun.attachments)
 
 
@@ -112,6 +114,11 @@ async def _finish(
         raise DefinitionError(
             f"finish takes what start parked, not {describe_kind(parked)}. If `start` returned a ToolResult, "
             f"the handoff {name!r} has already ended."
+        )
+    if not parked.id:
+        raise DefinitionError(
+            f"the parked data of handoff {name!r} has no id, so it can't be told whether it was finished already. Pass what "
+            "start returned; if you store its parts, store its id too: Parked(private, public, id)."
         )
     if params is None and acts.after is not None and acts.after.wants_params and acts.handoff.params:
         raise DefinitionError(
@@ -136,7 +143,8 @@ async def _finish(
         half = _half(acts, end, acts.ends)
     # The policies of `start` have judged the call, those of a run around this half have not.
     kind = PART if frame.outer is None else CALL
-    return await _run(frame, half, params, (), kind)
+    gate, call = _open(frame, half, params, (), kind)
+    return await Claim(frame, parked.id, name, call.key).run(lambda: gate.pass_through(call))
 
 
 def _typed(schema: Any, value: Any) -> Any:
@@ -162,13 +170,14 @@ def _without_params(tool: Tool[Any, Any]) -> Tool[Any, Any]:
     return made
 
 
-async def _run(
+def _open(
     frame: Frame, half: Tool[Any, Any], params: Any, policies: Iterable[ToolPolicy], kind: CallKind
-) -> ToolResult[Any]:
+) -> tuple[Gate, Call]:
+    """Open the gate of one half, and create the call that is to pass it."""
     show_tools(frame, [half], policies)
     gate = Gate(frame)
     sent = b"{}" if params is None else half.clear(params)
     call = msgspec.structs.replace(new_call(gate, half.name, sent), tool=half)
     if kind.is_part:
         call = msgspec.structs.replace(call, kind=kind)
-    return await gate.pass_through(call)
+    return gate, call

@@ -162,7 +162,8 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
             result = await pick_card.finish(parked, Pick(index=1))
 
         Returns the parked data, which you may keep for as long as you like, or a `ToolResult` if the call failed, was
-        denied, or ended early. Show only `parked.public`. What `before` did is committed before this returns.
+        denied, or ended early. Show only `parked.public`. If you store its parts, store `parked.id` too. What `before`
+        did is committed before this returns.
         """
         from handrail.handoff import halves
 
@@ -178,8 +179,12 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         """Run the second half of the handoff: validate the answer, run `after`, and return its result.
 
         The private data and the answer may be plain JSON values, as they are read back from a store. Raises
-        `ToolValidationError` if one of them does not fit, before anything has run. Call it once for each `start`: every
-        call runs `after`.
+        `ToolValidationError` if one of them does not fit, before anything has run.
+
+        A handoff is finished once. A second `finish` raises `AnswerRefused`: in this process always, in another one if
+        both have the same journal. If `after` fails or is cancelled, it is undone and the handoff can be finished again.
+        If a process ends during `after`, the next `finish` raises `OutcomeUnknown`, unless it belongs to a resumed run,
+        which decides by the handoff's effect. If a call around `finish` fails later, the handoff stays finished.
         """
         from handrail.handoff import halves
 

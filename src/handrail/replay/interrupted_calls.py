@@ -47,7 +47,7 @@ def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
 async def decide_interrupted(attempt: Attempt) -> None:
     """Decide the outcome of a call that had begun when the process ended and must not run again.
 
-    Returns if the call can run after all. Otherwise it raises `AlreadyDone` or `Unsuccessful`, which carry the call's
+    Returns if the call can run after all, for example because its work goes on elsewhere. Otherwise it raises `AlreadyDone` or `Unsuccessful`, which carry the call's
     result, or `OutcomeUnknown`. A call with a secret can't run again: in arguments from a model, the record has a mask,
     which parsing rejects; a secret from a person would have to be requested again, although the call may have used the
     first answer already.
@@ -66,6 +66,8 @@ async def decide_interrupted(attempt: Attempt) -> None:
         if lost:
             await _withdraw(attempt, log)
         return
+    if not lost and log.find_remote(attempt.place) is not None:
+        return  # the handler continues with the work that it started elsewhere
     attempt.params = None if lost else tool.parse(arguments)
     if log.was_undone(attempt.call.place):
         raise Unsuccessful(ToolResult.error(_undone(attempt)))

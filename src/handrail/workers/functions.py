@@ -31,6 +31,8 @@ class Definition(msgspec.Struct, frozen=True):
 
     value: Any
     line: int
+    earlier: tuple[int, ...] = ()
+    """The lines of the definitions with the same name that this one replaces."""
 
 
 class Functions:
@@ -55,6 +57,11 @@ class Functions:
     def line_of(self, name: str) -> int:
         found = self._definitions().get(name)
         return 1 if found is None else found.line
+
+    def lines_of(self, name: str) -> tuple[int, ...]:
+        """Return the lines on which a name is defined. If there are two or more, nobody knows which one is meant."""
+        found = self._definitions()[name]
+        return tuple(sorted((*found.earlier, found.line)))
 
     def tool(self, name: str, find: Finder) -> Tool[Any, Any] | None:
         """Return the function or tool with this name, as a tool.
@@ -105,11 +112,20 @@ def _defined_in(module: ModuleType, path: Path) -> Mapping[str, Definition]:
             function: Any = getattr(made, "function", None) or made.handler
             is_here = function is not None and _home(function) == module.__name__
             if is_here or not names.imports(name, made):
-                line = _line_of(function) if is_here else names.lines.get(name, 1)
-                found[made.name] = Definition(made, line)
+                line = names.lines.get(name) or (_line_of(function) if is_here else 1)
+                _add(found, made.name, Definition(made, line, names.defined_before(name, line)))
         elif inspect.isfunction(value) and value.__name__ == name and _is_own(value, module):
-            found[name] = Definition(value, _line_of(value))
+            line = _line_of(value)
+            _add(found, name, Definition(value, line, names.defined_before(name, line)))
     return found
+
+
+def _add(found: dict[str, Definition], name: str, made: Definition) -> None:
+    before = found.get(name)
+    if before is None:
+        found[name] = made
+    elif before.value is not made.value:
+        found[name] = msgspec.structs.replace(made, earlier=(*made.earlier, *before.earlier, before.line))
 
 
 class _Names(ast.NodeVisitor):
@@ -120,6 +136,9 @@ class _Names(ast.NodeVisitor):
         """The line on which each assigned name is last assigned."""
         self._imported: set[str] = set()
         self._starred: set[str] = set()
+        self._functions = [
+            each for each in tree.body if isinstance(each, _FUNCTION) and not _is_overload(each)
+        ]
         self.visit(tree)
 
     def imports(self, name: str, value: object) -> bool:
@@ -127,6 +146,14 @@ class _Names(ast.NodeVisitor):
         return (name in self._imported and name not in self.lines) or any(
             vars(sys.modules[module]).get(name) is value for module in self._starred if module in sys.modules
         )
+
+    def defined_before(self, name: str, line: int) -> tuple[int, ...]:
+        """Return the lines of the functions with this name that the one on `line` replaces.
+
+        Definitions under a condition do not count.
+        """
+        lines = [_first_line(each) for each in self._functions if each.name == name]
+        return tuple(each for each in lines if each < line) if line in lines else ()
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         self._imported |= {each.asname or each.name for each in node.names}
@@ -143,6 +170,19 @@ class _Names(ast.NodeVisitor):
         """Skip the body, which binds names of its own."""
 
     visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = visit_FunctionDef
+
+
+_FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the line of a function's first decorator, or of its `def`, as its code object has it."""
+    return min(each.lineno for each in (node, *node.decorator_list))
+
+
+def _is_overload(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Return whether a definition only adds a signature to the one that follows."""
+    return any(ast.unparse(each).rpartition(".")[2] == "overload" for each in node.decorator_list)
 
 
 def _line_of(function: Any) -> int:

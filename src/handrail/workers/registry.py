@@ -280,8 +280,7 @@ class WorkerRegistry:
             )
         return made
 
-    @asynccontextmanager
-    async def enter(self, frame: Frame, /) -> AsyncGenerator[None]:
+    def open(self, frame: Frame, /) -> None:
         """Let every run of an adapter call all workers, as in `Adapter(model, workers=registry)`."""
         prompt: Any = frame.model.prompt
         offered = (
@@ -294,6 +293,11 @@ class WorkerRegistry:
                     "name. Rename one of them."
                 )
         frame.workers = Reach(self, None, WorkerSettings())
+
+    @asynccontextmanager
+    async def enter(self, frame: Frame, /) -> AsyncGenerator[None]:
+        """Let a run of an adapter call all workers. Only a worker's own run reports its messages."""
+        self.open(frame)
         yield
 
     # Workers created in a session.

@@ -257,6 +257,11 @@ class Draft:
                 self._add_shell(entry, where)
             elif entry in FILES:
                 self.sections.append(FileTools(writes=FILES[entry], policies=policies))
+            elif entry in functions.names and len(lines := functions.lines_of(entry)) > 1:
+                at = " and ".join(f"{functions.path.name}:{line}" for line in lines)
+                self.refuse(
+                    where, f"there are {len(lines)} tools named {entry!r}: {at}", "Rename all but one."
+                )
             elif entry in functions.names:
                 made = functions.tool(entry, self.find)
                 self.tools += [] if made is None else [made]

@@ -101,17 +101,21 @@ class WorkerRun:
         """Return this run with other attachments. A resumed run gets the recorded ones this way."""
         return dataclasses.replace(self, attachments=attachments)
 
-    @asynccontextmanager
-    async def enter(self, frame: Frame, /) -> AsyncGenerator[None]:
-        worker, callback = self.worker, self.given.message_callback
+    def open(self, frame: Frame, /) -> None:
+        worker = self.worker
         frame.workers = Reach(self.registry, worker, self.given)
         frame.worker = WorkerFacts(
             worker.name,
             self.registry.view(worker.workers),
             worker.creation_defaults.model_dump(exclude_none=True),
             self.attachments,
-            callback,
+            self.given.message_callback,
         )
+
+    @asynccontextmanager
+    async def enter(self, frame: Frame, /) -> AsyncGenerator[None]:
+        self.open(frame)
+        callback = self.given.message_callback
         if callback is None:
             yield
             return

@@ -27,7 +27,7 @@ import os
 import stat
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import msgspec
 
@@ -197,7 +197,7 @@ class Commit:
             with self._lock.held(self.folder):
                 self._do_all(folders, lenient)
             if synced:
-                folders.sync(self._disk)
+                self._sync_all(folders)
 
     def _do_all(self, folders: Folders, lenient: bool) -> None:
         path = "."
@@ -210,21 +210,33 @@ class Commit:
                     if not (lenient and step.do == "take" and step.tree == EMPTY and self._is_filled(path)):
                         raise
         except BaseException as error:
-            stuck = self._take_back(folders)
-            if stuck:
-                self.is_stuck = True
-                problem = f"the disk reported an error in the middle of the changes ({_reason(error)}), and what was there before could not be restored in {', '.join(stuck)}. Undo this call"
-                raise FileError(stuck[0], problem) from error
-            if isinstance(error, Busy):
-                problem = (
-                    "another program is writing it at this moment. Try again when it has closed the file"
-                )
-                raise FileError(path, problem) from None
-            if isinstance(error, Unexpected) or (isinstance(error, OSError) and error.errno in _GONE):
-                raise Conflict([path]) from None
-            if isinstance(error, OSError) and not isinstance(error, FileError):
-                raise refusal(path, error) from None
-            raise
+            self._fail(path, error, self._take_back(folders))
+
+    def _sync_all(self, folders: Folders) -> None:
+        """Sync the folders that were changed. If the disk can't, the steps are reverted."""
+        try:
+            folders.sync(self._disk)
+        except BaseException as error:
+            self.is_stuck = True  # until the steps are reverted, which needs the lock again
+            with self._lock.held(self.folder):
+                stuck = self._take_back(folders)
+            self.is_stuck = False
+            self._fail(".", error, stuck)
+
+    def _fail(self, path: str, error: BaseException, stuck: list[str]) -> NoReturn:
+        """Raise the error for a commit that failed at `path`. `stuck` are the paths that could not be restored."""
+        if stuck:
+            self.is_stuck = True
+            problem = f"the disk reported an error in the middle of the changes ({_reason(error)}), and what was there before could not be restored in {', '.join(stuck)}. Undo this call"
+            raise FileError(stuck[0], problem) from error
+        if isinstance(error, Busy):
+            problem = "another program is writing it at this moment. Try again when it has closed the file"
+            raise FileError(path, problem) from None
+        if isinstance(error, Unexpected) or (isinstance(error, OSError) and error.errno in _GONE):
+            raise Conflict([path]) from None
+        if isinstance(error, OSError) and not isinstance(error, FileError):
+            raise refusal(path, error) from None
+        raise error
 
     def revert(self) -> None:
         """Revert every step that was done. Paths that someone has changed since are left as they are."""

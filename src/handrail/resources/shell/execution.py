@@ -215,10 +215,10 @@ class Execution:
     def _execute_on_copy(self, request: Request, shelter: Path) -> tuple[Outcome, tuple[str, ...]]:
         began = self.settings.clock.monotonic()
         target = shelter / "copy"
-        copy = Copy(self.layers.lowers, self.layers.upper, target, self.stop.check)
+        view = "plain" if request.isolation == "none" else "bind"
+        copy = Copy(self.layers.lowers, self.layers.upper, target, self.stop.check, closed=view == "plain")
         copy.make()
         took = self.settings.clock.monotonic() - began
-        view = "plain" if request.isolation == "none" else "bind"
         outcome = self._execute(request._replace(view=view, lowers=[str(target)]))
         if not outcome.reply.failed:
             try:
@@ -237,6 +237,8 @@ class Execution:
         ]
         if copy.unread:
             notes.append(f"{copy.unread} files could not be read and are not in the copy.")
+        if copy.omitted:
+            notes.append(f"{copy.omitted} links lead out of the folder and are not in the copy.")
         return outcome, tuple(notes)
 
     def _result(

@@ -19,9 +19,10 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 
 from handrail.resources.facts import Attributes, read_attributes, write_attributes
-from handrail.resources.long_paths import reach
+from handrail.resources.long_paths import PART, reach
 from handrail.resources.mount import OPAQUE, is_opaque, is_whiteout, remove_tree, strip_marks
 from handrail.resources.paths import MAX_PATH, is_reserved
+from handrail.resources.shell.view import is_below
 
 _FICLONE = 0x40049409
 _TICKS = 200
@@ -34,9 +35,21 @@ _Folder = tuple[Sequence[str], str, str]
 
 
 class Copy:
-    """A copy of several layers merged into one folder."""
+    """A copy of several layers merged into one folder.
 
-    def __init__(self, lowers: Sequence[Path], upper: Path, target: Path, check: Callable[[], None]) -> None:
+    With `closed`, for a command without a sandbox, no link in the copy leads out of it: what the command writes
+    through a link is written to the copy.
+    """
+
+    def __init__(
+        self,
+        lowers: Sequence[Path],
+        upper: Path,
+        target: Path,
+        check: Callable[[], None],
+        *,
+        closed: bool = False,
+    ) -> None:
         self._lowers = [os.fspath(lower) for lower in lowers]
         self._upper = os.fspath(upper)
         self._target = os.fspath(target)
@@ -48,10 +61,15 @@ class Copy:
         self._links: dict[int, list[str]] = {}
         """Paths of the upper layer's hard links, by inode. Like an overlay, a copy preserves hard links only there."""
         self._can_share = True
+        self._root = os.path.realpath(self._lowers[-1]) if closed else ""
+        self._outward: list[str] = []
+        """Symbolic links that may lead out of the copy."""
         self.files = 0
         self.size = 0
         self.unread = 0
         """Number of files and folders that could not be read. They are not in the copy and stay unchanged."""
+        self.omitted = 0
+        """Number of links that lead out of the folder and are not in the copy. They stay unchanged."""
 
     def make(self) -> None:
         """Copy everything. Then wait until any later change gets a newer timestamp than the copies."""
@@ -61,6 +79,8 @@ class Copy:
             *self._links.values()
         ):  # creating another hard link changed the file's ctime
             self._before[path] = _fingerprint(f"{self._target}/{path}")
+        while sum(map(self._turn_inward, self._outward)):
+            pass  # a link may lead through another one
         newest = max((found[4] for found in self._before.values()), default=0)
         stamp = f"{self._target}.stamp"
         Path(stamp).touch()
@@ -129,6 +149,8 @@ class Copy:
                     os.link(first, at, follow_symlinks=False)
             elif stat.S_ISLNK(facts.st_mode):
                 os.symlink(os.readlink(there), at)
+                if self._root:
+                    self._outward.append(path)
             elif stat.S_ISREG(facts.st_mode):
                 self._copy_content(there, at)
                 self.size += facts.st_size
@@ -140,6 +162,35 @@ class Copy:
         if is_linked:
             self._links.setdefault(facts.st_ino, []).append(path)
         self.files += 1
+        return True
+
+    def _turn_inward(self, path: str) -> bool:
+        """Change a link that leads out of the copy. Returns whether it did.
+
+        A link to a path in the folder then leads to that path in the copy, a link to a file elsewhere becomes a copy of
+        that file, and any other link is omitted.
+        """
+        at, leads = f"{self._target}/{path}", ""
+        if path not in self._before or not stat.S_ISLNK(self._before[path][0]):
+            return False
+        if len(os.fsencode(at)) <= PART:  # a link deeper than that can't be resolved
+            if is_below(os.path.realpath(at), self._target):
+                return False
+            leads = os.readlink(at)
+            if not is_below(os.path.normpath(leads), self._root):
+                leads = os.path.realpath(os.path.join(self._root, os.path.dirname(path), leads))
+        remove_long(at)
+        if is_below(leads, self._root):
+            os.symlink(self._target + leads[len(self._root) :], at)
+        elif os.path.isfile(leads) and os.access(leads, os.R_OK):
+            self._copy_content(leads, at)
+            os.chmod(at, stat.S_IMODE(os.stat(leads).st_mode) & 0o777)
+        else:
+            del self._before[path]
+            self._names[os.path.dirname(path)].discard(os.path.basename(path))
+            self.omitted += 1
+            return True
+        self._before[path] = _fingerprint(at)
         return True
 
     def _copy_content(self, source: str, target: str) -> None:
@@ -195,6 +246,7 @@ class Copy:
                 self._reach(os.path.dirname(path))
                 with reach(source) as left, reach(target) as at:
                     strip_marks(left)
+                    self._turn_outward(left)
                     os.rename(left, at)
             return None
         if before is None or not stat.S_ISDIR(before[0]):
@@ -212,6 +264,14 @@ class Copy:
                 if not stat.S_ISDIR(os.lstat(at).st_mode) or _is_opaque(target):
                     return []
         return below
+
+    def _turn_outward(self, at: str) -> None:
+        """Make a link to a path in the copy lead to the same path in the folder, because the copy is removed."""
+        if self._root and os.path.islink(at):
+            target = os.readlink(at)
+            if is_below(target, self._target):
+                os.unlink(at)
+                os.symlink(self._root + target[len(self._target) :], at)
 
     def _clear(self, path: str) -> None:
         """Remove a path from the upper layer."""

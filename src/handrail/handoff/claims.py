@@ -1,0 +1,130 @@
+"""Claims: a handoff that `start` parked is finished at most once.
+
+The first `finish` that succeeds claims the handoff, by the id of its parked data. The claim is kept by this process
+and, if the half has a journal, in the journal, where every process finds it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from handrail.dispatch.frame import Frame
+from handrail.errors import AnswerRefused, OutcomeUnknown
+from handrail.tools import ToolResult
+
+_KEPT = 10_000
+"""How many claims a process keeps."""
+
+Work = Callable[[], Awaitable[ToolResult[Any]]]
+
+
+class _Unfinished(Exception):
+    """Raised if `after` did not succeed. It was undone, so the handoff can be finished again."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        self.error = error
+
+
+class Claim:
+    """One attempt to finish a handoff: its id, and the key of the call that runs its `after`."""
+
+    __slots__ = ("_frame", "_id", "_key", "_name", "_result")
+
+    def __init__(self, frame: Frame, id: str, name: str, key: str) -> None:
+        self._frame = frame
+        self._id = id
+        self._name = name
+        self._key = key
+        self._result: ToolResult[Any] | None = None
+
+    async def run(self, work: Work) -> ToolResult[Any]:
+        """Run the call and claim the handoff if it succeeds. Raises `AnswerRefused` if another call has claimed it.
+
+        A call that is entered again, because its run was resumed or the call around it was attempted again, has the
+        same key and keeps its claim.
+        """
+        before = _claims.take(self._id, self._key)
+        if before not in ("", self._key):
+            raise self._refusal()
+        done = False
+        try:
+            result = await self._run_recorded(work)
+            done = result.success
+        finally:
+            if not done and not before:
+                _claims.release(self._id)
+        return result
+
+    async def _run_recorded(self, work: Work) -> ToolResult[Any]:
+        """Run the call and record the claim in the journal, if there is one."""
+        journal = self._frame.journal
+        if journal is None:
+            return await work()
+
+        async def finish() -> str:
+            try:
+                self._result = await work()
+            except GeneratorExit:
+                raise
+            except BaseException as error:  # also a cancellation, which the gate has rolled back
+                raise _Unfinished(error) from None
+            if not self._result.success:
+                raise _Unfinished(None)
+            return self._key
+
+        async def decide() -> str:
+            if self._frame.outer is not None and self._frame.log.resumed:
+                return await finish()  # the gate decides by the effect what becomes of an interrupted call
+            raise OutcomeUnknown(
+                self._name,
+                "A process began to finish this handoff, and did not record the end. Find out what its `after` changed, "
+                "then start the handoff again.",
+            )
+
+        try:
+            by = await journal.steps.run(f"handoff {self._id}", finish, unsettled=decide)
+        except _Unfinished as unfinished:
+            if unfinished.error is not None:
+                raise unfinished.error from None
+            assert self._result is not None
+            return self._result
+        if self._result is not None:
+            return self._result
+        if by != self._key:
+            raise self._refusal()
+        return await work()
+
+    def _refusal(self) -> AnswerRefused:
+        return AnswerRefused(
+            self._id,
+            f"the handoff {self._name!r} was finished already, or is being finished",
+            "The first answer counts. To ask again, start the handoff again.",
+        )
+
+
+class _Claims:
+    """The claims of this process, by the id of the handoff. The newest are kept."""
+
+    def __init__(self) -> None:
+        self._keys: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def take(self, id: str, key: str) -> str:
+        """Claim a handoff, unless it is claimed. Returns the key of the earlier claim; "" if there was none."""
+        with self._lock:
+            before = self._keys.get(id, "")
+            if not before:
+                self._keys[id] = key
+                if len(self._keys) > _KEPT:
+                    del self._keys[next(iter(self._keys))]
+            return before
+
+    def release(self, id: str) -> None:
+        """Give up a claim, because the call did not succeed."""
+        with self._lock:
+            self._keys.pop(id, None)
+
+
+_claims = _Claims()

@@ -1,0 +1,86 @@
+"""A full disk never costs old bytes: what a call replaced is found afterwards, whenever the room ran out."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from handrail import DirectoryFilesystem
+from handrail.errors import FileLimitReached
+from handrail.records import CallKey
+from handrail.resources.directory.disk import Disk
+from support import TESTS
+from support.crashing import snapshot
+from support.filesystems import fill
+from support.full_disk import FILES, change
+
+MOUNTED = 'mount -t tmpfs -o size=2m,nr_inodes=400 none "$1" && exec "$2" -m support.full_disk "$1" "$3"'
+_SYS_ADMIN = 21
+"""Number of the capability that a process needs to mount a disk."""
+
+
+def can_mount() -> bool:
+    """Return whether this process is allowed to mount a disk in a mount namespace."""
+    status = Path("/proc/self/status").read_text()
+    (capabilities,) = (line.split()[1] for line in status.splitlines() if line.startswith("CapEff:"))
+    return bool(int(capabilities, 16) >> _SYS_ADMIN & 1)
+
+
+def undo_on_a_full_disk(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
+    """Run the program on a small disk of its own, or on this one with simulated errors if nothing can be mounted.
+
+    A process that is allowed to mount a disk never falls back to the simulation.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+    unshare = ["unshare", "-m"] if can_mount() else ["unshare", "-r", "-m"]
+    command = [*unshare, "sh", "-ec", MOUNTED, "sh", str(folder), sys.executable, what]
+    if not can_mount():
+        probe = [*unshare, "mount", "-t", "tmpfs", "none", str(folder)]
+        if subprocess.run(probe, capture_output=True).returncode:
+            command = [sys.executable, "-m", "support.full_disk", str(folder), "imagined"]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("what", ["bytes", "names"])
+def test_old_bytes_are_found_whenever_the_disk_fills_up_during_an_undo(tmp_path: Path, what: str):
+    """If the disk is really full from any operation of an undo on, the undo does all or nothing and can be repeated.
+
+    That holds whether the disk runs out of bytes or of inodes, and for calls with and without a journal on the same
+    disk.
+    """
+    ran = undo_on_a_full_disk(tmp_path, what)
+    kinds = [line.split()[0] for line in ran.stdout.splitlines()]
+    assert (ran.returncode, kinds) == (0, ["Direct", "Journaled"]), ran.stdout + ran.stderr
+
+
+def test_a_commit_that_can_not_be_synced_is_reverted(tmp_path: Path):
+    """If the folders can't be synced after the renames, the call fails, and the old files are in their places again."""
+
+    class Unsynced(Disk):
+        renames = 0
+
+        def exchange(self, source: int, name: str, target: int, other: str) -> None:
+            self.renames += 1
+            super().exchange(source, name, target, other)
+
+        def sync_folder(self, fd: int) -> None:
+            if self.renames:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().sync_folder(fd)
+
+    root = tmp_path / "root"
+    fill(root, FILES)
+    before = snapshot(root)
+    with DirectoryFilesystem(root, disk=Unsynced()) as files:
+        fork = files.fork("call")
+        change(fork)
+        fork.prepare()
+        fork.stage(CallKey("call", journal="j"), synced=True)
+        with pytest.raises(FileLimitReached, match="the disk is full"):
+            fork.apply(synced=True)
+        fork.drop()
+        assert snapshot(root) == before
