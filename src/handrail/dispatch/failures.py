@@ -143,7 +143,7 @@ def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> 
         case WentSilent():
             return Failure(
                 "timed out",
-                f"{name} was stopped: it promised to give a sign of life every {error} seconds and gave none.",
+                f"{name} was stopped: it promised a heartbeat every {error} seconds and sent none.",
             )
         case TimedOut():
             return Failure(
