@@ -39,8 +39,11 @@ EntryKind = Literal[
 ]
 """The kinds of entries in a run's record.
 
+`model answer`: the model has answered. `call begun`: an attempt at a call is about to run its handler. `call tried`:
+another attempt at a call begins. `inner call`: a call inside another one has ended. `verb`: a handler has used a verb
+of its context. `advice`: what the run's feedback providers or completion checkers said.
 `undoing`: a call is being undone. `undone`: the call has been undone; the key is its id. `told`: the model has been
-told so. `deadline`: the state of a deadline that pauses for people. `approval`: what a remembered decision decided at
+informed of that. `deadline`: the state of a deadline that pauses for people. `approval`: what a remembered decision decided at
 this place, so that a resumed run decides the same. `attachments`: the files that a call gave to a worker.
 `remote work`: the id of the work that a call has started elsewhere.
 """

@@ -49,7 +49,7 @@ async def undo(
     """Undo a committed call, so that files and state are as if it had never run.
 
     Raises `UndoRefused`, and changes nothing, if a later commit read or wrote the same paths or slices; the error
-    names them. The model is told in the session's next turn. Pass the `session` if this process has it in memory, so
+    names them. The model is told about it in the session's next turn. Pass the `session` if this process has it in memory, so
     that it drops the call immediately; otherwise that happens when the session is next evaluated.
     """
     row = await journal.runs.get(run_id)

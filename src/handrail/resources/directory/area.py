@@ -363,7 +363,11 @@ class Area:
             try:
                 each.folder = self.history.add(each.folder, _short(each.manifest.key), self._aside)
             except OSError as error:
-                log.warning("what %r displaced can't be undone for now: %s", each.manifest.call_id, error)
+                log.warning(
+                    "the call %r can't be undone for now, because what it displaced could not be kept: %s",
+                    each.manifest.call_id,
+                    error,
+                )
                 if each.folder.exists():
                     self._not_kept.append(each)
 
