@@ -210,8 +210,18 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the call counts towards a budget of tool calls."""
     root: str = ""
     """The folder that the call's paths are relative to, if it is on disk."""
+    root_id: str = ""
+    """The id that this folder keeps when it is moved; "" if it had none yet, because nothing had been written to it."""
     decision: str = ""
     """The policies' decision: `allow`, `ask: why`, or `deny`; "" without policies."""
+
+    def is_in(self, root: str, root_id: str) -> bool:
+        """Return whether the call worked in this folder. Folders are compared by their ids if both are known, or else by
+        their paths.
+        """
+        if self.root_id and root_id:
+            return self.root_id == root_id
+        return self.root == root
 
 
 class QuestionRecord(msgspec.Struct, frozen=True):

@@ -133,7 +133,7 @@ def built_on(unit: CommitUnit, other: CommitUnit) -> list[str]:
     found: list[str] = []
     for place in unit.writes:
         if place.startswith("file "):
-            if unit.root == other.root and any(
+            if other.is_in(unit.root, unit.root_id) and any(
                 meet(place[5:], each[5:]) for each in touched if each.startswith("file ")
             ):
                 found.append(place)

@@ -68,7 +68,7 @@ class Area:
         self._process = 0
         self._mine: Path | None = None
         self.root_id = ""
-        """The root's id, once this process has its own folder."""
+        """The root's id, once it is known."""
         self._numbers = count()
         self._not_kept: list[Commit] = []
         self._synced = False
@@ -93,9 +93,12 @@ class Area:
         return History(self.folder / "done", self.disk, self._clock, *self._keep)
 
     def is_own(self) -> bool:
-        """Return whether the staging folder exists and belongs to this root."""
+        """Return whether the staging folder exists and belongs to this root. If so, the root's id is known."""
         found = read_identity(self.folder)
-        return found is not None and belongs(found, self.folder, status_of(self.jail.fd))
+        if found is None or not belongs(found, self.folder, status_of(self.jail.fd)):
+            return False
+        self.root_id = found.id
+        return True
 
     @property
     def mine(self) -> Path:
