@@ -327,7 +327,7 @@ class LiveCall:
         for answer in self._answers.values():
             answer.cancel()
         if not task.cancelled():
-            task.exception()  # it is raised to those who wait for the call
+            task.exception()  # it is raised in the tasks that wait for the call
         self._started.set()
         self._changed.set()
 
@@ -431,7 +431,7 @@ class LiveCall:
             self.questions.pop(question.id, None)
 
     def rest(self) -> None:
-        """Note that everything in the call waits for answers."""
+        """Note that everything in the call waits for answers. A recorded call is parked after `park_after` seconds."""
         self.rests = True
         self._stay()
         if self.parking is not None:

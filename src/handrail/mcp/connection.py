@@ -93,7 +93,7 @@ class Connection:
         self._failures = 0
         self._next_attempt = 0.0
         self._why = ""
-        """Why the present attempt to connect failed, or why the connection was lost."""
+        """Why the current attempt to connect failed, or why the connection was lost."""
         self._last_why = ""
         """Why the last connection was lost, for the calls that were in progress on it."""
         self._stale = False
@@ -152,7 +152,7 @@ class Connection:
         return self.loop.create_task(work, context=contextvars.Context())
 
     async def _own(self, opening: asyncio.Future[Client], wait: float) -> None:
-        """Open the connection, notify those who wait for it, and hold it open until it is lost or closed."""
+        """Open the connection, wake the tasks that wait for it, and hold it open until it is lost or closed."""
         end = self._end = asyncio.Event()
         error: BaseException | None = None
         listening: asyncio.Task[None] | None = None
