@@ -202,6 +202,26 @@ async def test_a_queued_run_can_be_cancelled_but_not_resumed_or_forked(app: Flee
     assert decode_outcome(row).text == "Turn 1: again"
 
 
+async def test_a_worker_that_fails_leaves_its_runs_to_others(
+    app: FleetApp, log: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+):
+    """Its runs are parked and due, not cancelled, although everything in its process is."""
+    journal = MemoryJournal()
+    run_id = (await submit(journal, app, "sleep 1000")).record.id
+
+    async def fail(*_: Any) -> None:
+        raise OSError("something that nobody expected")
+
+    runner = Runner(journal, [app])
+    working = asyncio.ensure_future(runner.run(asyncio.Event()))
+    await until(lambda: log() == ["asleep"])
+    monkeypatch.setattr(journal.queue, "wait", fail)
+    with pytest.raises(OSError, match="nobody expected"):
+        await asyncio.wait_for(working, PATIENCE)
+    row = await journal.runs.get(run_id)
+    assert (row.status, row.owner, row.due_at is None) == ("parked", "", False)
+
+
 @pytest.mark.parametrize(
     ("deaths", "status"), [(MOST_WORKER_DEATHS - 1, "done"), (MOST_WORKER_DEATHS, "failed")]
 )

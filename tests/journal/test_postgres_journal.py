@@ -31,8 +31,18 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def url() -> str:
-    return postgres.new_url()
+def own_schema() -> None:
+    """Request this to alter the schema, or to find none."""
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    if "own_schema" in request.fixturenames:
+        yield postgres.new_url()
+        return
+    url = postgres.borrow_url()
+    yield url
+    postgres.give_back(url)
 
 
 @pytest.fixture
@@ -406,7 +416,7 @@ def test_a_journal_without_its_key_is_refused(url: str, monkeypatch: pytest.Monk
     ],
 )
 def test_a_database_that_is_not_such_a_journal_is_refused(
-    url: str, sql: Callable[..., list[Any]], change: str, words: str
+    own_schema: None, url: str, sql: Callable[..., list[Any]], change: str, words: str
 ):
     PostgresJournal(url).close()
     sql("CREATE TABLE votes_of_nobody (x int)")
@@ -420,7 +430,9 @@ def test_a_database_that_is_not_such_a_journal_is_refused(
         PostgresJournal(url)
 
 
-def test_code_in_a_schema_without_tables_is_refused(url: str, sql: Callable[..., list[Any]]):
+def test_code_in_a_schema_without_tables_is_refused(
+    own_schema: None, url: str, sql: Callable[..., list[Any]]
+):
     """A schema with a planted function is refused, because it could replace one that the journal uses.
 
     No table is created.
@@ -506,7 +518,9 @@ def test_a_missing_extra_is_told(url: str, monkeypatch: pytest.MonkeyPatch):
 # --- alterations ----------------------------------------------------------------------------------
 
 
-async def test_every_altered_column_is_found(open_journal: Open, sql: Callable[..., list[Any]]):
+async def test_every_altered_column_is_found(
+    own_schema: None, open_journal: Open, sql: Callable[..., list[Any]]
+):
     """`verify` finds every change that the database's administrator makes to a row, except to the columns named below."""
     journal = open_journal()
     await journal.runs.begin(run())
