@@ -172,6 +172,20 @@ def test_fork_undo_replay(line: Line):
     assert "The code has changed" in said
 
 
+def test_a_different_folder_at_the_same_path_is_not_used(line: Line):
+    """If a different folder is where a run's folder was, commands that need the folder ask for its name."""
+    (written,) = line.record("tea", call("write", path="a", text="1"), "end")
+    folder, away = line.base / "files", line.base / "away"
+    folder.rename(away)
+    folder.mkdir()
+    for words in (("undo", "tea", written), ("replay", "tea")):
+        said = " ".join(line(*words, code=2).split())
+        assert "is not the one that the run worked in" in said
+        assert "--files FOLDER" in said
+    assert line.json("undo", "tea", written, "--files", away)["paths"] == ["a"]
+    assert list(folder.iterdir()) == []
+
+
 def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch):
     """`cancel` ends a parked run, `export` writes it to a file, `import` reads it from there, and `forget` deletes it.
 

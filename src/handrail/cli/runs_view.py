@@ -296,7 +296,7 @@ def verification_lines(found: Verification) -> list[Text]:
 def undo_lines(done: Undoing) -> list[Any]:
     """Format what was undone, and what could not be undone."""
     places = ", ".join([*map(escape, done.paths), *done.slices]) or "it had changed nothing"
-    lines: list[Any] = [f"Undid {done.tool}: {places}. The model is told in its next turn."]
+    lines: list[Any] = [f"Undid {done.tool}: {places}. The model is told about it in its next turn."]
     if done.stands:
         lines.append(Text(f"This can't be undone: {', '.join(map(escape, done.stands))}", "yellow"))
     return lines

@@ -229,7 +229,8 @@ class ToolServer:
         """
         is_modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
         try:
-            await call.closed(opened, OPEN_SECONDS)
+            if opened:
+                await call.closed(opened, OPEN_SECONDS)
             while True:
                 has_ended = await call.wait()
                 if (

@@ -129,7 +129,7 @@ class Chosen:
             chosen: Any = self._choose(request)
         except Exception as error:  # the user's function can raise anything
             raise DefinitionError(
-                f"model {self.name!r}: the function that chooses the model raised {type(error).__name__}: {error}."
+                f"model {self.name!r}: the function that chooses the model raised {type(error).__name__}: {error}. Correct it."
             ) from error
         if isinstance(chosen, str):
             chosen = model_named(chosen)
