@@ -32,7 +32,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def own_schema() -> None:
-    """Request this to alter the schema, or to find none."""
+    """Request this to alter the schema, to find none, or to make psycopg unusable."""
 
 
 @pytest.fixture
@@ -506,7 +506,7 @@ def test_a_lease_that_is_not_a_number_of_seconds_is_refused(text: str):
         parse_url(f"postgresql://u@h/db?lease={text}")
 
 
-def test_a_missing_extra_is_told(url: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_extra_is_told(own_schema: None, url: str, monkeypatch: pytest.MonkeyPatch):
     for name in [each for each in sys.modules if each.startswith("handrail.journal.postgres.")]:
         if name != "handrail.journal.postgres.journal":
             monkeypatch.delitem(sys.modules, name)
