@@ -319,7 +319,7 @@ async def test_recovery_leaves_a_forged_commit_alone(tmp_path: Path, caplog: pyt
 
 
 async def test_a_cancellation_that_nobody_asked_for_is_refused(tmp_path: Path):
-    """A run is cancelled by a recorded request, not by the flag in the run's row, which has a MAC."""
+    """If the `stopping` flag in a run's row was set by hand, `keep` raises `JournalAltered`. A recorded request stops the run."""
     recorder = Recorder(tmp_path)
     journal = recorder.journal
     await park(recorder, "tea", call("choose"), "end")
