@@ -77,7 +77,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     lost: float = 0.0
     """The seconds that the loop had lost to listeners when the call began."""
     clock: WorkClock | None = None
-    """The clock of the call's timeouts; None if it has none and no listener has run on a thread of its handler."""
+    """The clock of the call's timeouts. None until a timeout, or a listener on one of the handler's threads, needs it."""
     params: Any = None
     checked: list[tuple[ToolPolicy, Any]] = []
     """The policies that have checked the call, each with its own copy of the params."""
