@@ -35,12 +35,14 @@ EntryKind = Literal[
     "deadline",
     "approval",
     "attachments",
+    "emitted",
 ]
 """The kinds of entries in a run's record.
 
 `undoing`: a call is being undone. `undone`: the call has been undone; the key is its id. `told`: the model has been
 told so. `deadline`: the state of a deadline that pauses for people. `approval`: what a remembered decision decided at
 this place, so that a resumed run decides the same. `attachments`: the files that a call gave to a worker.
+`emitted`: the events of a call that the page showed; the key is the call's id.
 """
 
 
