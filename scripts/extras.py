@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -184,8 +185,42 @@ def mcp() -> str:
     return "a tool of an MCP server was called"
 
 
+def postgres() -> str:
+    """Check that PostgreSQL is asked for a connection. No server listens here, so it is refused."""
+    from handrail import PostgresJournal
+    from handrail.errors import JournalError
+
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    try:
+        PostgresJournal(f"postgresql://127.0.0.1:{port}/none")
+    except JournalError as error:
+        if "refused" not in str(error):
+            raise
+        return "a connection was tried"
+    raise AssertionError("a server answered")
+
+
+def dbos() -> str:
+    """Check that a dispatcher on DBOS can be created."""
+    from handrail.fleet.dbos import DbosDispatcher
+
+    DbosDispatcher("postgresql://127.0.0.1/none", executor="one")
+    return "a dispatcher was created"
+
+
+def procrastinate() -> str:
+    """Check that a dispatcher on procrastinate can be created."""
+    from handrail.fleet.procrastinate import ProcrastinateDispatcher
+
+    ProcrastinateDispatcher("postgresql://127.0.0.1/none")
+    return "a dispatcher was created"
+
+
 USES: dict[str, Callable[[], str]] = {
-    use.__name__: use for use in (models, local, prices, bridge, workers, cli, serve, oidc, mcp)
+    use.__name__: use
+    for use in (models, local, prices, bridge, workers, cli, serve, oidc, mcp, postgres, dbos, procrastinate)
 }
 
 

@@ -659,9 +659,30 @@ MUTANTS = [
     Mutant(
         "an irreversible call is parked",
         "replay/parked_run.py",
-        "(attempt.token is None or attempt.tool.enters_again)",
-        "True",
+        "is_ready = attempt.token is None or attempt.tool.enters_again",
+        "is_ready = True",
         "tests/replay/test_parked_run.py::test_a_handler_that_can_not_be_entered_again_rests_and_is_not_parked",
+    ),
+    Mutant(
+        "a resumed call to an MCP server is made again, although it started a task",
+        "mcp/section.py",
+        "task = find_started(context)",
+        "task = None",
+        "tests/mcp/test_remote_tasks.py::test_a_resumed_run_continues_with_its_task",
+    ),
+    Mutant(
+        "a parked call to an MCP server cancels its task",
+        "mcp/remote_tasks.py",
+        "if not is_left(context):",
+        "if True:",
+        "tests/mcp/test_remote_tasks.py::test_a_parked_run_leaves_its_task",
+    ),
+    Mutant(
+        "the time that a person takes to log in to an MCP server counts as the server's",
+        "mcp/connection.py",
+        "self._set_limits(paused=True)",
+        "pass",
+        "tests/mcp/test_login.py::test_person_may_take_long_to_log_in",
     ),
 ]
 

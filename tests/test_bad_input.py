@@ -423,7 +423,7 @@ LIMITS: dict[str, Row] = {
     "budget spent": (
         lambda: BudgetTracker(Budget(tokens=3)).reserve(tokens=4),
         BudgetExceededError,
-        "the run's budget for tokens is spent",
+        "the run's budget for tokens is too low",
         "4 wanted, 3 left",
     ),
     "unknown price under a budget": (

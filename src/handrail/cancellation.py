@@ -15,7 +15,7 @@ import logging
 import math
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
-from contextvars import Context, copy_context
+from contextvars import Context, ContextVar, copy_context
 from types import coroutine
 from typing import Any, TypeVar, cast
 
@@ -92,11 +92,11 @@ class CancelScope(msgspec.Struct, eq=False):
         return False
 
     def interrupt(self) -> None:
-        """Cancel the work in the next pass of the loop, so that whoever waits for its signal runs before."""
+        """Cancel the work in the next pass of the loop. Code that waits for the work's signal runs before that."""
         if self.notify is not None:
             self.notify()
         self._landing += 1
-        self._before -= 1  # it counts already
+        self._before -= 1  # the task counts as cancelled from now on
         self.task.get_loop().call_soon(self._land)
 
     def _land(self) -> None:
@@ -155,7 +155,7 @@ class CancelScope(msgspec.Struct, eq=False):
         return error
 
     def start_timeout(self, seconds: float, clock: TimerClock | None = None) -> None:
-        """Cancel the work after this many seconds, or after what was left of a timeout that `continue_timeout` noted.
+        """Cancel the work after this many seconds, or after the time that `continue_timeout` kept from an earlier timeout.
 
         The seconds are those of `clock`. By default, time that listeners take from the loop does not count.
         """
@@ -329,7 +329,7 @@ def _drive(steps: Generator[Any, Any, None], waiting: Any, context: Context) -> 
         try:
             yield waiting
         except GeneratorExit:
-            context.run(steps.close)
+            context.run(_close, steps)
             raise
         except BaseException as error:
             thrown = error
@@ -340,6 +340,22 @@ def _drive(steps: Generator[Any, Any, None], waiting: Any, context: Context) -> 
                 waiting = context.run(_deliver, steps, thrown, task, counted)
         finally:
             thrown = None  # its traceback refers to this frame
+
+
+_is_closing: ContextVar[bool] = ContextVar("handrail_is_closing", default=False)
+
+
+def is_closing() -> bool:
+    """Return whether the isolated work in this context is being closed, so that it can't await anything any more.
+
+    If not, a `GeneratorExit` is an error like any other, which user code has raised.
+    """
+    return _is_closing.get()
+
+
+def _close(steps: Generator[Any, Any, None]) -> None:
+    _is_closing.set(True)
+    steps.close()
 
 
 def _deliver(steps: Generator[Any, Any, None], error: Any, task: asyncio.Task[Any], counted: int) -> Any:
@@ -387,8 +403,9 @@ class Cancellation:
     """The cancellation of one run, as a node in the tree of runs. `work` returns the run's active scopes, or its task.
 
     Cancelling marks this run and every run below it, then cancels their work, children first. A scope is cancelled
-    in the next pass of the loop, so that whoever waits for the signal of a call runs before that. Each call rolls back and publishes its end before the call around it unwinds. A run that was already cancelled
-    keeps its reason, and is not cancelled again while it unwinds.
+    in the next pass of the loop, so code that waits for a call's signal runs before that. Each call rolls back and
+    publishes its end before the call around it unwinds. A run that was already cancelled keeps its reason, and is not
+    cancelled again while it unwinds.
     """
 
     __slots__ = ("_children", "_parent", "_watchers", "_work", "cancelled", "reason")

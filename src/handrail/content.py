@@ -136,7 +136,11 @@ class Attachment:
         """The bytes. Raises `ToolValidationError` if this is only a reference, or if they are at an address."""
         found: bytes | None = self.__dict__.get("_content")
         if found is None:
-            why = f"they are at {self.address}" if self.address else "only a reference to it was recorded"
+            why = (
+                f"they are at {self.address}. Fetch them from there"
+                if self.address
+                else "only a reference to it was recorded. Load them from the run's journal"
+            )
             raise ToolValidationError(f"the bytes of the attachment {self.name!r} are not here: {why}")
         return found
 
@@ -146,7 +150,7 @@ class Attachment:
         return "_content" in self.__dict__
 
     def read(self) -> bytes:
-        """Return the bytes."""
+        """Return the bytes, as `content` does."""
         return self.content
 
     def text(self) -> str:

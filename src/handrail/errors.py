@@ -166,7 +166,7 @@ class TransientError(ToolError):
     """The call failed but may succeed if retried, after `retry_after` seconds if that is known.
 
     The gate waits at most a minute, and never past the tool's timeout or the run's deadline. A call that would have
-    to wait longer fails at once, and the model is told how long.
+    to wait longer fails at once, with a message that tells the model how long to wait.
     """
 
     retry_after: float | None = None
@@ -336,7 +336,7 @@ class BudgetExceededError(LimitError):
 
     def __init__(self, unit: str, wanted: object, left: object, *, of_root: bool) -> None:
         whose = "the run's budget" if of_root else "this run's share of the budget"
-        said = f"{whose} for {unit} is spent: {wanted} wanted, {left} left"
+        said = f"{whose} for {unit} is too low: {wanted} wanted, {left} left"
         if isinstance(wanted, str):
             said = (
                 f"{whose} is limited in {unit} and {wanted} would be spent. Give the model a price, "
@@ -463,7 +463,7 @@ class BlobNotFoundError(StateError, LookupError):
 
     def __init__(self, digest: str) -> None:
         super().__init__(
-            f"the journal has no blob {digest!r}. Its run was forgotten, or it is in another journal."
+            f"the journal has no blob {digest!r}. Its run was deleted, or another journal has it: open that one."
         )
         self.digest = digest
 

@@ -85,7 +85,7 @@ class Progress(Fact, frozen=True):
 
 
 class Emitted(Fact, frozen=True):
-    """A tool published its own `event` with `context.emit`. Those who subscribed to the event's own type hear it too.
+    """A tool published its own `event` with `context.emit`. Subscribers to the event's own type receive the event itself.
 
     An act of a handoff publishes under the id and the name of the handoff's call.
     """
@@ -172,7 +172,7 @@ class QuestionAnswered(Fact, frozen=True):
 
 
 class HandoffParked(Fact, frozen=True):
-    """The first act of a handoff has parked, and somebody is asked to decide. The private data is not part of it."""
+    """The first act of a handoff has parked, and somebody is asked to decide. This event does not contain the private data."""
 
     call_id: str
     tool: str

@@ -25,10 +25,10 @@ def random_fraction() -> float:
 
 
 def trace_of(run_id: str) -> str:
-    """Return the trace id of a run that was given none. It follows from the run's id, so a resumed run has the same."""
+    """Return the trace id of a run that was given none. It is derived from the run's id, so it stays the same when the run is resumed."""
     return blake2b(run_id.encode(errors="surrogatepass"), digest_size=16, person=b"trace").hexdigest()
 
 
 def span_of(run_id: str) -> str:
-    """Return the span id of a run, which follows from its id. The ids of nested runs lead from the root to them."""
+    """Return the span id of a run, derived from its id. A nested run has an id of its own, and so its own span."""
     return blake2b(run_id.encode(errors="surrogatepass"), digest_size=8, person=b"span").hexdigest()

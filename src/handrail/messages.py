@@ -96,11 +96,16 @@ Encode = Callable[[Any], bytes]
 """A function that encodes an item as JSON for one wire: one array element, or several separated by commas."""
 
 
+Between = Callable[[Any, Any], bytes]
+"""A function that returns the bytes between the encodings of two items. It may look only at these two."""
+
+
 class Sent(Generic[T]):
     """An append-only sequence that caches its encoding for each wire.
 
-    `encoded(encode)` joins the items with commas. Each encoder encodes an item only once. Encoders are compared by
-    identity, so a wire must use one function for all its requests.
+    `encoded(encode)` joins the items with commas, or with what `between` returns. Each encoder encodes an item only
+    once. Encoders are compared by identity, so a wire must use one function for all its requests, always with the same
+    `between`.
     """
 
     __slots__ = ("_encoded", "_items")
@@ -112,23 +117,23 @@ class Sent(Generic[T]):
     def append(self, item: T) -> None:
         self._items.append(item)
 
-    def encoded(self, encode: Encode) -> bytes:
-        """Return all items, encoded for one wire and separated by commas."""
+    def encoded(self, encode: Encode, between: Between | None = None) -> bytearray:
+        """Return all items, encoded for one wire. This is the cache itself: it grows, and must not be changed."""
         items = self._items
         done, written = self._encoded.get(encode, (0, None))
         if written is None:
             written = bytearray()
         whole = len(written)
         try:
-            for item in items[done:] if done else items:
-                if written:
-                    written += b","
-                written += encode(item)
+            for at in range(done, len(items)):
+                if at:
+                    written += b"," if between is None else between(items[at - 1], items[at])
+                written += encode(items[at])
         except BaseException:
             del written[whole:]  # otherwise the items before the invalid one would be added twice
             raise
         self._encoded[encode] = (len(items), written)
-        return bytes(written)
+        return written
 
     def since(self, start: int) -> list[T]:
         """Return the items from index `start` to the end."""
@@ -348,12 +353,16 @@ class Price(msgspec.Struct, frozen=True):
 
 
 class Takes(msgspec.Struct, frozen=True):
-    """The media types of the attachments that a model's provider takes. Every model takes text files, as text."""
+    """The media types of the attachments that a model takes. Every model takes text files, as text."""
 
     bytes: frozenset[str] = frozenset()
     """Media types that are taken as bytes. `*/*` stands for every type."""
     addresses: frozenset[str] = frozenset()
     """Media types that the provider fetches from an address."""
+
+    def within(self, other: Takes) -> Takes:
+        """Return the media types that both have."""
+        return Takes(_both(self.bytes, other.bytes), _both(self.addresses, other.addresses))
 
     def sends(self, attachment: Attachment) -> bool:
         """Return whether an attachment is sent as it is."""
@@ -380,6 +389,12 @@ class Takes(msgspec.Struct, frozen=True):
         return f"it takes no {kind if kind in ('image', 'audio') else media_type}"
 
 
+def _both(these: frozenset[str], those: frozenset[str]) -> frozenset[str]:
+    if "*/*" in these:
+        return those
+    return these if "*/*" in those else these & those
+
+
 class Traits(msgspec.Struct, frozen=True):
     """The features that a model's provider supports, and the model's price."""
 
@@ -390,7 +405,7 @@ class Traits(msgspec.Struct, frozen=True):
     """Whether the provider can enforce a JSON Schema. Otherwise the answer is requested as a tool call."""
 
     takes: Takes = Takes()
-    """The attachments that the provider takes."""
+    """The attachments that the model takes, as far as that is known."""
 
 
 class Model(Protocol):

@@ -285,7 +285,7 @@ class PolicyDecision(msgspec.Struct, frozen=True):
 
     @staticmethod
     def deny(reason: str) -> PolicyDecision:
-        """Return the decision to refuse the call. The model is told the reason, which should say what to do instead."""
+        """Return the decision to refuse the call. The model sees the reason, which should say what to do instead."""
         return PolicyDecision("deny", reason)
 
     @staticmethod

@@ -95,7 +95,7 @@ class Wording(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, kind: str, message: str | None, title: str | None) -> Wording:
-        """Return the wording of a question of this kind. What is not given is made from the kind's words."""
+        """Return the wording of a question of this kind. A message or title that is None is made from the words of the kind."""
         for name, given in (("message", message), ("title", title)):
             if given is not None and (not isinstance(given, str) or not given.strip()):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
                 raise DefinitionError(

@@ -86,7 +86,7 @@ def forget_frames(error: BaseException) -> None:
     """Remove everything from an error that would keep its finished call in memory.
 
     This applies to every error that this one was caused by or contains, too. Clearing the variables of the frames would
-    not be enough, because a frame refers to its caller's, which may be still running.
+    not be enough, because a frame refers to its caller's, which may still be running.
     """
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]

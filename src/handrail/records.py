@@ -36,13 +36,18 @@ EntryKind = Literal[
     "approval",
     "attachments",
     "emitted",
+    "remote work",
 ]
 """The kinds of entries in a run's record.
 
+`model answer`: the model has answered. `call begun`: an attempt at a call is about to run its handler. `call tried`:
+another attempt at a call begins. `inner call`: a call inside another one has ended. `verb`: a handler has used a verb
+of its context. `advice`: what the run's feedback providers or completion checkers said.
 `undoing`: a call is being undone. `undone`: the call has been undone; the key is its id. `told`: the model has been
-told so. `deadline`: the state of a deadline that pauses for people. `approval`: what a remembered decision decided at
+informed of that. `deadline`: the state of a deadline that pauses for people. `approval`: what a remembered decision decided at
 this place, so that a resumed run decides the same. `attachments`: the files that a call gave to a worker.
 `emitted`: the events of a call that the page showed; the key is the call's id.
+`remote work`: the id of the work that a call has started elsewhere.
 """
 
 
@@ -207,8 +212,18 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the call counts towards a budget of tool calls."""
     root: str = ""
     """The folder that the call's paths are relative to, if it is on disk."""
+    root_id: str = ""
+    """The id that this folder keeps when it is moved; "" if it had none yet, because nothing had been written to it."""
     decision: str = ""
     """The policies' decision: `allow`, `ask: why`, or `deny`; "" without policies."""
+
+    def is_in(self, root: str, root_id: str) -> bool:
+        """Return whether the call worked in this folder. Folders are compared by their ids if both are known, or else by
+        their paths.
+        """
+        if self.root_id and root_id:
+            return self.root_id == root_id
+        return self.root == root
 
 
 class QuestionRecord(msgspec.Struct, frozen=True):

@@ -78,10 +78,10 @@ class _Job:
         error: BaseException | None = None
         try:
             value = self.context.run(self.function)
-        except StopIteration as stop:
-            # A future can't carry `StopIteration`. It becomes a `RuntimeError`, as in an async function.
-            error = RuntimeError("the function raised StopIteration")
-            error.__cause__ = stop
+        except (StopIteration, GeneratorExit) as raised:
+            # A future can't carry `StopIteration`, and `GeneratorExit` from one would close the coroutine that awaits it.
+            error = RuntimeError(f"the function raised {type(raised).__name__}")
+            error.__cause__ = raised
         except BaseException as raised:
             error = raised
         try:
@@ -180,7 +180,9 @@ def _hand_over(
         loop.call_soon_threadsafe(start)
     except RuntimeError:
         work.close()
-        raise LoopGone(name, "the event loop it belongs to is closed.") from None
+        raise LoopGone(
+            name, "the event loop it belongs to is closed. Run it before the loop is closed."
+        ) from None
 
 
 _LOOK_SECONDS = 1.0
@@ -195,7 +197,10 @@ def _outcome_of(outcome: concurrent.futures.Future[T], loop: asyncio.AbstractEve
             if outcome.done():
                 return outcome.result()  # the work has just ended, or the `TimeoutError` is its own
             if loop.is_closed():
-                raise LoopGone(name, "the event loop it belongs to was closed while it ran.") from None
+                raise LoopGone(
+                    name,
+                    "the event loop it belongs to was closed while it ran. Keep the loop open until it has ended.",
+                ) from None
 
 
 def _report(task: asyncio.Task[T], outcome: concurrent.futures.Future[T]) -> None:
@@ -230,7 +235,7 @@ def _run_background(loop: asyncio.AbstractEventLoop) -> None:
         try:
             loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
-            # A task raised this. asyncio stops the loop, and whoever waits for the task receives the error.
+            # A task raised this. asyncio stops the loop, and the code that waits for the task receives the error.
             continue
         return
 

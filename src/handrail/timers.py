@@ -22,7 +22,7 @@ _LONGEST_EXCUSE = 60.0
 _threads = threading.Lock()
 """Guards what threads and the loop both change in a `WorkClock`."""
 _NO_CONTEXT = Context()
-"""The context in which timers fire. The context of whoever started one would keep that call in memory."""
+"""The context in which timers fire. The context of the code that starts a timer would keep its call in memory."""
 
 
 class LostTime(msgspec.Struct, eq=False):

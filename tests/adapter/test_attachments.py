@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
 from handrail import (
     Adapter,
+    AgentContext,
+    AgentEnvironment,
     Attachment,
     Budget,
     MemoryJournal,
@@ -21,7 +23,8 @@ from handrail import (
 )
 from handrail.environment import LaterEnvironment
 from handrail.errors import PromptEvaluationError, RunParked
-from handrail.messages import ToolMessage, UserMessage
+from handrail.messages import ToolMessage, Traits, UserMessage
+from handrail.models.parts import CHAT_TAKES
 from handrail.prompt import Prompt
 from handrail.replay.attachments import attached_to
 from handrail.runs.copies import export, fork, import_
@@ -154,6 +157,53 @@ async def test_a_nested_run_gets_attachments() -> None:
     last = script.requests[-1].messages[-1]
     assert isinstance(last, ToolMessage)
     assert last.text == "a photo"
+
+
+async def test_a_prompt_to_the_model_has_attachments(tmp_path: Path) -> None:
+    """`prompt_model` sends attachments with its prompt, made from paths and addresses where needed."""
+    file = tmp_path / "a.png"
+    file.write_bytes(PNG)
+
+    @tool(effect="idempotent")
+    async def color(context: AgentContext) -> str:
+        """Ask for a color."""
+        found: list[Attachment | Path | str] = [PHOTO, file, "https://example.org/b.png"]
+        return await context.prompt_model("Which color?", Literal["red", "blue"], attachments=found)
+
+    inner = ScriptedModel(['{"value": "red"}'])
+    script = ScriptedModel([ToolCall("color", {}), "ok"])
+    prompt = Prompt("p", "x", tools=[color])
+    await Adapter(script).evaluate(prompt, "go", environment=AgentEnvironment(inner))
+    (asked,) = inner.requests[0].messages
+    assert isinstance(asked, UserMessage)
+    assert asked.text == "Which color?"
+    assert [each.name for each in asked.attachments] == ["photo.png", "a.png", "b.png"]
+    last = script.requests[-1].messages[-1]
+    assert isinstance(last, ToolMessage)
+    assert last.text == "red"
+
+
+async def test_a_prompt_to_the_model_refuses_invalid_attachments() -> None:
+    """`prompt_model` refuses a single path, and a kind of attachment that its model does not take, before it asks."""
+    script = ScriptedModel([ToolCall("one", {}), ToolCall("sound", {}), "ok"])
+    inner = ScriptedModel([], traits=Traits(native_output=True, takes=CHAT_TAKES))
+
+    @tool(effect="idempotent")
+    async def one(context: AgentContext) -> str:
+        """Attach a single file."""
+        return await context.prompt_model("what?", str, attachments="photo.png")
+
+    @tool(effect="idempotent")
+    async def sound(context: AgentContext) -> str:
+        """Attach a sound."""
+        return await context.prompt_model("what?", str, attachments=[Attachment(b"OggS", "clip.ogg")])
+
+    prompt = Prompt("p", "x", tools=[one, sound])
+    await Adapter(script).evaluate(prompt, "go", environment=AgentEnvironment(inner))
+    texts = [each.text for each in script.requests[-1].messages if isinstance(each, ToolMessage)]
+    assert inner.requests == []
+    assert "attachments is a single str" in texts[0]
+    assert "clip.ogg: it takes no audio/ogg, only audio/mpeg, audio/wav" in texts[1]
 
 
 async def test_a_budget_counts_attachments() -> None:

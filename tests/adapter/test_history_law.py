@@ -263,7 +263,7 @@ def test_only_new_messages_are_encoded_in_a_run() -> None:
 
     encode = openai._encoder(Quirks(), "chat:openai")
     conversation: Sent[Message] = Sent([USER])
-    first = conversation.encoded(encode)
+    first = bytes(conversation.encoded(encode))
     for _ in range(50):
         conversation.append(CALL)
         conversation.append(RESULT)

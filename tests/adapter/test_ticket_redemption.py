@@ -630,7 +630,7 @@ async def test_more_than_the_share_is_refused_there(stage: Stage):
     trackers: list[Any] = []
     left = left_after(stage.session, trackers)
     said = await stage.run(acting(here), budget=Budget(requests=9))
-    assert "budget for requests is spent: 3 wanted, 2 left" in said
+    assert "budget for requests is too low: 3 wanted, 2 left" in said
     assert left == [{"requests": 6}]
 
 

@@ -19,15 +19,23 @@ from handrail.question import Answer, Question
 from handrail.resources.directory import DirectoryFilesystem
 from support.recorded import Recorder, call
 
-APP = """
+APP = '''
 from support.recorded import TOOLS
-from handrail import Prompt, ToolCall
+from handrail import CapabilityPolicy, Prompt, ToolCall, ToolContext, tool
 from handrail.models.scripted import ScriptedModel
 
 prompt = Prompt("work", "Do what is asked.", tools=TOOLS)
+
+@tool(effect="staged", capabilities={"fs.write"})
+async def draft(path: str, text: str, context: ToolContext) -> str:
+    """Write a file."""
+    context.filesystem.write(path, text)
+    return f"wrote {path}"
+
+careful = Prompt("work", "Do what is asked.", tools=[draft], policies=[CapabilityPolicy({"fs.write": "ask"})])
 model = ScriptedModel(["the end"])
 writer = ScriptedModel([ToolCall("write", {"path": ".envrc", "text": "new"}), "the end"])
-"""
+'''
 
 
 class Line:
@@ -46,15 +54,15 @@ class Line:
         assert (said["ok"], said["exit_code"]) == (code == 0, code)
         return said
 
-    def record(self, run_id: str, *script: Any, **options: Any) -> list[str]:
+    def record(self, run_id: str, *script: Any, app: str = "the_app:prompt", **options: Any) -> list[str]:
         """Record a run of the app in this folder, and return the ids of its calls."""
         from handrail.adapter.apps import prompt_of
 
         async def main() -> list[str]:
             recorder = Recorder(self.base)
-            prompt: Prompt[Any] = prompt_of("", "the_app:prompt")
+            prompt: Prompt[Any] = prompt_of("", app)
             with contextlib.suppress(RunParked):
-                await recorder.run(run_id, *script, prompt=prompt, app="the_app:prompt", **options)
+                await recorder.run(run_id, *script, prompt=prompt, app=app, **options)
             ids = await recorder.ids(run_id)
             recorder.close()
             return ids
@@ -124,6 +132,26 @@ def test_answer_and_resume(line: Line):
     assert "the end" in said
 
 
+def test_a_call_that_was_not_approved(line: Line):
+    """`show` prints the diff of a call that waits for approval. A denied call ends `resume` with exit code 3, also in JSON."""
+    script = call("draft", path="a.md", text="".join(f"line {n}\n" for n in range(40)))
+    line.record("tea", script, app="the_app:careful")
+    shown = line("show", "tea")
+    assert "│ +line 20" in shown
+    assert "more lines, --full shows all" in shown
+    assert "│ +line 39" not in shown
+    assert "│ +line 39" in line("show", "tea", "--full")
+    (waiting,) = line.json("show", "tea")["waiting"]
+    line("answer", "tea", "--deny", "--digest", waiting["digest"])
+    said = line("resume", "tea", "--model", "the_app:model", code=3)
+    assert "Not approved, so it did not run: draft." in said
+    sys.modules.pop("the_app", None)  # its model has no more answers
+    line.record("milk", script, app="the_app:careful")
+    (waiting,) = line.json("show", "milk")["waiting"]
+    line("answer", "milk", "--deny", "--digest", waiting["digest"])
+    assert line.json("resume", "milk", "--model", "the_app:model", code=3)["not_approved"] == ["draft"]
+
+
 def answer_and_resume(line: Line, run_id: str, *more: str) -> bool:
     """Answer the run's question, resume it with a model that writes `.envrc`, and return whether it was written."""
     (question,) = line.json("resume", run_id, "--model", "the_app:writer", code=5)["questions"]
@@ -170,6 +198,20 @@ def test_fork_undo_replay(line: Line):
     said = line("replay", "tea", code=1)
     assert "+Do it well." in said
     assert "The code has changed" in said
+
+
+def test_a_different_folder_at_the_same_path_is_not_used(line: Line):
+    """If a different folder is where a run's folder was, commands that need the folder ask for its name."""
+    (written,) = line.record("tea", call("write", path="a", text="1"), "end")
+    folder, away = line.base / "files", line.base / "away"
+    folder.rename(away)
+    folder.mkdir()
+    for words in (("undo", "tea", written), ("replay", "tea")):
+        said = " ".join(line(*words, code=2).split())
+        assert "is not the one that the run worked in" in said
+        assert "--files FOLDER" in said
+    assert line.json("undo", "tea", written, "--files", away)["paths"] == ["a"]
+    assert list(folder.iterdir()) == []
 
 
 def test_cancel_export_import_forget(line: Line, monkeypatch: pytest.MonkeyPatch):

@@ -88,7 +88,7 @@ ROWS: list[tuple[str, Body, dict[str, Any], str, str]] = [
         raises(lambda: BudgetExceededError("tokens", 9, 1, of_root=False)),
         {},
         "error",
-        "share of the budget for tokens is spent",
+        "share of the budget for tokens is too low",
     ),
     ("declined question", raises(lambda: Declined("pick", "not today")), {}, "error", "declined: not today"),
     ("unanswered question", raises(lambda: QuestionTimedOut("pick")), {}, "error", "nobody answered in time"),

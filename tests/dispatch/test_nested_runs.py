@@ -102,7 +102,7 @@ async def test_budget(way: str, tmp_path: Path) -> None:
             await context.adapter.evaluate(LEAF, "go")
 
     nesting = Nesting(way, tmp_path, ask)
-    with pytest.raises(PromptEvaluationError, match="requests is spent"):
+    with pytest.raises(PromptEvaluationError, match="requests is too low"):
         await nesting.run(budget=Budget(requests=4))
     assert len(nesting.asked) == 4
 

@@ -13,6 +13,7 @@ from handrail import (
     Adapter,
     Agent,
     AgentContext,
+    MarkdownSection,
     Prompt,
     ScriptedModel,
     Session,
@@ -252,6 +253,31 @@ def test_an_outer_policy_is_told_of_the_results_of_nested_runs(way: Any, tmp_pat
     policy = Forbids(PolicyDecision.allow())
     assert payments(way, [policy], tmp_path) == 1
     assert policy.told.count("pay") == 1
+
+
+def test_a_sections_policy_is_told_of_the_results_of_nested_runs() -> None:
+    """A policy that an outer run has from a section sees and judges the results of calls in nested runs."""
+
+    class Judges(Forbids):
+        def on_result(
+            self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
+        ) -> None:
+            super().on_result(tool, params, result, context=context)
+            if tool.name == "pay":
+                raise ValueError("no payments")
+
+    ran: Ran = []
+    session, policy = Session(), Judges(PolicyDecision.allow())
+    section = MarkdownSection[Any]("Work", "work", "Outer.", tools=[by_evaluate(ran)], policies=[policy])
+    model = ScriptedModel(lambda request: next(inner if request.system.strip().endswith("Pay.") else outer))
+    outer = iter([ToolCall("outer", {}), "outer done"])
+    inner = iter([ToolCall("pay", {}), "inner done"])
+    Adapter(model).evaluate(Prompt("p", sections=[section]), "go", session=session).wait()
+    assert policy.told == ["pay", "outer"]
+    assert [(each.path[-1], each.status) for each in session[ToolInvoked].all()] == [
+        ("pay", "denied"),
+        ("outer", "ok"),
+    ]
 
 
 @pytest.mark.parametrize("way", [by_evaluate, by_agent, by_worker])

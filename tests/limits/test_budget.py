@@ -116,7 +116,7 @@ def test_a_spend_is_charged_to_every_run_above():
         child.reserve(tokens=20)
     assert (raised.value.unit, raised.value.wanted, raised.value.left) == ("tokens", 20, 13)
     assert raised.value.of_root
-    assert "the run's budget for tokens is spent: 20 wanted, 13 left" in str(raised.value)
+    assert "the run's budget for tokens is too low: 20 wanted, 13 left" in str(raised.value)
 
 
 def test_whose_bound_it_was_is_said():

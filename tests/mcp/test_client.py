@@ -26,6 +26,7 @@ from handrail.mcp.tools import MAX_NAME, capabilities_of, map_names
 from handrail.messages import ToolMessage
 from handrail.session import Session
 from handrail.testing import Person
+from support.npm_servers import event_of_listing
 
 SERVER = Path(support.__path__[0]) / "mcp_server.py"
 
@@ -295,20 +296,6 @@ async def test_changed_list_is_offered_and_told(tmp_path: Path) -> None:
     assert told[1] == "echo: a\n[The tools of the server trial have changed. added: fresh.]"
     assert told[2] == "fresh: b"
     assert "fresh" not in {each.tool.name for each in model.requests[0].tools}
-
-
-def event_of_listing(section: McpTools, name: str, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Return an event that is set when the server lists a tool with this name."""
-    listed = asyncio.Event()
-    take = section.server.listed
-
-    def notice(described: Any) -> None:
-        take(described)
-        if any(each.name == name for each in described):
-            listed.set()
-
-    monkeypatch.setattr(section.server, "listed", notice)
-    return listed
 
 
 async def test_changed_list_is_read_without_a_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import pytest
 from mcp.shared.auth import OAuthToken
 
 from handrail import Adapter, Prompt, ScriptedModel, ToolCall
-from handrail.mcp import Login, McpTools, UrlServer
-from handrail.mcp.login import LoginNeeded, TokenFile, _code_in, _listening  # pyright: ignore[reportPrivateUsage]
+from handrail.mcp import Login, McpTools, UrlServer, connection
+from handrail.mcp.login import LOGIN_SECONDS, LoginNeeded, TokenFile, _code_in, _listening  # pyright: ignore[reportPrivateUsage]
 from handrail.messages import ToolMessage
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
@@ -101,6 +101,36 @@ async def test_login_is_a_question_with_an_address(tmp_path: Path) -> None:
     (file,) = (tmp_path / "tokens").iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+
+
+class TakesLong(LogsIn):
+    """A person who takes some seconds to log in, by the event loop's clock, which is set forward."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    async def ask(self, question: Question, /) -> Answer:
+        loop = asyncio.get_running_loop()
+        clock, seconds = loop.time, self._seconds
+        loop.time = lambda: clock() + seconds
+        for _ in range(5):  # the timers that are due now fire
+            await asyncio.sleep(0)
+        return await super().ask(question)
+
+
+async def test_person_may_take_long_to_log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that a person takes to log in does not count as the server's, and has its own limit."""
+    monkeypatch.setattr(connection, "FIRST_WAIT", 0.0)
+    guarded = Guarded()
+    async with listening(guarded) as guarded.url:
+        server = UrlServer(guarded.url, login=Login(tmp_path / "tokens", "http://127.0.0.1:1/callback"))
+        calls = [ToolCall("mail_login"), ToolCall("echo", {"text": "a"})]
+        async with McpTools("mail", server=server) as section:
+            late, _ = await run(section, TakesLong(LOGIN_SECONDS + 1), *calls)
+            in_time, _ = await run(section, TakesLong(2 * connection.CONNECT_TIMEOUT), *calls)
+    assert "nobody logged in within 600 s" in late[0]
+    assert in_time[1] == "a"
 
 
 async def test_nobody_to_log_in(tmp_path: Path) -> None:

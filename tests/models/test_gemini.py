@@ -17,10 +17,13 @@ from handrail.messages import (
     AssistantMessage,
     CallAnswered,
     CallAsked,
+    CallPart,
     Kept,
     Message,
+    ModelPart,
     ModelRequest,
     Sent,
+    StopPart,
     ToolMessage,
     Usage,
     UserMessage,
@@ -126,6 +129,86 @@ async def test_every_part_comes_back_in_place_and_unchanged(stream: bool) -> Non
         {"id": "c1", "name": "look", "response": {"output": "there"}},
         {"id": "c2", "name": "look", "response": {"output": "here"}},
     ]
+
+
+# --- calls in pieces ---
+
+
+def piece(*values: dict[str, Any], goes_on: bool = True, **more: Any) -> dict[str, Any]:
+    """Return one piece of a call."""
+    given: dict[str, Any] = {**more, **({"partialArgs": list(values)} if values else {})}
+    return {"functionCall": {**given, **({"willContinue": True} if goes_on else {})}}
+
+
+def at(path: str, goes_on: bool = False, **value: Any) -> dict[str, Any]:
+    return {"jsonPath": path, **value, **({"willContinue": True} if goes_on else {})}
+
+
+async def parts_of(*pieces: dict[str, Any], reason: str = "STOP") -> list[ModelPart]:
+    """Return the parts of an answer that is streamed in these pieces."""
+    said = streamed(*(answer(each, reason=None) for each in pieces), answer(reason=reason))
+    async with raw_server(said) as server:
+        request = ModelRequest("", Sent([UserMessage("go")]), Sent(), stream=True)
+        return [part async for part in model_at(server.url).stream(request)]
+
+
+async def test_the_arguments_of_a_call_arrive_in_pieces() -> None:
+    """Pieces of a call are put together by their paths, and the call goes back in one piece, with its signature."""
+    parts = await parts_of(
+        {**piece(name="draw", id="c1"), "thoughtSignature": SIGNATURE},
+        piece(at("$.title", goes_on=True, stringValue="A sq")),
+        piece(at("$.title", stringValue="uare"), at("$.size.width", numberValue=2.5)),
+        piece(at("$.points[0].x", numberValue=1), at("$.points[0].y", numberValue=2)),
+        piece(at("$.points[1].x", numberValue=3), at("$['a b'][\"c'd\"]", boolValue=True)),
+        piece(at("$.fill", nullValue="NULL_VALUE"), at("$.note", stringValue="")),
+        piece(goes_on=False),
+        call("look", "c2"),
+    )
+    calls = [part for part in parts if isinstance(part, CallPart)]
+    arguments = {
+        "title": "A square",
+        "size": {"width": 2.5},
+        "points": [{"x": 1, "y": 2}, {"x": 3}],
+        "a b": {"c'd": True},
+        "fill": None,
+        "note": "",
+    }
+    assert [(part.index, part.id, part.name) for part in calls] == [(0, "c1", "draw"), (1, "c2", "look")]
+    assert [json.loads(part.arguments) for part in calls] == [arguments, {}]
+    stop = parts[-1]
+    assert isinstance(stop, StopPart)
+    assert stop.reason == "calls"
+    asked = tuple(CallAsked(part.id, part.name, part.arguments) for part in calls)
+    results = ToolMessage(tuple(CallAnswered(each.id, each.name, "done") for each in asked))
+    said = contents(model_at("http://x"), UserMessage("go"), AssistantMessage("", asked, stop.kept), results)
+    assert said[1]["parts"] == [
+        {
+            "functionCall": {"id": "c1", "name": "draw", "args": arguments},
+            "thoughtSignature": SIGNATURE,
+        },
+        call("look", "c2"),
+    ]
+
+
+async def test_a_call_in_pieces_that_is_cut_off() -> None:
+    """A call without its last piece is cut off with the answer. If the answer claims to be complete, it is broken."""
+    pieces = [piece(name="look"), piece(at("$.where", goes_on=True, stringValue="the"))]
+    *_, cut, stop = await parts_of(*pieces, reason="MAX_TOKENS")
+    assert isinstance(cut, CallPart)
+    assert isinstance(stop, StopPart)
+    assert (cut.name, cut.arguments, stop.reason) == ("look", '{"where":"the"}', "length")
+    with pytest.raises(ModelAnswerBroken, match="in the middle of a call"):
+        await parts_of(*pieces)
+
+
+@pytest.mark.parametrize(
+    "paths", [["where"], ["$"], ["$.a[1]"], ["$[0]"], ["$.a..b"], ["$.a", "$.a.b"], ["$.a[0]", "$.a.b"]]
+)
+async def test_a_piece_that_fits_nowhere(paths: list[str]) -> None:
+    """A piece whose path is invalid, or leads into a value of a different kind, makes the answer broken."""
+    values = [at(path, stringValue="x") for path in paths]
+    with pytest.raises(ModelAnswerBroken):
+        await parts_of(piece(*values, name="look", goes_on=False))
 
 
 def test_texts_are_joined_only_without_signatures() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from typing import Any
 
@@ -182,8 +183,9 @@ def test_a_reference_without_bytes_is_described() -> None:
     [
         (AnthropicModel("claude-x"), CLIP, "clip.wav: it takes no audio"),
         (OpenAIModel("gpt-x", api="responses"), CLIP, "clip.wav: it takes no audio"),
+        (OpenAIModel("gpt-x"), CLIP, "clip.wav: it takes no audio"),
         (
-            OpenAIModel("gpt-x"),
+            OpenAIModel("m", base_url="http://localhost:1/v1"),
             Attachment(b"OggS", "a.ogg"),
             "takes no audio/ogg, only audio/mpeg, audio/wav",
         ),
@@ -192,6 +194,7 @@ def test_a_reference_without_bytes_is_described() -> None:
             Attachment("https://x.org/a.pdf"),
             "takes no document by its address, only as bytes",
         ),
+        (OpenAIModel("deepseek-chat", provider="deepseek"), PLOT, "plot.png: it takes no image"),
         (AnthropicModel("claude-x"), Attachment(b"II*\0", "a.tiff"), "takes no image/tiff, only image/gif"),
         (AnthropicModel("claude-x"), Attachment(b"\0\xff", "x.bin"), "takes no application/octet-stream"),
         (ScriptedModel(["x"], traits=Traits()), PLOT, "plot.png: it takes no image"),
@@ -207,19 +210,131 @@ async def test_a_person_is_told_what_a_model_does_not_take(
     assert model.name in str(refused.value)
 
 
-def test_an_attachment_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many turns a conversation has, each wire encodes an attachment's bytes once."""
+# --- what a model takes ---
+
+ALL = (PLOT, PAPER, CLIP, FAR)
+
+
+@pytest.mark.parametrize(
+    ("model", "taken"),
+    [
+        (OpenAIModel("gpt-5"), (PLOT, PAPER, FAR)),
+        (OpenAIModel("gpt-5", api="responses"), (PLOT, PAPER, FAR)),
+        (OpenAIModel("gpt-4o-audio-preview"), (CLIP,)),
+        (OpenAIModel("gpt-4-turbo"), (PLOT, PAPER, FAR)),
+        (OpenAIModel("gpt-4-turbo-preview"), ()),
+        (OpenAIModel("gpt-4"), ()),
+        (OpenAIModel("gpt-4-0613"), ()),
+        (OpenAIModel("gpt-4.1-mini"), (PLOT, PAPER, FAR)),
+        (OpenAIModel("ft:gpt-3.5-turbo-0125:me::x"), ()),
+        (OpenAIModel("o3-mini"), ()),
+        (OpenAIModel("o3"), (PLOT, PAPER, FAR)),
+        (OpenAIModel("gpt-4", base_url="http://localhost:1/v1"), ALL),
+        (OpenAIModel("m", takes=Takes(frozenset({"image/png", "audio/ogg"}))), (PLOT,)),
+        (OpenAIModel("deepseek-chat", provider="deepseek"), ()),
+        (OpenAIModel("meta-llama/llama-4-scout", provider="groq"), (PLOT, FAR)),
+        (OpenAIModel("openai/gpt-oss-120b", provider="groq"), ()),
+        (OpenAIModel("mistral-large-2411", provider="mistral"), ()),
+        (OpenAIModel("mistral-medium-latest", provider="mistral"), (PLOT, FAR)),
+        (OpenAIModel("voxtral-small-latest", provider="mistral"), (CLIP,)),
+        (OpenAIModel("kimi-k2-turbo", provider="moonshotai"), ()),
+        (OpenAIModel("kimi-k2.6", provider="moonshotai"), (PLOT,)),
+        (OpenAIModel("llava", provider="ollama"), (PLOT,)),
+        (OpenAIModel("any", provider="vllm"), (PLOT, CLIP, FAR)),
+        (OpenAIModel("any", provider="openrouter"), ALL),
+        (AnthropicModel("claude-sonnet-5"), (PLOT, PAPER, FAR)),
+        (AnthropicModel("claude-2.1"), ()),
+        (AnthropicModel("m", takes=parts.ONLY_IMAGES), (PLOT, FAR)),
+        (GeminiModel("gemini-3-pro"), (PLOT, PAPER, CLIP)),
+        (GeminiModel("models/gemma-3-27b-it"), (PLOT,)),
+        (GeminiModel("gemma-3-1b-it"), ()),
+        (GeminiModel("m", takes=parts.ONLY_TEXT), ()),
+    ],
+    ids=lambda value: value.name if hasattr(value, "name") else "",
+)
+def test_what_a_model_takes_depends_on_the_model(model: Any, taken: tuple[Attachment, ...]) -> None:
+    """Models of the same provider take different attachments. The others are described to them in words."""
+    takes = model.traits.takes
+    assert tuple(each for each in ALL if takes.sends(each)) == taken
+    body = written(model, request_of(UserMessage("look", attachments=ALL), *returned(*ALL)[1:])).decode()
+    for each in ALL:
+        bytes_of = each.address or base64.b64encode(each.content).decode()
+        if each in taken:
+            assert body.count(bytes_of) == 2
+            assert each.render() not in body
+        else:
+            assert body.count(f"{each.render()} (It is not shown to you: it takes no ") == 2
+            assert each.address or bytes_of not in body
+
+
+def written(model: Any, request: ModelRequest) -> bytes:
+    """Return the body of a model's request."""
+    if isinstance(model, OpenAIModel):
+        quirks: Quirks = model._quirks  # pyright: ignore[reportPrivateUsage]
+        if model._wire.startswith("chat"):  # pyright: ignore[reportPrivateUsage]
+            return openai._body({"model": "m"}, request, quirks, "chat:x")  # pyright: ignore[reportPrivateUsage]
+        return responses._body({"model": "m"}, request, "responses:x", quirks.takes)  # pyright: ignore[reportPrivateUsage]
+    return model._body(request)
+
+
+# --- the cost of a turn ---
+
+
+def every_wire() -> list[Any]:
+    return [
+        OpenAIModel("m", base_url="http://localhost:1/v1"),
+        OpenAIModel("m", provider="mistral", takes=parts.CHAT_TAKES),
+        OpenAIModel("gpt-5", api="responses"),
+        AnthropicModel("m"),
+        GeminiModel("m"),
+    ]
+
+
+@pytest.mark.parametrize("model", every_wire(), ids=lambda model: model.name)
+def test_an_attachment_is_encoded_once(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many turns a conversation has, and whoever follows whom, a wire encodes an attachment's bytes once."""
     counted: list[str] = []
     encoded = parts.encoded
     monkeypatch.setattr(parts, "encoded", lambda each: counted.append(each.name) or encoded(each))
     request = request_of(UserMessage("look", attachments=(PLOT,)), *returned(PAPER)[1:])
-    model = AnthropicModel("m")
     for turn in range(5):
-        openai._body({"model": "m"}, request, Quirks(), "chat:openai")  # pyright: ignore[reportPrivateUsage]
-        responses._body({"model": "m"}, request, "responses:openai")  # pyright: ignore[reportPrivateUsage]
-        model._body(request)  # pyright: ignore[reportPrivateUsage]
+        written(model, request)
+        request.messages.append(UserMessage(f"and {turn}?"))
+        request.messages.append(UserMessage("?"))
         request.messages.append(AssistantMessage(f"turn {turn}"))
-    assert sorted(counted) == ["out/plot.png"] * 3 + ["paper.pdf"] * 3
+    assert sorted(counted) == ["out/plot.png", "paper.pdf"]
+
+
+TURNS: list[tuple[Message, ...]] = [
+    (UserMessage("hi"),),
+    (UserMessage("look", attachments=(PLOT, CLIP)),),
+    (AssistantMessage("yes"),),
+    (ASKED, ToolMessage((CallAnswered("c1", "plot", "done"),))),
+    (ASKED, ToolMessage((CallAnswered("c1", "plot", "done", attachments=(PLOT,)),))),
+    (ASKED, ToolMessage((CallAnswered("c1", "plot", "done", attachments=(NOTES,)),))),
+]
+
+
+@given(st.lists(st.sampled_from(TURNS), min_size=1, max_size=6))
+def test_a_conversation_that_grows_is_sent_as_if_it_were_new(turns: list[tuple[Message, ...]]) -> None:
+    """Each request of a growing conversation has the bytes that a new one would have, in the order that servers accept."""
+    for model in every_wire():
+        growing = request_of()
+        for turn in turns:
+            for message in turn:
+                growing.messages.append(message)
+            body = written(model, growing)
+            assert body == written(model, request_of(*growing.messages))
+        said = json.loads(body)  # pyright: ignore[reportPossiblyUnboundVariable]
+        if model.name == "mistral:m":
+            roles = [each["role"] for each in said["messages"]]
+            assert ("tool", "user") not in itertools.pairwise(roles)
+            assert roles.count("user") >= sum(
+                isinstance(each, UserMessage) for turn in turns for each in turn
+            )
+        if isinstance(model, GeminiModel):
+            roles = [each["role"] for each in said["contents"]]
+            assert roles == ["user", "model"] * (len(roles) // 2) + ["user"] * (len(roles) % 2)
 
 
 def test_a_local_model_reads_words() -> None:

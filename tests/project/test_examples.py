@@ -50,7 +50,7 @@ SHOWN = {
     ],
     "research.py": [
         "- a researcher ended: done\n",
-        "- a researcher ended: failed: prompt 'researcher': this run's share of the budget for requests is spent",
+        "- a researcher ended: failed: prompt 'researcher': this run's share of the budget for requests is too low",
         "# Why sales fell in May\n\nBergen was closed for repairs. (may.md)\nPrices rose by four percent. (prices.md)\n",
         "Left open: What did rivals do?\n10 requests of 30\n",
     ],

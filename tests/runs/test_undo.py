@@ -143,6 +143,27 @@ async def test_later_calls_that_were_undone_are_not_in_the_way(recorder: Recorde
     assert [node.undone for node in (await show(recorder.journal, "r")).calls] == [True, True]
 
 
+async def test_a_folder_is_the_same_one_after_it_was_moved(recorder: Recorder):
+    """A later call counts if it worked in the same folder, wherever that is, and not if it worked in a different one."""
+    await recorder.run("one", call("write", path="a", text="1"), "end")
+    (first,) = await recorder.ids("one")
+    away = recorder.base / "away"
+    recorder.folder.rename(away)
+    recorder.files.close()
+    recorder.folder.mkdir()
+    recorder.files = DirectoryFilesystem(recorder.folder)
+    await recorder.run("elsewhere", call("write", path="a", text="a file of a different folder"), "end")
+    recorder.files.close()
+    recorder.files = DirectoryFilesystem(away)
+    await recorder.run("two", call("read", path="a"), "end")
+    with pytest.raises(UndoRefused, match="a later call has read or changed what it wrote"):
+        await undo(recorder.journal, "one", first, recorder.files)
+    (second,) = await recorder.ids("two")
+    await undo(recorder.journal, "two", second, recorder.files)
+    assert list((await undo(recorder.journal, "one", first, recorder.files)).paths) == ["a"]
+    assert (recorder.folder / "a").read_text() == "a file of a different folder"
+
+
 async def test_the_model_is_told_in_its_next_turn(recorder: Recorder):
     """The model is told about an undo once, before the next run's first request, even if that run is resumed."""
     session = Session(id="s")

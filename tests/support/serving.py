@@ -267,6 +267,7 @@ async def serving(
     *,
     host: str = "127.0.0.1",
     limits: Limits | None = None,
+    people_file: str = "people.db",
     **options: Any,
 ) -> AsyncGenerator[Client]:
     """Start a server as `handrail serve` does, but in this process.
@@ -275,7 +276,7 @@ async def serving(
     token.
     """
     journal = SqliteJournal(folder / "runs.db")
-    people = People(folder / "people.db")
+    people = People(folder / people_file)
     headers: dict[str, str] = {}
     if not options.keys() & {"authenticate", "token"} and not people.has_users():
         options["token"] = TOKEN

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from handrail import CallFailed, Declined, ToolContext, ToolResult
-from handrail.errors import NotSupported, QuestionTimedOut, ToolValidationError
+from handrail import Attachment, CallFailed, Declined, ToolContext, ToolResult
+from handrail.errors import DefinitionError, NotSupported, QuestionTimedOut, ToolValidationError
 from handrail.question import Wording
 from handrail.testing import (
     Recorded,
@@ -231,6 +231,16 @@ def test_everything_done_is_recorded_in_order():
         once={"key": "value"},
         beats=2,
     )
+
+
+def test_the_attachments_of_a_prompt_are_recorded():
+    """The record has the attachments of each prompt, and an invalid value is refused as in a real call."""
+    context, photo = agent_context({"what": "a cat"}), Attachment(b"photo", "photo.png")
+    assert context.prompt_model("what?", str, attachments=[photo]).wait() == "a cat"
+    assert context.prompt_model("what else?", str).wait() == "a cat"
+    assert recorded(context).prompt_attachments == [(photo,), ()]
+    with pytest.raises(DefinitionError, match="a single Attachment"):
+        context.prompt_model("what?", str, attachments=photo)  # pyright: ignore[reportArgumentType, reportCallIssue]  # the mistake under test
 
 
 def test_a_question_is_recorded_though_it_got_no_answer():

@@ -84,7 +84,7 @@ async def test_usage_and_cost_are_summed_exactly_at_every_level(tmp_path: Path) 
 async def test_a_budget_of_n_requests_stops_at_the_nth_at_any_level(tmp_path: Path, most: int) -> None:
     """A budget of n requests allows exactly n, at whichever level they are made, and then ends the run."""
     registry, models, watched = tower(tmp_path), scripts(), Watched()
-    with pytest.raises(PromptEvaluationError, match="requests is spent"):
+    with pytest.raises(PromptEvaluationError, match="requests is too low"):
         await registry.run("w0", "go", models=models, session=watched.session, budget=Budget(requests=most))
     assert requests(models) == most
     watched.assert_paired()

@@ -378,8 +378,8 @@ async def test_limits_of_the_file_hold_nested_and_at_the_root(tmp_path: Path) ->
     response = await registry.run("main", "go", model=script, models={"helper": inner})
     assert response.text == "went on"
     assert len(inner.requests) == 1
-    assert "share of the budget for requests is spent" in script.requests[1].messages[-1].text
-    with pytest.raises(PromptEvaluationError, match="requests is spent"):
+    assert "share of the budget for requests is too low" in script.requests[1].messages[-1].text
+    with pytest.raises(PromptEvaluationError, match="requests is too low"):
         await registry.run(
             "helper", "x", model=ScriptedModel([ToolCall("nothing", {}), "x"]), budget=Budget(requests=9)
         )

@@ -11,6 +11,7 @@ from handrail.adapter.loop import run_in
 from handrail.adapter.response import Output, PromptResponse, respond
 from handrail.adapter.settings import Settings, check_added, check_files, one_message, settings_of
 from handrail.callbacks import Callback
+from handrail.content import AttachmentSource, attachments_of
 from handrail.context import PromptModel
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.nested_run import nested_run
@@ -150,10 +151,12 @@ def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> P
         model: Model | str | None = None,
         temperature: float | None = None,
         tools: Sequence[Tool[Any, Any]] = (),
+        attachments: Sequence[AttachmentSource] = (),
         on_text: Callable[[str], object] | None = None,
     ) -> Operation[Any]:
         attempt.home.check()
         wanted: Schema[Any] = Schema(schema)
+        attached = attachments_of(attachments)
         asked = Prompt(
             "prompt_model",
             (system or _NO_SYSTEM).replace("$", "$$"),
@@ -180,6 +183,7 @@ def prompt_model_of(adapter: Adapter, settings: Settings, attempt: Attempt) -> P
                     prompt,
                     output=Output(wanted),
                     on_text=tell,
+                    attachments=attached,
                 )
                 if tell is not None:
                     await tell.finish()

@@ -149,7 +149,7 @@ class Activity:
         return []
 
     def on_emitted(self, event: Emitted) -> list[Text]:
-        """Return the line of an event that a tool emitted: the tool's name, and the event as people read arguments."""
+        """Return the line for an event that a tool emitted: the tool, the number of its call, the event's type and its fields."""
         row = self.rows.get(event.call_id)
         path = (event.tool,) if row is None else row.path
         text = Text(indent((*path, "")))

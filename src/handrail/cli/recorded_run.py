@@ -179,6 +179,7 @@ class RecordedRun:
     ) -> AsyncGenerator[Any]:
         """Open the given folder, or the one recorded with the run. Yields None if the recorded folder does not exist.
 
+        Raises `UsageError` if a different folder is at its path now, as its id shows.
         Unless `startup_files` is given, the startup files that the run was allowed to change stay allowed.
         """
         from handrail.resources.directory import DirectoryFilesystem
@@ -189,13 +190,18 @@ class RecordedRun:
         if files is not None:
             folder = open_files(files, None, startup_files)
         else:
-            record = self.row.record
+            units = [unit for unit in await self.journal.calls.load(self.id) if unit.root]
             recorded = begin.folder if begin is not None else ""
-            root = recorded or next(
-                (unit.root for unit in await self.journal.calls.load(record.id) if unit.root), ""
-            )
+            root = recorded or next((unit.root for unit in units), "")
             is_there = root and Path(root).is_dir()
             folder = DirectoryFilesystem(root, startup_files=startup_files) if is_there else None
+            ids = {unit.root_id for unit in units if unit.root == root} - {""}
+            if folder is not None and ids and folder.folder_id not in ids:
+                folder.close()
+                raise UsageError(
+                    f"the folder at {root!r} is not the one that the run worked in, or its staging folder was removed. "
+                    "Name the run's folder: --files FOLDER."
+                )
         try:
             yield folder
         finally:

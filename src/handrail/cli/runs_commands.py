@@ -158,12 +158,15 @@ async def resume(
                 response = await adapter.resume(recorded.id, program.prompt, journal=journal, **given)
     except RunParked as parked:
         return _parked_report(recorded, program, parked)
-    code, note = classify_stop(response.stop_reason, [])
+    tree = await runs.show(journal, recorded.id)
+    denied = [call.tool for call in tree.calls if call.was_not_approved]
+    code, note = classify_stop(response.stop_reason, denied)
     data = {
         "run_id": recorded.id,
         "status": "done",
         "text": response.text,
         "stop_reason": response.stop_reason,
+        "not_approved": denied,
         "code_changed": program.changed,
     }
     ending = [note] if note else []
@@ -196,7 +199,9 @@ async def answer(
     approve: Annotated[
         bool | None, typer.Option("--approve/--deny", help="The answer to an approval.")
     ] = None,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; the model is told.")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="The reason, which the model sees.")
+    ] = "",
     digest: Annotated[
         str,
         typer.Option(
@@ -273,7 +278,7 @@ async def cancel(journal: AnyJournal, run: RunId) -> Report:
     if row.status in OVER:
         return Report(data, f"{row.record.id} is {row.status}.")
     return Report(
-        data, f"{row.record.id}: process {row.owner} was told to stop the run, which takes a few seconds."
+        data, f"{row.record.id}: process {row.owner} was asked to stop the run, which takes a few seconds."
     )
 
 
@@ -303,7 +308,7 @@ async def adopt(
     await journal.queue.adopt(recorded.id, queue_of(named, code))
     data = {"run_id": recorded.id, "app": named, "code": code, "queue": queue_of(named, code)}
     changed = "" if code != row.queue.rpartition("@")[2] else " It had this version before."
-    return Report(data, f"{recorded.id} is now for workers with version {code[:12]} of {named}.{changed}")
+    return Report(data, f"{recorded.id} now waits for a worker with version {code[:12]} of {named}.{changed}")
 
 
 @command("approvals")
@@ -360,7 +365,7 @@ async def undo(
     call: Annotated[str, typer.Argument(help="The call's id, as `show` prints it.")],
     files: Files = None,
 ) -> Report:
-    """Undo what a call changed, unless later changes build on it. The model is told."""
+    """Undo what a call changed, unless later changes build on it. The model is told about it in its next turn."""
     recorded = await RecordedRun.find(journal, run)
     async with recorded.open_folder(files) as folder:
         done = await runs.undo(journal, recorded.id, call, folder)
@@ -374,13 +379,11 @@ async def discard(
     run: RunId,
     call: Annotated[str, typer.Argument(help="The call's id, as `show` prints it.")],
 ) -> Report:
-    """Give up the file changes of a call that can't be applied, because their folder is gone. The model is told."""
+    """Give up the file changes of a call that can't be applied, because their folder is gone. The model is told about it in its next turn."""
     recorded = await RecordedRun.find(journal, run)
     paths = await runs.discard(journal, recorded.id, call)
     data = {"run_id": recorded.id, "call_id": call, "paths": paths}
-    lines = (
-        f"Discarded what {call} changed: {', '.join(map(escape, paths))}. The model is told in its next turn."
-    )
+    lines = f"Discarded what {call} changed: {', '.join(map(escape, paths))}. The model is told about it in its next turn."
     return Report(data, lines)
 
 

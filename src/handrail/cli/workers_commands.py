@@ -153,7 +153,7 @@ def new(name: str) -> int:
             folder / "tools.py"
         )  # stored as .txt so that it is not a module of this package
     except OSError as error:
-        print_error(f"can't create {folder}: {error.strerror or error}.")
+        print_error(f"can't create {folder}: {error.strerror or error}. Choose another place.")
         return FAILED
     sys.stdout.write(
         f"Created {folder} with two workers, their tools and a file of notes. Try:\n"

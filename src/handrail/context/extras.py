@@ -128,13 +128,16 @@ class Extras(Mapping[str, Any]):
             self._values[name] = value
 
     def merged(self, others: Extras) -> Extras:
-        """Return these extras and others. Where both have a value, it is the others'."""
+        """Return these extras merged with others. If both have a value for a key, the others' wins."""
         if not self._values or not others._values:
             return others if others._values else self
         return Extras._of({**self._values, **others._values}, self._opaque | others._opaque)
 
     def for_call(self, call_id: str, provider: Extras) -> Extras:
-        """Return the extras of one call: these and the provider's. Where both have a value, it is the provider's."""
+        """Return the extras of one call: these merged with the provider's. If both have a value for a key, the provider's wins.
+
+        Each `PerCall` is replaced by its value for the call, or left out if that is None.
+        """
         if not self._values:
             return provider
         values: dict[str, Any] = {}

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
     from typing_extensions import TypeForm
 
+    from handrail.content import AttachmentSource
     from handrail.messages import Model
     from handrail.operation import Operation
     from handrail.tools import Tool
@@ -91,8 +92,9 @@ class WaitFor(Protocol):
 class PromptModel(Protocol):
     """Asks a model once for a structured, validated answer, with a limited number of repair turns.
 
-    `on_text` is called with each chunk of text as the model writes it. It may be async. Tools run through the gate, within the call's
-    limits.
+    `attachments` are files that come with the prompt: attachments, paths on disk or http addresses. `on_text` is
+    called with each chunk of text as the model writes it. It may be async. Tools run through the gate, within the
+    call's limits.
     """
 
     @overload
@@ -105,6 +107,7 @@ class PromptModel(Protocol):
         model: Model | str | None = None,
         temperature: float | None = None,
         tools: Sequence[Tool[Any, Any]] = (),
+        attachments: Sequence[AttachmentSource] = (),
         on_text: Callable[[str], object] | None = None,
     ) -> Operation[T]: ...
     @overload
@@ -117,5 +120,6 @@ class PromptModel(Protocol):
         model: Model | str | None = None,
         temperature: float | None = None,
         tools: Sequence[Tool[Any, Any]] = (),
+        attachments: Sequence[AttachmentSource] = (),
         on_text: Callable[[str], object] | None = None,
     ) -> Operation[T]: ...

@@ -28,6 +28,7 @@ from handrail.errors import FileError, ToolValidationError
 from handrail.events import ApprovalDecided, ApprovalRemembered, ApprovalRequested, DecidedBy
 from handrail.guard.approval import APPROVAL_SCHEMA, decision
 from handrail.guard.approval_memory import NEVER_REMEMBERED, Asks, Coverage, Recall, coverage_of
+from handrail.guard.policy import ChangePolicy
 from handrail.operation import Operation
 from handrail.place import Place
 from handrail.protocols import ApprovalRequest, Filesystem
@@ -294,11 +295,11 @@ def why_ask(attempt: Attempt) -> str | None:
 
 def _outside_scope(attempt: Attempt) -> list[str]:
     """Return the paths that a call changed outside the scope of its policies, unless they were approved by name before."""
-    found: dict[str, None] = {}
+    context, found = attempt.policy_context, dict[str, None]()
     for policy, _ in attempt.checked:
-        judge = getattr(policy, "paths_outside", None)
-        if judge is not None:
-            found.update(dict.fromkeys(judge(attempt.tool, context=attempt.policy_context)))
+        if isinstance(policy, ChangePolicy):
+            assert context is not None, "policies check a call with their context"
+            found.update(dict.fromkeys(policy.paths_outside(attempt.tool, context=context)))
     if not found or not attempt.has_asked or attempt.preview is not None:
         return list(found)
     named = paths_of(attempt, params_that_came(attempt), False) or ()

@@ -21,7 +21,7 @@ from weakref import ref
 
 import msgspec
 
-from handrail.cancellation import CancelScope, begin_isolated, open_scope, shielded
+from handrail.cancellation import CancelScope, begin_isolated, is_closing, open_scope, shielded
 from handrail.context import Approval, ToolContext
 from handrail.dispatch.approvals import ask_approval, diff_of, runs_first, why_ask
 from handrail.dispatch.attempt import Attempt
@@ -213,10 +213,10 @@ class Gate:
                 except (TransientError, BaseExceptionGroup) as error:
                     await wait_to_retry(attempt, error, scope)
                 attempt = await self._again(passage, scope)
-        except GeneratorExit as error:
-            self._abandon(passage, error)
-            raise
         except BaseException as error:
+            if isinstance(error, GeneratorExit) and is_closing():
+                self._abandon(passage, error)
+                raise
             ending = await self._roll_back(passage, error, scope)  # 9, failure
             attempt = passage.attempt
         del frame.live[attempt]
@@ -397,10 +397,10 @@ class Gate:
         undone: tuple[str, ...] = ()
         try:
             undone = await undo(attempt, failure.result.message)
-        except GeneratorExit as closing:
-            self._abandon(passage, closing)
-            raise
-        except Exception:  # the call must end properly, whatever happens here
+        except (Exception, GeneratorExit) as problem:  # the call must end properly, whatever happens here
+            if isinstance(problem, GeneratorExit) and is_closing():
+                self._abandon(passage, problem)
+                raise
             log.exception("undoing %s failed", name)
         passage.result = failure.told(tuple(dict.fromkeys((*passage.left, *undone))))
         return None if passage.call.kind.is_auxiliary else failure.reraise
@@ -453,8 +453,10 @@ class Gate:
                 charged = passage.reservation is not None
                 passage.recorded = await record_end(passage.attempt, passage.result, passage.status, charged)
         except GeneratorExit as error:
-            self._end(passage, error)
-            raise
+            if is_closing():
+                self._end(passage, error)
+                raise
+            return RuntimeError(f"closing the resources of {passage.call.name} raised GeneratorExit")
         except Exception as error:
             return error
         return ending

@@ -129,36 +129,48 @@ async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answ
 
 
 @contextlib.contextmanager
+def paused_timeouts(attempt: Attempt) -> Generator[None]:
+    """Pause the timeouts of the call and its outer calls."""
+    resume: list[Callable[[], None]] = []
+    each: Attempt | None = attempt
+    while each is not None:
+        scope = each.frame.live.get(each)
+        if scope is not None:
+            resume.append(scope.pause())
+        each = each.parent
+    try:
+        yield
+    finally:
+        for resume_one in resume:
+            resume_one()
+
+
+@contextlib.contextmanager
 def waiting_for_a_person(asks: Attempt) -> Generator[None]:
     """Pause the timeouts of the call and its outer calls, and every deadline that can pause, while a person decides."""
     parking = asks.frame.parking
     if parking is not None:
         parking.asks()
-    resume: list[Callable[[], None]] = []
     deadlines: list[Deadline] = []
     attempt: Attempt | None = asks
     while attempt is not None:
-        scope = attempt.frame.live.get(attempt)
-        if scope is not None:
-            resume.append(scope.pause())
         deadline = attempt.frame.deadline
         if deadline is not None and deadline not in deadlines:
             deadlines.append(deadline)  # the deadlines of outer runs pause as well
         attempt = attempt.parent
-    for deadline in deadlines:
-        deadline.pause()
-    asks.asking += 1
-    end_grace(asks)
-    try:
-        yield
-    finally:
-        asks.asking -= 1
-        if parking is not None:
-            parking.start_grace(asks)
+    with paused_timeouts(asks):
         for deadline in deadlines:
-            deadline.resume()
-        for each in resume:
-            each()
+            deadline.pause()
+        asks.asking += 1
+        end_grace(asks)
+        try:
+            yield
+        finally:
+            asks.asking -= 1
+            if parking is not None:
+                parking.start_grace(asks)
+            for deadline in deadlines:
+                deadline.resume()
 
 
 class CallAsker:

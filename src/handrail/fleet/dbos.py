@@ -12,11 +12,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
-from dbos import DBOS, SetWorkflowID
-
 from handrail.errors import DefinitionError
-from handrail.fleet.dispatcher import Execute, leg_id, next_leg, queue_name
+from handrail.fleet.dispatcher import Execute, leg_id, missing_engine, next_leg, queue_name
 from handrail.records import RunRow
+
+try:
+    from dbos import DBOS, SetWorkflowID
+except ModuleNotFoundError as error:
+    raise missing_engine("dbos", error) from None
 
 _VERSION = "handrail-1"
 """The application version for DBOS. It never changes, because each version of an app has its own queue."""

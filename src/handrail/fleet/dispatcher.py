@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from handrail.errors import DefinitionError
 from handrail.records import RunRow
 
 Execute = Callable[[str], Awaitable[None]]
@@ -73,3 +74,12 @@ class JournalDispatcher:
 
     async def cancel(self, run: RunRow, /) -> None:
         """Do nothing, because the journal has the cancellation."""
+
+
+def missing_engine(name: str, error: ModuleNotFoundError) -> Exception:
+    """Return the error to raise if an engine can't be imported: one that names its extra, unless another package is missing."""
+    if (error.name or "").partition(".")[0] not in (name, "psycopg"):
+        return error
+    return DefinitionError(
+        f"the dispatcher {name!r} needs {error.name}, which is not installed. Install it with: pip install 'handrail[{name}]'"
+    )

@@ -10,18 +10,21 @@ import contextlib
 import logging
 from collections.abc import Sequence
 
-import psycopg
-from procrastinate import App, PsycopgConnector
-from procrastinate.exceptions import AlreadyEnqueued, ConnectorException
-
-from handrail.fleet.dispatcher import Execute, next_leg, queue_name
+from handrail.fleet.dispatcher import Execute, missing_engine, next_leg, queue_name
 from handrail.records import RunRow
+
+try:
+    import psycopg
+    from procrastinate import App, PsycopgConnector
+    from procrastinate.exceptions import AlreadyEnqueued, ConnectorException
+except ModuleNotFoundError as error:
+    raise missing_engine("procrastinate", error) from None
 
 log = logging.getLogger("handrail.fleet")
 
 _TASK = "handrail.leg"
 _PAUSE = 0.5
-"""Seconds before a lost database is opened again."""
+"""Seconds before a lost connection to the database is opened again."""
 _WORKER_SECONDS = 5.0
 """Seconds between procrastinate's polls of its table. NOTIFY wakes it earlier."""
 
@@ -58,7 +61,7 @@ class ProcrastinateDispatcher:
         """Do nothing: a leg of a run that is over does nothing."""
 
     async def work(self, execute: Execute, queues: Sequence[str], limit: int, /) -> None:
-        """Execute the legs that procrastinate starts, until cancelled. A database that is lost meanwhile is opened again."""
+        """Execute the legs that procrastinate starts, until cancelled. If the connection to the database is lost, it is opened again."""
         self._execute = execute
         has_worked = False
         while True:
@@ -81,7 +84,7 @@ class ProcrastinateDispatcher:
             except (ConnectorException, psycopg.Error):
                 if not has_worked:
                     raise
-                log.warning("the database of procrastinate is lost; will retry", exc_info=True)
+                log.warning("the connection to procrastinate's database was lost; will retry", exc_info=True)
             finally:
                 self._ready.clear()
             await asyncio.sleep(_PAUSE)

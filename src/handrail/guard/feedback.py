@@ -141,7 +141,7 @@ def _fraction(state: RunState, unit: str) -> float:
 class CompletionChecker(Protocol):
     """A check of whether a run may end.
 
-    A checker that raises also keeps the run from ending, because something may be missing. The model is told the error.
+    A checker that raises also keeps the run from ending, because something may be missing. The model sees the error.
     """
 
     @property

@@ -7,6 +7,7 @@ from typing import Any
 
 from handrail.context import ToolContext
 from handrail.errors import DefinitionError
+from handrail.guard.policy import ChangePolicy
 from handrail.guard.rate_limit import RateLimitPolicy
 from handrail.protocols import PolicyDecision, ToolPolicy
 from handrail.tools import Tool, ToolResult
@@ -36,7 +37,7 @@ class OuterPolicy:
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> Awaitable[None] | None:
-        if hasattr(self.policy, "paths_outside"):
+        if isinstance(self.policy, ChangePolicy):
             return None  # what would be asked about is left to the nested run, and asked about when the outer call ends
         return self.policy.on_result(tool, params, result, context=context)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Awaitable, Collection, Hashable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -36,6 +36,25 @@ class PolicyNote(msgspec.Struct, frozen=True):
     policy: str
     key: str
     value: str
+
+
+@runtime_checkable
+class ChangePolicy(Protocol):
+    """The role of a policy that also judges the paths that a call has changed, before the call is committed.
+
+    Its `on_result` then refuses what nobody was asked about.
+    """
+
+    def paths_outside(self, tool: Tool[Any, Any], *, context: ToolContext) -> list[str]:
+        """Return the paths that a call has changed in its fork and that need approval."""
+        ...
+
+
+@runtime_checkable
+class ResultsNoter(Protocol):
+    """The role of a policy that takes note of every result, but judges only those of its own tools."""
+
+    def note_result(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> None: ...
 
 
 class CheckOnly:
@@ -300,17 +319,14 @@ def _named(tool: Tool[Any, Any], params: Any, context: ToolContext) -> set[str]:
 class Scoped:
     """A section's policy. It decides on the section's tools, and is notified of the results of all tools.
 
-    If its `on_result` judges results, it has a method `note_result` for the results of other tools, which only takes
-    note of them.
+    If it is a `ResultsNoter`, it only takes note of the results of other tools.
     """
-
-    __slots__ = ("_note", "_policy", "_tools", "name")
 
     def __init__(self, policy: ToolPolicy, tools: frozenset[str]) -> None:
         self.name = policy.name
         self._policy = policy
         self._tools = tools
-        self._note: Callable[..., None] | None = getattr(policy, "note_result", None)
+        self._noter = policy if isinstance(policy, ResultsNoter) else None
 
     def check(
         self, tool: Tool[Any, Any], params: Any, *, context: ToolContext
@@ -322,21 +338,34 @@ class Scoped:
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> Awaitable[None] | None:
-        if tool.name not in self._tools:
-            if self._note is not None:
-                return self._note(tool, params, context=context)
-            if hasattr(self._policy, "paths_outside"):
-                return None  # it judges its own tools only
+        if self._noter is not None and tool.name not in self._tools:
+            return self._noter.note_result(tool, params, context=context)
         return self._policy.on_result(tool, params, result, context=context)
 
+
+class ScopedChanges(Scoped):
+    """A section's `ChangePolicy`. It judges the section's tools, and is not notified of the results of others."""
+
+    def __init__(self, policy: ToolPolicy, judge: ChangePolicy, tools: frozenset[str]) -> None:
+        super().__init__(policy, tools)
+        self._judge = judge
+
+    def on_result(
+        self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
+    ) -> Awaitable[None] | None:
+        if self._noter is None and tool.name not in self._tools:
+            return None
+        return super().on_result(tool, params, result, context=context)
+
     def paths_outside(self, tool: Tool[Any, Any], *, context: ToolContext) -> list[str]:
-        judge = getattr(self._policy, "paths_outside", None)
-        return [] if judge is None or tool.name not in self._tools else judge(tool, context=context)
+        return self._judge.paths_outside(tool, context=context) if tool.name in self._tools else []
 
 
 def within_scope(policy: ToolPolicy, tools: frozenset[str] | None) -> ToolPolicy:
     """Return the policy limited to these tools; None means all tools."""
-    return policy if tools is None else Scoped(policy, tools)
+    if tools is None:
+        return policy
+    return ScopedChanges(policy, policy, tools) if isinstance(policy, ChangePolicy) else Scoped(policy, tools)
 
 
 def check_verdicts(policies: Iterable[ToolPolicy], tools: Collection[Tool[Any, Any]]) -> None:

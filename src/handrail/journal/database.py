@@ -20,6 +20,8 @@ from handrail.journal.connection import Connection
 from handrail.journal.digest import key_check, new_key
 from handrail.journal.lease import HostLeases, Leases, check_not_taken, check_owner, new_owner
 from handrail.journal.location import check_private_files, check_surroundings, create_private_file
+from handrail.journal.log_file import check_log
+from handrail.journal.open_files import OpenFile
 from handrail.journal.schema import (
     APPLICATION_ID,
     VERSION,
@@ -91,6 +93,9 @@ class Database:
         """Held while a job is added, so that none follows the one that ends the thread, and while a job runs in the caller's
         thread.
         """
+        self._file: OpenFile | None = None
+        self._is_blank = False
+        """Whether the file was empty when this process opened it, so that this is a new journal."""
         self._intact: bool | None = None
         """Whether the tables that lists are read from are intact; None until they have been checked."""
         self._connection: Connection | None = None
@@ -271,23 +276,31 @@ class Database:
 
     def _close(self, connection: Connection) -> None:
         connection.close()
+        if self._file is not None:
+            self._file.close()
+
+    def _examine(self) -> None:
+        """Look at the file before SQLite does. Raises `JournalError` if SQLite must not open it."""
+        self._is_blank = is_blank(self.path)
+        check_log(self.path)
 
     def _open(self, new_id: str) -> Connection:
         if "\0" in self.path:
             raise JournalError(self.path, "its path contains a null byte", "Pass a path without one.")
         try:
-            blank = False
             if self.path != MEMORY:
                 check_surroundings(self.path)
                 create_private_file(self.path)
-                blank = is_blank(self.path)
+                self._file = OpenFile(self.path, self._examine)
+                weakref.finalize(self, self._file.close)
             connection = sqlite3.connect(
                 self.path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
             try:
                 if self.path != MEMORY:
                     distrust_schema(connection)
-                if blank:  # before the first change that may stay in the log, so that the file is recognised
+                if self._is_blank:
+                    # before the first change that may stay in the log, so that the file is recognised
                     connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
                 connection.execute("PRAGMA journal_mode = WAL")
                 # With OFF, data survives the process, because the operating system has it; with FULL, it also survives a power cut.
@@ -297,7 +310,7 @@ class Database:
                 if self.path != MEMORY:
                     check_private_files(self.path)
             except BaseException:
-                connection.close()
+                self._close(connection)
                 raise
         except (sqlite3.Error, OSError) as error:
             if isinstance(error, sqlite3.Error) and is_damage(error):

@@ -296,7 +296,8 @@ class LiveCall:
         """Listen to the events of the call's run."""
         events.subscribe(ToolInvoked, self._take_result)
         events.subscribe(Progress, self._take_progress)
-        events.subscribe(PromptRendered, self._take_start)
+        if self.journal is not None:
+            events.subscribe(PromptRendered, self._take_start)
 
     def start(self, run: Callable[[], Awaitable[Any]]) -> None:
         """Start the call's run in a separate task."""
@@ -326,7 +327,7 @@ class LiveCall:
         for answer in self._answers.values():
             answer.cancel()
         if not task.cancelled():
-            task.exception()  # it is raised to those who wait for the call
+            task.exception()  # it is raised in the tasks that wait for the call
         self._started.set()
         self._changed.set()
 
@@ -430,7 +431,7 @@ class LiveCall:
             self.questions.pop(question.id, None)
 
     def rest(self) -> None:
-        """Note that everything in the call waits for answers."""
+        """Note that everything in the call waits for answers. A recorded call is parked after `park_after` seconds."""
         self.rests = True
         self._stay()
         if self.parking is not None:

@@ -37,9 +37,11 @@ def load_servers(path: str | Path, **options: Any) -> tuple[McpTools, ...]:
         text = Path(path).read_bytes()
         found: Any = json.loads(text.decode())
     except OSError as error:
-        raise DefinitionError(f"{path} can't be read: {error.strerror or error}.") from None
+        raise DefinitionError(
+            f"{path} can't be read: {error.strerror or error}. Pass the path of an mcp.json."
+        ) from None
     except ValueError as error:
-        raise DefinitionError(f"{path} is not valid JSON: {error}.") from None
+        raise DefinitionError(f"{path} is not valid JSON: {error}. Correct the file.") from None
     whole: dict[str, Any] = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     servers: Any = whole.get("mcpServers", whole.get("servers"))
     if not isinstance(servers, dict) or not servers:
@@ -85,7 +87,9 @@ def _prefixes(path: str | Path, names: Sequence[str]) -> dict[str, str]:
 def _section(path: str, name: str, entry: Any, prefix: str, options: Mapping[str, Any]) -> McpTools:
     where = f"{path}, server {name!r}"
     if not isinstance(entry, dict):
-        raise DefinitionError(f"{where} is not an object with a command or a url.")
+        raise DefinitionError(
+            f'{where} is not an object. Write {{"command": "…", "args": […]}} or {{"url": "…"}}.'
+        )
     given = cast("dict[str, Any]", entry)
     command, arguments, url = given.get("command"), given.get("args", []), given.get("url")
     if not isinstance(command or url, str) or not isinstance(arguments, list):
@@ -127,7 +131,9 @@ class _Filler:
 
     def mapping(self, given: Any) -> dict[str, str]:
         if not isinstance(given, dict):
-            raise DefinitionError(f'{self._where}: "env" and "headers" are objects of strings.')
+            raise DefinitionError(
+                f'{self._where}: "env" and "headers" must be objects of strings. Write {{"NAME": "text"}}.'
+            )
         return {str(key): self.text(str(value)) for key, value in cast("dict[str, Any]", given).items()}
 
     def text(self, text: str) -> str:

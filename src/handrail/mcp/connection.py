@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Protocol, cast
 
 from mcp.client.extension import ClientExtension
@@ -20,8 +20,9 @@ from mcp_types import Tool as Described
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
+from handrail import __version__
 from handrail.errors import HandrailError
-from handrail.mcp.login import LoginNeeded
+from handrail.mcp.login import LOGIN_SECONDS, LoginNeeded
 from handrail.mcp.tools import MAX_TOOLS
 from handrail.mcp.transport import Server
 from handrail.raised_errors import in_short
@@ -93,7 +94,7 @@ class Connection:
         self._failures = 0
         self._next_attempt = 0.0
         self._why = ""
-        """Why the present attempt to connect failed, or why the connection was lost."""
+        """Why the current attempt to connect failed, or why the connection was lost."""
         self._last_why = ""
         """Why the last connection was lost, for the calls that were in progress on it."""
         self._stale = False
@@ -102,6 +103,8 @@ class Connection:
         self._reopening: asyncio.Task[None] | None = None
         self._reopened = 0
         """How many times the connection was opened again since a request was last answered."""
+        self._limits: dict[asyncio.Timeout, float] = {}
+        """The limits on the server's time that are running, with their seconds."""
         self._calls = 0
         self._is_doubtful = False
         """Whether a call was not answered in time, so the server may be hanging."""
@@ -150,7 +153,7 @@ class Connection:
         return self.loop.create_task(work, context=contextvars.Context())
 
     async def _own(self, opening: asyncio.Future[Client], wait: float) -> None:
-        """Open the connection, notify those who wait for it, and hold it open until it is lost or closed."""
+        """Open the connection, wake the tasks that wait for it, and hold it open until it is lost or closed."""
         end = self._end = asyncio.Event()
         error: BaseException | None = None
         listening: asyncio.Task[None] | None = None
@@ -162,8 +165,8 @@ class Connection:
         try:
             await asyncio.sleep(wait)
             async with (
-                self._server.open(lost, self._of.ask_login) as streams,
-                asyncio.timeout(
+                self._server.open(lost, self._ask_login) as streams,
+                self._within(
                     CONNECT_TIMEOUT
                 ) as limit,  # not around the start of a process, which must not be interrupted
                 Client(
@@ -171,7 +174,7 @@ class Connection:
                     mode=self._server.mode,
                     elicitation_callback=self._of.elicit,
                     message_handler=self._heard,
-                    client_info=Implementation(name="handrail", version="0.2"),
+                    client_info=Implementation(name="handrail", version=__version__),
                     cache=None,
                     extensions=self._of.extensions,
                 ) as client,
@@ -179,7 +182,7 @@ class Connection:
                 await self._list(client)
                 if end.is_set():
                     raise ServerUnavailable(self._why)
-                limit.reschedule(None)
+                self._lift(limit)
                 self._client, self._failures = client, 0
                 self.opened += 1
                 opening.set_result(client)
@@ -199,6 +202,40 @@ class Connection:
                 self._client = None
             if not opening.done():
                 self._fail(opening, error)
+
+    @contextlib.asynccontextmanager
+    async def _within(self, seconds: float) -> AsyncGenerator[asyncio.Timeout]:
+        """Limit the server's time. Raises `TimeoutError` when it is over. The time that a person takes to log in does not count."""
+        async with asyncio.timeout(seconds) as limit:
+            self._limits[limit] = seconds
+            try:
+                yield limit
+            finally:
+                self._limits.pop(limit, None)
+
+    def _lift(self, limit: asyncio.Timeout) -> None:
+        del self._limits[limit]
+        limit.reschedule(None)
+
+    async def _ask_login(self, address: str) -> str:
+        """Ask a person to log in, for at most `LOGIN_SECONDS`. Then the server has its whole time again.
+
+        Raises `LoginNeeded` if nobody can be asked or nobody answers in time.
+        """
+        self._set_limits(paused=True)
+        try:
+            async with asyncio.timeout(LOGIN_SECONDS):
+                return await self._of.ask_login(address)
+        except TimeoutError:
+            raise LoginNeeded(f"nobody logged in within {LOGIN_SECONDS:.0f} s") from None
+        finally:
+            self._set_limits(paused=False)
+
+    def _set_limits(self, *, paused: bool) -> None:
+        """Pause the limits on the server's time, or start them again from the beginning."""
+        for limit, seconds in self._limits.items():
+            if not limit.expired():
+                limit.reschedule(None if paused else self.loop.time() + seconds)
 
     def _fail(self, opening: asyncio.Future[Client], error: BaseException | None) -> None:
         self._opening = None
@@ -278,7 +315,8 @@ class Connection:
             return
         self._stale = False
         try:
-            await asyncio.wait_for(self._list(client), CONNECT_TIMEOUT)
+            async with self._within(CONNECT_TIMEOUT):
+                await self._list(client)
         except (MCPError, ValidationError, OSError, TimeoutError, ServerUnavailable) as error:
             log.warning("the MCP server %r does not list its tools: %s", self._name, self._words_of(error))
             self._stale = True
@@ -304,7 +342,8 @@ class Connection:
         """Give up a server that did not answer the last call and does not list its tools either."""
         self._is_doubtful = False
         try:
-            await asyncio.wait_for(self._list(client), PROBE_TIMEOUT)
+            async with self._within(PROBE_TIMEOUT):
+                await self._list(client)
         except (MCPError, ValidationError, OSError, TimeoutError, ServerUnavailable):
             if self._client is client:
                 self._lost("it stopped answering", self._end)

@@ -39,7 +39,7 @@ from handrail.workers.front_matter import (
 )
 
 Voters = Callable[[str | None, str], Sequence[str]]
-"""Returns the names of the people with a role who may vote, except the principal."""
+"""A function that takes a role, or None for any, and a principal to exclude, and returns the names of those who may vote."""
 
 _FENCE = "---\n"
 _ALLOWED = frozenset(["policies", "limits"])

@@ -84,7 +84,7 @@ class Login:
                 url, about, self.storage(url), redirect, callback, client_metadata_url=self.metadata_url
             )
         except ValueError as error:
-            raise DefinitionError(f"the login to {url} is not valid: {error}.") from None
+            raise DefinitionError(f"the login to {url} is not valid: {error}. Correct its `Login`.") from None
 
     def storage(self, url: str) -> TokenFile:
         """Return the file with the tokens for the server at this address."""

@@ -16,11 +16,13 @@ from mcp_types import CallToolResult, ElicitRequest, ElicitResult, ErrorData, In
 from mcp_types import Tool as Described
 
 from handrail.context import ToolContext
+from handrail.dispatch.remote_work import find_started, note_started
 from handrail.errors import DefinitionError, TransientError
 from handrail.events import Progress
 from handrail.mcp import elicitation
 from handrail.mcp.connection import Connection, ServerLost, ServerUnavailable, log
 from handrail.mcp.contents import attachments_in, text_of
+from handrail.mcp.remote_tasks import CreatedTask, RemoteTask, TaskSupport
 from handrail.mcp.secrets import Secrets
 from handrail.mcp.tools import McpTool, Names, Source, ToolRules, build_tool, capabilities_of, map_names
 from handrail.mcp.transport import Server, StdioServer
@@ -119,7 +121,7 @@ class _Server:
 
     def __init__(self, name: str, server: Server, rules: ToolRules, required: bool) -> None:
         self.name = name
-        self.extensions: Sequence[ClientExtension] = ()
+        self.extensions: Sequence[ClientExtension] = (TaskSupport(),)
         self._server = server
         self._secrets = server.hidden
         self._rules = rules
@@ -259,9 +261,7 @@ class _Server:
     async def _call(self, tool: McpTool, arguments: dict[str, Any], context: ToolContext) -> ToolResult[Any]:
         with self._in_progress(context):
             try:
-                answer = await self.connection.request(
-                    lambda client: self._send(client, tool.remote, arguments, context)
-                )
+                answer = await self._answer_of(tool, arguments, context)
             except ServerUnavailable as error:
                 return ToolResult.error(f"{str(error).rstrip('.')}. The call was not made.")
             except ServerLost as error:
@@ -271,6 +271,22 @@ class _Server:
                     ToolResult.error(f"The server {self.name} refused the call: {error.message}")
                 )
         return self._noted(_result_of(answer, self._secrets))
+
+    async def _answer_of(self, tool: McpTool, arguments: dict[str, Any], context: ToolContext) -> Any:
+        """Call the tool and return its answer. If the call becomes a task, wait for its result.
+
+        A call that started a task in an earlier process is not made again: the same task is waited for.
+        """
+        task = find_started(context)
+        if task is None:
+            answer = await self.connection.request(
+                lambda client: self._send(client, tool.remote, arguments, context)
+            )
+            if not isinstance(answer, CreatedTask):
+                return answer
+            task = answer.task_id
+            await note_started(context, task)
+        return await RemoteTask(task, self.connection, self._secrets, self._answer).follow(context)
 
     def _lost(self, tool: McpTool, why: str) -> ToolResult[Any]:
         """Raise `TransientError` if a call whose server went away may be retried. Otherwise return a failed result."""
@@ -308,6 +324,7 @@ class _Server:
                 input_responses=responses,
                 request_state=state,
                 allow_input_required=True,
+                allow_claimed=True,
             )
             if not isinstance(answer, InputRequiredResult):
                 return answer

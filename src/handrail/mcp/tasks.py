@@ -38,7 +38,7 @@ TASK_REQUIRED = "mcp.task.required"
 TASK_AFTER = 1.0
 """Seconds after which a call of any other tool becomes a task."""
 TASK_SECONDS = 30 * 24 * 3600
-"""The lifetime of tasks in seconds, as clients are told."""
+"""The lifetime of a task in seconds. Clients receive it with the task."""
 _POLL_MS = 500
 
 
@@ -140,7 +140,7 @@ class Tasks:
             await self._calls.answer(params.task_id, principal, responses)
             call = await self._resume(request, params.task_id, principal)
             if call is not None and not await call.wait():
-                call.answer(responses)  # those that were refused, so that the client is told why
+                call.answer(responses)  # some may have been refused; this time the client gets the reason
         return {}
 
     async def _cancel(self, request: Any, params: TaskParams) -> dict[str, Any]:

@@ -62,11 +62,6 @@ class Server(Protocol):
         """The secrets in the server's settings."""
         ...
 
-    @property
-    def patience(self) -> float:
-        """Seconds that the server has to introduce itself and to list its tools, or 0 for the usual time."""
-        ...
-
     def open(self, lost: Lost, ask: AskLogin, /) -> AbstractAsyncContextManager[Any]:
         """Return the transport to the server: a context that gives a stream to read from and a stream to write to.
 
@@ -103,10 +98,6 @@ class StdioServer:
 
     def __str__(self) -> str:
         return self.hidden.hide(" ".join(self.command[:3]))
-
-    @property
-    def patience(self) -> float:
-        return 0.0
 
     def open(self, lost: Lost, ask: AskLogin) -> AbstractAsyncContextManager[Any]:
         """Return the transport to the server."""

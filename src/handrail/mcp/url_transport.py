@@ -14,7 +14,7 @@ from mcp_types import INTERNAL_ERROR
 
 from handrail.errors import DefinitionError
 from handrail.mcp import transport
-from handrail.mcp.login import LOGIN_SECONDS, AskLogin, Login
+from handrail.mcp.login import AskLogin, Login
 from handrail.mcp.secrets import Secrets
 from handrail.mcp.transport import Flood, Lost, Mode
 from handrail.raised_errors import in_short
@@ -58,10 +58,6 @@ class UrlServer:
     def __str__(self) -> str:
         """Return the address without its query, which may contain a key."""
         return self.hidden.hide(self.url.partition("?")[0])
-
-    @property
-    def patience(self) -> float:
-        return 0.0 if self.login is None else LOGIN_SECONDS
 
     def open(self, lost: Lost, ask: AskLogin) -> AbstractAsyncContextManager[Any]:
         """Return the transport to the server."""

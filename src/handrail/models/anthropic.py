@@ -23,6 +23,7 @@ from handrail.messages import (
     Price,
     StopPart,
     StopReason,
+    Takes,
     TextPart,
     ThinkingPart,
     ToolMessage,
@@ -69,7 +70,8 @@ class AnthropicModel:
     The stable part of each request (tools, system prompt, conversation so far) is marked for the
     provider's cache; `cache=False` leaves the marks out, for a server that refuses them. Thinking blocks
     are kept and sent back as the API requires. `options` are further fields of the request, such as
-    `{"thinking": {"type": "enabled", "budget_tokens": 2048}}`.
+    `{"thinking": {"type": "enabled", "budget_tokens": 2048}}`. `takes` says which attachments the model takes, if
+    that is not known from its name.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class AnthropicModel:
         cache: bool = True,
         native_output: bool = True,
         price: Price | None = None,
+        takes: Takes | None = None,
         silence: float = 300.0,
         api_key: None = None,
     ) -> None:
@@ -93,7 +96,9 @@ class AnthropicModel:
         refuse_key(api_key, keys)
         self.name = f"{provider}:{name}"
         address = address_of(self.name, row, base_url)
-        self.traits = Traits(price, native_output, ANTHROPIC_TAKES)
+        wire = ANTHROPIC_TAKES
+        taken = row.takes_at(address, name, wire) if takes is None else wire.within(takes)
+        self.traits = Traits(price, native_output, taken)
         self._endpoint = Endpoint(
             self.name,
             address,
@@ -106,7 +111,7 @@ class AnthropicModel:
         self._max_tokens = max_tokens
         self._cache = cache
         self._wire = f"{WIRE}:{provider}"
-        self._encode = _encoder(self._wire)
+        self._encode = _encoder(taken, self._wire)
 
     def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
         endpoint, body, wire = self._endpoint, self._body(request), self._wire
@@ -133,24 +138,25 @@ class AnthropicModel:
         if request.output is not None:
             wanted = {"type": "json_schema", "schema": _held(request.output.json_schema)}
             merge_fields(more, {"output_config": {"format": wanted}})
-        said = request.messages.encoded(self._encode)
-        if len(request.messages) and not isinstance(request.messages[0], UserMessage):
-            said = b"%s,%s" % (self._encode(UserMessage("")), said)  # the API requires a user's message first
+        said: bytes | bytearray = request.messages.encoded(self._encode)
         mark = more["cache_control"] if self._cache else None
         if mark is not None:
             said = marked_messages(request.messages, said, self._encode, mark)
-        written = {"messages": b"[%s]" % said}
+        written: dict[str, tuple[bytes | bytearray, ...]] = {"messages": (b"[", said, b"]")}
+        if len(request.messages) and not isinstance(request.messages[0], UserMessage):
+            first = self._encode(UserMessage(""))  # the API requires a user's message first
+            written["messages"] = (b"[", first, b",", said, b"]")
         has_system = bool(request.system.strip())
         if has_system:
             system = b'{"type":"text","text":%s}' % text_json(request.system)
-            written["system"] = b"[%s]" % (system if mark is None else marked(system, mark))
+            written["system"] = (b"[", system if mark is None else marked(system, mark), b"]")
         if len(request.tools):
             tools = (
                 request.tools.encoded(_tool)
                 if has_system or mark is None
                 else marked_tools(request, _tool, mark)
             )
-            written["tools"] = b"[%s]" % tools
+            written["tools"] = (b"[", tools, b"]")
         return body_of(more, **written)
 
     def __repr__(self) -> str:
@@ -185,36 +191,39 @@ def _tool(offered: Offered) -> bytes:
     return encode({**fields, "defer_loading": True} if offered.deferred else fields)
 
 
-def _message(wire: str, message: Message) -> bytes:
+def _message(takes: Takes, wire: str, message: Message) -> bytes:
     if isinstance(message, ToolMessage):
-        results = [_result(each) for each in message.results]
-        opened = [block for each in message.results if each.shows for block in _content(each)]
+        results = [_result(each, takes) for each in message.results]
+        opened = [block for each in message.results if each.shows for block in _content(each, takes)]
         return encode({"role": "user", "content": [*results, *opened]})
     if isinstance(message, AssistantMessage):
         return encode({"role": "assistant", "content": _blocks(message, wire)})
-    return encode({"role": "user", "content": _content(message)})
+    return encode({"role": "user", "content": _content(message, takes)})
 
 
-def _content(said: UserMessage | CallAnswered) -> list[dict[str, Any]]:
+def _content(said: UserMessage | CallAnswered, takes: Takes) -> list[dict[str, Any]]:
     """Return the blocks of a message or of a result."""
-    blocks = anthropic_blocks(said.text, said.attachments) if said.attachments else []
+    blocks = anthropic_blocks(said.text, said.attachments, takes) if said.attachments else []
     return blocks or [_text_block(said.text)]
 
 
 @lru_cache(maxsize=64)
-def _encoder(wire: str) -> Encode:
-    """Return the function that encodes messages for this provider. The same function is returned each time, because encoded messages are cached by it."""
-    return partial(_message, wire)
+def _encoder(takes: Takes, wire: str) -> Encode:
+    """Return the function that encodes messages for such a model.
+
+    The same function is returned each time, because encoded messages are cached by it.
+    """
+    return partial(_message, takes, wire)
 
 
 def _text_block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text if text.strip() else _EMPTY}
 
 
-def _result(result: CallAnswered) -> dict[str, Any]:
+def _result(result: CallAnswered, takes: Takes) -> dict[str, Any]:
     block: dict[str, Any] = {"type": "tool_result", "tool_use_id": id_for_wire(result.id, ANTHROPIC_ID)}
     if result.attachments:
-        block["content"] = _content(result)
+        block["content"] = _content(result, takes)
     elif result.text.strip():
         block["content"] = result.text
     elif result.failed:

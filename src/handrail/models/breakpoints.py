@@ -24,7 +24,7 @@ def marked(encoded: bytes, mark: dict[str, Any]) -> bytes:
     return encoded[:-1] + b',"cache_control":' + encode(mark) + b"}"
 
 
-def marked_tools(request: ModelRequest, tool: Encode, mark: dict[str, Any]) -> bytes:
+def marked_tools(request: ModelRequest, tool: Encode, mark: dict[str, Any]) -> bytes | bytearray:
     """Encode the tools with a mark on the last one that is offered from the start.
 
     Tools that are added later are not part of what is cached, and must not be marked.
@@ -39,7 +39,9 @@ def marked_tools(request: ModelRequest, tool: Encode, mark: dict[str, Any]) -> b
     return b",".join(parts)
 
 
-def marked_messages(messages: Sent[Message], said: bytes, message: Encode, mark: dict[str, Any]) -> bytes:
+def marked_messages(
+    messages: Sent[Message], said: bytearray, message: Encode, mark: dict[str, Any]
+) -> bytes | bytearray:
     """Return the encoded messages with a mark at the end of the previous request, if that is too far back to be found.
 
     The marked block ends what that request cached, so that everything up to it is read from the cache.

@@ -359,7 +359,7 @@ def output_of(schema: Schema[Any]) -> Any:
     return output.OutputObjectDefinition(json_schema=schema.json_schema, name="answer")
 
 
-BRIDGE_TAKES = Takes(IMAGES | {PDF} | AUDIO.keys())
+BRIDGE_TAKES = Takes(IMAGES | {PDF} | AUDIO)
 """Media types that pydantic-ai sends as bytes. Its models refuse those that their own providers do not take."""
 
 

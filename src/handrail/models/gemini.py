@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import quote
 
@@ -17,6 +17,7 @@ from handrail.messages import (
     AssistantMessage,
     CallAnswered,
     CallPart,
+    Encode,
     Kept,
     Message,
     ModelPart,
@@ -26,6 +27,7 @@ from handrail.messages import (
     Sent,
     StopPart,
     StopReason,
+    Takes,
     TextPart,
     ThinkingPart,
     ToolMessage,
@@ -37,6 +39,7 @@ from handrail.messages import (
 from handrail.models import ModelAnswerBroken, ModelRateLimited, ModelRequestRefused, ModelUnavailable
 from handrail.models.grammar import GEMINI_ID, id_for_wire, is_object, name_for_wire, raw_object
 from handrail.models.http import Endpoint, body_of, count, decode, encode, text_json
+from handrail.models.partial_calls import PartialCall
 from handrail.models.parts import GEMINI_TAKES, RETURNED, gemini_parts, text_with
 from handrail.models.providers import address_of, keys_of, refuse_key, row_of
 from handrail.models.request_settings import gemini_writes, merge_fields, settings_fields
@@ -44,6 +47,8 @@ from handrail.models.request_settings import gemini_writes, merge_fields, settin
 WIRE = "gemini"
 _EMPTY = "(nothing)"
 """Text that is sent instead of empty text, which the API refuses."""
+_BEGINNING = b'{"role":"user","parts":[{"text":"(nothing)"}]}'
+"""What is sent before a conversation that does not begin with a user's message, which the API refuses."""
 _FOREIGN = "skip_thought_signature_validator"
 """The signature that Google documents for calls that a Gemini model did not make itself, or made without thinking."""
 _OLDER = re.compile(r"(?:models/)?gemini-(?:1|2)\b")
@@ -70,7 +75,7 @@ class GeminiModel:
 
     Thoughts and their signatures are kept and sent back in their original places, as the API requires. `options` are further
     fields of the request, such as `{"safetySettings": [...]}`, and `{"generationConfig": {...}}` adds to what Handrail
-    sends there.
+    sends there. `takes` says which attachments the model takes, if that is not known from its name.
     """
 
     def __init__(
@@ -84,6 +89,7 @@ class GeminiModel:
         options: Mapping[str, Any] | None = None,
         native_output: bool | None = None,
         price: Price | None = None,
+        takes: Takes | None = None,
         silence: float = 300.0,
         api_key: None = None,
     ) -> None:
@@ -93,7 +99,10 @@ class GeminiModel:
         self.name = f"{provider}:{name}"
         address = address_of(self.name, row, base_url)
         can_constrain = not _OLDER.match(name) if native_output is None else native_output
-        self.traits = Traits(price, can_constrain, GEMINI_TAKES)
+        wire = GEMINI_TAKES
+        taken = row.takes_at(address, name, wire) if takes is None else wire.within(takes)
+        self.traits = Traits(price, can_constrain, taken)
+        self._encode = _encoder(taken)
         self._endpoint = Endpoint(
             self.name,
             address,
@@ -129,11 +138,13 @@ class GeminiModel:
             more["generationConfig"] = config
         if request.must_call:
             more["toolConfig"] = {**more.get("toolConfig", {}), "functionCallingConfig": {"mode": "ANY"}}
-        written = {"contents": b"[%s]" % _conversation(request.messages)}
+        written: dict[str, tuple[bytes | bytearray, ...]] = {
+            "contents": (b"[", *_conversation(request.messages, self._encode), b"]")
+        }
         if request.system.strip():
-            written["systemInstruction"] = b'{"parts":[{"text":%s}]}' % text_json(request.system)
+            written["systemInstruction"] = (b'{"parts":[{"text":%s}]}' % text_json(request.system),)
         if len(request.tools):
-            written["tools"] = b'[{"functionDeclarations":[%s]}]' % request.tools.encoded(_tool)
+            written["tools"] = (b'[{"functionDeclarations":[', request.tools.encoded(_tool), b"]}]")
         return body_of(more, **written)
 
     def __repr__(self) -> str:
@@ -184,42 +195,49 @@ def _schema(schema: Any) -> Any:
     }
 
 
-def _conversation(messages: Sent[Message]) -> bytes:
-    """Encode a conversation so that it begins with the user, and user and model alternate.
+def _conversation(messages: Sent[Message], encode_message: Encode) -> tuple[bytes | bytearray, ...]:
+    """Encode a conversation, in pieces, so that user and model alternate. Each message is encoded only once."""
+    if not len(messages):
+        return (_BEGINNING,)
+    said = (_opening(messages[0]), messages.encoded(encode_message, _between), b"]}")
+    return said if _role(messages[0]) == "user" else (_BEGINNING, b",", *said)
 
-    Each message is encoded only once, unless some must be joined.
-    """
-    roles = [_role(message) for message in messages]
-    if roles and roles[0] == "user" and all(this != after for this, after in itertools.pairwise(roles)):
-        return messages.encoded(_content)
-    joined: list[tuple[str, list[Any]]] = []
-    if not roles or roles[0] != "user":
-        joined.append(("user", [{"text": _EMPTY}]))  # the API requires a user's message first
-    for role, message in zip(roles, messages, strict=True):
-        if joined and joined[-1][0] == role:
-            joined[-1][1].extend(_parts(message))
-        else:
-            joined.append((role, _parts(message)))
-    return b",".join(encode({"role": role, "parts": parts}) for role, parts in joined)
+
+def _between(before: Message, after: Message) -> bytes:
+    """Return what separates the parts of two messages. Those of the same role are one content."""
+    return b"," if _role(before) == _role(after) else b"]},%s" % _opening(after)
+
+
+def _opening(message: Message) -> bytes:
+    return b'{"role":"%s","parts":[' % _role(message).encode()
 
 
 def _role(message: Message) -> str:
     return "model" if isinstance(message, AssistantMessage) else "user"
 
 
-def _content(message: Message) -> bytes:
-    return encode({"role": _role(message), "parts": _parts(message)})
+@lru_cache(maxsize=64)
+def _encoder(takes: Takes) -> Encode:
+    """Return the function that encodes the parts of messages for such a model.
+
+    The same function is returned each time, because encoded messages are cached by it.
+    """
+    return partial(_encode_parts, takes)
 
 
-def _parts(message: Message) -> list[Any]:
+def _encode_parts(takes: Takes, message: Message) -> bytes:
+    return b",".join(map(encode, _parts(message, takes)))
+
+
+def _parts(message: Message, takes: Takes) -> list[Any]:
     """Return the parts of a message. There is at least one."""
     if isinstance(message, UserMessage):
-        return gemini_parts(message.text, message.attachments) or [_text(message.text)]
+        return gemini_parts(message.text, message.attachments, takes) or [_text(message.text)]
     if isinstance(message, ToolMessage):
-        results: list[Any] = [_result(each) for each in message.results]
+        results: list[Any] = [_result(each, takes) for each in message.results]
         for each in message.results:
-            sent = [found for found in each.attachments if GEMINI_TAKES.sends(found)]
-            results += gemini_parts(RETURNED.format(each.name), sent) if sent else []
+            sent = [found for found in each.attachments if takes.sends(found)]
+            results += gemini_parts(RETURNED.format(each.name), sent, takes) if sent else []
         return results
     if message.kept is not None and message.kept.wire == WIRE:
         back = _with_thought(decode(message.kept.data), message)
@@ -245,12 +263,12 @@ def _call(message: AssistantMessage, number: int) -> dict[str, Any]:
     return {"functionCall": said}
 
 
-def _result(result: CallAnswered) -> dict[str, Any]:
+def _result(result: CallAnswered, takes: Takes) -> dict[str, Any]:
     said = {
         "id": id_for_wire(result.id, GEMINI_ID),
         "name": _name(result.name),
         "response": {
-            "error" if result.failed else "output": text_with(result.text, result.attachments, GEMINI_TAKES)
+            "error" if result.failed else "output": text_with(result.text, result.attachments, takes)
         },
     }
     return {"functionResponse": said}
@@ -280,7 +298,7 @@ def _with_thought(parts: list[Any], message: AssistantMessage) -> list[Any]:
 class _Pieces:
     """Converts one answer, complete or streamed, to parts."""
 
-    __slots__ = ("_calls", "_endpoint", "_parts", "_renamed", "_stop")
+    __slots__ = ("_calls", "_endpoint", "_open", "_parts", "_renamed", "_stop")
 
     def __init__(self, endpoint: Endpoint, renamed: Mapping[str, str]) -> None:
         self._endpoint = endpoint
@@ -288,6 +306,8 @@ class _Pieces:
         self._parts: list[dict[str, Any]] = []
         """The parts of the answer so far, as they must be sent back."""
         self._calls = 0
+        self._open: PartialCall | None = None
+        """The call whose pieces are arriving."""
         self._stop: StopReason | None = None
 
     def take_whole(self, answer: Any) -> Iterator[ModelPart]:
@@ -315,13 +335,29 @@ class _Pieces:
         if chunk.get("usageMetadata"):
             yield UsagePart(_usage(chunk["usageMetadata"]))
         if self._stop is not None:
+            yield from self._close()
             reason = "calls" if self._stop == "done" and self._calls else self._stop
             yield StopPart(reason, self._kept())
 
+    def _close(self) -> Iterator[ModelPart]:
+        """End a call whose last piece did not arrive. It is cut off with the answer, or the answer is broken."""
+        if self._open is None:
+            return
+        if self._stop == "done":
+            raise ModelAnswerBroken(self._endpoint.model, "it stopped in the middle of a call")
+        part, self._open = self._open.part(), None
+        yield from self._part(part)
+
     def _part(self, part: Any) -> Iterator[ModelPart]:
-        call, text = part.get("functionCall"), part.get("text")
         if not _is_wellformed(part):
             raise TypeError
+        call, text = part.get("functionCall"), part.get("text")
+        if call is not None and (self._open is not None or "willContinue" in call or "partialArgs" in call):
+            self._open = self._open or PartialCall()
+            if not self._open.take(part):
+                return
+            part, self._open = self._open.part(), None
+            call = part["functionCall"]
         if call is not None:
             name = call.get("name") or ""
             given = "" if call.get("args") is None else encode(call["args"]).decode()

@@ -12,9 +12,12 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Literal
 
+import msgspec
+
 from handrail.errors import DefinitionError
 from handrail.messages import (
     AssistantMessage,
+    Between,
     CallPart,
     Encode,
     Kept,
@@ -26,12 +29,14 @@ from handrail.messages import (
     Sent,
     StopPart,
     StopReason,
+    Takes,
     TextPart,
     ThinkingPart,
     ToolMessage,
     Traits,
     Usage,
     UsagePart,
+    UserMessage,
 )
 from handrail.models import responses
 from handrail.models.blocks import is_block, joined, without
@@ -53,8 +58,8 @@ from handrail.models.request_settings import CHAT, merge_fields, settings_fields
 WIRE = "chat"
 _MOST_CALLS = 128
 """Maximum number of calls that the API accepts in one message."""
-_BETWEEN = "OK"
-"""Text of the message between a result and a user's message, for servers that require one."""
+_OK = {"role": "assistant", "content": "OK"}
+"""The message between a result and a user's message, for servers that require one."""
 _OWN = frozenset({"role", "content", "refusal", "tool_calls", "function_call", "annotations", "audio"})
 """The fields of an answer that the API itself defines. A server that adds others may require them back."""
 _OF_CALLS = frozenset({"id", "type", "index", "function"})
@@ -67,6 +72,7 @@ class OpenAIModel:
     server. `provider` is the name of a different provider with this API, such as "ollama", "groq" or
     "azure". For any other server pass its `base_url`. `key_variable` names the environment variable with the server's
     key; None sends no key. `options` are further fields of the request, such as `{"reasoning_effort": "low"}`.
+    `takes` says which attachments the model takes, if that is not known from its name.
     """
 
     def __init__(
@@ -82,6 +88,7 @@ class OpenAIModel:
         options: Mapping[str, Any] | None = None,
         native_output: bool | None = None,
         price: Price | None = None,
+        takes: Takes | None = None,
         silence: float = 300.0,
         api_key: None = None,
     ) -> None:
@@ -92,13 +99,15 @@ class OpenAIModel:
             raise DefinitionError(f"OpenAIModel has no API {api!r}. Pass 'chat' or 'responses'.")
         self.name = f"{provider}:{name}"
         address = address_of(self.name, row, base_url)
-        self._quirks = quirks = row.quirks_at(address)
+        wire_takes = CHAT_TAKES if api == "chat" else RESPONSES_TAKES
+        taken = row.takes_at(address, name, wire_takes) if takes is None else wire_takes.within(takes)
+        self._quirks = quirks = msgspec.structs.replace(row.quirks_at(address), takes=taken)
         if price is None and row.is_own:
             price = FREE
         self.traits = Traits(
             price,
             quirks.native_output if native_output is None else native_output,
-            CHAT_TAKES if api == "chat" else RESPONSES_TAKES,
+            taken,
         )
         self._stream = stream if api == "chat" else responses.stream
         self._wire = f"{WIRE if api == 'chat' else responses.WIRE}:{provider}"
@@ -140,9 +149,8 @@ def stream(
 
 
 def _body(fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks, wire: str) -> bytes:
-    said = _conversation(request.messages, quirks, wire)
-    if request.system:
-        said = b'{"role":"system","content":%s},%s' % (text_json(request.system), said)
+    system = b'{"role":"system","content":%s},' % text_json(request.system) if request.system else b""
+    said = (b"[", system, _conversation(request.messages, quirks, wire), b"]")
     more: dict[str, Any] = dict(fields)
     merge_fields(
         more, settings_fields(f"{wire.partition(':')[2]}:{fields['model']}", request, CHAT, quirks.lacks)
@@ -164,8 +172,8 @@ def _body(fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks, wire
         wanted = {"name": "answer", "schema": schema, "strict": is_strict(schema)}
         more["response_format"] = {"type": "json_schema", "json_schema": wanted}
     if len(request.tools):
-        return body_of(more, messages=b"[%s]" % said, tools=b"[%s]" % request.tools.encoded(_tool))
-    return body_of(more, messages=b"[%s]" % said)
+        return body_of(more, messages=said, tools=(b"[", request.tools.encoded(_tool), b"]"))
+    return body_of(more, messages=said)
 
 
 def _tool(offered: Offered) -> bytes:
@@ -174,30 +182,39 @@ def _tool(offered: Offered) -> bytes:
     return encode({"type": "function", "function": function})
 
 
-def _conversation(messages: Sent[Message], quirks: Quirks, wire: str) -> bytes:
-    """Encode a conversation, separated by commas.
-
-    Messages that were encoded for an earlier request are not encoded again, unless the server refuses a user's message
-    directly after the result of a call. Then a message is inserted between the two.
-    """
-    if quirks.user_after_tool:
-        return messages.encoded(_encoder(quirks, wire))
-    said: list[dict[str, Any]] = []
-    for each in (each for message in messages for each in _dicts(message, quirks, wire)):
-        if said and said[-1]["role"] == "tool" and each["role"] == "user":
-            said.append({"role": "assistant", "content": _BETWEEN})
-        said.append(each)
-    return b",".join(map(encode, said))
+def _conversation(messages: Sent[Message], quirks: Quirks, wire: str) -> bytearray:
+    """Encode a conversation, separated by commas. Each message is encoded once."""
+    encode_message = _encoder(quirks, wire)
+    return messages.encoded(encode_message, None if quirks.user_after_tool else _between(quirks))
 
 
 def _encode(quirks: Quirks, wire: str, message: Message) -> bytes:
-    return b",".join(map(encode, _dicts(message, quirks, wire)))
+    said = _dicts(message, quirks, wire)
+    if not quirks.user_after_tool and isinstance(message, ToolMessage) and _shows_more(message, quirks):
+        said.insert(min(len(message.results), _MOST_CALLS), _OK)
+    return b",".join(map(encode, said))
 
 
 @lru_cache(maxsize=64)
 def _encoder(quirks: Quirks, wire: str) -> Encode:
     """Return the function that encodes messages for servers with these quirks. The same function is returned each time, because encoded messages are cached by it."""
     return partial(_encode, quirks, wire)
+
+
+def _between(quirks: Quirks) -> Between:
+    """Return the function that separates messages on a server where no user's message may follow a result directly."""
+
+    def between(before: Message, after: Message) -> bytes:
+        ends = isinstance(before, ToolMessage) and not _shows_more(before, quirks)
+        return b",%s," % encode(_OK) if ends and isinstance(after, UserMessage) else b","
+
+    return between
+
+
+def _shows_more(message: ToolMessage, quirks: Quirks) -> bool:
+    """Return whether the results are followed by a user message of their own."""
+    shown = (quirks.takes.sends(found) for each in message.results for found in each.attachments)
+    return len(message.results) > _MOST_CALLS or any(shown)
 
 
 def _dicts(message: Message, quirks: Quirks, wire: str) -> list[dict[str, Any]]:
@@ -207,7 +224,7 @@ def _dicts(message: Message, quirks: Quirks, wire: str) -> list[dict[str, Any]]:
     if isinstance(message, AssistantMessage):
         return [_said(message, quirks, wire)]
     if message.attachments:
-        return [{"role": "user", "content": chat_parts(message.text, message.attachments)}]
+        return [{"role": "user", "content": chat_parts(message.text, message.attachments, quirks.takes)}]
     return [{"role": "user", "content": message.text}]
 
 
@@ -247,7 +264,9 @@ def _results(message: ToolMessage, quirks: Quirks) -> list[dict[str, Any]]:
         {
             "role": "tool",
             "tool_call_id": id_for_wire(each.id, quirks.ids),
-            "content": text_with(each.text, each.attachments, CHAT_TAKES) if each.attachments else each.text,
+            "content": text_with(each.text, each.attachments, quirks.takes)
+            if each.attachments
+            else each.text,
         }
         for each in message.results[:_MOST_CALLS]
     ]
@@ -258,10 +277,10 @@ def _results(message: ToolMessage, quirks: Quirks) -> list[dict[str, Any]]:
             {"role": "user", "content": f"Results of the {len(more)} further calls of this turn:\n\n{texts}"}
         )
     said += [
-        {"role": "user", "content": chat_parts(RETURNED.format(each.name), [found])}
+        {"role": "user", "content": chat_parts(RETURNED.format(each.name), [found], quirks.takes)}
         for each in message.results
         for found in each.attachments
-        if CHAT_TAKES.sends(found)
+        if quirks.takes.sends(found)
     ]
     return said
 

@@ -1,6 +1,6 @@
 """Attachments on the wires: what each provider's API takes, and in which form it is sent.
 
-An attachment that an API takes becomes a part of the message. A text file is included as text, which every model reads.
+An attachment that a model takes becomes a part of the message. A text file is included as text, which every model reads.
 Anything else is described in words, so that a model always knows what it was not shown.
 """
 
@@ -21,13 +21,17 @@ DOCUMENTS = frozenset(
     | {f"{_OFFICE}.{name}" for name in ("wordprocessingml.document", "presentationml.presentation")}
     | {f"{_OFFICE}.spreadsheetml.sheet", "application/vnd.ms-excel", "application/vnd.ms-powerpoint"}
 )
-AUDIO = {"audio/wav": "wav", "audio/mpeg": "mp3"}
+_FORMATS = {"audio/wav": "wav", "audio/mpeg": "mp3"}
+AUDIO = frozenset(_FORMATS)
 
-CHAT_TAKES = Takes(IMAGES | {PDF} | AUDIO.keys(), IMAGES)
+CHAT_TAKES = Takes(IMAGES | {PDF} | AUDIO, IMAGES)
 RESPONSES_TAKES = Takes(IMAGES | DOCUMENTS, IMAGES | DOCUMENTS)
-GEMINI_TAKES = Takes((IMAGES - {"image/gif"}) | {PDF, "audio/ogg", "audio/flac", "audio/aac"} | AUDIO.keys())
+GEMINI_TAKES = Takes((IMAGES - {"image/gif"}) | {PDF, "audio/ogg", "audio/flac", "audio/aac"} | AUDIO)
 ANTHROPIC_TAKES = Takes(IMAGES | {PDF}, IMAGES | {PDF})
 
+ONLY_TEXT = Takes()
+ONLY_IMAGES = Takes(IMAGES, IMAGES)
+ONLY_AUDIO = Takes(AUDIO)
 
 RETURNED = "This is from the result of {} above, not from a person:"
 """Text before an attachment that a tool returned, for APIs that take only text in a tool's result."""
@@ -67,33 +71,33 @@ def text_with(text: str, attachments: Sequence[Attachment], takes: Takes) -> str
 
 def only_in_words(text: str, attachments: Sequence[Attachment]) -> str:
     """Return the text of a message for a model that takes nothing but text."""
-    return text_with(text, attachments, Takes()) if attachments else text
+    return text_with(text, attachments, ONLY_TEXT) if attachments else text
 
 
 # --- the forms of each API ---
 
 
-def chat_parts(text: str, attachments: Sequence[Attachment]) -> list[dict[str, Any]]:
+def chat_parts(text: str, attachments: Sequence[Attachment], takes: Takes) -> list[dict[str, Any]]:
     """Return the content of a user message of the chat completions API."""
-    said = text_with(text, attachments, CHAT_TAKES)
+    said = text_with(text, attachments, takes)
     parts: list[dict[str, Any]] = [{"type": "text", "text": said}] if said else []
-    return parts + [_chat_part(each) for each in attachments if CHAT_TAKES.sends(each)]
+    return parts + [_chat_part(each) for each in attachments if takes.sends(each)]
 
 
 def _chat_part(attachment: Attachment) -> dict[str, Any]:
     if attachment.kind == "image":
         return {"type": "image_url", "image_url": {"url": data_url(attachment)}}
     if attachment.kind == "audio":
-        sound = {"data": encoded(attachment), "format": AUDIO[attachment.media_type]}
+        sound = {"data": encoded(attachment), "format": _FORMATS[attachment.media_type]}
         return {"type": "input_audio", "input_audio": sound}
     return {"type": "file", "file": {"filename": attachment.filename, "file_data": data_url(attachment)}}
 
 
-def responses_parts(text: str, attachments: Sequence[Attachment]) -> list[dict[str, Any]]:
+def responses_parts(text: str, attachments: Sequence[Attachment], takes: Takes) -> list[dict[str, Any]]:
     """Return the content of a message, or the output of a call, of the responses API."""
-    said = text_with(text, attachments, RESPONSES_TAKES)
+    said = text_with(text, attachments, takes)
     parts: list[dict[str, Any]] = [{"type": "input_text", "text": said}] if said else []
-    return parts + [_responses_part(each) for each in attachments if RESPONSES_TAKES.sends(each)]
+    return parts + [_responses_part(each) for each in attachments if takes.sends(each)]
 
 
 def _responses_part(attachment: Attachment) -> dict[str, Any]:
@@ -104,10 +108,10 @@ def _responses_part(attachment: Attachment) -> dict[str, Any]:
     return {"type": "input_file", "filename": attachment.filename, "file_data": data_url(attachment)}
 
 
-def anthropic_blocks(text: str, attachments: Sequence[Attachment]) -> list[dict[str, Any]]:
+def anthropic_blocks(text: str, attachments: Sequence[Attachment], takes: Takes) -> list[dict[str, Any]]:
     """Return the content of a user message, or of a tool result, of the messages API."""
-    said = text_with(text, attachments, ANTHROPIC_TAKES)
-    blocks = [_anthropic_block(each) for each in attachments if ANTHROPIC_TAKES.sends(each)]
+    said = text_with(text, attachments, takes)
+    blocks = [_anthropic_block(each) for each in attachments if takes.sends(each)]
     return [*blocks, {"type": "text", "text": said}] if said.strip() else blocks
 
 
@@ -122,12 +126,12 @@ def _anthropic_block(attachment: Attachment) -> dict[str, Any]:
     return {"type": "document", "source": source, "title": attachment.filename}
 
 
-def gemini_parts(text: str, attachments: Sequence[Attachment]) -> list[dict[str, Any]]:
+def gemini_parts(text: str, attachments: Sequence[Attachment], takes: Takes) -> list[dict[str, Any]]:
     """Return the parts of a user's content of the Gemini API; [] if there is nothing to say."""
-    said = text_with(text, attachments, GEMINI_TAKES)
+    said = text_with(text, attachments, takes)
     parts: list[dict[str, Any]] = [{"text": said}] if said.strip() else []
     return parts + [
         {"inlineData": {"mimeType": each.media_type, "data": encoded(each)}}
         for each in attachments
-        if GEMINI_TAKES.sends(each)
+        if takes.sends(each)
     ]

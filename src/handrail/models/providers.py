@@ -16,8 +16,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from handrail.errors import DefinitionError
-from handrail.messages import Price
+from handrail.messages import Price, Takes
 from handrail.models.grammar import CHAT_ID, MISTRAL_ID
+from handrail.models.parts import AUDIO, CHAT_TAKES, DOCUMENTS, IMAGES, ONLY_AUDIO, ONLY_IMAGES, ONLY_TEXT
 
 Wire = Literal["chat", "anthropic", "gemini", "embedded", "demo"]
 """The API that a provider speaks. Each has a class in `WIRES`."""
@@ -70,6 +71,8 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     """The settings in `ModelSettings` that the server does not have."""
     forced: re.Pattern[str] = re.compile("")
     """Matches the names of the models that can be forced to answer with a call. The others refuse such a request."""
+    takes: Takes = CHAT_TAKES
+    """The attachments that the model takes. Those of a row are in its `takes`, since models differ."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -105,6 +108,11 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     is_own: bool = False
     """Whether people run the server themselves. Such a server needs no key, and its tokens cost nothing."""
     quirks: Quirks = Quirks()
+    takes: Mapping[str, Takes] = {}
+    """The attachments that models take, by a pattern that matches the beginning of their names. The first match counts.
+
+    A model without a match is sent whatever the wire can send.
+    """
     start: str = ""
     """The command that starts a self-hosted server."""
 
@@ -130,6 +138,16 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
         return (
             self.quirks if not self.address or address == self.address or self.is_own else _standing_in(self)
         )
+
+    def takes_at(self, address: str, model: str, wire: Takes) -> Takes:
+        """Return which of the attachments that a wire can send are taken by a model at this address.
+
+        A server that replaces the provider has its own models, about which nothing is known.
+        """
+        if self.address and address != self.address and not self.is_own:
+            return wire
+        found = (each for names, each in self.takes.items() if re.match(names, model))
+        return wire.within(next(found, wire))
 
 
 def _standing_in(provider: Provider) -> Quirks:
@@ -208,18 +226,29 @@ PROVIDERS: Mapping[str, Provider] = {
         keys=(Key("OPENAI_API_KEY"),),
         headers={"openai-organization": "OPENAI_ORG_ID", "openai-project": "OPENAI_PROJECT_ID"},
         quirks=Quirks(limit="max_completion_tokens", sent_back=()),
+        takes={
+            r"(ft:)?(gpt-3\.5|gpt-4(-\d{4}|-32k|-turbo-preview)*(:|-preview|$)|davinci|babbage)": ONLY_TEXT,
+            r"o1-(mini|preview)|o3-mini|gpt-4o(-mini)?-search": ONLY_TEXT,
+            r"gpt-(4o-(mini-)?)?audio": ONLY_AUDIO,
+            "": Takes(IMAGES | DOCUMENTS, IMAGES | DOCUMENTS),
+        },
     ),
     "anthropic": Provider(
         wire="anthropic",
         address="https://api.anthropic.com",
         addresses=(Address("ANTHROPIC_BASE_URL"),),
         keys=(Key("ANTHROPIC_API_KEY", "x-api-key", ""), Key("ANTHROPIC_AUTH_TOKEN")),
+        takes={"claude-(2|instant)": ONLY_TEXT},
     ),
     "google": Provider(
         wire="gemini",
         address="https://generativelanguage.googleapis.com/v1beta",
         addresses=(Address("GOOGLE_GEMINI_BASE_URL", "/v1beta"),),
         keys=(Key("GOOGLE_API_KEY", "x-goog-api-key", ""), Key("GEMINI_API_KEY", "x-goog-api-key", "")),
+        takes={
+            r"(models/)?(gemma-3-1b|gemini-.*-tts)": ONLY_TEXT,
+            r"(models/)?(gemma-3-|gemini-.*-image)": ONLY_IMAGES,
+        },
     ),
     "azure": Provider(
         addresses=(Address("AZURE_OPENAI_ENDPOINT", "/openai/v1"),),
@@ -237,6 +266,7 @@ PROVIDERS: Mapping[str, Provider] = {
             thought_with_calls="reasoning_content",
             forced=re.compile("deepseek-chat"),  # all others think, and can't be forced
         ),
+        takes={"": ONLY_TEXT},
     ),
     "groq": Provider(
         address="https://api.groq.com/openai/v1",
@@ -248,6 +278,7 @@ PROVIDERS: Mapping[str, Provider] = {
             native_output=False,
             sent_back=(),
         ),
+        takes={"meta-llama/llama-4|.*(vision|vl|llava)": ONLY_IMAGES, "": ONLY_TEXT},
     ),
     "mistral": Provider(
         address="https://api.mistral.ai/v1",
@@ -261,6 +292,11 @@ PROVIDERS: Mapping[str, Provider] = {
             user_after_tool=False,
             sent_back=("content",),
         ),
+        takes={
+            r"codestral|devstral|open-|mistral-(tiny|embed|saba|nemo)|(mistral|ministral)-.*-24\d\d$": ONLY_TEXT,
+            "voxtral": ONLY_AUDIO,
+            "": ONLY_IMAGES,
+        },
     ),
     "moonshotai": Provider(
         address="https://api.moonshot.ai/v1",
@@ -274,6 +310,7 @@ PROVIDERS: Mapping[str, Provider] = {
             thought_with_calls="reasoning_content",
             forced=re.compile("moonshot-v1"),  # Kimi models think, and then choose for themselves
         ),
+        takes={r"moonshot-v1-(8k|32k|128k|auto)$|kimi-k2(-|$)": ONLY_TEXT, "": Takes(IMAGES)},
     ),
     "openrouter": Provider(
         address="https://openrouter.ai/api/v1",
@@ -287,6 +324,7 @@ PROVIDERS: Mapping[str, Provider] = {
         keys=(Key("LMSTUDIO_API_KEY"),),
         is_own=True,
         start="lms server start",
+        takes={"": Takes(IMAGES)},
         quirks=Quirks(lacks=frozenset(["verbosity", "service_tier", "parallel_calls", "cache_key"])),
     ),
     "ollama": Provider(
@@ -295,6 +333,7 @@ PROVIDERS: Mapping[str, Provider] = {
         keys=(Key("OLLAMA_API_KEY"),),
         is_own=True,
         start="ollama serve",
+        takes={"": Takes(IMAGES - {"image/gif"})},
         quirks=Quirks(
             lacks=frozenset(["verbosity", "service_tier", "parallel_calls", "tool_choice", "cache_key"])
         ),
@@ -305,6 +344,7 @@ PROVIDERS: Mapping[str, Provider] = {
         keys=(Key("VLLM_API_KEY"),),
         is_own=True,
         start="vllm serve MODEL",
+        takes={"": Takes(IMAGES | AUDIO, IMAGES)},
         quirks=Quirks(lacks=frozenset(["verbosity", "service_tier", "cache_key"])),
     ),
     "local": Provider(wire="embedded", is_own=True),

@@ -20,6 +20,7 @@ from handrail.messages import (
     Offered,
     StopPart,
     StopReason,
+    Takes,
     TextPart,
     ThinkingPart,
     ToolMessage,
@@ -30,7 +31,7 @@ from handrail.models.blocks import emptied, with_calls, without
 from handrail.models.failures import failure_in_answer
 from handrail.models.grammar import RESPONSES_ID, arguments_text, id_for_wire, name_for_wire, object_text
 from handrail.models.http import Endpoint, body_of, count, decode, encode, is_strict, text_json
-from handrail.models.parts import responses_parts
+from handrail.models.parts import RESPONSES_TAKES, responses_parts
 from handrail.models.providers import Quirks
 from handrail.models.request_settings import RESPONSES, merge_fields, settings_fields
 
@@ -45,13 +46,15 @@ def stream(
     endpoint: Endpoint, fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks, wire: str
 ) -> AsyncGenerator[ModelPart]:
     """Send one request and yield the parts of its answer."""
-    body = _body(fields, request, wire)
+    body = _body(fields, request, wire, quirks.takes)
     if not request.stream:
         return endpoint.parts("/responses", body, whole=partial(_whole, endpoint, wire))
     return endpoint.parts("/responses", body, take=_Pieces(endpoint, wire).take)
 
 
-def _body(fields: Mapping[str, Any], request: ModelRequest, wire: str) -> bytes:
+def _body(
+    fields: Mapping[str, Any], request: ModelRequest, wire: str, takes: Takes = RESPONSES_TAKES
+) -> bytes:
     more: dict[str, Any] = {"store": False, "include": ["reasoning.encrypted_content"], **fields}
     merge_fields(more, settings_fields(f"{wire.partition(':')[2]}:{fields['model']}", request, RESPONSES))
     if request.temperature is not None:
@@ -66,11 +69,13 @@ def _body(fields: Mapping[str, Any], request: ModelRequest, wire: str) -> bytes:
         schema = request.output.json_schema
         wanted = {"type": "json_schema", "name": "answer", "schema": schema, "strict": is_strict(schema)}
         merge_fields(more, {"text": {"format": wanted}})
-    written = {"input": b"[%s]" % request.messages.encoded(_encoder(wire))}
+    written: dict[str, tuple[bytes | bytearray, ...]] = {
+        "input": (b"[", request.messages.encoded(_encoder(takes, wire)), b"]")
+    }
     if request.system:
-        written["instructions"] = text_json(request.system)
+        written["instructions"] = (text_json(request.system),)
     if len(request.tools):
-        written["tools"] = b"[%s]" % request.tools.encoded(_tool)
+        written["tools"] = (b"[", request.tools.encoded(_tool), b"]")
     return body_of(more, **written)
 
 
@@ -88,19 +93,24 @@ def _tool(offered: Offered) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def _encoder(wire: str) -> Encode:
-    """Return the function that encodes messages for this provider. The same function is returned each time, because encoded messages are cached by it."""
-    return partial(_items, wire)
+def _encoder(takes: Takes, wire: str) -> Encode:
+    """Return the function that encodes messages for such a model.
+
+    The same function is returned each time, because encoded messages are cached by it.
+    """
+    return partial(_items, takes, wire)
 
 
-def _items(wire: str, message: Message) -> bytes:
-    """Encode a message as input items, separated by commas. There is at least one."""
+def _items(takes: Takes, wire: str, message: Message) -> bytes:
+    """Convert a message to at least one input item, as JSON separated by commas."""
     if isinstance(message, ToolMessage):
         items: list[Any] = [
             {
                 "type": "function_call_output",
                 "call_id": id_for_wire(each.id, RESPONSES_ID),
-                "output": responses_parts(each.text, each.attachments) if each.attachments else each.text,
+                "output": responses_parts(each.text, each.attachments, takes)
+                if each.attachments
+                else each.text,
             }
             for each in message.results
         ]
@@ -108,7 +118,7 @@ def _items(wire: str, message: Message) -> bytes:
         items = _said(message, wire)
     else:
         attached = message.attachments
-        content = responses_parts(message.text, attached) if attached else message.text
+        content = responses_parts(message.text, attached, takes) if attached else message.text
         items = [{"type": "message", "role": "user", "content": content}]
     return b",".join(map(encode, items))
 

@@ -15,6 +15,8 @@ from handrail.records import CommitUnit, Entry, EntryKind, QuestionRecord
 
 T = TypeVar("T")
 
+REMOTE: EntryKind = "remote work"
+
 
 class _Verb(msgspec.Struct):
     verb: str
@@ -160,6 +162,15 @@ class RunLog:
             return False
         await self._add(kind, str(place), msgspec.msgpack.encode(value))
         return True
+
+    async def note_remote(self, call: Place, id: str) -> None:
+        """Record the id of the work that an attempt at a call has started elsewhere, and wait until it is durable."""
+        if await self.note(REMOTE, call, id):
+            self._found[REMOTE, str(call)] = msgspec.msgpack.encode(id)
+
+    def find_remote(self, call: Place) -> str | None:
+        """Return the id of the work that an attempt at a call has started elsewhere; None if there is none."""
+        return self.find(REMOTE, call, str)
 
     def check_verb(self, place: Place, verb: str) -> None:
         """Raise `Diverged` if the record has a different verb at this place."""

@@ -158,6 +158,10 @@ def _rests(attempt: Attempt, is_around: bool) -> bool:
 def _enters_again(attempt: Attempt) -> bool:
     """Return whether this call can be re-entered. One whose handler has not begun is still waiting for its approval.
 
-    A call that was given a secret can't be re-entered, since the record has a mask in place of the secret.
+    A call whose work goes on elsewhere continues with that work. A call that was given a secret can't be re-entered,
+    since the record has a mask in place of the secret.
     """
-    return not was_given_secret(attempt) and (attempt.token is None or attempt.tool.enters_again)
+    if was_given_secret(attempt):
+        return False
+    is_ready = attempt.token is None or attempt.tool.enters_again
+    return is_ready or attempt.frame.log.find_remote(attempt.place) is not None

@@ -18,7 +18,7 @@ from handrail.events import CallStatus
 from handrail.messages import Usage
 from handrail.records import CommitUnit
 from handrail.replay.marks import has_secret
-from handrail.resources.paths import folder_of
+from handrail.resources.paths import folder_id_of, folder_of
 from handrail.schema import to_json
 from handrail.session.serialization import encode_item
 from handrail.tools import Tool, ToolResult
@@ -126,6 +126,7 @@ def commit_unit(
         diff=diff[:_LONGEST_DIFF],
         charged=charged,
         root=folder_of(frame.world.filesystem),
+        root_id=folder_id_of(frame.world.filesystem),
         decision=attempt.decision,
     )
 

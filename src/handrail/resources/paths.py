@@ -222,3 +222,9 @@ def folder_of(files: object) -> str:
     """Return the folder on disk that is a filesystem's root, or "" if it is not on disk."""
     root: object = getattr(files, "root", None)
     return str(root) if isinstance(root, Path) else ""
+
+
+def folder_id_of(files: object) -> str:
+    """Return the id that a filesystem's folder keeps when it is moved, or "" if it has none."""
+    found: object = getattr(files, "folder_id", "")
+    return found if isinstance(found, str) else ""

@@ -142,11 +142,15 @@ class Scoped:
                     cancelled = error
                 else:
                     errors.append(
-                        ResourceError(closer.name, "closing it was cancelled", "Don't cancel it from inside.")
+                        ResourceError(
+                            closer.name,
+                            "closing it was cancelled",
+                            "Don't cancel the current task while closing it.",
+                        )
                     )
             except SystemExit as error:
                 problem = ResourceError(
-                    closer.name, "closing it raised SystemExit", "Don't exit from inside."
+                    closer.name, "closing it raised SystemExit", "Don't call `sys.exit()` while closing it."
                 )
                 problem.__cause__ = error
                 errors.append(problem)

@@ -39,7 +39,7 @@ from handrail.replay.marks import is_masked
 from handrail.replay.records import read_result
 from handrail.resources.bindings import Binding
 from handrail.resources.line_diff import unified_diff
-from handrail.resources.paths import folder_of
+from handrail.resources.paths import folder_id_of, folder_of
 from handrail.runs.undo import meet
 from handrail.session import Session
 from handrail.session.serialization import decode_item
@@ -167,13 +167,13 @@ async def _changed_since(
     journal: Journal, units: Sequence[CommitUnit], filesystem: Filesystem | None
 ) -> list[str]:
     """Return the places of the files that this run, and every later call, has written in the run's folder."""
-    root = folder_of(filesystem)
-    first = next((unit for unit in units if unit.root == root), None) if root else None
+    folder = folder_of(filesystem), folder_id_of(filesystem)
+    first = next((unit for unit in units if unit.is_in(*folder)), None) if folder[0] else None
     if first is None:
         return []
     since = (first, *await journal.calls.later(first))
     return [
-        place for unit in since if unit.root == root for place in unit.writes if place.startswith("file ")
+        place for unit in since if unit.is_in(*folder) for place in unit.writes if place.startswith("file ")
     ]
 
 

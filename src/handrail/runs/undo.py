@@ -49,7 +49,7 @@ async def undo(
     """Undo a committed call, so that files and state are as if it had never run.
 
     Raises `UndoRefused`, and changes nothing, if a later commit read or wrote the same paths or slices; the error
-    names them. The model is told in the session's next turn. Pass the `session` if this process has it in memory, so
+    names them. The model is told about it in the session's next turn. Pass the `session` if this process has it in memory, so
     that it drops the call immediately; otherwise that happens when the session is next evaluated.
     """
     row = await journal.runs.get(run_id)
@@ -133,7 +133,7 @@ def built_on(unit: CommitUnit, other: CommitUnit) -> list[str]:
     found: list[str] = []
     for place in unit.writes:
         if place.startswith("file "):
-            if unit.root == other.root and any(
+            if other.is_in(unit.root, unit.root_id) and any(
                 meet(place[5:], each[5:]) for each in touched if each.startswith("file ")
             ):
                 found.append(place)

@@ -29,7 +29,7 @@ def run_command_tool(shell: Shell) -> Tool[Any, Any]:
 
     A command's changes to the folder belong to the call and are undone with it. If commands can reach
     more, such as the network or an exposed folder, they can have other effects too. The tool is then irreversible, so
-    that a `CapabilityPolicy` asks before each command, unless it is told otherwise.
+    that a `CapabilityPolicy` asks before each command, unless it is configured otherwise.
     """
 
     @tool(effect="irreversible" if shell.reach else "staged", capabilities={"proc.exec", "fs.write"})

@@ -158,7 +158,7 @@ WRITING: tuple[Tool[Any, Any], ...] = (write_file, edit_file, delete_file, move_
 _TEMPLATE = "Paths are relative to one folder and can't lead out of it."
 _TEMPLATE_WRITING = (
     f"{_TEMPLATE} Read a file before you change it. A call that fails changes nothing. "
-    "You are told when someone else has changed a file. Read it again then."
+    "If someone else has changed a file, you are told so. Then read it again."
 )
 
 

@@ -447,6 +447,7 @@ def _turn_json(each: Turn) -> dict[str, Any]:
         "model": each.model,
         "usage": None if each.usage is None else usage_json(each.usage),
         "cost": format_cost(each.cost),
+        "failed": [{"model": one.model, "error": one.error} for one in each.failed],
         "calls": [_call_json(call) for call in each.calls],
     }
 

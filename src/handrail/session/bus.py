@@ -24,7 +24,7 @@ Listener = Callable[[Any], None]
 log = logging.getLogger("handrail.events")
 
 SLOW = 0.1
-"""Seconds after which a subscriber is said to block."""
+"""Seconds after which a subscriber counts as blocking."""
 _SAME_CLOCK = 1.0
 """Maximum difference in seconds between two clocks that show the same time."""
 
@@ -86,7 +86,7 @@ class Dispatcher:
                 self.subscriber_blocked(listener, event, before, after)
 
     def subscriber_blocked(self, listener: Listener, event: object, before: float, after: float) -> None:
-        """Name a subscriber that took long, and note the time that it took from the event loop of this thread."""
+        """Warn about a slow subscriber, once for each type of event, and record the time that it took from this thread's event loop."""
         loop = _get_running_loop()
         if loop is not None and abs(loop.time() - after) < _SAME_CLOCK:
             timers_of(loop).lost.add(before, after)
@@ -115,7 +115,7 @@ class Dispatcher:
         return found
 
     def _unwrap(self, emitted: Emitted) -> None:
-        """Deliver a tool's event to those who subscribed to its own type, and so don't hear `Emitted`."""
+        """Deliver a tool's event to the subscribers of its own type, which do not receive the `Emitted` around it."""
         event = emitted.event
         with self._lock:
             listeners = [

@@ -125,7 +125,7 @@ class Session:
         self._dispatcher.publish(event)
 
     def record(self, fact: object) -> None:
-        """Log a fact and publish it. This never raises: a reducer's error is logged, and the fact is kept."""
+        """Log a fact and publish it. If a reducer raises, its error is logged, and the fact is kept all the same."""
         kind = type(fact)
         try:
             keep, listeners = self._recorders[kind], self._told[kind]

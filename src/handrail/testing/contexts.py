@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar, cast, overload
 
 from handrail.callbacks import Callback
-from handrail.content import Attachment
+from handrail.content import Attachment, AttachmentSource, attachments_of
 from handrail.context import (
     AgentContext,
     Approval,
@@ -74,6 +74,8 @@ class Recorded:
     wordings: list[Wording] = field(default_factory=list[Wording])
     """The wording that a person would have seen with each question."""
     prompts: list[str] = field(default_factory=list[str])
+    prompt_attachments: list[tuple[Attachment, ...]] = field(default_factory=list[tuple[Attachment, ...]])
+    """The attachments of each prompt in `prompts`."""
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
     workers: list[tuple[str, Any, tuple[Any, ...]]] = field(
         default_factory=list[tuple[str, Any, tuple[Any, ...]]]
@@ -379,12 +381,20 @@ class _Rules:
         return Operation(run, f"wait_for({kind!r})", self._call.home)
 
     def prompt_model(
-        self, prompt: str, schema: Any, *, on_text: Callable[[str], object] | None = None, **options: Any
+        self,
+        prompt: str,
+        schema: Any,
+        *,
+        attachments: Sequence[AttachmentSource] = (),
+        on_text: Callable[[str], object] | None = None,
+        **options: Any,
     ) -> Operation[Any]:
         self._call.home.check()
+        attached = attachments_of(attachments)
 
         async def run() -> Any:
             self._call.recorded.prompts.append(prompt)
+            self._call.recorded.prompt_attachments.append(attached)
             for piece, answer in self._answers.items():
                 if piece in prompt:
                     wanted = Schema[Any](schema)

@@ -119,7 +119,7 @@ def test_a_file_that_is_moved_is_not_copied(folders: Folders):
     commit(inner)
     commit(outer)
     assert (files.root / "d" / "large").stat().st_ino == inode
-    with pytest.raises(FileLimitReached, match="the limit for reading a file is 16777216"):
+    with pytest.raises(FileLimitReached, match="files of at most 16777216 bytes can be read"):
         files.read("d/large")
     assert files.grep("x") == ()
 

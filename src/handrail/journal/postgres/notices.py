@@ -149,7 +149,7 @@ class _Wake:
 
 
 class PostgresQuestions(SqliteQuestions):
-    """Questions in PostgreSQL. A notice wakes those who wait for an answer when another process has recorded it."""
+    """Questions in PostgreSQL. When another process has recorded an answer, a notice wakes the tasks that wait for it."""
 
     notices: Notices
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import logging
 import os
 from collections.abc import Generator, Iterator
@@ -30,7 +29,7 @@ from handrail.records import CallKey
 from handrail.resources.directory.commit import Commit, Manifest, Step, opposites, shown_version
 from handrail.resources.directory.content import version_of
 from handrail.resources.directory.disk import Disk
-from handrail.resources.directory.history import History
+from handrail.resources.directory.history import History, call_digest
 from handrail.resources.directory.jail import Jail, refusal
 from handrail.resources.directory.rename_lock import RenameLock
 from handrail.resources.directory.signature import MANIFEST, is_foreign, read_manifest, sign
@@ -68,7 +67,7 @@ class Area:
         self._process = 0
         self._mine: Path | None = None
         self.root_id = ""
-        """The root's id, once this process has its own folder."""
+        """The root's id, once it is known."""
         self._numbers = count()
         self._not_kept: list[Commit] = []
         self._synced = False
@@ -93,9 +92,12 @@ class Area:
         return History(self.folder / "done", self.disk, self._clock, *self._keep)
 
     def is_own(self) -> bool:
-        """Return whether the staging folder exists and belongs to this root."""
+        """Return whether the staging folder exists and belongs to this root. If so, the root's id is known."""
         found = read_identity(self.folder)
-        return found is not None and belongs(found, self.folder, status_of(self.jail.fd))
+        if found is None or not belongs(found, self.folder, status_of(self.jail.fd)):
+            return False
+        self.root_id = found.id
+        return True
 
     @property
     def mine(self) -> Path:
@@ -358,9 +360,13 @@ class Area:
         waiting, self._not_kept = [*self._not_kept, commit], []
         for each in waiting:
             try:
-                each.folder = self.history.add(each.folder, _short(each.manifest.key), self._aside)
+                each.folder = self.history.add(each.folder, call_digest(each.manifest.key), self._aside)
             except OSError as error:
-                log.warning("what %r displaced can't be undone for now: %s", each.manifest.call_id, error)
+                log.warning(
+                    "the call %r can't be undone for now, because what it displaced could not be kept: %s",
+                    each.manifest.call_id,
+                    error,
+                )
                 if each.folder.exists():
                     self._not_kept.append(each)
 
@@ -397,7 +403,7 @@ class Area:
         return found
 
     def _find(self, key: CallKey) -> Commit | None:
-        for kept in self.history.find(_short(key)) if self.is_own() else ():
+        for kept in self.history.find(call_digest(key)) if self.is_own() else ():
             folder = self.history.path(kept)
             manifest = read_manifest(folder)
             if manifest is not None and _is_of(manifest.key, key):
@@ -407,7 +413,7 @@ class Area:
     def why_not_kept(self, key: CallKey) -> str:
         """Explain why there is no kept commit of a call."""
         history = self.history
-        if any(kept.is_dropped for kept in history.find(_short(key))):
+        if any(kept.is_dropped for kept in history.find(call_digest(key))):
             return (
                 f"what it replaced was too large to keep, because at most {history.keep_bytes} bytes are kept"
             )
@@ -488,8 +494,3 @@ def case_insensitive(root: Path) -> DefinitionError:
 
 def _is_of(found: CallKey, wanted: CallKey) -> bool:
     return found == (wanted if wanted.place else msgspec.structs.replace(wanted, place=found.place))
-
-
-def _short(key: CallKey) -> str:
-    text = "\0".join((key.journal, key.run_id, key.call_id))
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

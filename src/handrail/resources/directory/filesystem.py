@@ -87,6 +87,12 @@ class DirectoryFilesystem(Linked):
         return self._ground.jail.root
 
     @property
+    def folder_id(self) -> str:
+        """The id that the folder keeps when it is moved; "" until something has been written to it."""
+        area = self._ground.area
+        return area.root_id if area.root_id or area.is_own() else ""
+
+    @property
     def staging(self) -> Path:
         """The folder where pending changes are kept. The first write creates it."""
         return self._ground.area.folder

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from handrail.clock import Clock
+from handrail.records import CallKey
 from handrail.resources.directory.disk import Disk
 
 _DROPPED = "dropped"
@@ -30,7 +32,7 @@ class Kept(msgspec.Struct, frozen=True):
 
     name: str
     call: str
-    """A digest of the call's key."""
+    """The digest of the call's key (see `call_digest`)."""
     own: int = 0
     """Bytes of the files that exist nowhere else."""
     shared: int = 0
@@ -147,6 +149,12 @@ class History:
         with contextlib.suppress(FileNotFoundError):  # a different process has claimed it
             self._disk.retire(self.path(kept), gone)
             self._disk.forget(gone)
+
+
+def call_digest(key: CallKey) -> str:
+    """Return the digest of a call's key under which its commits are kept."""
+    text = "\0".join((key.journal, key.run_id, key.call_id))
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def _parse(name: str) -> Kept | None:

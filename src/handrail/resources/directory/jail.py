@@ -284,7 +284,7 @@ class Jail:
         return ""
 
     def read(self, path: str, version: int, limit: int) -> bytes:
-        """Read a file. Raises `Conflict` if it no longer has this version."""
+        """Read a file. Raises `Conflict` if it no longer has this version, and `FileLimitReached` above `limit` bytes."""
         if RESERVED in path and reserved_in(path):
             raise Conflict([path])
         try:
@@ -300,14 +300,17 @@ class Jail:
 
 
 def read_open(fd: int, path: str, version: int, limit: int) -> bytes:
-    """Read an open file. Raises `Conflict` unless it has this version both before and after the read."""
+    """Read an open file. Raises `Conflict` unless it has this version both before and after the read.
+
+    Raises `FileLimitReached` if it has more than `limit` bytes, and `FileError` if it is not a regular file.
+    """
     found = os.fstat(fd)
     if version_of(found) != version:
         raise Conflict([path])
     if not stat.S_ISREG(found.st_mode):
         raise FileError(path, NOT_REGULAR)
     if found.st_size > limit:
-        problem = f"it has {found.st_size} bytes, and the limit for reading a file is {limit}. Read only a part of it by other means"
+        problem = f"it has {found.st_size} bytes, and files of at most {limit} bytes can be read. Choose a smaller file"
         raise FileLimitReached(path, problem)
     parts: list[bytes] = []
     left = found.st_size

@@ -248,7 +248,9 @@ class Execution:
         if reply.failed:
             raise self._problem(reply)
         if reply.status is None:
-            raise ShellError(shown(self.argv), "its sandbox process died, so the command was ended")
+            raise ShellError(
+                shown(self.argv), "its sandbox process died, so the command was ended. Try again"
+            )
         text, omitted = outcome.output.read()
         code = os.waitstatus_to_exitcode(reply.status)
         return CommandResult(
@@ -284,7 +286,7 @@ class Execution:
                 return CommandMissing(command, program, f"{program!r} can't be executed: {reply.detail}")
         if reply.failed == "folder":
             if reply.error == errno.ENOENT:
-                return FileMissing(cwd, "there is no such folder to run in")
+                return FileMissing(cwd, "there is no such folder to run in. Choose one that exists")
             if reply.error == errno.EPERM:
                 return PathRefused(cwd, "it leads out of the folder. Name a folder inside it")
             return FileError(cwd, f"no command can run in it: {reply.detail}")
@@ -357,7 +359,7 @@ def _check_layers(layers: Layers) -> None:
         raise CommandRefused("", f"commands can't run on {root!r}. Use a project's folder")
     for folder in (*layers.lowers, layers.upper, layers.work):
         if not folder.is_dir():
-            raise FileMissing(str(folder), "there is no such folder")
+            raise FileMissing(str(folder), "this folder of the layers does not exist. Create it first")
 
 
 async def run_execution(execution: Execution) -> CommandResult:

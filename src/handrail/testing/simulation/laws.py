@@ -343,7 +343,7 @@ def a_run_has_one_owner(trial: Trial) -> Iterator[str]:
         if after[0][what] != last[what]:
             yield f"the process that was overtaken changed what is {what}: {_changed(after[0][what], last[what])}"
     if not seen.of("over", 0):
-        yield "the process that was overtaken did not come to an end"
+        yield "the process that was overtaken did not end"
 
 
 def the_journal_verifies(trial: Trial) -> Iterator[str]:

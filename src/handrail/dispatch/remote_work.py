@@ -1,0 +1,44 @@
+"""Work that a call has started elsewhere, such as a task on an MCP server.
+
+The id of the work is recorded with the call. If the process ends, the resumed call continues with the same work, even if the
+call is irreversible, instead of starting it again.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+from handrail.context import ToolContext
+from handrail.dispatch import questions
+from handrail.dispatch.attempt import Attempt
+
+
+def _attempt_of(context: ToolContext) -> Attempt | None:
+    """Return the attempt behind a context; None if the context was made for a test."""
+    source: object = context._source  # pyright: ignore[reportPrivateUsage]  # the gate's own attempt
+    return source if isinstance(source, Attempt) else None
+
+
+def find_started(context: ToolContext) -> str | None:
+    """Return the id of the work that this call has started, perhaps in an earlier process; None if there is none."""
+    attempt = _attempt_of(context)
+    return None if attempt is None else attempt.frame.log.find_remote(attempt.place)
+
+
+async def note_started(context: ToolContext, id: str) -> None:
+    """Record the id of the work that this call has started, and wait until it is durable."""
+    attempt = _attempt_of(context)
+    if attempt is not None:
+        await attempt.frame.log.note_remote(attempt.place, id)
+
+
+def is_left(context: ToolContext) -> bool:
+    """Return whether the call ends only in this process: its run is parked or was taken over, so the work goes on."""
+    attempt = _attempt_of(context)
+    return attempt is not None and attempt.frame.log.closed
+
+
+def paused_timeouts(context: ToolContext) -> AbstractContextManager[None]:
+    """Pause the timeouts of the call and its outer calls while the work goes on. The deadlines of runs do not pause."""
+    attempt = _attempt_of(context)
+    return nullcontext() if attempt is None else questions.paused_timeouts(attempt)

@@ -1,0 +1,207 @@
+"""Tasks of an MCP server (SEP-2663), as its client sees them.
+
+A server that supports tasks may answer a call with the id of a task. The client then requests the state of the task
+until it is over, answers its questions, and cancels it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Literal, NoReturn
+
+import mcp_types as wire
+from mcp.client.extension import ClientExtension, ResultClaim
+from pydantic import TypeAdapter, ValidationError
+
+from handrail.cancellation import shielded
+from handrail.context import ToolContext
+from handrail.dispatch.remote_work import is_left, paused_timeouts
+from handrail.mcp.connection import FIRST_WAIT, LONGEST_WAIT, Connection, ServerLost, ServerUnavailable
+from handrail.mcp.secrets import Secrets
+from handrail.mcp.tasks import EXTENSION, TaskParams, UpdateParams
+from mcp import Client, MCPError
+
+MAX_LOST = 8
+"""How many requests for the state of a task may fail in a row, because the server can't be reached."""
+SHORTEST_POLL, LONGEST_POLL = 0.02, 60.0
+"""Limits of the seconds between two requests for the state of a task. The server suggests a time."""
+REQUEST_SECONDS = 60.0
+"""Seconds that a server has to answer a request about a task."""
+MAX_ASKED = 20
+"""How many times a task may require input."""
+CANCEL_SECONDS = 5.0
+"""Seconds that a server has to take the cancellation of a task."""
+_POLL_MS = 1000
+
+Answer = Callable[[ToolContext, Any], Awaitable[Any]]
+"""Answers one request for input."""
+
+
+class CreatedTask(wire.Result):
+    """A server's answer to a call that has become a task."""
+
+    result_type: Literal["task"] = "task"
+    task_id: str
+    poll_interval_ms: float | None = None
+
+
+class TaskState(wire.Result):
+    """The state of a task."""
+
+    status: Literal["working", "input_required", "completed", "failed", "cancelled"]
+    status_message: str | None = None
+    poll_interval_ms: float | None = None
+    input_requests: dict[str, Any] | None = None
+    result: dict[str, Any] | None = None
+    error: wire.ErrorData | None = None
+
+
+class _Get(wire.Request[TaskParams, Literal["tasks/get"]]):
+    method: Literal["tasks/get"] = "tasks/get"
+    name_param = "taskId"
+
+
+class _Update(wire.Request[UpdateParams, Literal["tasks/update"]]):
+    method: Literal["tasks/update"] = "tasks/update"
+    name_param = "taskId"
+
+
+class _Cancel(wire.Request[TaskParams, Literal["tasks/cancel"]]):
+    method: Literal["tasks/cancel"] = "tasks/cancel"
+    name_param = "taskId"
+
+
+_INPUT: TypeAdapter[Any] = TypeAdapter(wire.InputRequest)
+
+
+class TaskSupport(ClientExtension):
+    """Declares the extension, so that a server may answer a call with a task."""
+
+    identifier = EXTENSION
+
+    def claims(self) -> Sequence[ResultClaim[Any]]:
+        return (ResultClaim(result_type="task", model=CreatedTask, resolve=_unresolved),)
+
+
+async def _unresolved(created: CreatedTask, context: Any) -> NoReturn:
+    raise NotImplementedError("the caller follows the task")
+
+
+class RemoteTask:
+    """A task of a server, followed by the call that started it."""
+
+    def __init__(self, id: str, connection: Connection, secrets: Secrets, answer: Answer) -> None:
+        self._id = id
+        self._connection = connection
+        self._secrets = secrets
+        self._answer = answer
+        self._answered: dict[str, Any] = {}
+        """The requests for input that were answered, by key. A request that has changed is answered again."""
+        self._unsent: dict[str, Any] = {}
+        """The answers that the server has not taken yet, by key."""
+        self._asked = 0
+        self._said = ""
+
+    async def follow(self, context: ToolContext) -> wire.CallToolResult:
+        """Wait until the task is over, and return its result. The timeouts of the call do not count meanwhile.
+
+        Its status messages become the call's progress, and its requests for input are answered. If the call is
+        cancelled, or its input can't be given, the task is cancelled too, unless the run goes on later or in a different
+        process. Raises `ServerLost` if the server can't be reached any more, and `MCPError` if the task failed or the
+        server does not know it.
+        """
+        with paused_timeouts(context):
+            while True:
+                try:
+                    state = await self._state()
+                    if state.status in ("completed", "failed", "cancelled"):
+                        break
+                    await self._report(state.status_message or "", context)
+                    if not await self._answer_all(state.input_requests or {}, context):
+                        await asyncio.sleep(_seconds(state.poll_interval_ms))
+                except (asyncio.CancelledError, MCPError):
+                    if not is_left(context):
+                        await shielded(self._cancel())
+                    raise
+        return self._result_of(state)
+
+    async def _state(self) -> TaskState:
+        """Request the state. A server that can't be reached is asked again, with growing waits."""
+        lost = 0
+        while True:
+            try:
+                return await self._send(_Get(params=TaskParams(task_id=self._id)), TaskState)
+            except (ServerLost, ServerUnavailable, TimeoutError) as error:
+                if lost == MAX_LOST:
+                    raise ServerLost(str(error) or "it does not answer") from None
+                await asyncio.sleep(min(FIRST_WAIT * 2**lost, LONGEST_WAIT))
+                lost += 1
+
+    async def _send(self, request: Any, kind: Any) -> Any:
+        async def send(client: Client) -> Any:
+            return await client.session.send_request(request, kind)
+
+        async with asyncio.timeout(REQUEST_SECONDS):
+            return await self._connection.request(send)
+
+    async def _report(self, message: str, context: ToolContext) -> None:
+        if message and message != self._said:
+            self._said = message
+            await context.report_progress(self._secrets.hide(message))
+
+    async def _answer_all(self, asked: Mapping[str, Any], context: ToolContext) -> bool:
+        """Answer the requests for input that are new. Returns whether the server has taken new answers.
+
+        Answers that did not reach the server are sent again with the next ones, and nobody is asked again for them.
+        """
+        for key, each in asked.items():
+            if self._answered.get(key) != each:
+                self._asked += 1
+                if self._asked > MAX_ASKED:
+                    raise MCPError(
+                        wire.INTERNAL_ERROR, f"it asked more than {MAX_ASKED} times within one task"
+                    )
+                answer = await self._answer(context, _input_of(each))
+                self._unsent[key] = answer.model_dump(by_alias=True, mode="json", exclude_none=True)
+                self._answered[key] = each
+        responses = {key: each for key, each in self._unsent.items() if key in asked}
+        if not responses:
+            return False
+        try:
+            given = UpdateParams(task_id=self._id, input_responses=responses)
+            await self._send(_Update(params=given), wire.EmptyResult)
+        except (ServerLost, ServerUnavailable, TimeoutError):
+            return False
+        self._unsent.clear()
+        return True
+
+    def _result_of(self, state: TaskState) -> wire.CallToolResult:
+        """Return the result of a task that is over. Raises `MCPError` if it has none."""
+        if state.status == "completed":
+            try:
+                return wire.CallToolResult.model_validate(state.result or {}, by_name=False)
+            except ValidationError:
+                raise MCPError(wire.INTERNAL_ERROR, "the result of its task is not valid MCP") from None
+        why = f"the task was {state.status}" if state.error is None else state.error.message
+        raise MCPError(wire.INTERNAL_ERROR, self._secrets.hide(why))
+
+    async def _cancel(self) -> None:
+        with contextlib.suppress(ServerLost, ServerUnavailable, MCPError, ValidationError, TimeoutError):
+            async with asyncio.timeout(CANCEL_SECONDS):
+                await self._send(_Cancel(params=TaskParams(task_id=self._id)), wire.EmptyResult)
+
+
+def _seconds(milliseconds: float | None) -> float:
+    """Return the time until the next request, within limits."""
+    suggested = _POLL_MS if milliseconds is None else milliseconds
+    return min(max(suggested / 1000, SHORTEST_POLL), LONGEST_POLL)
+
+
+def _input_of(request: Any) -> Any:
+    """Return a request for input. Raises `MCPError` if it is invalid."""
+    try:
+        return _INPUT.validate_python(request, by_name=False)
+    except ValidationError:
+        raise MCPError(wire.INVALID_PARAMS, "its request for input is not valid MCP") from None
