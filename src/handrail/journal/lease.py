@@ -80,7 +80,7 @@ class Leases(Protocol):
     seconds: float
     """How long a lease lasts without being renewed, in seconds."""
     free: str
-    """An SQL condition that is true for every run that may be free now. `?1` is the time."""
+    """An SQL condition that is true for every run that may be free now. `:now` is the time."""
 
     def until(self, connection: Connection, now: float) -> float:
         """Begin or renew this process's lease, and return when it ends, as a run's row records it."""
