@@ -7,6 +7,7 @@ new ones. The servers (see servers.py) start when a test first needs one.
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import os
 import sys
@@ -94,6 +95,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the slowest tests first."""
     items[:] = arranged(items)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the ten thousand tests and their modules from garbage collection, which would look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

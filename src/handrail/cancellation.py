@@ -15,7 +15,7 @@ import logging
 import math
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
-from contextvars import Context, copy_context
+from contextvars import Context, ContextVar, copy_context
 from types import coroutine
 from typing import Any, TypeVar, cast
 
@@ -329,7 +329,7 @@ def _drive(steps: Generator[Any, Any, None], waiting: Any, context: Context) -> 
         try:
             yield waiting
         except GeneratorExit:
-            context.run(steps.close)
+            context.run(_close, steps)
             raise
         except BaseException as error:
             thrown = error
@@ -340,6 +340,22 @@ def _drive(steps: Generator[Any, Any, None], waiting: Any, context: Context) -> 
                 waiting = context.run(_deliver, steps, thrown, task, counted)
         finally:
             thrown = None  # its traceback refers to this frame
+
+
+_is_closing: ContextVar[bool] = ContextVar("handrail_is_closing", default=False)
+
+
+def is_closing() -> bool:
+    """Return whether the isolated work in this context is being closed, so that it can't await anything any more.
+
+    If not, a `GeneratorExit` is an error like any other, which user code has raised.
+    """
+    return _is_closing.get()
+
+
+def _close(steps: Generator[Any, Any, None]) -> None:
+    _is_closing.set(True)
+    steps.close()
 
 
 def _deliver(steps: Generator[Any, Any, None], error: Any, task: asyncio.Task[Any], counted: int) -> Any:

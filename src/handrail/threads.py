@@ -78,10 +78,10 @@ class _Job:
         error: BaseException | None = None
         try:
             value = self.context.run(self.function)
-        except StopIteration as stop:
-            # A future can't carry `StopIteration`. It becomes a `RuntimeError`, as in an async function.
-            error = RuntimeError("the function raised StopIteration")
-            error.__cause__ = stop
+        except (StopIteration, GeneratorExit) as raised:
+            # A future can't carry `StopIteration`, and `GeneratorExit` from one would close the coroutine that awaits it.
+            error = RuntimeError(f"the function raised {type(raised).__name__}")
+            error.__cause__ = raised
         except BaseException as raised:
             error = raised
         try:

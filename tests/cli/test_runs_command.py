@@ -19,15 +19,23 @@ from handrail.question import Answer, Question
 from handrail.resources.directory import DirectoryFilesystem
 from support.recorded import Recorder, call
 
-APP = """
+APP = '''
 from support.recorded import TOOLS
-from handrail import Prompt, ToolCall
+from handrail import CapabilityPolicy, Prompt, ToolCall, ToolContext, tool
 from handrail.models.scripted import ScriptedModel
 
 prompt = Prompt("work", "Do what is asked.", tools=TOOLS)
+
+@tool(effect="staged", capabilities={"fs.write"})
+async def draft(path: str, text: str, context: ToolContext) -> str:
+    """Write a file."""
+    context.filesystem.write(path, text)
+    return f"wrote {path}"
+
+careful = Prompt("work", "Do what is asked.", tools=[draft], policies=[CapabilityPolicy({"fs.write": "ask"})])
 model = ScriptedModel(["the end"])
 writer = ScriptedModel([ToolCall("write", {"path": ".envrc", "text": "new"}), "the end"])
-"""
+'''
 
 
 class Line:
@@ -46,15 +54,15 @@ class Line:
         assert (said["ok"], said["exit_code"]) == (code == 0, code)
         return said
 
-    def record(self, run_id: str, *script: Any, **options: Any) -> list[str]:
+    def record(self, run_id: str, *script: Any, app: str = "the_app:prompt", **options: Any) -> list[str]:
         """Record a run of the app in this folder, and return the ids of its calls."""
         from handrail.adapter.apps import prompt_of
 
         async def main() -> list[str]:
             recorder = Recorder(self.base)
-            prompt: Prompt[Any] = prompt_of("", "the_app:prompt")
+            prompt: Prompt[Any] = prompt_of("", app)
             with contextlib.suppress(RunParked):
-                await recorder.run(run_id, *script, prompt=prompt, app="the_app:prompt", **options)
+                await recorder.run(run_id, *script, prompt=prompt, app=app, **options)
             ids = await recorder.ids(run_id)
             recorder.close()
             return ids
@@ -122,6 +130,26 @@ def test_answer_and_resume(line: Line):
     said = line("resume", "tea", "--model", "the_app:model")
     assert "The code has changed since the run began." in said
     assert "the end" in said
+
+
+def test_a_call_that_was_not_approved(line: Line):
+    """`show` prints the diff of a call that waits for approval. A denied call ends `resume` with exit code 3, also in JSON."""
+    script = call("draft", path="a.md", text="".join(f"line {n}\n" for n in range(40)))
+    line.record("tea", script, app="the_app:careful")
+    shown = line("show", "tea")
+    assert "│ +line 20" in shown
+    assert "more lines, --full shows all" in shown
+    assert "│ +line 39" not in shown
+    assert "│ +line 39" in line("show", "tea", "--full")
+    (waiting,) = line.json("show", "tea")["waiting"]
+    line("answer", "tea", "--deny", "--digest", waiting["digest"])
+    said = line("resume", "tea", "--model", "the_app:model", code=3)
+    assert "Not approved, so it did not run: draft." in said
+    sys.modules.pop("the_app", None)  # its model has no more answers
+    line.record("milk", script, app="the_app:careful")
+    (waiting,) = line.json("show", "milk")["waiting"]
+    line("answer", "milk", "--deny", "--digest", waiting["digest"])
+    assert line.json("resume", "milk", "--model", "the_app:model", code=3)["not_approved"] == ["draft"]
 
 
 def answer_and_resume(line: Line, run_id: str, *more: str) -> bool:

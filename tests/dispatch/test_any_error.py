@@ -127,6 +127,7 @@ EXITS: list[Callable[[], BaseException]] = [
     lambda: SystemExit(3),
     lambda: BaseException("odd"),
     lambda: PromptEvaluationError("this run's model is gone"),
+    GeneratorExit,
 ]
 
 
@@ -342,6 +343,39 @@ def test_closing_a_call_that_is_being_undone_ends_it_once() -> None:
         call.close()
         (ended,) = [event for event in rig.of(ToolInvoked) if event.tool == "trip"]
         assert "Could not be undone: book." in ended.result.message
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("kind", ["at once", "later", "in a thread"])
+def test_a_handler_that_raises_generator_exit_fails_like_any_other(kind: str) -> None:
+    """`GeneratorExit` that nobody's closing has raised fails the call. Its compensations run, and the run goes on."""
+
+    async def main() -> None:
+        undone: list[str] = []
+        book, _ = booking([None, None], undone)
+
+        @tool(effect="pure")
+        def in_thread() -> None:
+            """Fail."""
+            raise GeneratorExit
+
+        @tool(effect="irreversible")
+        async def trip(context: ToolContext) -> None:
+            """Book, then fail."""
+            await context.call("book", what="0")
+            if kind == "later":
+                await asyncio.sleep(1)
+            raise GeneratorExit
+
+        rig = Rig([book, trip, in_thread])
+        if kind == "in a thread":
+            result = await rig.call("in_thread")
+        else:
+            result = await rig.call("trip")
+            assert undone == ["0"]
+        assert "GeneratorExit" in result.message
+        rig.assert_paired()
 
     run_virtual(main)
 

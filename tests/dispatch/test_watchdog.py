@@ -66,7 +66,7 @@ def test_a_handler_that_beats_may_take_as_long_as_it_likes() -> None:
 def test_a_handler_that_stops_beating_is_cancelled(body: Body, after: int) -> None:
     result, status, seconds = run(body)
     assert (status, round(seconds)) == ("timed out", after)
-    assert result.message.startswith("work was stopped: it promised to give a sign of life every 30 seconds")
+    assert result.message.startswith("work was stopped: it promised a heartbeat every 30 seconds")
 
 
 def test_the_timeout_still_applies_to_a_handler_that_beats() -> None:

@@ -10,6 +10,20 @@ from handrail.events import ToolInvoked
 from handrail.session import Session
 
 
+async def close_when(waiting: asyncio.Event, running: Any) -> None:
+    """Drive a run by hand until the event is set, and close its coroutine."""
+    steps = running.__await__()
+    while not waiting.is_set():
+        pause = next(steps)
+        if pause is None:
+            await asyncio.sleep(0)
+        else:
+            pause._asyncio_future_blocking = False
+            if not waiting.is_set():
+                await asyncio.wait({pause})
+    steps.close()
+
+
 async def test_a_call_that_was_closed_is_compensated_when_its_run_is_resumed() -> None:
     """The compensation of a call whose coroutine was closed runs when the run is resumed, and then the run continues."""
     undone: list[Any] = []
@@ -27,20 +41,53 @@ async def test_a_call_that_was_closed_is_compensated_when_its_run_is_resumed() -
     journal, session = MemoryJournal(), Session()
     model = ScriptedModel([ToolCall("book"), "It was undone."])
     adapter, prompt = Adapter(model, journal=journal), Prompt("p", "Book.", tools=[book])
-    running = adapter.evaluate(prompt, "go", run_id="run", session=session)
-    steps = running.__await__()
-    while not waiting.is_set():  # drives the run by hand, so that it can be closed
-        pause = next(steps)
-        if pause is None:
-            await asyncio.sleep(0)
-        else:
-            pause._asyncio_future_blocking = False
-            if not waiting.is_set():
-                await asyncio.wait({pause})
-    steps.close()
+    await close_when(waiting, adapter.evaluate(prompt, "go", run_id="run", session=session))
     (ended,) = session[ToolInvoked].all()
     assert ended.status == "cancelled"
     assert not undone
     response = await adapter.resume("run", prompt)
     assert response.text == "It was undone."
     assert len(undone) == 1
+
+
+async def test_what_a_closed_call_had_done_inside_is_compensated_with_it() -> None:
+    """The finished inner calls of a compensable call are undone with it when the run is resumed, last first and once."""
+    undone: list[Any] = []
+
+    async def take_back(params: Any, value: Any, *, context: ToolContext) -> None:
+        undone.append(value)
+        if value == "c" and undone.count("c") == 1:
+            raise ValueError("the hotel is closed")
+
+    @tool(effect="compensable", compensate=take_back)
+    async def book(what: str) -> str:
+        """Book."""
+        return what
+
+    @tool(effect="compensable", compensate=take_back)
+    async def both(context: ToolContext) -> str:
+        """Book twice."""
+        await context.call("book", what="a")
+        await context.call("book", what="b")
+        return "both"
+
+    @tool(effect="compensable", compensate=take_back)
+    async def trip(context: ToolContext) -> None:
+        """Book three times, and wait."""
+        await context.call("both")
+        await context.call("book", what="c")
+        waiting.set()
+        await asyncio.Event().wait()
+
+    waiting = asyncio.Event()
+    journal, model = MemoryJournal(), ScriptedModel([ToolCall("trip"), "It was undone."])
+    adapter, prompt = Adapter(model, journal=journal), Prompt("p", "Book.", tools=[book, both, trip])
+    await close_when(waiting, adapter.evaluate(prompt, "go", run_id="run"))
+    assert not undone
+    response = await adapter.resume("run", prompt)
+    assert undone == [None, "c", "both", "b", "a"]
+    (ended,) = [each for each in response.session[ToolInvoked].all() if each.tool == "trip"]
+    assert "anything it may have done was undone" in ended.result.message
+    assert ended.result.message.endswith(
+        "It had done: book (compensating it failed: ValueError: the hotel is closed)."
+    )

@@ -36,7 +36,7 @@ def prompt_of(run_id: str, app: str) -> Prompt[Any]:
         raise RunError(
             run_id,
             "it began without a reference to its prompt" if not app else f"its prompt is in {app!r}",
-            "Pass the prompt: resume(run_id, prompt).",
+            "Pass the prompt: resume(run_id, prompt), or --app module:name on the command line.",
         )
     try:
         found: Any = getattr(import_app(module), name, None)
@@ -48,5 +48,9 @@ def prompt_of(run_id: str, app: str) -> Prompt[Any]:
         ) from error
     prompt: object = getattr(found, "prompt", found)  # the prompt itself, or an agent that has one
     if not isinstance(prompt, Prompt):
-        raise RunError(run_id, f"there is no Prompt at {app!r}", "Pass the prompt: resume(run_id, prompt).")
+        raise RunError(
+            run_id,
+            f"there is no Prompt at {app!r}",
+            "Pass the prompt: resume(run_id, prompt), or --app module:name on the command line.",
+        )
     return cast("Prompt[Any]", prompt)

@@ -88,9 +88,7 @@ def _words(undone: Mapping[str, UndoneCall]) -> str:
             continue
         places = f" These were restored: {', '.join(call.places)}." if call.places else ""
         stands = f" Could not be undone: {', '.join(call.stands)}." if call.stands else ""
-        lines.append(
-            f"The call {call.tool} ({call_id}) was undone after you were told its result.{places}{stands}"
-        )
+        lines.append(f"The call {call.tool} ({call_id}) was undone after you got its result.{places}{stands}")
     return "\n".join([*lines, "Check the current state before you rely on it."])
 
 

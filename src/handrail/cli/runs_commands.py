@@ -158,12 +158,15 @@ async def resume(
                 response = await adapter.resume(recorded.id, program.prompt, journal=journal, **given)
     except RunParked as parked:
         return _parked_report(recorded, program, parked)
-    code, note = classify_stop(response.stop_reason, [])
+    tree = await runs.show(journal, recorded.id)
+    denied = [call.tool for call in tree.calls if call.was_not_approved]
+    code, note = classify_stop(response.stop_reason, denied)
     data = {
         "run_id": recorded.id,
         "status": "done",
         "text": response.text,
         "stop_reason": response.stop_reason,
+        "not_approved": denied,
         "code_changed": program.changed,
     }
     ending = [note] if note else []

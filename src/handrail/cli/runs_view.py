@@ -17,7 +17,8 @@ from rich.tree import Tree
 
 from handrail.cli.activity import format_money, format_spending
 from handrail.cli.screens import make_console
-from handrail.environment.text import format_rows, is_terminal
+from handrail.environment.form import DIFF_LINES, diff_lines
+from handrail.environment.text import Styler, format_rows, is_terminal
 from handrail.events import ApprovalRemembered
 from handrail.question import Question
 from handrail.records import QuestionRecord, RunRow, Verification, WorkerRow
@@ -237,6 +238,10 @@ def question_text(question: Question, full: bool = False) -> Text:
     text.append(f"  {escape(question.id)}", "dim")
     width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 240
     for line in format_rows(question.rows, width - 4, whole=full, more="--full shows all"):
+        text.append(f"\n{line}", "default")
+    for line in diff_lines(
+        question, Styler(False), width, None if full else DIFF_LINES, more="--full shows all"
+    ):
         text.append(f"\n{line}", "default")
     text.append(f"\n  digest {question.digest[:16]}", "dim")
     return text

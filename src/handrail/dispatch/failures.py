@@ -143,7 +143,7 @@ def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> 
         case WentSilent():
             return Failure(
                 "timed out",
-                f"{name} was stopped: it promised to give a sign of life every {error} seconds and gave none.",
+                f"{name} was stopped: it promised a heartbeat every {error} seconds and sent none.",
             )
         case TimedOut():
             return Failure(
@@ -196,7 +196,7 @@ def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> 
         case VisibilityExpansionRequired():
             sections = ", ".join(error.sections)
             return Failure("error", f"{name} failed: a run inside it needs {sections} to be opened.")
-        case Exception():
+        case Exception() | GeneratorExit():  # a coroutine that is closed does not get here
             return Failure("error", f"{name} failed: {in_short(error)}")
         case _:
             return Failure("error", f"{name} was stopped by {type(error).__name__}.", error)

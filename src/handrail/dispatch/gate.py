@@ -21,7 +21,7 @@ from weakref import ref
 
 import msgspec
 
-from handrail.cancellation import CancelScope, begin_isolated, open_scope, shielded
+from handrail.cancellation import CancelScope, begin_isolated, is_closing, open_scope, shielded
 from handrail.context import Approval, ToolContext
 from handrail.dispatch.approvals import ask_approval, diff_of, runs_first, why_ask
 from handrail.dispatch.attempt import Attempt
@@ -60,7 +60,6 @@ from handrail.dispatch.tickets import take_up_tickets
 from handrail.dispatch.transaction import Transaction, commit_lock_of, key_of, new_transaction
 from handrail.errors import Conflict, RunBusy, TransientError
 from handrail.events import CallStatus, ToolInvoked, ToolStarted
-from handrail.limits import Reservation
 from handrail.operation import Operation
 from handrail.protocols import RenderedPromptView
 from handrail.raised_errors import forget_frames, log_error, without_frames
@@ -91,8 +90,6 @@ class Passage(msgspec.Struct, eq=False):
     attempt: Attempt
     """The newest attempt."""
     approved: Approval | None = None
-    reservation: Reservation | None = None
-    """The budget that is reserved for the call; None if nothing is reserved."""
     reruns: int = 0
     left: tuple[str, ...] = ()
     """Effects of earlier attempts that could not be undone."""
@@ -213,10 +210,10 @@ class Gate:
                 except (TransientError, BaseExceptionGroup) as error:
                     await wait_to_retry(attempt, error, scope)
                 attempt = await self._again(passage, scope)
-        except GeneratorExit as error:
-            self._abandon(passage, error)
-            raise
         except BaseException as error:
+            if isinstance(error, GeneratorExit) and is_closing():
+                self._abandon(passage, error)
+                raise
             ending = await self._roll_back(passage, error, scope)  # 9, failure
             attempt = passage.attempt
         del frame.live[attempt]
@@ -260,14 +257,15 @@ class Gate:
     # 5
 
     def _check_limits(self, passage: Passage) -> None:
-        frame, call = self.frame, passage.call
+        frame, call, attempt = self.frame, passage.call, passage.attempt
         if call.kind.undoes:
             return  # compensations and probes run even if the run was cancelled or its deadline has passed
         frame.cancellation.check()
         if frame.deadline is not None:
             frame.deadline.check(f"{call.name} could run")
-        if frame.budget is not None and passage.reservation is None and not call.kind.is_part:
-            passage.reservation = frame.budget.reserve(tool_calls=1)
+        if frame.budget is not None and not attempt.charged and not call.kind.is_part:
+            frame.budget.reserve(tool_calls=1).settle()
+            attempt.charged = True
 
     # 8
 
@@ -355,8 +353,7 @@ class Gate:
             if self._must_run_again(passage, transaction):
                 return False
             transaction.prepare()
-            charged = passage.reservation is not None
-            if (waiting := commit_recorded(journal, attempt, result, charged)) is not None:
+            if (waiting := commit_recorded(journal, attempt, result)) is not None:
                 await shielded(waiting)
         passage.recorded = True
         transaction.publish()
@@ -397,10 +394,10 @@ class Gate:
         undone: tuple[str, ...] = ()
         try:
             undone = await undo(attempt, failure.result.message)
-        except GeneratorExit as closing:
-            self._abandon(passage, closing)
-            raise
-        except Exception:  # the call must end properly, whatever happens here
+        except (Exception, GeneratorExit) as problem:  # the call must end properly, whatever happens here
+            if isinstance(problem, GeneratorExit) and is_closing():
+                self._abandon(passage, problem)
+                raise
             log.exception("undoing %s failed", name)
         passage.result = failure.told(tuple(dict.fromkeys((*passage.left, *undone))))
         return None if passage.call.kind.is_auxiliary else failure.reraise
@@ -450,11 +447,12 @@ class Gate:
         try:
             await close_resources(passage.attempt)
             if self.frame.log.is_kept and not passage.recorded and passage.result is not None:
-                charged = passage.reservation is not None
-                passage.recorded = await record_end(passage.attempt, passage.result, passage.status, charged)
+                passage.recorded = await record_end(passage.attempt, passage.result, passage.status)
         except GeneratorExit as error:
-            self._end(passage, error)
-            raise
+            if is_closing():
+                self._end(passage, error)
+                raise
+            return RuntimeError(f"closing the resources of {passage.call.name} raised GeneratorExit")
         except Exception as error:
             return error
         return ending
@@ -463,8 +461,6 @@ class Gate:
         frame, call, attempt = self.frame, passage.call, passage.attempt
         if attempt.policy_context is not None:
             close_policy_context(attempt)
-        if passage.reservation is not None:
-            passage.reservation.settle()
         if attempt.made_resources is not None:
             attempt.made_resources = None  # breaks a reference cycle with the attempt
         result: Any = passage.result

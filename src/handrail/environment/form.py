@@ -366,8 +366,14 @@ def _message(question: Question, width: int) -> list[str]:
     return barred(escape(message), width) if message else []
 
 
-def _diff(question: Question, style: Styler, width: int, limit: int | None = DIFF_LINES) -> list[str]:
-    """Return the diff in colour behind a bar, cut to at most `limit` lines."""
+def diff_lines(
+    question: Question,
+    style: Styler,
+    width: int,
+    limit: int | None = DIFF_LINES,
+    more: str = "v to view all",
+) -> list[str]:
+    """Return the diff in colour behind a bar, cut to at most `limit` lines. `more` says how to see the rest."""
     diff = _payload(question).get("diff")
     if not isinstance(diff, str) or not diff:
         return []
@@ -376,14 +382,14 @@ def _diff(question: Question, style: Styler, width: int, limit: int | None = DIF
         for line in escape(diff).rstrip("\n").split("\n")
         for piece in wrap(line, width - 5)
     ]
-    return ["", *_shorten(lines, limit, width)]
+    return ["", *_shorten(lines, limit, width, more)]
 
 
-def _shorten(lines: Sequence[str], limit: int | None, width: int) -> list[str]:
+def _shorten(lines: Sequence[str], limit: int | None, width: int, more: str = "v to view all") -> list[str]:
     """Cut the lines to `limit`, and add a line that says how many were cut. None means no limit."""
     if limit is None or len(lines) <= limit:
         return list(lines)
-    return [*lines[:limit], f"  └ {clip(f'{len(lines) - limit:,} more lines, v to view all', width - 5)}"]
+    return [*lines[:limit], f"  └ {clip(f'{len(lines) - limit:,} more lines, {more}', width - 5)}"]
 
 
 async def fill_in_approval(
@@ -396,7 +402,7 @@ async def fill_in_approval(
     width = size.columns
     first, *lines = describe(question, "? Allow {name}?", width)
     dialog.say(f"{style('?', 'yellow', 'bold')}{style(first[1:], 'bold')}")
-    for line in (*lines, *_diff(question, style, width)):
+    for line in (*lines, *diff_lines(question, style, width)):
         dialog.say(line)
     dialog.say(f"  digest {question.digest[:16]}", "dim")
     choices = list_choices(question)
@@ -433,7 +439,7 @@ async def fill_in_approval(
 async def _view(question: Question, dialog: Dialog, style: Styler, page: int, width: int) -> None:
     """Show the whole question, one screen at a time."""
     lines = describe(question, "? Allow {name}?", width, whole=True)[1:]
-    lines += _diff(question, style, width, None)
+    lines += diff_lines(question, style, width, None)
     for start in range(0, len(lines), page):
         for line in lines[start : start + page]:
             dialog.say(line)

@@ -117,7 +117,7 @@ async def _finish(
         )
     if not parked.id:
         raise DefinitionError(
-            f"the parked data of handoff {name!r} has no id, so it can't be told whether it was finished already. Pass what "
+            f"the parked data of handoff {name!r} has no id, so it is not known whether it was finished already. Pass what "
             "start returned; if you store its parts, store its id too: Parked(private, public, id)."
         )
     if params is None and acts.after is not None and acts.after.wants_params and acts.handoff.params:

@@ -296,7 +296,8 @@ class LiveCall:
         """Listen to the events of the call's run."""
         events.subscribe(ToolInvoked, self._take_result)
         events.subscribe(Progress, self._take_progress)
-        events.subscribe(PromptRendered, self._take_start)
+        if self.journal is not None:
+            events.subscribe(PromptRendered, self._take_start)
 
     def start(self, run: Callable[[], Awaitable[Any]]) -> None:
         """Start the call's run in a separate task."""

@@ -20,6 +20,7 @@ from mcp_types import Tool as Described
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
+from handrail import __version__
 from handrail.errors import HandrailError
 from handrail.mcp.login import LOGIN_SECONDS, LoginNeeded
 from handrail.mcp.tools import MAX_TOOLS
@@ -173,7 +174,7 @@ class Connection:
                     mode=self._server.mode,
                     elicitation_callback=self._of.elicit,
                     message_handler=self._heard,
-                    client_info=Implementation(name="handrail", version="0.2"),
+                    client_info=Implementation(name="handrail", version=__version__),
                     cache=None,
                     extensions=self._of.extensions,
                 ) as client,

@@ -19,6 +19,7 @@ from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from mcp.server.stdio import stdio_server
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
+from handrail import __version__
 from handrail.adapter import Adapter
 from handrail.dispatch.options import SharedArguments
 from handrail.errors import RunBusy
@@ -88,7 +89,7 @@ class ToolServer:
         call: Any = self._call  # an extension's result is a plain dict
         self.server: Server[Any] = Server(
             prompt.name,
-            version="0.2",
+            version=__version__,
             get_tool_input_schema=self.tools.input_schema,
             on_list_tools=self._list,
             on_call_tool=call,
@@ -229,7 +230,8 @@ class ToolServer:
         """
         is_modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
         try:
-            await call.closed(opened, OPEN_SECONDS)
+            if opened:
+                await call.closed(opened, OPEN_SECONDS)
             while True:
                 has_ended = await call.wait()
                 if (

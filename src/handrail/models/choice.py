@@ -129,7 +129,7 @@ class Chosen:
             chosen: Any = self._choose(request)
         except Exception as error:  # the user's function can raise anything
             raise DefinitionError(
-                f"model {self.name!r}: the function that chooses the model raised {type(error).__name__}: {error}."
+                f"model {self.name!r}: the function that chooses the model raised {type(error).__name__}: {error}. Correct it."
             ) from error
         if isinstance(chosen, str):
             chosen = model_named(chosen)
@@ -152,7 +152,7 @@ def candidates_of(model: Model, request: ModelRequest) -> tuple[Candidate, ...]:
 def is_choice(model: Model) -> bool:
     """Return whether a model stands for others.
 
-    This is called in every turn, and `isinstance` with a protocol is slow.
+    `isinstance` with a protocol is slow, and this is called for every run.
     """
     return hasattr(model, "candidates")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,10 +12,10 @@ from handrail.dispatch.failures import Unsuccessful
 from handrail.dispatch.transaction import Settled
 from handrail.errors import OutcomeUnknown
 from handrail.place import Place
-from handrail.replay.finished_calls import CALL_AGAIN, bill_nested, bill_tickets
+from handrail.replay.finished_calls import CALL_AGAIN, bill_nested, bill_tickets, settled_by
 from handrail.replay.log import RunLog
-from handrail.replay.marks import GIVEN_SECRET, NOT_KEPT, Tried, had_secret, is_masked
-from handrail.replay.records import Deposit, InnerCall
+from handrail.replay.marks import GIVEN_SECRET, NOT_KEPT, Begun, Tried, had_secret, is_masked
+from handrail.replay.records import Deposit, InnerCall, RecordedEffect
 from handrail.tools import EFFECTS, ToolResult
 
 if TYPE_CHECKING:
@@ -30,11 +30,15 @@ class AlreadyDone(Exception):
 
 
 def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
-    """Set the attempt's number to that of the interrupted attempt. Returns the lasting effects of earlier attempts."""
+    """Continue the count of the call's attempts, and note whether the call was charged before the process ended.
+
+    Returns the lasting effects of earlier attempts.
+    """
     log = attempt.frame.log
     if attempt.kind.undoes or attempt.number > 1:
         return ()
     place = attempt.call.place
+    attempt.charged = log.was_charged(place)
     found = log.find("call tried", place, Tried)
     if found is None:
         return ()
@@ -55,7 +59,8 @@ async def decide_interrupted(attempt: Attempt) -> None:
     if attempt.kind.is_auxiliary:
         return
     log, tool, arguments = attempt.frame.log, attempt.tool, attempt.arguments
-    begun = log.find("call begun", attempt.place, str)
+    found = log.find("call begun", attempt.place, Begun)
+    begun = None if found is None else found.what
     if tool.enters_again and not tool.secret and begun != GIVEN_SECRET:
         return
     secret = tool.secret and had_secret(tool, arguments)
@@ -70,7 +75,7 @@ async def decide_interrupted(attempt: Attempt) -> None:
         return  # the handler continues with the work that it started elsewhere
     attempt.params = None if lost else tool.parse(arguments)
     if log.was_undone(attempt.call.place):
-        raise Unsuccessful(ToolResult.error(_undone(attempt)))
+        raise Unsuccessful(ToolResult.error(f"{_undone(attempt)}{await _undo_inner(attempt)}"))
     happened = None if lost else await probe(attempt)
     if happened is False:
         return  # the call never happened, so nothing is repeated
@@ -82,7 +87,7 @@ async def decide_interrupted(attempt: Attempt) -> None:
                 f"{attempt.name} was done before the process ended; what it returned was not recorded.",
             )
         )
-    left = _left_by(attempt, await bill_tickets(attempt, log))
+    deposited = await bill_tickets(attempt, log)
     await _withdraw(attempt, log)
     why = NOT_KEPT if secret or begun == GIVEN_SECRET else ""
     if EFFECTS[tool.effect].transactional:
@@ -92,14 +97,16 @@ async def decide_interrupted(attempt: Attempt) -> None:
         raise Unsuccessful(
             ToolResult.error(
                 f"{attempt.name} was interrupted when the process ended, and none of its effects remain. {why}"
-                f"Call it again, {hint}.{left}"
+                f"Call it again, {hint}.{_left_by(attempt, deposited)}"
             )
         )
     if tool.effect == "compensable" and not lost:
         own = Settled(attempt.name, attempt.id, tool, attempt.params, None, attempt.call.place)
         undone, _ = await compensate(attempt, [own])
         if undone:
+            left = await _undo_inner(attempt, deposited)
             raise Unsuccessful(ToolResult.error(f"{_undone(attempt)}{left}"))
+    left = _left_by(attempt, deposited)
     raise OutcomeUnknown(attempt.name, f"{why}Find out what it changed before you do it again.{left}")
 
 
@@ -115,17 +122,38 @@ async def _withdraw(attempt: Attempt, log: RunLog) -> None:
     await log.journal.questions.withdraw_all(attempt.call.place.prefix(log.run_id))
 
 
+async def _undo_inner(attempt: Attempt, deposited: Mapping[str, bytes] = {}) -> str:
+    """Compensate the recorded inner calls of an interrupted call that was undone, last first.
+
+    Returns what the model is told about the effects that remain, including those of work under tickets.
+    """
+    log = attempt.frame.log
+    pending: dict[tuple[str, str], Settled] = {}
+    for body in log.under(attempt.call.place):
+        for each in settled_by(attempt, msgspec.msgpack.decode(body, type=InnerCall)):
+            if not (each.tool and log.was_undone(each.place)):
+                pending.setdefault((str(each.place), each.what), each)
+    _, left = await compensate(attempt, list(pending.values()))
+    return _had_done([*left, *(each.what for each in _by_tickets(deposited))])
+
+
 def _left_by(attempt: Attempt, deposited: Mapping[str, bytes]) -> str:
     """Describe the external effects of an interrupted call's inner calls and of work under its tickets."""
     log = attempt.frame.log
-    inner = [msgspec.msgpack.decode(body, type=InnerCall) for body in log.under(attempt.call.place)]
-    inner += [msgspec.msgpack.decode(body, type=Deposit).inner for body in deposited.values() if body]
-    done = list(
-        dict.fromkeys(
-            each.what
-            for record in inner
-            for each in record.settled
-            if not (each.tool and log.was_undone(Place.parse(each.place)))
-        )
+    records = [msgspec.msgpack.decode(body, type=InnerCall) for body in log.under(attempt.call.place)]
+    effects = [each for record in records for each in record.settled] + _by_tickets(deposited)
+    return _had_done(
+        each.what for each in effects if not (each.tool and log.was_undone(Place.parse(each.place)))
     )
+
+
+def _by_tickets(deposited: Mapping[str, bytes]) -> list[RecordedEffect]:
+    """Return the external effects of work under tickets."""
+    deposits = [msgspec.msgpack.decode(body, type=Deposit) for body in deposited.values() if body]
+    return [each for deposit in deposits for each in deposit.inner.settled]
+
+
+def _had_done(effects: Iterable[str]) -> str:
+    """Return the sentence that names these effects, each once; "" if there are none."""
+    done = list(dict.fromkeys(effects))
     return f" It had done: {', '.join(done)}." if done else ""

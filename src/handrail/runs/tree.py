@@ -61,6 +61,11 @@ class CallNode(msgspec.Struct, kw_only=True):
     calls: list[CallNode] = []
     runs: list[Nested] = []
 
+    @property
+    def was_not_approved(self) -> bool:
+        """Whether the call did not run because somebody who was asked for approval did not give it."""
+        return self.status == "denied" and self.decision.startswith("ask")
+
 
 class Turn(msgspec.Struct, kw_only=True):
     """One model answer with its calls. Its number is the `step` that `fork` takes."""

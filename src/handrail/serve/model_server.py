@@ -180,20 +180,20 @@ async def _read(request: Request) -> dict[str, Any]:
     These conditions keep foreign pages in a browser from using the server.
     """
     if not _is_local(request.url.hostname or ""):
-        raise BadRequest("this server only answers to its local address.", 403)
+        raise BadRequest("this server only answers to its local address. Use 127.0.0.1 or localhost.", 403)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise BadRequest("the content type must be application/json.", 415)
     raw = bytearray()
     async for chunk in request.stream():
         raw += chunk
         if len(raw) > _MOST_BYTES:
-            raise BadRequest(f"the request is larger than {_MOST_BYTES >> 20} MiB.", 413)
+            raise BadRequest(f"the request is larger than {_MOST_BYTES >> 20} MiB. Send less.", 413)
     try:
         body: Any = msgspec.json.decode(bytes(raw))
     except (msgspec.DecodeError, RecursionError) as error:
-        raise BadRequest(f"the request is not valid JSON: {error}.") from None
+        raise BadRequest(f"the request is not valid JSON: {error}. Send a JSON object.") from None
     if not isinstance(body, dict):
-        raise BadRequest("the request is not a JSON object.")
+        raise BadRequest("the request is not a JSON object. Send one.")
     return cast("dict[str, Any]", body)
 
 
@@ -274,7 +274,9 @@ def _text(content: Any) -> str:
         return content or ""
     kinds = {part["type"] for part in content} - {"text"}
     if kinds:
-        raise BadRequest(f"this model reads only text, not {', '.join(sorted(kinds))}.")
+        raise BadRequest(
+            f"this model reads only text, not {', '.join(sorted(kinds))}. Leave these parts out."
+        )
     return "".join(part["text"] for part in content)
 
 
@@ -291,10 +293,10 @@ def _tools(body: dict[str, Any], by_user: bool) -> tuple[list[_ClientTool], bool
         wanted = cast("dict[str, Any]", choice)["function"]["name"]
         tools = [tool for tool in tools if tool.name == wanted]
         if not tools:
-            raise BadRequest(f"tool_choice names {wanted!r}, which is not among the tools.")
+            raise BadRequest(f"tool_choice names {wanted!r}, which is not among the tools. Name one of them.")
         return tools, True
     if choice == "required" and not tools:
-        raise BadRequest("tool_choice is 'required', but there are no tools.")
+        raise BadRequest("tool_choice is 'required', but there are no tools. Send some, or leave it out.")
     return tools, choice == "required" or (choice == "auto" and by_user and len(tools) == 1)
 
 

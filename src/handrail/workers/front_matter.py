@@ -204,7 +204,11 @@ class FrontMatter(Part):
     ] = None
     description: Annotated[
         str | None,
-        Field(min_length=1, max_length=200, description="What the worker does, for those who may call it."),
+        Field(
+            min_length=1,
+            max_length=200,
+            description="What the worker does, for the people and models that call it.",
+        ),
     ] = None
     model: Annotated[
         str | None,

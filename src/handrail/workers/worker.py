@@ -320,7 +320,7 @@ class Draft:
         if front.model is not None:
             try:
                 for each in split_names(front.model):
-                    split_name(each)  # whether there is such a model is seen when it is needed
+                    split_name(each)  # whether the model exists is checked when it is needed
             except DefinitionError as error:
                 self.refuse("model", *error.parts)
         template = Instructions(text.body, str(self.path), text.body_line)

@@ -13,6 +13,8 @@ from handrail.journal.connection import Rows
 
 _HINT = re.compile(r"\s+INDEXED BY \w+|\+(?=principal\b)")
 """Index hints for SQLite, which are left out for PostgreSQL."""
+_LOCKS = re.compile(r"/\* (FOR (?:SHARE|UPDATE SKIP LOCKED)) \*/")
+"""Row locks. SQLite has one writer at a time, and needs none."""
 _NAMED = re.compile(r"(?<!:):(\w+)")
 _NUMBERED = re.compile(r"\?(\d+)")
 _READS = re.compile(r"\s*SELECT\b", re.IGNORECASE)
@@ -21,7 +23,8 @@ _READS = re.compile(r"\s*SELECT\b", re.IGNORECASE)
 @cache
 def translate(query: str) -> tuple[str, bool, bool]:
     """Translate a statement. Also returns whether its placeholders are numbered, and whether it only reads."""
-    translated = _HINT.sub("", query).replace("/* FOR SHARE */", "FOR SHARE").replace("%", "%%")
+    translated = _HINT.sub("", query).replace("%", "%%")
+    translated = _LOCKS.sub(r"\1", translated)
     reads = _READS.match(translated) is not None
     numbered = _NUMBERED.search(translated) is not None
     if numbered:

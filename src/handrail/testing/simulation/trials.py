@@ -333,4 +333,6 @@ def _below(files: Mapping[str, str]) -> dict[str, str]:
 
 def _last_words(folder: Path) -> str:
     said = folder / "said"
-    return said.read_text()[-2000:].strip() or "it said nothing, so it may hang" if said.exists() else ""
+    return (
+        said.read_text()[-2000:].strip() or "it printed nothing, so it may have hung" if said.exists() else ""
+    )
