@@ -193,7 +193,7 @@ async def test_parked_runs_cost_a_claim_nothing(open_journal: Open, sql: Callabl
     assert claimed is not None
     assert claimed.record.id == "due"
     [claim] = [query for query in wire.sent if "ORDER BY coalesce(due_at" in query]
-    plan = "\n".join(line for (line,) in sql(f"EXPLAIN {claim % {'p1': 2.0**40, 'p2': 50}}"))
+    plan = "\n".join(line for (line,) in sql(f"EXPLAIN {claim % {'now': 2.0**40, 'limit': 50}}"))
     assert "Index Scan using runs_for_workers" in plan
     assert "Seq Scan on runs" not in plan.partition("SubPlan")[0]
 

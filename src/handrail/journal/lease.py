@@ -77,7 +77,7 @@ class Leases(Protocol):
     seconds: float
     """How long a lease lasts without being renewed, in seconds."""
     free: str
-    """A condition in SQL that every run satisfies that may be free now. `?1` is the time."""
+    """A condition in SQL that every run satisfies that may be free now. `:now` is the time."""
 
     def until(self, connection: Connection, now: float) -> float:
         """Begin or renew this process's lease, and return when it ends, as a run's row records it."""

@@ -30,16 +30,16 @@ _EVERY = 0.05
 # The index `runs_for_workers` has the order and the conditions of the first two lines. A run that was interrupted is due
 # at once. A queued run with an owner is being begun, and its session's other runs wait for it.
 _DUE = f"""SELECT {COLUMNS} FROM runs WHERE queue != '' AND status IN ('queued', 'running', 'parked')
-    AND (due_at IS NOT NULL OR status != 'parked') AND coalesce(due_at, 0) <= ?1
+    AND (due_at IS NOT NULL OR status != 'parked') AND coalesce(due_at, 0) <= :now
     AND (status != 'queued' OR NOT EXISTS (
         SELECT 1 FROM runs AS other WHERE other.session_id = runs.session_id AND other.id != runs.id AND (
             other.status IN ('running', 'parked')
             OR (other.status = 'queued' AND runs.owner = '' AND (other.owner != ''
-                OR (other.due_at <= ?1 AND (other.began_at, other.id) < (runs.began_at, runs.id))))
+                OR (other.due_at <= :now AND (other.began_at, other.id) < (runs.began_at, runs.id))))
         )
     ))"""
-_FIRST = " ORDER BY coalesce(due_at, 0), began_at, id LIMIT ?2"
-_ONE = " AND id = ?3 LIMIT ?2"
+_FIRST = " ORDER BY coalesce(due_at, 0), began_at, id LIMIT :limit"
+_ONE = " AND id = :run LIMIT :limit"
 _LOCK = "SELECT 1 FROM runs WHERE id = ? /* FOR UPDATE SKIP LOCKED */"
 _FEW, _ALL = 50, 2**62
 """How many of the due runs are read first, since one of them can usually be claimed, and how many if none can."""
@@ -138,9 +138,9 @@ class SqliteQueue:
         held = self._database.leases.held(connection, now)
         due = f"{_DUE} AND {self._database.leases.free}"
         if run_id:
-            read = fetch(connection, due + _ONE, now, limit, run_id)
+            read = fetch(connection, due + _ONE, now=now, limit=limit, run=run_id)
         else:
-            read = fetch(connection, due + _FIRST, now, limit)
+            read = fetch(connection, due + _FIRST, now=now, limit=limit)
         for values in read:
             try:
                 row = check_run(self._database.chains, values)

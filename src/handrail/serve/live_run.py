@@ -8,8 +8,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from handrail.cancellation import shielded
 from handrail.errors import HandrailError, JournalError, PromptEvaluationError, RunParked
-from handrail.events import ApprovalDecided, PromptRendered, QuestionAnswered, ToolInvoked
+from handrail.events import ApprovalDecided, Emitted, PromptRendered, QuestionAnswered, ToolInvoked
 from handrail.messages import Message
 from handrail.place import is_in_run
 from handrail.protocols import Environment
@@ -17,6 +18,7 @@ from handrail.question import Answer, Question, Quorum
 from handrail.records import CommitUnit
 from handrail.replay.parked_run import Parking
 from handrail.serve.agui.translator import Translator
+from handrail.serve.emissions import Emissions
 from handrail.serve.feed import Event, Feed
 from handrail.tools import RunMode
 
@@ -136,6 +138,7 @@ class LiveRun:
         feed: Feed,
         translator: Translator,
         *,
+        emissions: Emissions,
         state: Callable[[], Any],
         commits: Callable[[], Awaitable[Sequence[CommitUnit]]],
         new_leg: Callable[[], str],
@@ -149,6 +152,7 @@ class LiveRun:
         )
         self.questions: dict[str, Question] = {}
         """The open questions, by id."""
+        self.emissions = emissions
         self.parked = False
         self.problem = ""
         """Why the run failed in this process; "" if it did not."""
@@ -265,6 +269,7 @@ class LiveRun:
             if self._reporting is not None:
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait({self._reporting})
+            await shielded(self.emissions.finish())
         finally:
             stop()
             self.environment.go_on()
@@ -346,6 +351,10 @@ class LiveRun:
         if isinstance(event, QuestionAnswered | ApprovalDecided):
             self.questions.pop(event.question_id, None)
         self._feed.append(self._translator.take(event))
+        if isinstance(event, Emitted):
+            self.emissions.add(event)
+        elif isinstance(event, ToolInvoked):
+            self.emissions.end_call(event.call_id)
         if isinstance(event, ToolInvoked) and event.status == "ok" and len(event.path) == 1:
             self._feed.append(self._translator.changed(self._state()))
             self._has_committed = True

@@ -25,6 +25,7 @@ from handrail.serve.agui.interrupts import frontend_tools_of
 from handrail.serve.agui.message_writer import Known
 from handrail.serve.agui.translator import Translator
 from handrail.serve.agui.wire_events import custom, plain_json
+from handrail.serve.emissions import Emissions
 from handrail.serve.feed import Event, Feed
 from handrail.serve.live_run import LiveRun, Voters
 from handrail.serve.principals import session_id_of
@@ -479,6 +480,7 @@ class Thread:
             session,
             self.feed,
             told,
+            emissions=Emissions(self._journal, run_id, self._setup.clock),
             state=self.state,
             commits=lambda: self._journal.calls.load(run_id),
             new_leg=self._setup.new_id,

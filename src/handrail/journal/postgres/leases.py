@@ -22,7 +22,7 @@ class DatabaseLeases:
     """
 
     free = """(owner = '' OR NOT EXISTS (
-        SELECT 1 FROM leases WHERE leases.owner = runs.owner AND leases.leased_until > ?1
+        SELECT 1 FROM leases WHERE leases.owner = runs.owner AND leases.leased_until > :now
     ))"""
 
     def __init__(self, owner: str, seconds: float, clock: Clock, *, is_simulated: bool) -> None:

@@ -54,6 +54,7 @@ export function fromSnapshot(snapshot) {
   }
   view = withMessages(view, snapshot.messages ?? []);
   for (const [id, facts] of Object.entries(snapshot.calls ?? {})) view = withFacts(view, id, facts);
+  for (const [id, emitted] of Object.entries(snapshot.emitted ?? {})) view = withCall(view, id, { emitted });
   for (const closed of snapshot.closed ?? []) view = { ...view, closed: { ...view.closed, [closed.question.id]: closed } };
   for (const question of snapshot.questions ?? []) view = withQuestion(view, question);
   const last = view.runs.at(-1);
