@@ -316,8 +316,15 @@ MUTANTS = [
     Mutant(
         "irreversible call not marked as begun",
         "replay/marks.py",
-        '    if attempt.call.place.kind == "compensation" or not can_reenter(attempt):\n',
+        '    if attempt.call.place.kind == "compensation" or not can_reenter(attempt) or _is_charged_once(attempt):\n',
         "    if False:\n",
+        SIMULATED,
+    ),
+    Mutant(
+        "charge of an interrupted call forgotten",
+        "replay/interrupted_calls.py",
+        "    attempt.charged = log.was_charged(place)\n",
+        "",
         SIMULATED,
     ),
     Mutant(

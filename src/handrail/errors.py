@@ -424,9 +424,11 @@ class UndoRefused(StateError, RuntimeError):
 class JournalError(StateError, ValueError):
     """A journal can't be opened or used."""
 
-    def __init__(self, journal: str, problem: str, hint: str) -> None:
+    def __init__(self, journal: str, problem: str, hint: str, *, is_lost: bool = False) -> None:
         super().__init__(f"journal {journal!r}: {problem}. {hint}")
         self.journal = journal
+        self.is_lost = is_lost
+        """Whether only the connection to the journal is lost, so that the same may succeed later."""
 
 
 class JournalAltered(JournalError):

@@ -23,7 +23,7 @@ from handrail import (
     ToolContext,
     tool,
 )
-from handrail.errors import DefinitionError, PromptEvaluationError, RunBusy, RunError, RunParked
+from handrail.errors import DefinitionError, JournalError, PromptEvaluationError, RunBusy, RunError, RunParked
 from handrail.journal.sqlite import MemoryJournal
 from handrail.journals import Journal
 from handrail.runs import cancel
@@ -55,6 +55,29 @@ def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]
 async def as_it_stands(journal: Journal) -> tuple[object, ...]:
     row = await journal.runs.get("run")
     return row.status, row.owner, row.leased_until, row.outcome, row.questions, row.stopping
+
+
+@pytest.mark.parametrize(("is_lost", "status"), [(True, "running"), (False, "failed")])
+async def test_a_run_does_not_end_because_its_journal_is_out_of_reach(
+    monkeypatch: pytest.MonkeyPatch, is_lost: bool, status: str
+):
+    """It can be resumed, as if its process had ended. Any other error of the journal ends it as failed."""
+    journal = MemoryJournal()
+    add, model = journal.calls.note, ScriptedModel(["Hello."])
+
+    async def fail(*_: Any) -> None:
+        raise JournalError("journal", "it can't be used", "Wait.", is_lost=is_lost)
+
+    monkeypatch.setattr(journal.calls, "note", fail)
+    adapter, prompt = Adapter(model, journal=journal), Prompt("p", "Help.")
+    with pytest.raises(JournalError):
+        await adapter.evaluate(prompt, "Hi.", run_id="run")
+    assert (await journal.runs.get("run")).status == status
+    monkeypatch.setattr(journal.calls, "note", add)
+    if is_lost:
+        assert (
+            await Adapter(ScriptedModel(["Hello."]), journal=journal).resume("run", prompt)
+        ).text == "Hello."
 
 
 async def test_an_active_run_is_not_resumed_by_its_own_process(journal: Journal):

@@ -14,6 +14,7 @@ from handrail.place import RUN
 from handrail.protocols import PolicyDecision
 from handrail.records import Entry, RunRecord
 from handrail.replay.log import RunLog
+from handrail.replay.marks import Begun
 from handrail.testing import VirtualClock, run_virtual
 from support.rig import Rig, leave_traces
 
@@ -247,7 +248,7 @@ async def interrupted(tools: list[Any], **options: Any) -> Rig:
     await journal.runs.begin(
         RunRecord(id=id, session_id="session", principal="", prompt="", model="", began_at=0.0)
     )
-    begun = Entry("call begun", str(FLIGHT.attempt(1)), 0.0, msgspec.msgpack.encode("fly"))
+    begun = Entry("call begun", str(FLIGHT.attempt(1)), 0.0, msgspec.msgpack.encode(Begun("fly")))
     frame.log = RunLog(journal, id, frame.clock, [begun], resumed=True)
     return rig
 

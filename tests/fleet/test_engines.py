@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import importlib.util
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,6 +103,27 @@ async def test_a_leg_that_ended_or_was_lost_before_it_claimed_its_run_is_started
             assert started.get_nowait() == row.record.id
             taken += 1
     lost.set()
+    working.cancel()
+    await asyncio.wait([working])
+    journal.close()
+
+
+async def test_a_submitted_run_is_started_by_the_engine_even_before_a_worker_is_up(
+    engine: MakeEngine, tmp_path: Path
+):
+    """The engine starts the legs by itself: nobody looks into the journal here. A delayed leg that is due starts at once."""
+    app = FleetApp.load(str(Path(fleet_app.__file__)))
+    journal = SqliteJournal(tmp_path / "runs.db")
+    door, started = engine("door"), asyncio.Queue[str]()
+    now = await submit(journal, app, "pay rent", dispatcher=door)
+    soon = await submit(journal, app, "pay rent", dispatcher=door, at=time.time() + 0.1)
+    late = await submit(journal, app, "pay rent", dispatcher=door, at=time.time() + 100_000)
+    dispatcher = engine(journal.owner)
+    working = asyncio.ensure_future(dispatcher.work(started.put, [app.queue], 10))
+    async with asyncio.timeout(PATIENCE):
+        assert {await started.get(), await started.get()} == {now.record.id, soon.record.id}
+        await dispatcher.wake(late)
+        assert await started.get() == late.record.id
     working.cancel()
     await asyncio.wait([working])
     journal.close()

@@ -7,9 +7,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from handrail import runs
+from handrail.adapter.evaluation import MOST_WORKER_DEATHS
 from handrail.adapter.run_record import decode_outcome
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import JournalError, RunError
@@ -198,6 +200,53 @@ async def test_a_queued_run_can_be_cancelled_but_not_resumed_or_forked(app: Flee
     async with worker(journal, app):
         row = await over(journal, later)
     assert decode_outcome(row).text == "Turn 1: again"
+
+
+async def test_a_worker_that_fails_leaves_its_runs_to_others(
+    app: FleetApp, log: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+):
+    """Its runs are parked and due, not cancelled, although everything in its process is."""
+    journal = MemoryJournal()
+    run_id = (await submit(journal, app, "sleep 1000")).record.id
+
+    async def fail(*_: Any) -> None:
+        raise OSError("something that nobody expected")
+
+    runner = Runner(journal, [app])
+    working = asyncio.ensure_future(runner.run(asyncio.Event()))
+    await until(lambda: log() == ["asleep"])
+    monkeypatch.setattr(journal.queue, "wait", fail)
+    with pytest.raises(OSError, match="nobody expected"):
+        await asyncio.wait_for(working, PATIENCE)
+    row = await journal.runs.get(run_id)
+    assert (row.status, row.owner, row.due_at is None) == ("parked", "", False)
+
+
+@pytest.mark.parametrize(
+    ("deaths", "status"), [(MOST_WORKER_DEATHS - 1, "done"), (MOST_WORKER_DEATHS, "failed")]
+)
+async def test_a_run_is_not_blamed_for_the_death_of_a_few_workers(
+    app: FleetApp, monkeypatch: pytest.MonkeyPatch, deaths: int, status: str
+):
+    """Any of a worker's runs may have ended it, so it takes more deaths than usual to set one aside."""
+    journal = MemoryJournal()
+    run_id = (await submit(journal, app, "choose tea")).record.id
+    take = journal.runs.take
+
+    async def taken(id: str, /) -> RunRow:
+        return msgspec.structs.replace(await take(id), deaths=deaths)
+
+    async with worker(journal, app) as runner:
+        [question] = await until(lambda: journal.questions.open(run_id))
+        await until(lambda: not runner.running)
+        monkeypatch.setattr(journal.runs, "take", taken)
+        journal.questions.answer(
+            Answer(
+                question_id=question.id, digest=question.digest, by=question.principal, value={"name": "x"}
+            )
+        )
+        row = await over(journal, run_id)
+    assert row.status == status
 
 
 class _ForgetfulEngine(JournalDispatcher):

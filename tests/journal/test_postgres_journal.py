@@ -19,7 +19,7 @@ from handrail.errors import DefinitionError, JournalAltered, JournalError, RunBu
 from handrail.journal.postgres.address import is_url, parse_url
 from handrail.question import Vote
 from handrail.records import CommitUnit, Decision, Entry, RunRecord
-from journal.test_journal_contract import answer, ask, asked, run, unit
+from journal.test_journal_contract import answer, ask, asked, request, run, unit
 from support import PATIENCE, postgres
 
 Open = Callable[..., PostgresJournal]
@@ -31,8 +31,18 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def url() -> str:
-    return postgres.new_url()
+def own_schema() -> None:
+    """Request this to alter the schema, to find none, or to make psycopg unusable."""
+
+
+@pytest.fixture
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    if "own_schema" in request.fixturenames:
+        yield postgres.new_url()
+        return
+    url = postgres.borrow_url()
+    yield url
+    postgres.give_back(url)
 
 
 @pytest.fixture
@@ -162,6 +172,48 @@ async def test_many_processes_add_at_the_same_time(open_journal: Open):
     assert len(await journals[1].decisions.read("table", "ada")) == 20
     assert len(await journals[2].calls.load_session("table")) == 20
     assert not (await journals[3].runs.verify()).altered
+
+
+# --- claims ---------------------------------------------------------------------------------------
+
+
+async def test_parked_runs_cost_a_claim_nothing(open_journal: Open, sql: Callable[..., list[Any]]):
+    """With 10,000 parked runs, a claim finds a due run through an index that has no parked runs in it."""
+    journal = open_journal(inline=True)
+    await journal.queue.submit(request("due", session="s"))
+    columns = [name for (name,) in sql(_COLUMNS) if name not in ("id", "session_id", "status", "due_at")]
+    rest = ", ".join(columns)
+    sql(
+        f"INSERT INTO runs (id, session_id, status, due_at, {rest})"
+        f" SELECT 'parked' || n, 's' || n, 'parked', NULL, {rest} FROM runs, generate_series(1, 10000) AS n"
+    )
+    sql("ANALYZE runs")
+    wire = Wire(journal)
+    claimed = await journal.queue.claim([request().queue])
+    assert claimed is not None
+    assert claimed.record.id == "due"
+    [claim] = [query for query in wire.sent if "ORDER BY coalesce(due_at" in query]
+    plan = "\n".join(line for (line,) in sql(f"EXPLAIN {claim % {'now': 2.0**40, 'limit': 50}}"))
+    assert "Index Scan using runs_for_workers" in plan
+    assert "Seq Scan on runs" not in plan.partition("SubPlan")[0]
+
+
+async def test_a_run_that_another_worker_is_claiming_is_skipped(
+    open_journal: Open, sql: Callable[..., list[Any]]
+):
+    journal = open_journal()
+    for id in ("first", "second"):
+        await journal.queue.submit(request(id, session=id), at=1.0 if id == "first" else 2.0)
+    sql("BEGIN")
+    sql("SELECT 1 FROM runs WHERE id = 'first' FOR UPDATE")
+    async with asyncio.timeout(PATIENCE):
+        claimed = await journal.queue.claim([request().queue])
+    sql("ROLLBACK")
+    assert claimed is not None
+    assert claimed.record.id == "second"
+
+
+_COLUMNS = "SELECT column_name FROM information_schema.columns WHERE table_schema = current_schema AND table_name = 'runs'"
 
 
 # --- leases ---------------------------------------------------------------------------------------
@@ -364,7 +416,7 @@ def test_a_journal_without_its_key_is_refused(url: str, monkeypatch: pytest.Monk
     ],
 )
 def test_a_database_that_is_not_such_a_journal_is_refused(
-    url: str, sql: Callable[..., list[Any]], change: str, words: str
+    own_schema: None, url: str, sql: Callable[..., list[Any]], change: str, words: str
 ):
     PostgresJournal(url).close()
     sql("CREATE TABLE votes_of_nobody (x int)")
@@ -378,7 +430,9 @@ def test_a_database_that_is_not_such_a_journal_is_refused(
         PostgresJournal(url)
 
 
-def test_code_in_a_schema_without_tables_is_refused(url: str, sql: Callable[..., list[Any]]):
+def test_code_in_a_schema_without_tables_is_refused(
+    own_schema: None, url: str, sql: Callable[..., list[Any]]
+):
     """A schema with a planted function is refused, because it could replace one that the journal uses.
 
     No table is created.
@@ -452,7 +506,7 @@ def test_a_lease_that_is_not_a_number_of_seconds_is_refused(text: str):
         parse_url(f"postgresql://u@h/db?lease={text}")
 
 
-def test_a_missing_extra_is_told(url: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_extra_is_told(own_schema: None, url: str, monkeypatch: pytest.MonkeyPatch):
     for name in [each for each in sys.modules if each.startswith("handrail.journal.postgres.")]:
         if name != "handrail.journal.postgres.journal":
             monkeypatch.delitem(sys.modules, name)
@@ -464,7 +518,9 @@ def test_a_missing_extra_is_told(url: str, monkeypatch: pytest.MonkeyPatch):
 # --- alterations ----------------------------------------------------------------------------------
 
 
-async def test_every_altered_column_is_found(open_journal: Open, sql: Callable[..., list[Any]]):
+async def test_every_altered_column_is_found(
+    own_schema: None, open_journal: Open, sql: Callable[..., list[Any]]
+):
     """`verify` finds every change that the database's administrator makes to a row, except to the columns named below."""
     journal = open_journal()
     await journal.runs.begin(run())

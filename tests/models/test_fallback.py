@@ -106,10 +106,11 @@ async def tell(
 
 
 CHEAP_ANSWER = Decimal("0.000012")
-REFUSAL = Decimal("0.001")
+DEAR_ANSWER = REFUSAL = Decimal("0.001")
 
 
 async def test_an_outage() -> None:
+    """After an outage the model is asked once more, and then the next one is."""
     told = await tell([DOWN], [FINE])
     assert told.outcome.text == "In Rome."
     assert told.events == [
@@ -125,12 +126,21 @@ async def test_an_outage() -> None:
 
 
 async def test_a_rate_limit() -> None:
+    """If a provider asks for a long wait, the next model is asked at once."""
     told = await tell([LIMITED], [FINE])
-    assert told.events[:2] == ["asked anthropic:claude", "failed anthropic:claude: asking openai:gpt"]
+    assert told.outcome.text == "In Rome."
+    assert told.events == [
+        "asked anthropic:claude",
+        "failed anthropic:claude: asking openai:gpt",
+        "asked openai:gpt",
+        f"answered openai:gpt: done, ${CHEAP_ANSWER}",
+    ]
     assert told.record == [("openai:gpt", [("anthropic:claude", "Too many requests")], CHEAP_ANSWER)]
+    assert told.cost == told.outcome.cost == CHEAP_ANSWER
 
 
 async def test_a_refusal() -> None:
+    """A refusal is paid for. The next model is asked only if the choice says so."""
     told = await tell([REFUSED], [FINE], on_refusal=True)
     assert told.events == [
         "asked anthropic:claude",
@@ -143,6 +153,9 @@ async def test_a_refusal() -> None:
     assert told.cost == told.outcome.cost == CHEAP_ANSWER + REFUSAL
     told = await tell([REFUSED], [FINE])
     assert (told.outcome.stop_reason, told.asked[1]) == ("refused", [])
+    assert told.events == ["asked anthropic:claude", f"answered anthropic:claude: refused, ${REFUSAL}"]
+    assert told.record == [("anthropic:claude", [], REFUSAL)]
+    assert told.cost == told.outcome.cost == REFUSAL
 
 
 async def test_a_cut_stream() -> None:
@@ -152,17 +165,42 @@ async def test_a_cut_stream() -> None:
     """
     told = await tell([CUT, WHOLE], [FINE_STREAM], stream=True)
     assert (told.outcome.text, told.asked[1]) == ("The Forum", [])
-    assert [line for line in told.events if line.startswith(("failed", "text"))] == [
+    assert told.events == [
+        "asked anthropic:claude",
         "text 'The Forum'",
         "failed anthropic:claude: retry in 0.0",
+        "asked anthropic:claude",
         "text 'The Forum'",
+        f"answered anthropic:claude: done, ${DEAR_ANSWER}",
     ]
+    assert told.record == [("anthropic:claude", [], DEAR_ANSWER)]
+    assert told.cost == told.outcome.cost == DEAR_ANSWER
+    told = await tell([SILENT], [FINE_STREAM], stream=True)
+    assert told.outcome.text == "In Rome."
+    assert told.events == [
+        "asked anthropic:claude",
+        "failed anthropic:claude: retry in 0.0",
+        "asked anthropic:claude",
+        "failed anthropic:claude: asking openai:gpt",
+        "asked openai:gpt",
+        "text 'In Rome.'",
+        f"answered openai:gpt: done, ${CHEAP_ANSWER}",
+    ]
+    cut = ("anthropic:claude", "the answer ended before it was complete")
+    assert told.record == [("openai:gpt", [cut], CHEAP_ANSWER)]
+    assert told.cost == told.outcome.cost == CHEAP_ANSWER
+
+
+async def test_a_stream_that_is_cut_every_time() -> None:
+    """A stream that was seen and is cut again and again ends the run, and no other model continues it."""
     told = await tell([CUT], [FINE_STREAM], stream=True)
     assert isinstance(told.outcome, PromptEvaluationError)
     assert told.asked[1] == []
-    told = await tell([SILENT], [FINE_STREAM], stream=True)
-    assert told.outcome.text == "In Rome."
-    assert told.events.count("text 'In Rome.'") == 1
+    assert told.events == [
+        *["asked anthropic:claude", "text 'The Forum'", "failed anthropic:claude: retry in 0.0"] * 2,
+        *["asked anthropic:claude", "text 'The Forum'", "failed anthropic:claude: retry in None"],
+    ]
+    assert (told.record, told.cost) == ([], Decimal(0))
 
 
 @tool(effect="pure")

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import sqlite3
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ from handrail.events import MessageAdded
 from handrail.messages import UserMessage
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.runs import discard, forget, list_runs, show, unapplied, undo
+from support.damage import unapply
 from support.recorded import PROMPT, Noted, Recorder, call
 
 
@@ -36,9 +36,7 @@ async def lose(recorder: Recorder) -> str:
             "r", call("note", text="x"), call("write", path="a", text="1"), call("choose"), "end"
         )
     _, wrote = await recorder.ids("r")
-    with sqlite3.connect(recorder.base / "runs.db") as connection:
-        connection.execute("UPDATE records SET state = 'committed' WHERE key = ? AND kind = 'unit'", (wrote,))
-    connection.close()
+    unapply(recorder.base / "runs.db", wrote)
     recorder.files.close()
     recorder.folder.rename(recorder.base / "away")
     recorder.folder.mkdir()
@@ -103,9 +101,7 @@ async def test_runs_show_what_is_not_applied(recorder: Recorder):
 async def test_a_run_with_changes_that_are_not_applied_is_not_forgotten(recorder: Recorder):
     """A finished run is kept as long as its changes are not applied."""
     await recorder.run("done", call("write", path="a", text="1"), "end")
-    with sqlite3.connect(recorder.base / "runs.db") as connection:
-        connection.execute("UPDATE records SET state = 'committed' WHERE kind = 'unit'")
-    connection.close()
+    unapply(recorder.base / "runs.db")
     now = datetime.max.replace(tzinfo=UTC)
     assert await forget(recorder.journal, before=now) == ()
     (wrote,) = await recorder.ids("done")

@@ -16,8 +16,10 @@ from handrail import Prompt, ScriptedModel, ToolContext, tool
 from handrail.messages import AssistantMessage, UserMessage
 from handrail.models.scripted import Reply
 from handrail.serve import snapshots
+from handrail.serve.file_changes import file_changes
 from handrail.serve.refusals import ThreadUnknown
 from handrail.serve.thread import Thread
+from support.damage import unapply
 from support.served_threads import App, Held, SlowModel, answer_to, give, over, plan, served, settle
 
 UNTIMED = {"last_event_id"}
@@ -307,16 +309,34 @@ async def test_files_and_undo_are_shown(tmp_path: Path) -> None:
         thread = app.thread()
         await thread.say(plan([["write", {"path": "a.txt", "text": "x"}], ["note", {"text": "n"}]], "ok"))
         await over(thread)
-        [change] = await snapshots.file_changes(app.journal, thread)
+        [change] = await file_changes(app.journal, thread)
         assert (change["paths"], change["undone"], change["undoable"]) == (["a.txt"], False, True)
         await snapshots.thread_snapshot(
             app.journal, thread
         )  # the cached entry must not hide that the call was undone
         await thread.undo(change["call_id"])
-        [change] = await snapshots.file_changes(app.journal, thread)
+        [change] = await file_changes(app.journal, thread)
         assert (change["undone"], change["undoable"]) == (True, False)
         shown = await snapshots.thread_snapshot(app.journal, thread)
         assert shown["calls"][change["call_id"]]["undone"] is True
+
+
+async def test_changes_that_are_not_applied_are_shown(tmp_path: Path) -> None:
+    """A recorded change whose folder is gone is shown as unapplied, without the folder's path, and can't be undone."""
+    async with served(tmp_path) as app:
+        thread = app.thread()
+        await thread.say(plan([["write", {"path": "a.txt", "text": "x"}]], "ok"))
+        await over(thread)
+        [change] = await file_changes(app.journal, thread)
+        shown = await snapshots.thread_snapshot(app.journal, thread)
+        assert (change["unapplied"], shown["calls"][change["call_id"]]["unapplied"]) == (False, False)
+        unapply(tmp_path / "runs.db")
+        app.folder.rename(tmp_path / "away")
+        [change] = await file_changes(app.journal, thread)
+        assert (change["unapplied"], change["undoable"]) == (True, False)
+        shown = await snapshots.thread_snapshot(app.journal, thread)
+        assert shown["calls"][change["call_id"]]["unapplied"] is True
+        assert str(tmp_path) not in json.dumps([change, shown])
 
 
 async def test_a_thread_of_many_runs_stays_usable(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
-"""Chaos: worker processes that are killed and frozen while they execute runs, and what must hold afterwards.
+"""Chaos: worker processes that are killed, frozen and cut off while they execute runs, and what must hold afterwards.
 
     python tests/support/chaos.py --workers 4 --runs 100 --seconds 60 --dispatcher dbos
 
-It starts a PostgreSQL server and worker processes, as root each in its own PID and UTS namespace. Every second it kills a
-worker, freezes one for three leases, or restarts PostgreSQL, and it answers the questions of the runs. Then it lets all runs
-finish, and checks the ledger that the app writes and the journal. It ends only processes that it started.
+It starts a PostgreSQL server and worker processes, as root each on its own host (`support.hosts`). Every second it kills a
+worker, or for three leases freezes one, cuts its network or sets its clock wrong by 30 seconds. Once it restarts PostgreSQL.
+Meanwhile it answers the questions of the runs. Then it lets all runs finish, and checks the ledger that the app writes and the journal. It ends only processes that it started.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -39,11 +40,13 @@ from handrail.limits import Budget
 from handrail.question import Answer
 from handrail.records import OVER
 from support import TESTS, chaos_app, postgres
+from support.hosts import Host, can_make
 
 LEASE = 2.0
 _DURABLE = {
     **postgres._SETTINGS,
     "synchronous_commit": "on",
+    "listen_addresses": "*",
 }  # a committed transaction survives the server's death
 
 
@@ -63,16 +66,21 @@ class Server:
             os.chown(folder, self._options["user"], self._options["group"])
         create = [postgres.programs() / "initdb", "-D", folder / "data", "-U", "tests", "-A", "trust"]
         subprocess.run([*create, "-E", "UTF8", "--no-sync", "--locale=C"], check=True, **self._options)
+        with (folder / "data" / "pg_hba.conf").open("a") as file:
+            file.write("host all all 10.0.0.0/8 trust\n")
+        self.port = _free_port()
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[Any]:
         settings = [f"-c{name}={value.strip(chr(39))}" for name, value in _DURABLE.items()]
         command = [postgres.programs() / "postgres", "-D", self._folder / "data", "-k", self._folder]
+        command += ["-p", str(self.port)]
         return subprocess.Popen([*command, *settings], **self._options)
 
-    def url(self, **parameters: object) -> str:
+    def url(self, host: str = "", **parameters: object) -> str:
+        """Return the server's URL, through its socket or through the network, where it has the address `host`."""
         added = "".join(f"&{name}={value}" for name, value in parameters.items())
-        return f"postgresql://tests@/postgres?host={self._folder}{added}"
+        return f"postgresql://tests@/postgres?host={host or self._folder}&port={self.port}{added}"
 
     def wait(self) -> None:
         until = time.monotonic() + 60
@@ -93,25 +101,35 @@ class Server:
         self._process.wait()
 
 
-class WorkerProcess:
-    """A worker, in its own PID and UTS namespace if we are root."""
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as free:
+        return free.getsockname()[1]
 
-    def __init__(self, number: int, dispatcher: str, environment: dict[str, str], log: Path) -> None:
+
+class WorkerProcess:
+    """A worker, on its own host if we are root."""
+
+    def __init__(
+        self, number: int, dispatcher: str, environment: dict[str, str], log: Path, host: Host | None
+    ) -> None:
         self.is_frozen = False
+        self.host = host
         command = [sys.executable, "-m", "handrail", "worker", chaos_app.__file__, "-n", "20"]
         if dispatcher != "journal":
             command += ["--dispatcher", dispatcher]
-        self._is_apart = os.geteuid() == 0 and shutil.which("unshare") is not None
-        if self._is_apart:
-            shell = f'hostname worker{number} && exec "$@"'
-            apart = ["unshare", "--pid", "--uts", "--mount-proc", "--fork", "--kill-child", "--"]
-            command = [*apart, "sh", "-c", shell, "sh", *command]
+        if host is not None:
+            command = host.command(*command)
+            environment = {**environment, **host.environment()}
         with log.open("ab") as file:
             self.process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
 
+    @property
+    def is_well(self) -> bool:
+        return not self.is_frozen and not (self.host is not None and self.host.is_cut)
+
     def _pid(self) -> int:
         """Return the id of the worker itself, which may be a child of `unshare`."""
-        if not self._is_apart:
+        if self.host is None:
             return self.process.pid
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(children[0])
@@ -131,8 +149,17 @@ class WorkerProcess:
 class Chaos:
     """Runs, the workers that execute them, and what has happened to both, as counts."""
 
-    def __init__(self, url: str, folder: Path, *, dispatcher: str, workers: int, seed: int) -> None:
-        self.url = url
+    def __init__(
+        self,
+        url: str,
+        folder: Path,
+        *,
+        dispatcher: str,
+        workers: int,
+        seed: int,
+        url_from: Callable[[str], str] | None = None,
+    ) -> None:
+        """Start workers. If there is `url_from`, each is on a host, which reaches the journal at `url_from(host.address)`."""
         self.random = random.Random(seed)
         self.happened: collections.Counter[str] = collections.Counter()
         self._folder = folder
@@ -142,12 +169,12 @@ class Chaos:
             **os.environ,
             "HANDRAIL_KEY": postgres.KEY,
             "CHAOS_LEDGER": str(self.ledger),
-            "HANDRAIL_JOURNAL": url,
-            "HANDRAIL_DISPATCH_URL": parse_url(url).conninfo,
             "PYTHONPATH": str(TESTS),
         }
         self.app = FleetApp.load(chaos_app.__file__)
         self.journal = PostgresJournal(url)
+        self._hosts = [Host(number, folder) for number in range(workers)] if url_from else []
+        self._urls = [url_from(each.address) for each in self._hosts] if url_from else [url] * workers
         self._workers = [self._work(number) for number in range(workers)]
 
     def supervise(self) -> None:
@@ -159,12 +186,26 @@ class Chaos:
 
     def _work(self, number: int) -> WorkerProcess:
         log = self._folder / f"worker{number}.log"
-        return WorkerProcess(number, self._dispatcher, self._environment, log)
+        url = self._urls[number]
+        where = {"HANDRAIL_JOURNAL": url, "HANDRAIL_DISPATCH_URL": parse_url(url).conninfo}
+        host = self._hosts[number] if self._hosts else None
+        return WorkerProcess(number, self._dispatcher, {**self._environment, **where}, log, host)
 
     def close(self) -> None:
         for each in self._workers:
             each.kill()
+        for each in self._hosts:
+            each.close()
         self.journal.close()
+
+    def faults(self) -> list[Callable[[], Any]]:
+        """Return what can happen to a worker here."""
+        return [self.kill, self.freeze, *([self.cut, self.skew] if self._hosts else [])]
+
+    def _victim(self) -> WorkerProcess | None:
+        """Return a worker that nothing has happened to, unless it is the last of these."""
+        well = [each for each in self._workers if each.is_well]
+        return self.random.choice(well) if len(well) > 1 else None
 
     async def submit(self, runs: int) -> None:
         """Submit runs. The budget of every fourth run is one call too small, so that it fails."""
@@ -182,13 +223,29 @@ class Chaos:
 
     async def freeze(self) -> None:
         """Freeze a worker for three leases."""
-        awake = [each for each in self._workers if not each.is_frozen]
-        if len(awake) > 1:
-            worker = self.random.choice(awake)
+        worker = self._victim()
+        if worker is not None:
             worker.freeze(True)
             self.happened["SIGSTOP"] += 1
             await asyncio.sleep(3 * self.journal.lease)
             worker.freeze(False)
+
+    async def cut(self) -> None:
+        """Cut the network of a worker's host for three leases."""
+        worker = self._victim()
+        if worker is not None and worker.host is not None:
+            worker.host.cut(True)
+            self.happened["network cut"] += 1
+            await asyncio.sleep(3 * self.journal.lease)
+            worker.host.cut(False)
+
+    async def skew(self) -> None:
+        """Set the clock of a host wrong by 30 seconds for three leases."""
+        host = self.random.choice(self._hosts)
+        host.skew(self.random.choice((30, -30)))
+        self.happened["clock 30 s off"] += 1
+        await asyncio.sleep(3 * self.journal.lease)
+        host.skew(0)
 
     async def answer(self) -> None:
         """Answer every open question. Whether an interrupted step has happened is looked up in the ledger."""
@@ -213,28 +270,44 @@ class Chaos:
         self, runs: int, seconds: float, events: Iterator[Callable[[], Any]], patience: float
     ) -> None:
         """Submit runs, and wait until all are over. In the first `seconds`, an event happens every second."""
-        self.runs = runs
-        await self.submit(runs)
-        freezing: list[asyncio.Task[None]] = []
-        submitted = began = next_event = time.monotonic()
-        while True:
-            now = time.monotonic()
-            self.supervise()
-            with contextlib.suppress(HandrailError):  # PostgreSQL was just restarted
-                await self.answer()
-                if now > began + seconds and all(row.status in OVER for row in await self._rows()):
-                    break
-            assert now < submitted + seconds + patience, f"not over: {await self.left()}"
-            if not self.ledger.exists():
-                began = next_event = now  # the workers are still starting
-            elif next_event <= now < began + seconds:
+        submitted = time.monotonic()
+        await self.begin(runs, patience)
+        began = next_event = time.monotonic()
+        lasting: list[asyncio.Task[None]] = []
+        while (now := time.monotonic()) < began + seconds:
+            if now >= next_event:
                 next_event = now + 1
                 found = next(events)()
                 if asyncio.iscoroutine(found):
-                    freezing.append(asyncio.ensure_future(found))
-            await asyncio.sleep(0.1)
+                    lasting.append(asyncio.ensure_future(found))
+            await self._look()
+        await self.finish(patience)
+        await asyncio.gather(*lasting)
         self.seconds = time.monotonic() - submitted
-        await asyncio.gather(*freezing)
+
+    async def begin(self, runs: int, patience: float) -> None:
+        """Submit runs, and wait until a worker executes one."""
+        self.runs = runs
+        await self.submit(runs)
+        until = time.monotonic() + patience
+        while not self.ledger.exists():
+            assert time.monotonic() < until, "no worker has begun"
+            await self._look()
+
+    async def finish(self, patience: float) -> None:
+        """Wait until all runs are over."""
+        until = time.monotonic() + patience
+        while not await self._look():
+            assert time.monotonic() < until, f"not over: {await self.left()}"
+
+    async def _look(self) -> bool:
+        """Start workers that have ended, and answer questions. Returns whether all runs are over."""
+        self.supervise()
+        await asyncio.sleep(0.1)
+        with contextlib.suppress(HandrailError):  # PostgreSQL was just restarted
+            await self.answer()
+            return all(row.status in OVER for row in await self._rows())
+        return False
 
     async def left(self) -> list[tuple[Any, ...]]:
         return [
@@ -268,6 +341,8 @@ class Chaos:
         self.happened["legs"] += row.legs
         if row.status != ("failed" if is_short else "done"):
             wrong.append(f"{row.status} {outcome.stop_reason} {outcome.error}")
+        if is_short and outcome.phase != "budget":
+            wrong.append(f"it failed, but not because of its budget: {outcome.error}")
         units = await self.journal.calls.load(f"run{number}")
         places = collections.Counter(unit.place for unit in units)
         wrong += [f"{place} has {count} units" for place, count in places.items() if count > 1]
@@ -309,12 +384,19 @@ async def main() -> int:
     try:
         server.wait()
         url = server.url(schema="chaos", lease=LEASE)
-        chaos = Chaos(url, folder, dispatcher=given.dispatcher, workers=given.workers, seed=given.seed)
+        chaos = Chaos(
+            url,
+            folder,
+            dispatcher=given.dispatcher,
+            workers=given.workers,
+            seed=given.seed,
+            url_from=(lambda host: server.url(host, schema="chaos", lease=LEASE)) if can_make() else None,
+        )
         try:
-            third = [lambda: asyncio.to_thread(server.restart)]
-            chances = [chaos.kill, chaos.freeze]
+            faults = chaos.faults()
             events = itertools.chain(
-                [chaos.kill, chaos.freeze, *third], iter(lambda: chaos.random.choice(chances), None)
+                [*faults, lambda: asyncio.to_thread(server.restart)],
+                iter(lambda: chaos.random.choice(faults), None),
             )
             await chaos.run(given.runs, given.seconds, events, given.patience)
             wrong = await chaos.check()

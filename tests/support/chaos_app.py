@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from handrail import Adapter, Agent, Prompt, ScriptedModel, ToolCall, ToolContext, UserContext, tool
+from handrail.clock import SystemClock
 from handrail.messages import ModelRequest, ToolMessage, UserMessage
+from support.hosts import obey
+
+obey(SystemClock)
 
 CALLS = 6
 """How many calls a run makes, including those of its nested agent."""

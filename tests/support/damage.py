@@ -1,11 +1,12 @@
-"""Functions that write a journal with a little of everything, read it in every way, and change a lease in it."""
+"""Functions that write a journal with a little of everything, read it in every way, and change what is in it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 from collections.abc import Awaitable, Callable, Generator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -188,3 +189,10 @@ def set_lease(journal: AnyJournal, run_id: str, owner: str | None = None, until:
         update_run(connection, database.chains, row, owner=held, leased_until=until_now)
 
     database.transact_now(change)
+
+
+def unapply(path: Path, call_id: str | None = None) -> None:
+    """Mark one recorded call in a journal, or all, as not applied, as if its process had died before it renamed the files."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        query = "UPDATE records SET state = 'committed' WHERE kind = 'unit' AND state = 'applied' AND ifnull(key = ?, true)"
+        assert connection.execute(query, (call_id,)).rowcount

@@ -60,6 +60,29 @@ def schema_url(schema: str, *, user: str = "tests", password: str = "") -> str:
     return f"postgresql://{user}{secret}@/postgres?host={folder}&schema={schema}"
 
 
+_spare: list[str] = []
+"""The URLs of empty journals."""
+
+
+def borrow_url() -> str:
+    """Return the URL of a journal without runs. Creating one takes a while, so give it back after the test."""
+    return _spare.pop() if _spare else new_url()
+
+
+def give_back(url: str) -> None:
+    """Empty a journal for the next test. Its schema must be as Handrail has created it."""
+    import psycopg
+
+    from handrail.journal.postgres.address import parse_url
+
+    address = parse_url(url)
+    query = "SELECT tablename::text FROM pg_tables WHERE schemaname = %s AND tablename != 'about'"
+    with psycopg.connect(address.conninfo) as connection:
+        for (table,) in connection.execute(query, (address.schema,)).fetchall():
+            connection.execute(f'DELETE FROM "{address.schema}"."{table}"')  # pyright: ignore[reportArgumentType, reportCallIssue]  # plain names
+    _spare.append(url)
+
+
 def schemas(url: str) -> list[str]:
     """Return the names of the schemas on the shared server that were derived from a URL's own."""
     import psycopg

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from handrail import (
     Adapter,
+    Budget,
     Handoff,
     Parked,
     Prompt,
@@ -408,3 +409,71 @@ def asked_once_for_each(seen: Seen) -> str | None:
 
 
 DECIDING = Scenario(name="visits", play=deciding, laws=[nothing_was_kicked, asked_once_for_each])
+
+
+# --- a fourth scenario: calls inside calls that must not be repeated, whose charges must not be forgotten -----------
+
+
+def delivering_tools(stage: Stage) -> list[AnyTool]:
+    world = stage.world
+
+    @tool(effect="pure")
+    async def price() -> int:
+        """Return the price."""
+        return 4
+
+    @tool
+    async def send(context: ToolContext) -> str:
+        """Send a parcel."""
+        world.happened("sent")
+        return "sent"
+
+    @tool
+    async def deliver(context: ToolContext) -> str:
+        """Ask for the price, and deliver, which can't be undone."""
+        told = await context.call("price")
+        world.happened("delivered")
+        return f"delivered for {told.value}"
+
+    @tool(effect="read")
+    async def quote(context: ToolContext) -> str:
+        """Ask for the price at both attempts. The first attempt fails."""
+        told = await context.call("price")
+        if context.invocation.attempt == 1:
+            raise TransientError("not now", retry_after=5)
+        return f"quoted {told.value}"
+
+    courier = Prompt("courier", "You are a courier.", tools=[price, send])
+
+    @tool(effect="idempotent")
+    async def dispatch(context: ToolContext) -> str:
+        """Let an agent with a budget of its own send a parcel."""
+        sent = await context.adapter.evaluate(courier, "Send it.", budget=Budget(tool_calls=2))
+        return sent.text
+
+    return [price, send, deliver, quote, dispatch]
+
+
+def delivering(stage: Stage) -> Play:
+    """Return the play of a run whose calls make further calls and nested runs."""
+    said = {
+        "You deliver": [
+            [ToolCall("price"), ToolCall("deliver"), ToolCall("quote")],
+            ToolCall("dispatch"),
+            ToolCall("send"),
+            "All is delivered.",
+        ],
+        "You are a courier": [[ToolCall("price"), ToolCall("send")], "It is sent."],
+    }
+    adapter = Adapter(
+        stage.model(said),
+        journal=stage.journal,
+        filesystem=stage.files,
+        environment=LaterEnvironment(),
+        clock=stage.clock,
+        new_id=stage.new_id,
+    )
+    return Play(adapter, Prompt("parcels", "You deliver parcels.", tools=delivering_tools(stage)), "Go.")
+
+
+DELIVERING = Scenario(name="parcels", play=delivering)

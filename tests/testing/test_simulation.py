@@ -29,7 +29,7 @@ from handrail.testing.simulation import (
 )
 from handrail.testing.simulation.__main__ import main
 from support import postgres, warm_python
-from support.simulated import DECIDING, ERRANDS, SHOPPING, Colour
+from support.simulated import DECIDING, DELIVERING, ERRANDS, SHOPPING, Colour
 
 pytestmark = pytest.mark.once  # processes are slow to start, and behave the same under every Python version
 
@@ -80,6 +80,14 @@ def test_several_at_once_retries_threads_and_previews_survive_it_too():
 def test_what_is_decided_for_the_session_survives_it_too():
     """A remembered answer is recorded when it is given, so it need not be given again after a crash."""
     report = crashed(DECIDING, write_every=1 if ALL else 8, step_every=30, overtaken_every=40)
+    report.assert_kept()
+    assert report.tried["step"] > 4
+
+
+@pytest.mark.timeout(900)
+def test_a_call_that_began_is_charged_once_however_often_its_process_dies():
+    """Calls inside calls that are not repeated, inside repeated attempts and inside nested runs are charged as well."""
+    report = crashed(DELIVERING, write_every=1 if ALL else 3, step_every=10, overtaken_every=0, again=True)
     report.assert_kept()
     assert report.tried["step"] > 4
 

@@ -115,12 +115,12 @@ class Answer:
                 self._pieces[part.index] = [part]
             else:
                 pieces.append(part)
-        elif isinstance(part, ThinkingPart):
-            self._thoughts.append(part.text)
         elif isinstance(part, UsagePart):
             self.usage = part.usage
         elif isinstance(part, StopPart):
             self.stop = part
+        elif isinstance(part, ThinkingPart):
+            self._thoughts.append(part.text)
         else:
             self.sent = part
 
@@ -167,7 +167,8 @@ class Answer:
 
     def message(self, calls: tuple[CallAsked, ...]) -> AssistantMessage:
         """Return the answer as a message with these calls. Their ids must be unique in the session."""
-        return AssistantMessage(self.text, calls, None if self.stop is None else self.stop.kept, self.thought)
+        kept, thought = None if self.stop is None else self.stop.kept, self.thought if self._thoughts else ""
+        return AssistantMessage(self.text, calls, kept, thought)
 
     # The members that tools can see.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Awaitable
 from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from handrail.cancellation import open_scope, shielded
 from handrail.errors import BudgetExceededError, DeadlineExceededError, DefinitionError, ModelError
 from handrail.events import ModelFailed
 from handrail.models import ModelKeyMissing
-from handrail.models.choice import Candidate, candidates_of, falls_over, is_choice
+from handrail.models.choice import Candidate, candidates_of, falls_over
 
 if TYPE_CHECKING:
     from handrail.adapter.run import Run
@@ -48,13 +49,14 @@ async def ask(run: Run) -> Answer:
             return _replay(run, recorded)
         run.leave_record()
     deadline = frame.deadline
+    attempts = Attempts(run)
     if deadline is None:
-        return await Attempts(run).answer()
+        return await attempts.answer()
     scope = open_scope()
     scope.start_deadline(deadline)
     try:
         deadline.check("the model was asked")
-        return await Attempts(run).answer()
+        return await attempts.answer()
     except asyncio.CancelledError as error:
         late = scope.explain(error, "the model had answered")
         if isinstance(late, DeadlineExceededError):
@@ -92,12 +94,12 @@ class Attempts:
         self._number = 0
         self._failed: list[FailedRequest] = []
 
-    async def answer(self) -> Answer:
+    def answer(self) -> Awaitable[Answer]:
         """Ask the run's model, or the candidates of a choice in order, and return the first complete answer."""
-        run = self._run
-        if not is_choice(run.settings.model):
-            return await self._ask(run.retry, None, False)
-        candidates = self._candidates()
+        return self._choose() if self._run.chooses else self._ask(self._run.retry, None, False)
+
+    async def _choose(self) -> Answer:
+        run, candidates = self._run, self._candidates()
         quick = replace(
             run.retry,
             attempts=min(run.retry.attempts, _QUICK_ATTEMPTS),
@@ -157,7 +159,10 @@ class Attempts:
             if after is not None and on_refusal and answer.stop.reason == "refused" and not run.has_shown:
                 self._refused(answer, cost, after)
                 raise _FellOver
-            await self._record(answer, seconds, cost)
+            run.answered_by = answer.model
+            if run.frame.log.is_kept:
+                recorded = write_answer(answer, seconds, cost, run.masking, tuple(self._failed))
+                await shielded(run.frame.log.note("model answer", run.place_of_answer, recorded))
             return answer
 
     def _wait_after(self, retry: Retry, tries: int, error: ModelError, after: str | None) -> float | None:
@@ -193,13 +198,6 @@ class Attempts:
         failed = self._run.failed(error, "request", said)
         failed.hides_frames = isinstance(error, ModelKeyMissing)
         return failed
-
-    async def _record(self, answer: Answer, seconds: float, cost: Decimal | None) -> None:
-        run = self._run
-        run.answered_by = answer.model
-        if run.frame.log.is_kept:
-            recorded = write_answer(answer, seconds, cost, run.masking, tuple(self._failed))
-            await shielded(run.frame.log.note("model answer", run.place_of_answer, recorded))
 
 
 class _FellOver(Exception):

@@ -52,6 +52,8 @@ OutputT = TypeVar("OutputT")
 
 MOST_DEATHS = 3
 """How many consecutive processes may die while they execute a run, without progress, before it is set aside."""
+MOST_WORKER_DEATHS = 10
+"""The same for a run that workers execute. A worker executes other runs as well, and any of them may have ended it."""
 
 
 async def evaluate(
@@ -90,7 +92,7 @@ async def resume(
     async with acquire_run(journal, run_id) as row:
         if row.status in OVER:  # it may have ended since its row was read
             return await _recorded_answer(journal, row, prompt, session)
-        if row.deaths >= MOST_DEATHS:
+        if row.deaths >= (MOST_WORKER_DEATHS if row.queue else MOST_DEATHS):
             raise await _set_aside(journal, row)
         if isinstance(options.filesystem, Recoverable):
             await options.filesystem.recover(journal)

@@ -133,12 +133,13 @@ async def run_until_done(run: Run) -> Outcome:
             turns += 1
             calls = conversation.fresh_ids(answer.calls())
             run.say(answer.message(calls))
-            if answer.is_paused and not calls and len(begun) < _MOST_PAUSES:
+            if not calls and answer.is_paused and len(begun) < _MOST_PAUSES:
                 begun.append(answer.text)
                 continue
             taken: Any = None
             if calls:
-                begun.clear()
+                if begun:
+                    begun.clear()
                 frame.model.provider = answer
                 results = await _run_calls(run, calls, f"{run_id}/{turns}", answer.cut_off(calls))
                 taken = _answer_among(run, calls, results) if run.answers_by_call else None

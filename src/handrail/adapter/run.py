@@ -26,6 +26,7 @@ from handrail.errors import (
 from handrail.events import PromptExecuted, PromptRendered
 from handrail.guard.policy import check_verdicts, within_scope
 from handrail.messages import Message, Model, ModelRequest, Offered, Sent, Usage
+from handrail.models.choice import is_choice
 from handrail.models.prices import tariff_of
 from handrail.operation import Home
 from handrail.place import Place
@@ -61,6 +62,8 @@ class Run:
     ) -> None:
         self.settings = settings
         self.model = settings.model
+        self.chooses = is_choice(settings.model)
+        """Whether the run's model is a choice among others."""
         self.retry = settings.retry
         self.throttle = settings.throttle
         self.tariff = settings.tariff

@@ -67,7 +67,8 @@ async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
     """Renew the run's lease during the block, and record when its deadline is paused or moved.
 
     The run is cancelled if somebody asks for that. If another process takes it over, it stops here without
-    recording an end.
+    recording an end. The same if the block fails because the connection to the journal is lost: the run can be resumed,
+    as if its process had ended.
     """
     run_id = frame.run_context.run_id
     deadline = frame.deadline
@@ -103,6 +104,10 @@ async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
     _keepers[id(journal), run_id] = renew
     try:
         yield
+    except JournalError as error:
+        if error.is_lost:
+            frame.log.close()
+        raise
     finally:
         del _keepers[id(journal), run_id]
         keeper.cancel()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import TextIO
 
 from rich.cells import cell_len
@@ -15,10 +16,19 @@ from rich.live import Live
 from rich.text import Text
 
 from handrail.cli.activity import Activity, format_progress, indent
+from handrail.cli.pictures import Picture, Protocol, pictures_in, protocol_of
 from handrail.clock import Clock
 from handrail.environment.terminal import Keyboard
 from handrail.environment.text import is_terminal, wants_colour
-from handrail.events import MessageAdded, ModelFailed, ModelResponded, Progress, TextDelta, ToolStarted
+from handrail.events import (
+    MessageAdded,
+    ModelFailed,
+    ModelResponded,
+    Progress,
+    TextDelta,
+    ToolInvoked,
+    ToolStarted,
+)
 from handrail.messages import AssistantMessage
 from handrail.rendering import escape, escape_line
 
@@ -53,7 +63,7 @@ class View:
         self._clock = clock
         self._verbose = verbose
         self.activity = Activity(clock, verbose)
-        self._held: list[Text] | None = None
+        self._held: list[Text | Picture] | None = None
 
     @contextlib.contextmanager
     def begin(self) -> Generator[None]:
@@ -87,14 +97,14 @@ class View:
             held, self._held = self._held, None
             self._print(held)
 
-    def _print(self, lines: list[Text]) -> None:
+    def _print(self, lines: Sequence[Text | Picture]) -> None:
         if self._held is not None:
             self._held += lines
             return
         for line in lines:
             self._print_line(line)
 
-    def _print_line(self, line: Text) -> None:
+    def _print_line(self, line: Text | Picture) -> None:
         raise NotImplementedError
 
 
@@ -150,7 +160,7 @@ class PlainView(View):
         with contextlib.suppress(Exception):
             sys.stdout.flush()
 
-    def _print_line(self, line: Text) -> None:
+    def _print_line(self, line: Text | Picture) -> None:
         if not self._quiet:
             self.console.print(line, soft_wrap=True)
 
@@ -159,12 +169,14 @@ class LiveView(View):
     """A view for a terminal.
 
     Finished lines are printed once and never changed. Work in progress is redrawn below them ten times a second.
-    Nothing is drawn while a question is asked, and lines that arrive in the meantime are printed afterwards.
+    Nothing is drawn while a question is asked, and lines that arrive in the meantime are printed afterwards. The
+    pictures that a call returned are drawn below its line, if the terminal can draw pictures.
     """
 
     def __init__(self, clock: Clock, *, verbose: bool = False) -> None:
         super().__init__(make_console(sys.stdout, live=True), clock, verbose=verbose)
         self._keyboard = Keyboard(sys.stdin) if is_terminal(sys.stdin) else None
+        self._pictures: Protocol | None = protocol_of(os.environ)
         self._live: Live | None = None
         self._flow = TextFlow(self.console.width)
         self._markdown = Markdown()
@@ -204,9 +216,12 @@ class LiveView(View):
                     self._streamed = ""
         elif self._flow.tail and (lines := self.activity.update(event)):
             self._end_text()
-            self._print(lines)
+            self._print([*lines, *self._drawn(event)])
             return
-        self._print(self.activity.update(event))
+        self._print([*self.activity.update(event), *self._drawn(event)])
+
+    def _drawn(self, event: object) -> list[Picture]:
+        return pictures_in(event.result.attachments, self._pictures) if isinstance(event, ToolInvoked) else []
 
     def note(self, text: Text | str, style: str = "") -> None:
         self._end_text()
@@ -235,12 +250,12 @@ class LiveView(View):
                 if self._echo is not None:
                     self._start()
 
-    def _print(self, lines: list[Text]) -> None:
+    def _print(self, lines: Sequence[Text | Picture]) -> None:
         super()._print(lines)
         self._refresh()
 
-    def _print_line(self, line: Text) -> None:
-        self.console.print(line, soft_wrap=False, overflow="fold")
+    def _print_line(self, line: Text | Picture) -> None:
+        self.console.print(line, soft_wrap=False, overflow="fold", crop=isinstance(line, Text))
 
     def _end_text(self) -> None:
         self._print([self._markdown.line(line) for line in self._flow.end()])

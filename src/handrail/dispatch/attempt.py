@@ -92,6 +92,8 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     """The approvals by people other than the principal that the policies require."""
     has_asked: bool = False
     """Whether approval has already been requested, so that no further quorums can be added."""
+    charged: bool = False
+    """Whether the budget has been charged for the call, by this process or an earlier one."""
     preview: str | None = None
     """The reason for approval if the call runs first and its changes are approved afterwards; otherwise None."""
     stale: tuple[str, ...] = ()
@@ -218,7 +220,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         has_secret = self.call.kind.is_part and self.has_secret
         again = Attempt(self.call, self.frame, self.number + 1, self.retries, has_secret, self.started)
         again.lost, again.clock = self.lost, self.clock
-        again.quorums, again.has_asked = self.quorums, self.has_asked
+        again.quorums, again.has_asked, again.charged = self.quorums, self.has_asked, self.charged
         return again
 
     # Numbers and ids. They follow from the order in which a handler uses its verbs, and are never random.
@@ -264,8 +266,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
 
     def settle_effect(self, transaction: Transaction) -> None:
         """Note the external effect of a finished call, which a rollback must compensate or report."""
-        done = self.own_effect(self.finished)
-        if done is not None:
+        if (done := self.own_effect(self.finished)) is not None:
             transaction.settle(done)
 
     # Facts.

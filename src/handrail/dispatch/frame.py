@@ -111,12 +111,19 @@ class ModelSide(msgspec.Struct, eq=False):
 class Costs:
     """The costs of a run so far, and the budget tracker that its calls see."""
 
-    __slots__ = ("_given", "_tracker", "models")
+    __slots__ = ("_charged", "_given", "_tracker", "models")
 
-    def __init__(self, budget: BudgetTracker | None, outer: Costs | None) -> None:
+    def __init__(self, budget: BudgetTracker | None, outer: Costs | None, charged: int) -> None:
+        """Begin to count. `charged` is the number of calls that were charged to the run before its process ended.
+
+        All of them are counted before the first call continues, so that a new call beside them can't use what they have used.
+        """
         self.models = CostTracker(None if outer is None else outer.models)
         """Usage and cost of the models."""
         self._tracker = budget
+        self._charged = charged
+        if budget is not None and charged:
+            budget.recall(tool_calls=charged)
         self._given: Mapping[type, Callable[[], Any]] | None = None
 
     @property
@@ -124,6 +131,8 @@ class Costs:
         """The tracker of the budget, or a tracker without limits if there is no budget."""
         if self._tracker is None:
             self._tracker = BudgetTracker()
+            if self._charged:
+                self._tracker.recall(tool_calls=self._charged)
         return self._tracker
 
     @property
@@ -283,7 +292,7 @@ class Frame:
         self.deadline = options.deadline
         budget = options.budget
         self.budget = BudgetTracker(budget) if isinstance(budget, Budget) else budget
-        self.costs = Costs(self.budget, outer)
+        self.costs = Costs(self.budget, outer, self.log.charged_in(self.place))
         self.lease = options.lease
         self.limited = options.deadline is not None or budget is not None
         self.task: asyncio.Task[Any] | None = None

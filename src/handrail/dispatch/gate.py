@@ -60,7 +60,6 @@ from handrail.dispatch.tickets import take_up_tickets
 from handrail.dispatch.transaction import Transaction, commit_lock_of, key_of, new_transaction
 from handrail.errors import Conflict, RunBusy, TransientError
 from handrail.events import CallStatus, ToolInvoked, ToolStarted
-from handrail.limits import Reservation
 from handrail.operation import Operation
 from handrail.protocols import RenderedPromptView
 from handrail.raised_errors import forget_frames, log_error, without_frames
@@ -91,8 +90,6 @@ class Passage(msgspec.Struct, eq=False):
     attempt: Attempt
     """The newest attempt."""
     approved: Approval | None = None
-    reservation: Reservation | None = None
-    """The budget that is reserved for the call; None if nothing is reserved."""
     reruns: int = 0
     left: tuple[str, ...] = ()
     """Effects of earlier attempts that could not be undone."""
@@ -260,14 +257,15 @@ class Gate:
     # 5
 
     def _check_limits(self, passage: Passage) -> None:
-        frame, call = self.frame, passage.call
+        frame, call, attempt = self.frame, passage.call, passage.attempt
         if call.kind.undoes:
             return  # compensations and probes run even if the run was cancelled or its deadline has passed
         frame.cancellation.check()
         if frame.deadline is not None:
             frame.deadline.check(f"{call.name} could run")
-        if frame.budget is not None and passage.reservation is None and not call.kind.is_part:
-            passage.reservation = frame.budget.reserve(tool_calls=1)
+        if frame.budget is not None and not attempt.charged and not call.kind.is_part:
+            frame.budget.reserve(tool_calls=1).settle()
+            attempt.charged = True
 
     # 8
 
@@ -355,8 +353,7 @@ class Gate:
             if self._must_run_again(passage, transaction):
                 return False
             transaction.prepare()
-            charged = passage.reservation is not None
-            if (waiting := commit_recorded(journal, attempt, result, charged)) is not None:
+            if (waiting := commit_recorded(journal, attempt, result)) is not None:
                 await shielded(waiting)
         passage.recorded = True
         transaction.publish()
@@ -450,8 +447,7 @@ class Gate:
         try:
             await close_resources(passage.attempt)
             if self.frame.log.is_kept and not passage.recorded and passage.result is not None:
-                charged = passage.reservation is not None
-                passage.recorded = await record_end(passage.attempt, passage.result, passage.status, charged)
+                passage.recorded = await record_end(passage.attempt, passage.result, passage.status)
         except GeneratorExit as error:
             if is_closing():
                 self._end(passage, error)
@@ -465,8 +461,6 @@ class Gate:
         frame, call, attempt = self.frame, passage.call, passage.attempt
         if attempt.policy_context is not None:
             close_policy_context(attempt)
-        if passage.reservation is not None:
-            passage.reservation.settle()
         if attempt.made_resources is not None:
             attempt.made_resources = None  # breaks a reference cycle with the attempt
         result: Any = passage.result

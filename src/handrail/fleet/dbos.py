@@ -12,15 +12,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
+from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
 from handrail.fleet.dispatcher import Execute, leg_id, missing_engine, next_leg, queue_name
 from handrail.records import RunRow
 
 try:
-    from dbos import DBOS, SetWorkflowID
+    from dbos import DBOS, DBOSClient, EnqueueOptions, SetWorkflowID
 except ModuleNotFoundError as error:
     raise missing_engine("dbos", error) from None
 
+_NAME, _LEG = "handrail", "handrail.leg"
+"""The application's name for DBOS, and that of its only workflow."""
 _VERSION = "handrail-1"
 """The application version for DBOS. It never changes, because each version of an app has its own queue."""
 
@@ -35,10 +38,11 @@ class DbosDispatcher:
 
     _current: ClassVar[DbosDispatcher | None] = None
 
-    def __init__(self, url: str, *, executor: str, poll: float = 0.2) -> None:
+    def __init__(self, url: str, *, executor: str, poll: float = 0.2, clock: Clock = SYSTEM_CLOCK) -> None:
         self._url = url
         self._executor = executor
         self._poll = poll
+        self._clock = clock
         self._execute: Execute | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = asyncio.Event()
@@ -47,10 +51,27 @@ class DbosDispatcher:
         """The leg of each run that had begun when the run was last woken here."""
 
     async def submit(self, run: RunRow, /, at: float | None = None) -> None:
-        """Start the first leg, unless the journal has its due time: then a worker starts it when it is due."""
-        if run.due_at is not None and at in (None, run.due_at):
-            return  # a worker that looks into the journal wakes it
-        await self.wake(run)
+        """Enqueue the first leg. With `at`, DBOS delays it until then.
+
+        This works in a process that is not a worker, too, and creates DBOS's tables if no worker has done so yet.
+        """
+        await self._in_thread(lambda: self._submit(run, at))
+
+    def _submit(self, run: RunRow, at: float | None) -> None:
+        options: EnqueueOptions = {
+            "workflow_name": _LEG,
+            "queue_name": queue_name(run.queue),
+            "workflow_id": next_leg(run),
+        }
+        if at is not None:
+            options["delay_seconds"] = max(0.0, at - self._clock.now().timestamp())
+        if not self._ready.is_set():
+            DBOS.migrate(self._url)
+        client = DBOSClient(system_database_url=self._url, application_name=_NAME)
+        try:
+            client.enqueue(options, run.record.id)
+        finally:
+            client.destroy()
 
     async def wake(self, run: RunRow, /) -> None:
         """Start the next leg. A lost leg is cancelled first, because DBOS still counts it as running."""
@@ -79,7 +100,9 @@ class DbosDispatcher:
                     self._begun[run.record.id] = id
                     return
                 DBOS.cancel_workflow(id)
-            elif found.status in ("ENQUEUED", "DELAYED"):
+            elif found.status == "DELAYED":  # by the clock of whoever submitted it, which is slow
+                DBOS.cancel_workflow(id)
+            elif found.status == "ENQUEUED":
                 return
 
     async def cancel(self, run: RunRow, /) -> None:
@@ -112,7 +135,7 @@ class DbosDispatcher:
     def _launch(self, names: Sequence[str], limit: int) -> None:
         DBOS(
             config={
-                "name": "handrail",
+                "name": _NAME,
                 "system_database_url": self._url,
                 "application_version": _VERSION,
                 "executor_id": self._executor,
@@ -141,7 +164,7 @@ async def _awaited(execute: Execute, run_id: str) -> None:
     await execute(run_id)
 
 
-@DBOS.workflow(name="handrail.leg", max_recovery_attempts=None)
+@DBOS.workflow(name=_LEG, max_recovery_attempts=None)
 async def _leg(run_id: str) -> None:
     """Execute a leg. DBOS counts it as finished even if the run is only parked."""
     worker = DbosDispatcher.current()

@@ -118,7 +118,7 @@ class Runner:
         """Execute legs until `stop` is set. Then take no more runs, and finish the current ones within `grace` seconds.
 
         Runs that are left after that are interrupted, as if the process had ended, and are due for other workers at
-        once.
+        once. So are all runs if this worker fails or is cancelled.
         """
         duties = [self._tend(), self._claim() if self._engine is None else self._work(self._engine)]
         tasks = [asyncio.ensure_future(each) for each in duties]
@@ -132,9 +132,11 @@ class Runner:
             tasks[1].cancel()
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=grace)
-            await self._cut_off()
         finally:
-            self._draining = self._ended = True
+            self._draining = True
+            tasks[1].cancel()
+            await self._cut_off()
+            self._ended = True
             waiting.cancel()
             for task in tasks:
                 task.cancel()

@@ -111,13 +111,17 @@ def decode_text(found: bytes) -> str:
     return found.decode(errors="surrogateescape")
 
 
-def fetch(connection: Connection, query: str, *values: object) -> list[Any]:
-    """Return the rows that a query finds, including those with invalid text, so that an error can name them."""
+def fetch(connection: Connection, query: str, *values: object, **named: object) -> list[Any]:
+    """Return the rows that a query finds, including those with invalid text, so that an error can name them.
+
+    The query's placeholders are either `?` or names, as in `:now`.
+    """
+    given = named or values
     try:
-        return connection.execute(query, values).fetchall()
+        return connection.execute(query, given).fetchall()
     except sqlite3.OperationalError:
         with texts_decoded(connection):
-            return connection.execute(query, values).fetchall()
+            return connection.execute(query, given).fetchall()
 
 
 @contextlib.contextmanager

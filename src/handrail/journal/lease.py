@@ -76,6 +76,8 @@ class Leases(Protocol):
 
     seconds: float
     """How long a lease lasts without being renewed, in seconds."""
+    free: str
+    """A condition in SQL that every run satisfies that may be free now. `:now` is the time."""
 
     def until(self, connection: Connection, now: float) -> float:
         """Begin or renew this process's lease, and return when it ends, as a run's row records it."""
@@ -112,6 +114,7 @@ class HostLeases:
     """Leases by this host's clock, each in the row of its run. A process of this host that has ended holds none."""
 
     seconds = LEASE_SECONDS
+    free = "1 = 1"  # only this host knows which of its processes are alive
 
     def __init__(self, owner: str) -> None:
         self._owner = owner

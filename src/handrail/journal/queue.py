@@ -27,17 +27,20 @@ log = logging.getLogger("handrail.journal")
 _EVERY = 0.05
 """Seconds between checks for changes to the file. A check takes a few microseconds."""
 
-# A run that was interrupted is due at once. A queued run with an owner is being begun, and its session's other runs
-# wait for it.
+# The index `runs_for_workers` has the order and the conditions of the first two lines. A run that was interrupted is due
+# at once. A queued run with an owner is being begun, and its session's other runs wait for it.
 _DUE = f"""SELECT {COLUMNS} FROM runs WHERE queue != '' AND status IN ('queued', 'running', 'parked')
-    AND (due_at <= ?1 OR (due_at IS NULL AND status != 'parked'))
+    AND (due_at IS NOT NULL OR status != 'parked') AND coalesce(due_at, 0) <= :now
     AND (status != 'queued' OR NOT EXISTS (
         SELECT 1 FROM runs AS other WHERE other.session_id = runs.session_id AND other.id != runs.id AND (
             other.status IN ('running', 'parked')
             OR (other.status = 'queued' AND runs.owner = '' AND (other.owner != ''
-                OR (other.due_at <= ?1 AND (other.began_at, other.id) < (runs.began_at, runs.id))))
+                OR (other.due_at <= :now AND (other.began_at, other.id) < (runs.began_at, runs.id))))
         )
-    )) AND (CAST(?2 AS TEXT) = '' OR id = ?2) ORDER BY coalesce(due_at, leased_until), began_at, id LIMIT ?3"""
+    ))"""
+_FIRST = " ORDER BY coalesce(due_at, 0), began_at, id LIMIT :limit"
+_ONE = " AND id = :run LIMIT :limit"
+_LOCK = "SELECT 1 FROM runs WHERE id = ? /* FOR UPDATE SKIP LOCKED */"
 _FEW, _ALL = 50, 2**62
 """How many of the due runs are read first, since one of them can usually be claimed, and how many if none can."""
 
@@ -88,6 +91,8 @@ class SqliteQueue:
             for limit in (_FEW, _ALL):
                 rows, is_all = self._due(connection, queues, host, now, run_id or "", limit)
                 for row in rows:
+                    if connection.execute(_LOCK, (row.id,)).fetchone() is None:
+                        continue  # a different worker is claiming it
                     try:
                         taken = acquire(connection, database, row, now, claims=True)
                     except JournalAltered as altered:
@@ -131,7 +136,11 @@ class SqliteQueue:
         """Read the first `limit` runs that are due. Returns those that may be claimed, and whether there are no others."""
         found: list[StoredRun] = []
         held = self._database.leases.held(connection, now)
-        read = fetch(connection, _DUE, now, run_id, limit)
+        due = f"{_DUE} AND {self._database.leases.free}"
+        if run_id:
+            read = fetch(connection, due + _ONE, now=now, limit=limit, run=run_id)
+        else:
+            read = fetch(connection, due + _FIRST, now=now, limit=limit)
         for values in read:
             try:
                 row = check_run(self._database.chains, values)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from handrail.errors import JournalError
 
-VERSION = 10
+VERSION = 11
 """Version of the schema. A journal with another version is refused."""
 
 APPLICATION_ID = 0x48726A6C
@@ -38,7 +38,9 @@ TABLES: Sequence[str] = (
     "CREATE INDEX runs_of_a_session ON runs (session_id, began_at)",
     "CREATE INDEX runs_of_a_principal ON runs (principal, began_at)",
     "CREATE INDEX sessions_of_a_principal ON runs (principal, session_id, began_at, changed_at)",
-    "CREATE INDEX runs_for_workers ON runs (queue, due_at) WHERE queue != '' AND status IN ('queued', 'running', 'parked')",
+    # Without the runs that are parked until somebody answers, which may be most of them.
+    """CREATE INDEX runs_for_workers ON runs (coalesce(due_at, 0), began_at, id) WHERE queue != ''
+        AND status IN ('queued', 'running', 'parked') AND (due_at IS NOT NULL OR status != 'parked')""",
     """CREATE UNIQUE INDEX one_turn_of_a_session ON runs (session_id)
         WHERE queue != '' AND owner != '' AND status IN ('queued', 'running', 'parked')""",
     "CREATE UNIQUE INDEX runs_by_key ON runs (principal, key) WHERE key != ''",

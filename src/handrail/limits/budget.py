@@ -123,6 +123,11 @@ class BudgetTracker:
                 _add(tracker._reserved, exact)
         return Reservation(self, exact)
 
+    def recall(self, **amounts: Amount | None) -> None:
+        """Count what this run spent before its process ended. Outer runs are not charged, because they count it themselves."""
+        with self.lock:
+            _add(self._spent, _checked(amounts))
+
     def remaining(self) -> Mapping[str, float]:
         """Return the remaining amount of each limited unit, which is the smallest over this run and all outer runs."""
         return {unit: float(amount) for unit, amount in self.left().items()}

@@ -152,7 +152,7 @@ def candidates_of(model: Model, request: ModelRequest) -> tuple[Candidate, ...]:
 def is_choice(model: Model) -> bool:
     """Return whether a model stands for others.
 
-    This is called in every turn, and `isinstance` with a protocol is slow.
+    `isinstance` with a protocol is slow, and this is called for every run.
     """
     return hasattr(model, "candidates")
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.gate")
 
 
-async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStatus, charged: bool) -> bool:
+async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStatus) -> bool:
     """Record the end of a call that changed nothing, unless the call ended because its whole run is ending.
 
     Returns whether the end was recorded.
@@ -35,14 +35,14 @@ async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStat
     if result.attachments:
         await shielded(store(log.journal, log.run_id, result.attachments))
     if attempt.parent is None:
-        await shielded(log.journal.calls.commit(commit_unit(attempt, result, charged, status)))
+        await shielded(log.journal.calls.commit(commit_unit(attempt, result, status)))
         return True
     inner = inner_call(attempt, result, status)
     return await shielded(log.note("inner call", attempt.call.place, inner))
 
 
 def commit_recorded(
-    journal: Journal, attempt: Attempt, result: ToolResult[Any], charged: bool
+    journal: Journal, attempt: Attempt, result: ToolResult[Any]
 ) -> Coroutine[Any, Any, None] | None:
     """Record the changes of a prepared call, then apply them. The caller must prevent other commits meanwhile.
 
@@ -54,10 +54,10 @@ def commit_recorded(
     commit_now: Callable[[CommitUnit], bool] | None = getattr(journal.calls, "commit_now", None)
     has_siblings = len(attempt.frame.live) > 1
     if commit_now is None or has_siblings or journal.synced or transaction.durable or result.attachments:
-        return _commit(journal, attempt, result, charged)
-    unit = commit_unit(attempt, result, charged)
+        return _commit(journal, attempt, result)
+    unit = commit_unit(attempt, result)
     if not commit_now(unit):
-        return _commit(journal, attempt, result, charged, unit)
+        return _commit(journal, attempt, result, unit)
     transaction.apply()
     return None
 
@@ -66,7 +66,6 @@ async def _commit(
     journal: Journal,
     attempt: Attempt,
     result: ToolResult[Any],
-    charged: bool,
     unit: CommitUnit | None = None,
 ) -> None:
     """Record and apply the changes of a prepared call.
@@ -82,7 +81,7 @@ async def _commit(
         )  # before the record that refers to them
     transaction = attempt.open_transaction
     if transaction.durable is None:
-        await journal.calls.commit(unit or commit_unit(attempt, result, charged))
+        await journal.calls.commit(unit or commit_unit(attempt, result))
         transaction.apply()
         return
     synced = journal.synced
@@ -92,7 +91,7 @@ async def _commit(
         return transaction.stage(key_of(attempt, journal.id), synced), diff
 
     files, diff = await run_in_thread(stage)  # 1
-    unit = commit_unit(attempt, result, charged, files=files, diff=diff)
+    unit = commit_unit(attempt, result, files=files, diff=diff)
     await journal.calls.commit(unit)  # 2
     try:
         await run_in_thread(lambda: transaction.apply_durable(synced))  # 3

@@ -85,8 +85,6 @@ def _replay_unit(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
     """Replay one of the run's own calls, whose changes are already in the session."""
     frame = attempt.frame
     attempt.call.restore(frame.tools.get(attempt.name, attempt.tool))
-    if unit.charged and frame.budget is not None:
-        frame.budget.reserve().settle(tool_calls=1)
     bill_nested(attempt)
     return end_as_recorded(attempt, unit.status, unit.result, unit.seconds)
 

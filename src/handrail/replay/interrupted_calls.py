@@ -14,7 +14,7 @@ from handrail.errors import OutcomeUnknown
 from handrail.place import Place
 from handrail.replay.finished_calls import CALL_AGAIN, bill_nested, bill_tickets, settled_by
 from handrail.replay.log import RunLog
-from handrail.replay.marks import GIVEN_SECRET, NOT_KEPT, Tried, had_secret, is_masked
+from handrail.replay.marks import GIVEN_SECRET, NOT_KEPT, Begun, Tried, had_secret, is_masked
 from handrail.replay.records import Deposit, InnerCall, RecordedEffect
 from handrail.tools import EFFECTS, ToolResult
 
@@ -30,11 +30,15 @@ class AlreadyDone(Exception):
 
 
 def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
-    """Set the attempt's number to that of the interrupted attempt. Returns the lasting effects of earlier attempts."""
+    """Continue the count of the call's attempts, and note whether the call was charged before the process ended.
+
+    Returns the lasting effects of earlier attempts.
+    """
     log = attempt.frame.log
     if attempt.kind.undoes or attempt.number > 1:
         return ()
     place = attempt.call.place
+    attempt.charged = log.was_charged(place)
     found = log.find("call tried", place, Tried)
     if found is None:
         return ()
@@ -55,7 +59,8 @@ async def decide_interrupted(attempt: Attempt) -> None:
     if attempt.kind.is_auxiliary:
         return
     log, tool, arguments = attempt.frame.log, attempt.tool, attempt.arguments
-    begun = log.find("call begun", attempt.place, str)
+    found = log.find("call begun", attempt.place, Begun)
+    begun = None if found is None else found.what
     if tool.enters_again and not tool.secret and begun != GIVEN_SECRET:
         return
     secret = tool.secret and had_secret(tool, arguments)

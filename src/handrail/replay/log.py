@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, TypeVar, cast
 
@@ -22,6 +23,14 @@ class _Verb(msgspec.Struct):
     verb: str
 
 
+class _Charged(msgspec.Struct):
+    charged: bool = False
+
+
+_CHARGED: tuple[EntryKind, ...] = ("call begun", "call tried", "inner call")
+"""The kinds of entries that say whether a call was charged."""
+
+
 class _Ended(msgspec.Struct):
     status: str
 
@@ -34,6 +43,8 @@ class RunLog:
     """
 
     __slots__ = (
+        "_charged",
+        "_charged_in",
         "_clock",
         "_closed",
         "_finished",
@@ -91,6 +102,10 @@ class RunLog:
         for key, verb in self._verbs.items():
             if verb == "ticket":
                 self._put("ticket", Place.parse(key), b"")
+        self._charged = frozenset(self._find_charged())
+        self._charged_in = Counter(
+            str(each) for call in self._charged for each in Place.parse(call).parents if each.kind == "run"
+        )
 
     @property
     def closed(self) -> bool:
@@ -129,6 +144,24 @@ class RunLog:
     def has_begun(self, run: Place) -> bool:
         """Return whether the run itself, or the run nested at this place, had begun when the record was loaded."""
         return self.resumed and (run.parent is None or self.has("verb", run.parent.child(run.number)))
+
+    def _find_charged(self) -> Iterator[str]:
+        """Yield the places of the calls that were charged. A call with several records is yielded several times."""
+        for place, unit in self._finished.items():
+            if unit.charged:
+                yield place
+        for (kind, key), body in self._found.items():
+            if kind in _CHARGED and msgspec.msgpack.decode(body, type=_Charged).charged:
+                call = Place.parse(key)
+                yield str(call.parent if call.kind == "attempt" else call)
+
+    def was_charged(self, call: Place) -> bool:
+        """Return whether the budget had been charged for the call when the record was loaded."""
+        return str(call) in self._charged
+
+    def charged_in(self, run: Place) -> int:
+        """Return how many calls in a run, and in the runs nested in it, had been charged when the record was loaded."""
+        return self._charged_in[str(run)]
 
     def is_over(self, call: Place) -> bool:
         """Return whether the call at this place was over when the record was loaded."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
 
 GIVEN_SECRET = "given a secret"
-"""The mark of a call that was given a secret in an answer. Other marked calls are marked with their names."""
+"""The mark of a call that was given a secret in an answer. Other calls are marked with their names."""
 
 NOT_KEPT = "It was given a secret. Secrets are not recorded, so it is not run again. "
 """Tells the model why a call that was given a secret does not run again."""
@@ -33,21 +33,39 @@ class Tried(msgspec.Struct, frozen=True):
     number: int
     retries: int
     left: tuple[str, ...]
+    charged: bool = False
+    """Whether the budget was charged for the call."""
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """The mark of a call that has begun."""
+
+    what: str
+    """The name of the call, or `GIVEN_SECRET`."""
+    charged: bool = False
+    """Whether the budget was charged for the call."""
 
 
 async def note_attempt(attempt: Attempt, left: tuple[str, ...]) -> None:
     """Record that another attempt begins, so that the records of earlier attempts no longer count."""
-    tried = Tried(attempt.number, attempt.retries, left)
+    tried = Tried(attempt.number, attempt.retries, left, attempt.charged)
     await attempt.frame.log.note("call tried", attempt.call.place, tried)
 
 
 async def mark_begun(attempt: Attempt) -> None:
-    """Record that the handler of a call that must not run twice is about to begin.
+    """Record that the handler of a call is about to begin, unless the call is certain to begin again after a crash.
 
-    A compensation is marked although it may run twice, because a call that was being undone is not replayed.
+    A call that must not run twice is marked. So is a call that was charged inside such a call, because its charge would
+    otherwise be forgotten: after a crash, the outer call does not make it again. A compensation is marked although it may
+    run twice, because a call that was being undone is not replayed.
     """
-    if attempt.call.place.kind == "compensation" or not can_reenter(attempt):
+    if attempt.call.place.kind == "compensation" or not can_reenter(attempt) or _is_charged_once(attempt):
         await _mark(attempt, attempt.name)
+
+
+def _is_charged_once(attempt: Attempt) -> bool:
+    """Return whether the call was charged inside a call that must not run twice."""
+    return attempt.charged and any(not can_reenter(each) for each in attempt.with_outer())
 
 
 async def mark_given(attempt: Attempt) -> None:
@@ -65,7 +83,7 @@ async def _mark(attempt: Attempt, what: str) -> None:
             raise (
                 CancelledError if attempt.frame.cancellation.cancelled else RunBusy(log.run_id, "another one")
             )
-        await log.note("call begun", attempt.place, what)
+        await log.note("call begun", attempt.place, Begun(what, attempt.charged))
 
 
 def can_reenter(attempt: Attempt) -> bool:

@@ -96,7 +96,6 @@ def read_value(tool: Tool[Any, Any], written: bytes) -> Any:
 def commit_unit(
     attempt: Attempt,
     result: ToolResult[Any],
-    charged: bool,
     status: CallStatus = "ok",
     files: Sequence[Mapping[str, Any]] = (),
     diff: str = "",
@@ -124,7 +123,7 @@ def commit_unit(
         reads=_reads(attempt, transaction),
         writes=[] if transaction is None else transaction.writes(),
         diff=diff[:_LONGEST_DIFF],
-        charged=charged,
+        charged=attempt.charged,
         root=folder_of(frame.world.filesystem),
         root_id=folder_id_of(frame.world.filesystem),
         decision=attempt.decision,
@@ -175,6 +174,8 @@ class InnerCall(msgspec.Struct, frozen=True):
     """Whether the call is an act of a handoff, whose result is only for the next act."""
     lost: bool = False
     """Whether the call's answer contained a secret. Such an answer is not recorded, so the question is asked again."""
+    charged: bool = False
+    """Whether the budget was charged for the call."""
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
@@ -240,6 +241,7 @@ def record_of(
         attempt.elapsed,
         attempt.kind.is_part,
         _is_lost(attempt, result),
+        attempt.charged,
     )
 
 

@@ -22,8 +22,10 @@ from handrail.runs.catalog import approval_json
 from handrail.serve import requests, snapshots
 from handrail.serve.agui.inputs import parse_input, submit
 from handrail.serve.agui.interrupts import question_json
+from handrail.serve.agui.wire_events import format_time
 from handrail.serve.attachments import check_number, check_total, received, response_with
 from handrail.serve.feed import Event, EventStream, Streams, follow, send_all
+from handrail.serve.file_changes import file_changes
 from handrail.serve.inbox import Inbox
 from handrail.serve.limits import Limits, Quota
 from handrail.serve.metrics import RUNS_STARTED, PrometheusMetrics
@@ -431,7 +433,7 @@ class Routes:
         if not after.isdecimal() or len(after) > 15:
             raise RequestRefused(422, "BadNumber", "`after` must be the number of an entry")
         lines = (
-            json.dumps({**entry, "at": snapshots.format_time(entry["at"])})
+            json.dumps({**entry, "at": format_time(entry["at"])})
             for entry in self._principals.people.audit(after=int(after), limit=_MOST_AUDITED)
         )
         return PlainTextResponse("".join(f"{line}\n" for line in lines), media_type="application/jsonl")
@@ -462,7 +464,7 @@ class Routes:
 
     async def files(self, request: Request) -> Response:
         thread = self._thread(request)
-        return JSONResponse({"changes": await snapshots.file_changes(self._journal, thread)})
+        return JSONResponse({"changes": await file_changes(self._journal, thread)})
 
     async def undo(self, request: Request) -> Response:
         thread = self._thread(request)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from decimal import Decimal
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -23,9 +22,10 @@ from handrail.runs import CallNode, RunTree, Turn, show
 from handrail.runs.tree import Nested as NestedRun
 from handrail.serve.agui.interrupts import holder, question_json
 from handrail.serve.agui.translator import Translator, messages_snapshot
-from handrail.serve.agui.wire_events import plain_json
+from handrail.serve.agui.wire_events import format_time, plain_json
 from handrail.serve.attachments import facts_of
 from handrail.serve.feed import Event, FellBehind, Item
+from handrail.serve.file_changes import paths_in, unapplied_calls
 from handrail.serve.live_run import LiveRun
 from handrail.serve.refusals import ThreadUnknown
 from handrail.serve.thread import Thread
@@ -45,10 +45,6 @@ _MOST_THREADS_CACHED = 64
 _TRIES = 5
 
 
-def format_time(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
-
-
 def usage_json(usage: Usage) -> dict[str, int]:
     return {"input": usage.input, "output": usage.output, "requests": usage.requests}
 
@@ -66,6 +62,7 @@ class _State(NamedTuple):
     rows: Sequence[RunRow]
     runs: Sequence[_RunSummary]
     undone: Container[str]
+    unapplied: Container[tuple[str, str]]
     said: Sequence[RunMessage]
     nested: Sequence[RunMessage]
     state: Any
@@ -86,7 +83,9 @@ async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
     known = [run.cost for run in found.runs if run.cost is not None]
     for run in found.runs:
         calls |= run.calls
-    calls = {id: {**facts, "undone": id in found.undone} for id, facts in calls.items()}
+    for id, facts in calls.items():
+        is_unapplied = (facts["run_id"], id) in found.unapplied
+        calls[id] = {**facts, "undone": id in found.undone, "unapplied": is_unapplied}
     since = [msgspec.json.decode(item.data) for item in found.since]
     for told in (*since, *(event.data for event in found.open)):
         if told.get("name") == "handrail.call":
@@ -206,6 +205,7 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
         nested = await _nested_messages(journal, rows) if any(run.subagents for run in shown) else ()
         marks = await journal.calls.marks(seen.session_id)
         undone = {entry.key for _, entry in marks if entry.kind == "undone"}
+        unapplied = await unapplied_calls(journal, live)
         if live is not seen.live and tries < _TRIES - 1:
             continue
         open: Sequence[Event] = ()
@@ -221,7 +221,7 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
             open, last = live.open(), seen.feed.last
         elif seen.feed.last != last and tries < _TRIES - 1:
             continue
-        return _State(rows, shown, undone, said, nested, state, questions, live, open, since, last)
+        return _State(rows, shown, undone, unapplied, said, nested, state, questions, live, open, since, last)
     raise AssertionError("the last attempt always returns")
 
 
@@ -244,30 +244,6 @@ def status_of(rows: Sequence[RunRow], seen: Thread | None) -> str:
     if newest.questions:
         return "waiting"
     return "running" if newest.owner else "failed"  # a run without an owner could not be resumed
-
-
-async def file_changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
-    """Return the file changes that a thread's calls made, oldest first."""
-    await seen.check_known()
-    marks = await journal.calls.marks(seen.session_id)
-    undone = {entry.key for _, entry in marks if entry.kind == "undone"}
-    found: list[dict[str, Any]] = []
-    for unit in await journal.calls.load_session(seen.session_id):
-        paths = _paths(unit.writes)
-        if paths and unit.status == "ok":
-            found.append(
-                {
-                    "run_id": unit.run_id,
-                    "call_id": unit.call_id,
-                    "tool": unit.tool,
-                    "at": format_time(unit.at),
-                    "paths": paths,
-                    "diff": unit.diff,
-                    "undone": unit.call_id in undone,
-                    "undoable": bool(unit.files) and unit.call_id not in undone and seen.live is None,
-                }
-            )
-    return found
 
 
 # --- a run --------------------------------------------------------------------------------------------
@@ -375,7 +351,7 @@ def call_facts(call: CallNode, run_id: str) -> dict[str, Any]:
         "seconds": call.seconds,
         "began_at": None if call.at is None else format_time(call.at),
         "diff": call.diff or None,
-        "paths": _paths(call.writes),
+        "paths": paths_in(call.writes),
         "undone": call.undone,
         "run_id": run_id,
     }
@@ -436,10 +412,6 @@ def _nested_status(run: NestedRun, call: CallNode) -> str:
     return "running" if call.status == "open" else "ok" if call.status == "ok" else "error"
 
 
-def _paths(writes: Iterable[str]) -> list[str]:
-    return [place[5:] for place in writes if place.startswith("file ")]
-
-
 def run_tree(found: RunTree) -> dict[str, Any]:
     """Return a run as a JSON tree, for the timeline."""
     line = run_line(found.row, found)
@@ -455,6 +427,7 @@ def _turn_json(each: Turn) -> dict[str, Any]:
         "model": each.model,
         "usage": None if each.usage is None else usage_json(each.usage),
         "cost": format_cost(each.cost),
+        "failed": [{"model": one.model, "error": one.error} for one in each.failed],
         "calls": [_call_json(call) for call in each.calls],
     }
 

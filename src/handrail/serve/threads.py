@@ -22,6 +22,7 @@ from handrail.question import Question
 from handrail.records import OVER, Mark, RunRecord, RunRow, SessionRow
 from handrail.runs import list_runs, show
 from handrail.serve import snapshots
+from handrail.serve.agui.wire_events import format_time
 from handrail.serve.feed import Feed
 from handrail.serve.live_run import Voters
 from handrail.serve.principals import parse_session_id, session_id_of
@@ -270,8 +271,8 @@ class ThreadList:
             "id": key[1],
             "title": snapshots.title_of([RunRow(record=row.first, status="done")]),
             "status": snapshots.status_of([row.newest], self._threads.find(*key)),
-            "began_at": snapshots.format_time(row.first.began_at),
-            "updated_at": snapshots.format_time(row.changed_at),
+            "began_at": format_time(row.first.began_at),
+            "updated_at": format_time(row.changed_at),
             "questions": row.questions,
             "runs": row.runs,
             "usage": snapshots.usage_json(usage),

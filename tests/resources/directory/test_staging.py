@@ -183,6 +183,8 @@ ON_A_MOUNT = """
     result = asyncio.run(run(["sh", "-c", "ls -A; rm -rf .staging.handrail; echo x > by-a-command"]))
     assert result.ok, result
     assert "handrail" not in result.output, result.output
+    assert result.backend == "copy", result
+    assert any("because changes are staged in the folder itself" in note for note in result.notes), result.notes
     assert (root / "by-a-command").read_text() == "x\\n"
     assert (root / ".staging.handrail" / "identity").exists()
 

@@ -187,13 +187,20 @@ def test_an_undo_that_is_refused_says_why(shown: Widgets):
 
 
 def test_what_is_undone_or_can_not_be(shown: Widgets):
-    """A change that was undone or can't be undone says so and has no undo button. A busy thread allows no undo."""
+    """A change that was undone, can't be undone or is not applied says so and has no undo button.
+
+    A busy thread allows no undo.
+    """
     page = shown.page
     shown.show("files", changes=[change(undone=True, undoable=False)])
     expect(page.get_by_text("Undone", exact=True)).to_be_visible()
     expect(page.get_by_text("The changes were undone.")).to_be_visible()
     shown.show("files", changes=[change(undoable=False)])
     expect(page.get_by_text("This can’t be undone")).to_be_visible()
+    expect(page.get_by_role("button", name="Undo")).to_have_count(0)
+    shown.show("files", changes=[change(unapplied=True, undoable=False)])
+    expect(page.get_by_text("Not applied", exact=True)).to_be_visible()
+    expect(page.get_by_text("These changes are recorded, but not in the files")).to_be_visible()
     expect(page.get_by_role("button", name="Undo")).to_have_count(0)
     shown.show("files", changes=[change()], busy=True)
     expect(page.get_by_role("button", name="Undo write_file")).to_be_disabled()

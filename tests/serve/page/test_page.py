@@ -12,6 +12,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from support.browsers import PATIENCE, browser
+from support.damage import unapply
 from support.served import GATES, Served, serving, source_in
 
 pytestmark = pytest.mark.once
@@ -517,6 +518,26 @@ def test_threads_are_listed_opened_and_forgotten(page: Page):
     threads.get_by_role("button", name="Delete", exact=True).click()
     expect(threads.get_by_role("listitem")).to_have_count(1)
     expect(log(page)).to_contain_text("It plans, books and counts sheep.")
+
+
+def test_a_change_that_is_not_applied_is_shown(page: Page, desk: Desk):
+    """If a recorded change is not in the files, because the folder is gone, its card and the Files tab say so."""
+    say(page, "edit")
+    question(page, "Approval of edit_file").get_by_role("button", name="Allow once").click()
+    expect(log(page)).to_contain_text("It says Monday now.")
+    expect(card(page, "edit_file")).not_to_contain_text("not applied")
+    unapply(desk.folder / "runs.db")
+    (desk.folder / "work").rename(desk.folder / "away")
+    page.reload()
+    edited = card(page, "edit_file")
+    expect(edited).to_contain_text("not applied")
+    expect(edited).to_contain_text("These changes are recorded, but not in the files")
+    expect(edited.get_by_role("button", name="Undo")).to_have_count(0)
+    page.get_by_role("tab", name="Files").click()
+    panel = page.get_by_role("tabpanel")
+    expect(panel.get_by_text("Not applied", exact=True)).to_be_visible()
+    expect(panel.get_by_role("button", name="Undo")).to_have_count(0)
+    expect(page.locator("body")).not_to_contain_text(str(desk.folder))
 
 
 def test_files_and_timeline_are_tabs(page: Page, desk: Desk):

@@ -135,6 +135,19 @@ def test_status_is_not_colour_alone(shown: Widgets):
     assert shown.page.locator("svg .cross").count() == 1
 
 
+def test_failures_before_an_answer(shown: Widgets):
+    """A turn whose answer came after other models had failed has a sign, and names each of them and why it failed."""
+    failed = [{"model": "a:1", "error": "Overloaded"}, {"model": "b:1", "error": "it refused to answer"}]
+    shown.show("timeline", tree=tree({**turn(1, 0, 2), "failed": failed}, turn(2, 3, 1)))
+    expect(items(shown).nth(0)).to_have_accessible_name(
+        "Turn 1 (test:model) · a:1 failed before: Overloaded · b:1 failed before: it refused to answer · 2 s · "
+        "1,200 tokens in, 80 out · $0.0012 · from the start"
+    )
+    expect(items(shown).nth(0)).to_contain_text("✕")
+    expect(items(shown).nth(1)).not_to_contain_text("✕")
+    expect(shown.page.get_by_role("list", name="Legend")).to_contain_text("failed")
+
+
 def test_the_pointer_shows_a_span(shown: Widgets):
     """Hovering over a bar shows the details of its span."""
     shown.show("timeline", tree=RUN)

@@ -18,6 +18,12 @@ test("parents come before their children, which are one level deeper", () => {
   assert.deepEqual([spans[3].start, spans[3].end], [3, 5]);
 });
 
+test("a turn has the failures that came before its answer", () => {
+  const failed = [{ model: "a:1", error: "down" }];
+  const spans = spansOf({ status: "done", turns: [{ ...turn(1, 0, 1), failed }, turn(2, 2, 1)] }, 0);
+  assert.deepEqual(spans.map((span) => span.failed), [failed, []]);
+});
+
 test("open spans end now while the run is active", () => {
   const tree = { status: "running", turns: [turn(1, 0, 1, [call("slow", 2, null, { status: "running" })])] };
   assert.deepEqual(spansOf(tree, 10).map((span) => [span.end, span.open]), [[1, false], [10, true]]);

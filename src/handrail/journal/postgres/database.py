@@ -268,7 +268,8 @@ class PostgresDatabase(Database):
             self._address.without_secret(said).strip().splitlines()
         )  # the first line is the error, and the others give advice
         line = lines[0].strip().rstrip(".") if lines else type(error).__name__
-        return JournalError(self.path, f"{what}: {line}", _hint(error, line))
+        is_lost = isinstance(error, psycopg.OperationalError)
+        return JournalError(self.path, f"{what}: {line}", _hint(error, line), is_lost=is_lost)
 
 
 class _Commit:

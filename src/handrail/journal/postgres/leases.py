@@ -21,6 +21,10 @@ class DatabaseLeases:
     `is_simulated` makes the given clock stand for that of the database.
     """
 
+    free = """(owner = '' OR NOT EXISTS (
+        SELECT 1 FROM leases WHERE leases.owner = runs.owner AND leases.leased_until > :now
+    ))"""
+
     def __init__(self, owner: str, seconds: float, clock: Clock, *, is_simulated: bool) -> None:
         self.seconds = seconds
         self._owner = owner

@@ -13,22 +13,20 @@ from handrail.journal.connection import Rows
 
 _HINT = re.compile(r"\s+INDEXED BY \w+|\+(?=principal\b)")
 """Index hints for SQLite, which are left out for PostgreSQL."""
+_LOCKS = re.compile(r"/\* (FOR (?:SHARE|UPDATE SKIP LOCKED)) \*/")
+"""Row locks. SQLite has one writer at a time, and needs none."""
 _NAMED = re.compile(r"(?<!:):(\w+)")
-_NUMBERED = re.compile(r"\?(\d+)")
 _READS = re.compile(r"\s*SELECT\b", re.IGNORECASE)
 
 
 @cache
-def translate(query: str) -> tuple[str, bool, bool]:
-    """Translate a statement. Also returns whether its placeholders are numbered, and whether it only reads."""
-    translated = _HINT.sub("", query).replace("/* FOR SHARE */", "FOR SHARE").replace("%", "%%")
+def translate(query: str) -> tuple[str, bool]:
+    """Translate a statement. Also returns whether it only reads."""
+    translated = _HINT.sub("", query).replace("%", "%%")
+    translated = _LOCKS.sub(r"\1", translated)
     reads = _READS.match(translated) is not None
-    numbered = _NUMBERED.search(translated) is not None
-    if numbered:
-        translated = _NUMBERED.sub(r"%(p\1)s", translated)
-    else:
-        translated = _NAMED.sub(r"%(\1)s", translated).replace("?", "%s")
-    return translated, numbered, reads
+    translated = _NAMED.sub(r"%(\1)s", translated).replace("?", "%s")
+    return translated, reads
 
 
 class PostgresConnection:
@@ -40,9 +38,7 @@ class PostgresConnection:
         """The number of rows that this connection has inserted, changed or deleted."""
 
     def execute(self, query: str, values: Sequence[Any] | Mapping[str, Any] = (), /) -> Rows:
-        translated, numbered, reads = translate(query)
-        if numbered:
-            values = {f"p{number}": value for number, value in enumerate(values, 1)}
+        translated, reads = translate(query)
         cursor = self.raw.execute(translated, values, binary=True)  # pyright: ignore[reportArgumentType]  # it contains no user's text
         if not reads:
             self.total_changes += max(cursor.rowcount, 0)

@@ -34,6 +34,10 @@ from handrail.resources.shell.support import Support, probe
 from handrail.threads import run_in_thread
 
 Backend = Literal["overlay", "copy"]
+_STAGED_INSIDE = (
+    "No overlay could be mounted, because changes are staged in the folder itself. That is so if the folder is a mount point "
+    "or nothing can be created beside it."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +166,8 @@ class Execution:
         with self.stop, turn(os.path.realpath(self.layers.upper), self.stop):
             support = probe(self.layers.work)
             backend, notes = _choose_backend(self.settings, support)
+            if backend == "overlay" and self.settings.backend == "auto" and self._is_staged_inside():
+                backend, notes = "copy", (_STAGED_INSIDE,)
             # An overlay needs an empty work folder for each mount.
             shelter = Path(tempfile.mkdtemp(prefix="run-", dir=self.layers.work)).resolve()
             try:
@@ -185,6 +191,11 @@ class Execution:
                 return self._result(outcome, backend, support.contained, notes)
             finally:
                 remove_tree(shelter)
+
+    def _is_staged_inside(self) -> bool:
+        """Return whether changes are staged in the folder itself. The kernel refuses an overlay over such a folder."""
+        root = os.path.realpath(self.layers.root)
+        return os.path.realpath(self.layers.upper).startswith(f"{root}/")
 
     def _request(self, support: Support, shelter: Path) -> Request:
         settings, layers = self.settings, self.layers

@@ -6,6 +6,7 @@ there is one for each token, and building one with such a model takes fifty time
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 import msgspec
@@ -116,3 +117,8 @@ def _list_patch(path: str, old: Any, new: Any) -> list[dict[str, Any]]:
 
 def _pointer(name: str) -> str:
     return "/" + name.replace("~", "~0").replace("/", "~1")
+
+
+def format_time(at: float) -> str:
+    """Return a time, in seconds since 1970, as text in ISO 8601."""
+    return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")

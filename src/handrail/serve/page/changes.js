@@ -5,6 +5,8 @@ import { useKept } from "./hooks.js";
 import { Icon } from "./icons.js";
 import { html, useState } from "./vendor/standalone.js";
 
+export const UNAPPLIED = "These changes are recorded, but not in the files: their folder or their staged files are missing. “handrail runs show” says why.";
+
 export function Changes({ id, facts, conversation }) {
   const [open, setOpen] = useState(false);
   return html`<div class="changes">
@@ -12,7 +14,8 @@ export function Changes({ id, facts, conversation }) {
       <summary><${Counted} diff=${facts.diff ?? ""} paths=${facts.paths ?? []} /></summary>
       ${open && html`<${Diff} diff=${facts.diff ?? ""} />`}
     </details>
-    ${!facts.undone && facts.status === "ok" && html`<${Undo} id=${id} conversation=${conversation} />`}
+    ${facts.unapplied && html`<p class="soft">${UNAPPLIED}</p>`}
+    ${!facts.undone && !facts.unapplied && facts.status === "ok" && html`<${Undo} id=${id} conversation=${conversation} />`}
   </div>`;
 }
 

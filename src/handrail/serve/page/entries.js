@@ -91,6 +91,7 @@ const Card = drawnFor(
         <span class=${`status ${status.replace(" ", "-")}`}><${Icon} name=${status} /><span>${STATUS[status] ?? status}</span></span>
         <code class="tool">${call.name}</code>
         ${facts.undone && html`<span class="undone"><${Icon} name="undo" /> undone</span>`}
+        ${facts.unapplied && html`<span class="unapplied">not applied</span>`}
         <${Facts} facts=${facts} status=${status} />
       </div>
       ${!isShown && html`<${Arguments} text=${call.arguments ?? ""} writing=${Boolean(call.writing)} />`}

@@ -1,6 +1,7 @@
 // File changes by call, newest first, each with its diff and undo.
 
 import { html, useLayoutEffect, useRef, useState } from "./vendor/standalone.js";
+import { UNAPPLIED } from "./changes.js";
 import { DiffView, summary } from "./diff.js";
 import { parseDiff } from "./diff/parse.js";
 
@@ -22,7 +23,7 @@ export function FilesPanel({ changes, onUndo, busy }) {
 }
 
 function Change({ change, onUndo, busy }) {
-  const { tool, at, paths = [], diff, undone } = change;
+  const { tool, at, paths = [], diff, undone, unapplied } = change;
   const [open, setOpen] = useState(false);
   return html`<li class=${`change ${undone ? "is-undone" : ""}`}>
     <article aria-label=${`${tool}: ${paths.join(", ") || "no paths"}`}>
@@ -30,6 +31,7 @@ function Change({ change, onUndo, busy }) {
         <span class="change-tool">${tool}</span>
         ${at && html`<time datetime=${at} title=${new Date(at).toLocaleString()}>${clock(at)}</time>`}
         ${undone && html`<span class="undone-mark">Undone</span>`}
+        ${unapplied && html`<span class="unapplied">Not applied</span>`}
       </header>
       <ul class="change-paths" aria-label="Paths">${paths.map((path) => html`<li>${path}</li>`)}</ul>
       <div class="change-actions">
@@ -45,7 +47,7 @@ function Change({ change, onUndo, busy }) {
 
 /** An undo button, which asks for confirmation in the same place. */
 export function Undo({ change, onUndo, busy }) {
-  const { call_id: id, tool, paths = [], undone, undoable } = change;
+  const { call_id: id, tool, paths = [], undone, unapplied, undoable } = change;
   const [asking, setAsking] = useState(false);
   const [refused, setRefused] = useState("");
   const [under, setUnder] = useState(false);
@@ -58,6 +60,7 @@ export function Undo({ change, onUndo, busy }) {
     was.current = asking;
   }, [asking]);
   if (undone) return html`<span class="change-word">The changes were undone.</span>`;
+  if (unapplied) return html`<span class="change-word">${UNAPPLIED}</span>`;
   if (!undoable) return html`<span class="change-word">This can’t be undone: later changes depend on it, or the earlier content was not kept.</span>`;
   const undo = async () => {
     setAsking(false);

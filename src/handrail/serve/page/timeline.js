@@ -104,6 +104,7 @@ function Tree({ visible, at, folded, start, go, fold, point }) {
       <span class=${`span-indent depth-${Math.min(span.depth, 8)}`}></span>
       ${span.children && html`<span class="chevron" aria-hidden="true"></span>`}
       ${span.kind === "call" && html`<span class=${`span-sign status-${wordOf(span.status)}`} aria-hidden="true">${SIGNS[span.status] ?? "•"}</span>`}
+      ${span.failed?.length > 0 && html`<span class="span-sign status-error" aria-hidden="true">${SIGNS.error}</span>`}
       <span class="span-label">${span.label}</span>
     </li>`)}
   </ul>`;
@@ -138,6 +139,7 @@ export function wordOf(status) {
 export function detailOf(span, start) {
   const parts = [span.kind === "turn" && span.model ? `${span.label} (${span.model})` : span.label];
   if (span.kind === "run") parts.push("nested run");
+  for (const { model, error } of span.failed ?? []) parts.push(`${model} failed before: ${error}`);
   if (span.kind === "call") parts.push(span.status);
   parts.push(span.open ? `${lasting(span.end - span.start)} so far` : lasting(span.end - span.start));
   for (const wait of span.waits) {
@@ -176,7 +178,7 @@ function Legend({ spans, axis }) {
   const marks = [
     ["turn", "model", spans.some((span) => span.kind === "turn")],
     ["call", "call", spans.some((span) => span.kind === "call")],
-    ["bad", "failed (cross)", spans.some((span) => span.kind === "call" && !["ok", "running", "waiting"].includes(span.status))],
+    ["bad", "failed (cross)", spans.some((span) => span.failed?.length || (span.kind === "call" && !["ok", "running", "waiting"].includes(span.status)))],
     ["wait", "waiting for a person", spans.some((span) => span.waits.length)],
     ["break", "time omitted", axis.stretches.some((one) => one.broken)],
   ];

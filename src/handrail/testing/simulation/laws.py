@@ -329,6 +329,20 @@ def usage_is_counted_once(trial: Trial) -> Iterator[str]:
         yield f"the usage is {ended['usage']}, not {expected['usage']}"
 
 
+def each_begun_call_is_charged_once(trial: Trial) -> Iterator[str]:
+    """Check that the budget was charged once for every call that began, however often its process died."""
+    charged = [ended["charged"] for ended in trial.seen.of("ended") if ended["charged"] is not None]
+    if not charged or trial.overtaken:
+        return
+    marked = (
+        trial.uncrashed.entered_at(begun) for _, began in trial.seen.restarts() for begun in began["begun"]
+    )
+    begun = [call for call in (*trial.seen.of("entered"), *marked) if call is not None and call["counts"]]
+    expected = len({call["place"] for call in begun})
+    if charged[-1] != expected:
+        yield f"{charged[-1]} calls were charged, and {expected} began"
+
+
 def a_run_has_one_owner(trial: Trial) -> Iterator[str]:
     """Check that a run has one owner at a time, and that an overtaken process changes nothing more."""
     seen = trial.seen
@@ -407,6 +421,7 @@ LAWS = (
     ids_are_the_same,
     nothing_secret_is_shown,
     usage_is_counted_once,
+    each_begun_call_is_charged_once,
     a_run_has_one_owner,
     the_journal_verifies,
 )

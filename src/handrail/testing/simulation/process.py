@@ -13,12 +13,14 @@ import msgspec
 
 from handrail.adapter.conversation import Conversation
 from handrail.adapter.run_record import decode_outcome
+from handrail.dispatch.frame import Frame
 from handrail.dispatch.gate import Gate
 from handrail.environment import LaterEnvironment
 from handrail.errors import AnswerRefused, RunParked, RunUnknown
 from handrail.events import ToolInvoked
 from handrail.journal.connection import Connection
 from handrail.journal.opening import AnyJournal
+from handrail.limits import Budget, BudgetTracker
 from handrail.protocols import Asker, Environment
 from handrail.question import Answer, Question
 from handrail.replay.marks import had_secret
@@ -35,6 +37,8 @@ FILES, WORLD, REST = "files", "world", "rest"
 
 _PARKS = 40
 """Maximum number of times that a run may be parked in one process before the process gives up."""
+_AMPLE = Budget(tool_calls=1_000_000)
+"""A budget that no run exceeds, so that the calls are charged."""
 
 
 def live(
@@ -76,6 +80,7 @@ async def _live(
     clock = VirtualClock()
     journal = storage.open(folder, clock, points.transaction)
     attempts = Attempts(world)
+    charged = _watch_charges()
     _watch_questions(world, journal)
     _watch_steps(world, journal)
     files = DirectoryFilesystem(folder / FILES)
@@ -104,6 +109,7 @@ async def _live(
             usage=msgspec.to_builtins(response.usage),
             cost=str(response.cost),
             status=row.status,
+            charged=int(charged[-1].spent().get("tool_calls", 0)) if charged else None,
             messages=msgspec.to_builtins(decode_outcome(row).messages),
             **_seen_in(response.session),
         )
@@ -131,7 +137,9 @@ async def _until_over(attempts: Attempts, journal: AnyJournal, play: Play, perso
             row = await journal.runs.get(RUN)
         except RunUnknown:
             session = _session(play) or Session(id="session")
-            going = adapter.evaluate(prompt, play.params, session=session, run_id=RUN, environment=person)
+            going = adapter.evaluate(
+                prompt, play.params, session=session, run_id=RUN, environment=person, budget=_AMPLE
+            )
         else:
             if row.status == "parked":
                 await _answer(attempts.world, journal, play, await journal.questions.open(RUN))
@@ -237,6 +245,20 @@ class Attempts:
         """The number of earlier times that this process began or resumed the run."""
 
 
+def _watch_charges() -> list[BudgetTracker]:
+    """Return a list to which the budget tracker of the run is added each time it begins or is resumed."""
+    name, trackers = "_begin", list[BudgetTracker]()
+    begin = getattr(Frame, name)
+
+    def watched(frame: Any, *given: Any) -> None:
+        begin(frame, *given)
+        if frame.outer is None:
+            trackers.append(frame.costs.tracker)
+
+    setattr(Frame, name, watched)
+    return trackers
+
+
 def _watch_questions(world: World, journal: AnyJournal) -> None:
     """Record every question that is shown to a person."""
     ask = journal.questions.ask
@@ -284,6 +306,7 @@ def _watch_handlers(world: World) -> None:
             tool=tool.name,
             effect=tool.effect,
             probed=tool.probe is not None,
+            counts=not (call.kind.is_part or call.kind.undoes),
             reenters=tool.reenters,
             secret=tool.secret and had_secret(tool, call.arguments),
             place=str(call.call.place),

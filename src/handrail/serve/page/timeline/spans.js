@@ -5,7 +5,7 @@
  *   id: string, kind: "turn"|"call"|"run", label: string, status: string, depth: number, parent: string|null,
  *   start: number, end: number, open: boolean, waits: {start: number, end: number, name: string, open: boolean}[],
  *   usage: {input: number, output: number}|null, cost: string|null, message: string, children: boolean,
- *   model?: string|null, callId?: string,
+ *   model?: string|null, failed?: {model: string, error: string}[], callId?: string,
  * }} Span  Times are seconds since 1970.
  */
 
@@ -39,7 +39,7 @@ function turnsInto(made, turns, prefix, depth, parent) {
     made.spans.push({
       id, parent, depth, kind: "turn", label: `Turn ${turn.number ?? at + 1}`, model: turn.model ?? null, status: "ok", start, end,
       open: made.goes && isOpen(turn) && !calls.length, waits: [], usage: turn.usage ?? null, cost: turn.cost ?? null,
-      message: turn.text ?? "", children: false,
+      message: turn.text ?? "", failed: turn.failed ?? [], children: false,
     });
     callsInto(made, calls, `${id}.`, depth, parent);
   });

@@ -1,0 +1,56 @@
+"""The file changes of calls: their paths, and whether they are applied."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from typing import Any
+
+from handrail import runs
+from handrail.journals import Journal
+from handrail.serve.agui.wire_events import format_time
+from handrail.serve.live_run import LiveRun
+from handrail.serve.thread import Thread
+
+
+def paths_in(writes: Iterable[str]) -> list[str]:
+    """Return the paths of the files among the places that a call wrote."""
+    return [place.removeprefix("file ") for place in writes if place.startswith("file ")]
+
+
+async def unapplied_calls(journal: Journal, live: LiveRun | None) -> Container[tuple[str, str]]:
+    """Return the run and call ids of the calls whose file changes are recorded but not applied.
+
+    Calls of the active run are left out, because it is about to apply them. The reasons are left out too, because
+    they contain paths of this machine. `handrail runs show` prints them.
+    """
+    active = "" if live is None else live.run_id
+    return {(each.run_id, each.call_id) for each in await runs.unapplied(journal) if each.run_id != active}
+
+
+async def file_changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
+    """Return the file changes that a thread's calls made, oldest first."""
+    await seen.check_known()
+    marks = await journal.calls.marks(seen.session_id)
+    undone = {entry.key for _, entry in marks if entry.kind == "undone"}
+    unapplied = await unapplied_calls(journal, seen.live)
+    found: list[dict[str, Any]] = []
+    for unit in await journal.calls.load_session(seen.session_id):
+        paths = paths_in(unit.writes)
+        if paths and unit.status == "ok":
+            is_unapplied = (unit.run_id, unit.call_id) in unapplied
+            is_undone = unit.call_id in undone
+            can_undo = bool(unit.files) and not is_undone and not is_unapplied and seen.live is None
+            found.append(
+                {
+                    "run_id": unit.run_id,
+                    "call_id": unit.call_id,
+                    "tool": unit.tool,
+                    "at": format_time(unit.at),
+                    "paths": paths,
+                    "diff": unit.diff,
+                    "undone": is_undone,
+                    "unapplied": is_unapplied,
+                    "undoable": can_undo,
+                }
+            )
+    return found

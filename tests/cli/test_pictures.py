@@ -1,0 +1,123 @@
+"""Tests of pictures in the terminal, on the bytes that are written."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+import re
+import sys
+
+import pytest
+
+from handrail import Adapter, Attachment, Prompt, ScriptedModel, ToolCall, tool
+from handrail.cli.pictures import pictures_in, protocol_of
+from handrail.cli.screens import LiveView
+from handrail.clock import SYSTEM_CLOCK
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40
+JPEG = b"\xff\xd8\xff" + bytes(range(256))
+SHOT = Attachment(PNG, "shot;\x1b.png")
+PHOTO = Attachment(JPEG, "photo.jpg")
+NOTES = Attachment(b"a,b", "notes.csv")
+LIE = Attachment(b"\x1b]0;owned\x07", "lie.png", media_type="image/png")
+
+KITTY = re.compile(r"\x1b_G([^;\x1b]*);([^\x1b]*)\x1b\\")
+ITERM = re.compile(r"\x1b\]1337;File=([^:]*):([^\x07]*)\x07")
+
+
+@pytest.mark.parametrize(
+    ("variables", "protocol"),
+    [
+        ({"TERM": "xterm-kitty"}, "kitty"),
+        ({"TERM": "xterm-256color", "KITTY_WINDOW_ID": "1"}, "kitty"),
+        ({"TERM_PROGRAM": "ghostty"}, "kitty"),
+        ({"TERM_PROGRAM": "iTerm.app"}, "iterm"),
+        ({"TERM_PROGRAM": "WezTerm", "KITTY_WINDOW_ID": "1"}, "iterm"),
+        ({"TERM": "xterm-256color", "LC_TERMINAL": "iTerm2"}, "iterm"),
+        ({"TERM": "xterm-256color"}, None),
+        ({"TERM_PROGRAM": "Apple_Terminal"}, None),
+        ({"TERM_PROGRAM": "iTerm.app", "TMUX": "/tmp/tmux"}, None),
+        ({"TERM": "screen.xterm-kitty", "KITTY_WINDOW_ID": "1"}, None),
+        ({}, None),
+    ],
+)
+def test_the_terminal_says_what_it_can_draw(variables: dict[str, str], protocol: str | None):
+    """The protocol is known from the environment. Inside a multiplexer there is none."""
+    assert protocol_of(variables) == protocol
+
+
+def test_kitty_gets_a_picture_in_chunks():
+    """Kitty gets a PNG in sequences of at most 4096 characters. The keys are in the first, and the last one ends it."""
+    (picture,) = pictures_in([NOTES, PHOTO, SHOT, LIE], "kitty")
+    chunks = KITTY.findall(picture.sequence)
+    assert KITTY.sub("", picture.sequence) == ""
+    assert [keys for keys, _ in chunks] == ["a=T,f=100,q=2,r=16,m=1", "m=1", "m=1", "m=0"]
+    assert all(len(data) <= 4096 for _, data in chunks)
+    assert base64.b64decode("".join(data for _, data in chunks)) == PNG
+
+
+def test_iterm_gets_each_picture_in_one_sequence():
+    """iTerm2 gets a picture with its name and size. The name can't end the sequence, because it is encoded too."""
+    photo, shot = pictures_in([PHOTO, NOTES, SHOT, LIE], "iterm")
+    for picture, content, name in ((photo, JPEG, "photo.jpg"), (shot, PNG, "shot;_.png")):
+        ((keys, data),) = ITERM.findall(picture.sequence)
+        assert ITERM.sub("", picture.sequence) == ""
+        assert base64.b64decode(data) == content
+        found = dict(each.split("=", 1) for each in keys.split(";"))
+        assert base64.b64decode(found.pop("name")).decode() == name
+        assert found == {
+            "size": str(len(content)),
+            "height": "16",
+            "preserveAspectRatio": "1",
+            "inline": "1",
+        }
+
+
+def test_nothing_else_is_drawn():
+    """A large picture, one whose bytes are elsewhere, and any picture on a different terminal are not drawn."""
+    large = Attachment(PNG + bytes(4_000_000), "large.png")
+    assert pictures_in([large, Attachment("https://example.org/a.png")], "kitty") == []
+    assert pictures_in([SHOT], None) == []
+
+
+@tool(effect="read")
+def shoot() -> Attachment:
+    """Take a screenshot."""
+    return SHOT
+
+
+@pytest.mark.parametrize("protocol", ["kitty", None])
+@pytest.mark.parametrize("held", [False, True], ids=["shown", "held"])
+async def test_a_call_shows_its_picture(monkeypatch: pytest.MonkeyPatch, protocol: str | None, held: bool):
+    """A call's line has the name, size and path of a picture. A terminal that can draw it has it below that line.
+
+    While a question is asked, nothing is written.
+    """
+    for name in ("TMUX", "STY", "TERM_PROGRAM", "LC_TERMINAL", "KITTY_WINDOW_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", f"xterm-{protocol}" if protocol else "xterm")
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", written)
+    view = LiveView(SYSTEM_CLOCK)
+    run = Adapter(ScriptedModel([ToolCall("shoot", {}), "Done."])).stream(
+        Prompt("p", "x", tools=[shoot]), "go"
+    )
+    with view.begin():
+        if held:
+            with view.hold():
+                before = written.tell()
+                async for event in run:
+                    view.show(event)
+                assert written.tell() == before
+        else:
+            async for event in run:
+                view.show(event)
+    text = written.getvalue()
+    drawn = "".join(data for _, data in KITTY.findall(text))
+    assert base64.b64decode(drawn) == (PNG if protocol else b"")
+    assert "shot;_.png (image/png, 10.2 kB)" in text.replace("\n", " ")
+    if protocol:
+        assert text.index("shot;_.png") < text.index("\x1b_G")
+    assert "\x1b.png" not in text
+    assert os.sep in text

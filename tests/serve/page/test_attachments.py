@@ -1,0 +1,105 @@
+"""Tests of attachments on the page, in a real browser: pasted, dropped, chosen, removed, sent and shown."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from handrail import Adapter, Prompt, ScriptedModel
+from handrail.replay.attachments import attached_to
+from handrail.serve.sources import PromptSource
+from support.browsers import PATIENCE, browser
+from support.served import serving
+
+pytestmark = pytest.mark.once
+__all__ = ["browser"]
+
+PNG = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR4nGP4z8DwHwAFAAH/iZk9HQAAAABJRU5ErkJggg=="
+)
+"""A picture with one pixel, which a browser can decode."""
+
+HAND_OVER = """(target, {event, files, text}) => {
+  const data = new DataTransfer();
+  for (const [name, type, bytes] of files) {
+    data.items.add(new File([Uint8Array.from(atob(bytes), (char) => char.charCodeAt(0))], name, { type }));
+  }
+  if (text) data.setData("text/plain", text);
+  const init = { bubbles: true, cancelable: true };
+  const given = event === "paste"
+    ? new ClipboardEvent(event, { ...init, clipboardData: data })
+    : new DragEvent(event, { ...init, dataTransfer: data });
+  return target.dispatchEvent(given);
+}"""
+
+
+@pytest.fixture
+def model() -> ScriptedModel:
+    return ScriptedModel(["I see it.", "I see both."])
+
+
+@pytest.fixture
+def page(browser: Browser, tmp_path: Path, model: ScriptedModel) -> Iterator[Page]:
+    with serving(tmp_path, source=PromptSource(Prompt("p", "x"), Adapter(model))) as server:
+        context = browser.new_context(viewport={"width": 1100, "height": 760}, reduced_motion="reduce")
+        context.set_default_timeout(PATIENCE)
+        server.sign_in(context)
+        page = context.new_page()
+        wrong: list[str] = []
+        page.on("pageerror", lambda error: wrong.append(str(error.stack)))
+        page.goto(server.url)
+        yield page
+        context.close()
+        assert wrong == []
+
+
+def hand_over(page: Page, event: str, *names: str, text: str = "") -> bool:
+    """Paste or drop pictures of these names, and return whether the browser would also handle the event itself."""
+    files = [[name, "image/png", base64.b64encode(PNG).decode()] for name in names]
+    target = page.get_by_label("Message", exact=True)
+    return target.evaluate(HAND_OVER, {"event": event, "files": files, "text": text})
+
+
+@pytest.mark.parametrize("event", ["paste", "drop"])
+def test_a_picture_is_pasted_or_dropped(page: Page, model: ScriptedModel, event: str):
+    """A picture that is pasted or dropped is listed, sent with the message, and shown, also after a reload."""
+    waiting = page.get_by_role("list", name="Files to send").get_by_role("listitem")
+    assert not hand_over(page, event, "cat.png")
+    expect(waiting).to_contain_text(f"cat.png ({len(PNG)} bytes)")
+    page.get_by_label("Message", exact=True).fill("What is this?")
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("I see it.")).to_be_visible()
+    expect(waiting).to_have_count(0)
+    (sent,) = attached_to(model.requests[0].messages)
+    assert (sent.name, sent.media_type, sent.content) == ("cat.png", "image/png", PNG)
+    for _ in range(2):
+        picture = page.get_by_role("img", name="cat.png")
+        expect(picture).to_be_visible()
+        assert picture.evaluate("async (img) => (await img.decode(), img.naturalWidth)") == 1
+        page.reload()
+
+
+def test_pictures_add_up_and_can_be_removed(page: Page, model: ScriptedModel):
+    """Pictures that are pasted, dropped and chosen add up. One of them can be removed, and the others are sent alone."""
+    hand_over(page, "paste", "a.png", "b.png")
+    hand_over(page, "drop", "c.png")
+    page.get_by_label("Attach files").set_input_files(
+        {"name": "d.png", "mimeType": "image/png", "buffer": PNG}
+    )
+    waiting = page.get_by_role("list", name="Files to send").get_by_role("listitem")
+    expect(waiting).to_have_count(4)
+    page.get_by_role("button", name="Remove b.png").click()
+    expect(waiting).to_have_count(3)
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_text("I see it.")).to_be_visible()
+    assert [each.name for each in attached_to(model.requests[0].messages)] == ["a.png", "c.png", "d.png"]
+
+
+def test_pasted_text_is_left_to_the_browser(page: Page):
+    """Text that is pasted goes into the message, and nothing is attached."""
+    assert hand_over(page, "paste", text="hello")
+    expect(page.get_by_role("list", name="Files to send")).to_have_count(0)
