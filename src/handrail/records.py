@@ -35,6 +35,7 @@ EntryKind = Literal[
     "deadline",
     "approval",
     "attachments",
+    "emitted",
     "remote work",
 ]
 """The kinds of entries in a run's record.
@@ -45,6 +46,7 @@ of its context. `advice`: what the run's feedback providers or completion checke
 `undoing`: a call is being undone. `undone`: the call has been undone; the key is its id. `told`: the model has been
 informed of that. `deadline`: the state of a deadline that pauses for people. `approval`: what a remembered decision decided at
 this place, so that a resumed run decides the same. `attachments`: the files that a call gave to a worker.
+`emitted`: the events of a call that the page showed; the key is the call's id.
 `remote work`: the id of the work that a call has started elsewhere.
 """
 

@@ -23,9 +23,11 @@ from handrail import (
     run_as_agent,
     tool,
 )
+from handrail.context import ExtraKey
 from handrail.dispatch import open_gate
 from handrail.errors import CallFailed, ContextExpired, DefinitionError, DepthExceededError
 from handrail.events import ToolInvoked
+from handrail.ids import span_of
 from handrail.protocols import PolicyDecision
 from handrail.resources.bindings import Binding, given
 from handrail.testing import Person
@@ -34,6 +36,7 @@ from support.nestings import DEPTHS, OWN_MODEL, Nesting
 every_way = pytest.mark.parametrize("way", DEPTHS)
 
 LEAF = Prompt("leaf", "Leaf.")
+TENANT = ExtraKey("table_tenant", str, "Whose data this is.")
 MIDDLE = 1
 """The depth of the call `outer`, which is made in a run inside a call of the root run."""
 
@@ -169,13 +172,21 @@ async def test_depth(way: str, tmp_path: Path) -> None:
 
 @every_way
 async def test_policies(way: str, tmp_path: Path) -> None:
-    """A call that a policy of the root run denies does not run in a nested run either."""
+    """A call that a policy of the root run denies does not run in a nested run either, and is denied for that reason."""
+    ends: list[ToolInvoked] = []
 
     async def nothing(context: ToolContext) -> None: ...
 
-    nesting = Nesting(way, tmp_path, nothing)
-    await nesting.run(policies=[Denies()])
+    allowed = Nesting(way, tmp_path / "allowed", nothing)
+    await allowed.run()
+    assert allowed.ran == 1
+    nesting, session = Nesting(way, tmp_path / "denied", nothing), Session()
+    session.dispatcher.subscribe(ToolInvoked, ends.append)
+    await nesting.run(policies=[Denies()], session=session)
     assert nesting.ran == 0
+    (denied,) = [each for each in ends if each.path[-1] == "probe"]
+    assert denied.status == "denied"
+    assert "no probes" in denied.result.message
 
 
 @every_way
@@ -264,10 +275,24 @@ async def test_trace(way: str, tmp_path: Path) -> None:
     async def look(context: ToolContext) -> None:
         seen.append(context.run_context)
 
-    response = await Nesting(way, tmp_path, look).run(run_id="r1")
+    response = await Nesting(way, tmp_path, look).run(run_id="r1", trace_id="1f" * 16)
     (ids,) = seen
     assert ids.request_id == response.run_id == "r1"
     assert ids.run_id.startswith("r1.1~1/1")
+    assert ids.trace_id == "1f" * 16
+    assert ids.span_id == span_of(ids.run_id)
+
+
+@every_way
+async def test_extras(way: str, tmp_path: Path) -> None:
+    """A nested call has the extras of the root run."""
+    seen: list[Any] = []
+
+    async def look(context: ToolContext) -> None:
+        seen.append(context.extras.get(TENANT))
+
+    await Nesting(way, tmp_path, look).run(extras={TENANT: "acme"})
+    assert seen == ["acme"]
 
 
 # --- runs that a handler starts by hand ---

@@ -23,6 +23,7 @@ from handrail import (
     run_as_agent,
     tool,
 )
+from handrail.ids import random_id
 from support.cards import Deal, Deck, Offer, Pick, card_game
 from support.worker_folders import sound
 
@@ -175,7 +176,8 @@ class Nesting:
                 return await half.start(Deal(), resources=resources)
             if self.way == "finish of a handoff":
                 half = card_game("probe", after=end, effect="idempotent")
-                return await half.finish(Parked(Deck([]), Offer(1)), Pick(0), resources=resources)
+                parked = Parked(Deck([]), Offer(1), random_id())
+                return await half.finish(parked, Pick(0), resources=resources)
             game = card_game(client=choose, effect="idempotent")
             return await run_as_agent(game, Offer(1), model=own, tools=[probe], resources=resources)
 

@@ -58,7 +58,9 @@ _INTERNAL = frozenset(
 )
 """The kinds of records in a run's chain that are not entries."""
 
-_BOOKKEEPING = frozenset(("deadline", "call begun", "call tried", "verb", STEP, FORK, IMPORT, BLOB, OUTSIDE))
+_BOOKKEEPING = frozenset(
+    ("deadline", "call begun", "call tried", "verb", "emitted", STEP, FORK, IMPORT, BLOB, OUTSIDE)
+)
 """The kinds of records that do not count as progress of a run."""
 
 _ATTEMPT = re.compile(r"~\d+")

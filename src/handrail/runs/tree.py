@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Literal
 
@@ -107,6 +107,8 @@ class RunTree(msgspec.Struct, kw_only=True):
     """All questions of the run, open and answered."""
     usage: Usage
     cost: Decimal | None
+    emitted: Mapping[str, Sequence[Any]] = {}
+    """The newest events that tools emitted while the run was served, by call id, as plain data."""
     unapplied: Sequence[Unapplied] = ()
     """The run's calls whose recorded file changes are not applied, and why."""
 
@@ -176,6 +178,11 @@ class _Builder:
             questions=list(self.asked),
             usage=usage,
             cost=cost,
+            emitted={
+                entry.key: msgspec.msgpack.decode(entry.body)
+                for entry in self.entries
+                if entry.kind == "emitted"
+            },
         )
 
     def _answer(self, entry: Entry) -> None:

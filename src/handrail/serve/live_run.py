@@ -8,8 +8,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from handrail.cancellation import shielded
 from handrail.errors import HandrailError, JournalError, PromptEvaluationError, RunParked
-from handrail.events import ApprovalDecided, PromptRendered, QuestionAnswered, ToolInvoked
+from handrail.events import ApprovalDecided, Emitted, PromptRendered, QuestionAnswered, ToolInvoked
 from handrail.messages import Message
 from handrail.place import is_in_run
 from handrail.protocols import Environment
@@ -17,6 +18,7 @@ from handrail.question import Answer, Question, Quorum
 from handrail.records import CommitUnit
 from handrail.replay.parked_run import Parking
 from handrail.serve.agui.translator import Translator
+from handrail.serve.emissions import Emissions
 from handrail.serve.feed import Event, Feed
 from handrail.tools import RunMode
 
@@ -136,6 +138,7 @@ class LiveRun:
         feed: Feed,
         translator: Translator,
         *,
+        emissions: Emissions,
         state: Callable[[], Any],
         commits: Callable[[], Awaitable[Sequence[CommitUnit]]],
         new_leg: Callable[[], str],
@@ -149,7 +152,10 @@ class LiveRun:
         )
         self.questions: dict[str, Question] = {}
         """The open questions, by id."""
+        self.emissions = emissions
         self.parked = False
+        self.problem = ""
+        """Why the run failed in this process; "" if it did not."""
         self.was_answered = False
         """Whether an answer arrived just as the run was being parked."""
         self._feed = feed
@@ -263,6 +269,7 @@ class LiveRun:
             if self._reporting is not None:
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.wait({self._reporting})
+            await shielded(self.emissions.finish())
         finally:
             stop()
             self.environment.go_on()
@@ -297,18 +304,22 @@ class LiveRun:
         except PromptEvaluationError as error:
             if self._is_cancelled or error.phase == "cancelled":
                 return translator.cancel
-            message, code = str(error), error.phase
-            return lambda: translator.fail(message, code)
+            log.warning("run %s failed: %s", self.run_id, error)
+            return self._fail(str(error), error.phase)
         except HandrailError as error:
             self._failure = None if self.has_started else error
-            message, code = str(error), type(error).__name__
-            return lambda: translator.fail(message, code)
+            log.warning("run %s failed: %s", self.run_id, error)
+            return self._fail(str(error), type(error).__name__)
         except Exception as error:
             self._failure = None if self.has_started else error
             log.exception("run %s ended with an internal error", self.run_id)
             message = f"The run ended with an internal server error: {type(error).__name__}. The server's log has the details."
-            return lambda: translator.fail(message, "internal")
+            return self._fail(message, "internal")
         return lambda: translator.finish(output=response.output)
+
+    def _fail(self, message: str, code: str) -> Callable[[], Sequence[Event]]:
+        self.problem = message
+        return lambda: self._translator.fail(message, code)
 
     # Events.
 
@@ -340,6 +351,10 @@ class LiveRun:
         if isinstance(event, QuestionAnswered | ApprovalDecided):
             self.questions.pop(event.question_id, None)
         self._feed.append(self._translator.take(event))
+        if isinstance(event, Emitted):
+            self.emissions.add(event)
+        elif isinstance(event, ToolInvoked):
+            self.emissions.end_call(event.call_id)
         if isinstance(event, ToolInvoked) and event.status == "ok" and len(event.path) == 1:
             self._feed.append(self._translator.changed(self._state()))
             self._has_committed = True

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -17,12 +17,12 @@ from handrail.journals import Journal
 from handrail.messages import AssistantMessage, Usage
 from handrail.place import RUN, Place, inner_call_id, is_in_run
 from handrail.question import Question
-from handrail.records import OVER, QuestionRecord, RunRow
+from handrail.records import OVER, RunRow
 from handrail.runs import CallNode, RunTree, Turn, show
 from handrail.runs.tree import Nested as NestedRun
-from handrail.serve.agui.interrupts import holder, question_json
+from handrail.serve.agui.interrupts import closed_json, holder, question_json
 from handrail.serve.agui.translator import Translator, messages_snapshot
-from handrail.serve.agui.wire_events import format_time, plain_json
+from handrail.serve.agui.wire_events import format_time
 from handrail.serve.attachments import facts_of
 from handrail.serve.feed import Event, FellBehind, Item
 from handrail.serve.file_changes import paths_in, unapplied_calls
@@ -67,6 +67,8 @@ class _State(NamedTuple):
     nested: Sequence[RunMessage]
     state: Any
     questions: Sequence[Question]
+    emitted: Mapping[str, Sequence[Any]]
+    """The events that calls emitted, by the call's id."""
     live: LiveRun | None
     open: Sequence[Event]
     """The events that bring a newly joined client up to date with the active run."""
@@ -95,9 +97,11 @@ async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
         "id": seen.id,
         "title": title_of(found.rows),
         "status": status_of(found.rows, seen),
+        "problem": seen.problem or None,
         "messages": [*render_thread(found.said, found.nested, seen.named), *render_open(found.open)],
         "state": found.state,
         "calls": calls,
+        "emitted": found.emitted,
         "subagents": _agents(found, since),
         "questions": [await _question_json(journal, each) for each in found.questions],
         "closed": [each for run in found.runs for each in run.closed],
@@ -115,23 +119,6 @@ async def _question_json(journal: Journal, question: Question) -> dict[str, Any]
         votes = await journal.votes.on(question.run_id, question.id, question.digest)
         shown["votes"] = [vote.by for vote in votes]
     return shown
-
-
-def _closed_json(asked: QuestionRecord) -> dict[str, Any]:
-    """Return a closed question in the JSON form that the page reads, with the answer as it was recorded."""
-    question, answer = asked.question, asked.answer
-    assert answer is not None
-    value: Any = answer.value if answer.outcome == "answered" else None
-    outcome: str = answer.outcome
-    if question.kind == "approval" and isinstance(value, dict):
-        outcome = "approved" if cast("dict[str, Any]", value).get("approved") else "denied"
-        value = None
-    return {
-        "question": question_json(question),
-        "outcome": outcome,
-        "by": answer.by,
-        "answer": plain_json(value),
-    }
 
 
 def _agents(found: _State, since: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -201,7 +188,9 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
             await seen.read_state(rows),
             await seen.questions(rows),
         )
-        shown = [await _summarize(journal, row, said) for row in rows]
+        at_work = "" if live is None else live.run_id
+        shown = [await _summarize(journal, row, said, row.record.id == at_work) for row in rows]
+        emitted = {id: each for run in shown for id, each in run.emitted.items()}
         nested = await _nested_messages(journal, rows) if any(run.subagents for run in shown) else ()
         marks = await journal.calls.marks(seen.session_id)
         undone = {entry.key for _, entry in marks if entry.kind == "undone"}
@@ -219,9 +208,12 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
             said, state, questions = messages_in(live.session), seen.state(), list(live.questions.values())
             nested = merge_nested(nested, nested_messages_in(live.session))
             open, last = live.open(), seen.feed.last
+            emitted |= live.emissions.by_call()
         elif seen.feed.last != last and tries < _TRIES - 1:
             continue
-        return _State(rows, shown, undone, unapplied, said, nested, state, questions, live, open, since, last)
+        return _State(
+            rows, shown, undone, unapplied, said, nested, state, questions, emitted, live, open, since, last
+        )
     raise AssertionError("the last attempt always returns")
 
 
@@ -259,6 +251,7 @@ class _RunSummary(NamedTuple):
     cost: Decimal | None
     closed: Sequence[dict[str, Any]]
     """The questions that people have answered, with their answers."""
+    emitted: Mapping[str, Sequence[Any]]
 
 
 _caches: WeakKeyDictionary[Journal, OrderedDict[tuple[str, float], _RunSummary]] = WeakKeyDictionary()
@@ -284,7 +277,8 @@ async def _nested_messages(journal: Journal, rows: Sequence[RunRow]) -> Sequence
     return cache[key]
 
 
-async def _summarize(journal: Journal, row: RunRow, said: Sequence[RunMessage]) -> _RunSummary:
+async def _summarize(journal: Journal, row: RunRow, said: Sequence[RunMessage], at_work: bool) -> _RunSummary:
+    """Return a run's summary. `at_work` says that a live run may still add to the record, even if its row is over."""
     cache = _caches.setdefault(journal, OrderedDict())
     key = (row.record.id, row.changed_at)
     found = cache.get(key)
@@ -301,9 +295,11 @@ async def _summarize(journal: Journal, row: RunRow, said: Sequence[RunMessage]) 
             for inner in each.calls if each.id else ():
                 calls[inner.id]["parent_call_id"] = each.id
         subagents = list(_subagents(tree.calls, row.record.id))
-        closed = [_closed_json(asked) for each in tree.calls for asked in each.questions if asked.answer]
-        found = _RunSummary(run_line(row, tree), calls, subagents, tree.usage, tree.cost, closed)
-        if row.status in OVER:
+        closed = [closed_json(asked) for each in tree.calls for asked in each.questions if asked.answer]
+        found = _RunSummary(
+            run_line(row, tree), calls, subagents, tree.usage, tree.cost, closed, tree.emitted
+        )
+        if row.status in OVER and not at_work:
             cache[key] = found
             if len(cache) > _MOST_CACHED:
                 cache.popitem(last=False)

@@ -24,6 +24,7 @@ from handrail.context import UserContext
 from handrail.errors import DefinitionError, ToolValidationError
 from handrail.place import Place
 from handrail.question import Question
+from handrail.records import QuestionRecord
 from handrail.schema import to_json
 from handrail.schema.foreign import check_foreign
 from handrail.schema.misfits import misfits
@@ -43,6 +44,23 @@ def question_json(question: Question) -> dict[str, Any]:
     shown["rows"] = msgspec.to_builtins(question.rows)
     del shown["principal"], shown["decision_keys"]
     return shown
+
+
+def closed_json(asked: QuestionRecord) -> dict[str, Any]:
+    """Return a closed question in the JSON form that the page reads, with the answer as it was recorded."""
+    question, answer = asked.question, asked.answer
+    assert answer is not None
+    value: Any = answer.value if answer.outcome == "answered" else None
+    outcome: str = answer.outcome
+    if question.kind == "approval" and isinstance(value, dict):
+        outcome = "approved" if cast("dict[str, Any]", value).get("approved") else "denied"
+        value = None
+    return {
+        "question": question_json(question),
+        "outcome": outcome,
+        "by": answer.by,
+        "answer": plain_json(value),
+    }
 
 
 def interrupt_id(question: Question) -> str:
