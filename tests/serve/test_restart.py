@@ -12,6 +12,7 @@ import pytest
 
 from handrail import SqliteJournal, ToolContext, tool
 from handrail.clock import SystemClock
+from handrail.errors import AnswerRefused
 from handrail.resources.directory import DirectoryFilesystem
 from handrail.runs import show
 from handrail.serve import snapshots
@@ -181,7 +182,7 @@ async def test_runs_of_other_apps_are_left_alone(tmp_path: Path) -> None:
         assert (await app.journal.runs.get(run_id)).status == "done"
 
 
-async def test_an_answer_to_another_apps_question_is_left_to_that_app(tmp_path: Path) -> None:
+async def test_another_apps_question_stays_open_for_that_app(tmp_path: Path) -> None:
     async with served(tmp_path, app_name="support.recorded:PROMPT") as app:
         run_id = await app.thread().say(plan([["choose", {}]], "ok"))
         await settle(app.thread())
@@ -189,10 +190,12 @@ async def test_an_answer_to_another_apps_question_is_left_to_that_app(tmp_path: 
         await app.restart()
         assert app.threads.parked == 0
         [question] = await app.thread().questions()
-        assert await give(app.thread(), question, {"n": 1}) == ""
+        with pytest.raises(AnswerRefused):
+            await give(app.thread(), question, {"n": 1})
         assert (await app.journal.runs.get(run_id)).status == "parked"
         app.app_name = "support.recorded:PROMPT"
         await app.restart()
+        await give(app.thread(), question, {"n": 1})
         await over(app.thread())
         assert texts(await app.thread().messages())[2:] == ["choose: got 1", "ok"]
 

@@ -154,6 +154,8 @@ class LiveRun:
         """The open questions, by id."""
         self.emissions = emissions
         self.parked = False
+        self.problem = ""
+        """Why the run failed in this process; "" if it did not."""
         self.was_answered = False
         """Whether an answer arrived just as the run was being parked."""
         self._feed = feed
@@ -302,18 +304,22 @@ class LiveRun:
         except PromptEvaluationError as error:
             if self._is_cancelled or error.phase == "cancelled":
                 return translator.cancel
-            message, code = str(error), error.phase
-            return lambda: translator.fail(message, code)
+            log.warning("run %s failed: %s", self.run_id, error)
+            return self._fail(str(error), error.phase)
         except HandrailError as error:
             self._failure = None if self.has_started else error
-            message, code = str(error), type(error).__name__
-            return lambda: translator.fail(message, code)
+            log.warning("run %s failed: %s", self.run_id, error)
+            return self._fail(str(error), type(error).__name__)
         except Exception as error:
             self._failure = None if self.has_started else error
             log.exception("run %s ended with an internal error", self.run_id)
             message = f"The run ended with an internal server error: {type(error).__name__}. The server's log has the details."
-            return lambda: translator.fail(message, "internal")
+            return self._fail(message, "internal")
         return lambda: translator.finish(output=response.output)
+
+    def _fail(self, message: str, code: str) -> Callable[[], Sequence[Event]]:
+        self.problem = message
+        return lambda: self._translator.fail(message, code)
 
     # Events.
 

@@ -7,6 +7,7 @@ A refusal is always JSON. It says what to do, and reveals nothing that the clien
     └── ServeError                               .thread: a thread can't do what was requested
         ├── ThreadNameRefused (ValueError)         the id or the principal is invalid
         ├── ThreadUnknown (LookupError)            the principal has no thread with this id
+        ├── ThreadElsewhere (LookupError)          .app: the thread belongs to an app that is not served here
         ├── ThreadBusy (RuntimeError)              a run is in progress
         ├── QuestionsOpen (RuntimeError)           .count: questions are waiting for answers
         └── ServerStopping (RuntimeError)          no new work is accepted
@@ -17,6 +18,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -80,6 +82,17 @@ class ThreadUnknown(ServeError, LookupError):
         super().__init__(thread, "you have no thread with this id", "Send a message to start one.")
 
 
+class ThreadElsewhere(ServeError, LookupError):
+    """Raised when the thread belongs to a different app, which records its runs in the same journal."""
+
+    def __init__(self, thread: str, app: str, prompt: str) -> None:
+        self.app = app
+        """The name by which `handrail serve` finds the app; "" if only the prompt's name is known."""
+        owner = app or f"the prompt {prompt!r}"
+        hint = f"Serve it with `handrail serve {shlex.quote(app)}`." if app else "Serve that prompt."
+        super().__init__(thread, f"it belongs to {owner}", hint)
+
+
 class ThreadBusy(ServeError, RuntimeError):
     """Raised when one of the thread's runs is in progress."""
 
@@ -100,6 +113,7 @@ class QuestionsOpen(ServeError, RuntimeError):
 
 STATUSES: Mapping[type[HandrailError], int] = {
     ThreadUnknown: 404,
+    ThreadElsewhere: 404,
     RunUnknown: 404,
     ThreadBusy: 409,
     QuestionsOpen: 409,

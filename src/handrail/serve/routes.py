@@ -244,7 +244,7 @@ class Routes:
     async def agent(self, request: Request) -> Any:
         """Respond to an AG-UI request with one leg of a run."""
         input = parse_input(requests.parse_json(await request.body()))
-        thread = self._threads.thread(request.scope[PRINCIPAL], input.thread_id)
+        thread = await self._threads.open(request.scope[PRINCIPAL], input.thread_id)
         nested = input.sees_nested
 
         async def chunks() -> AsyncGenerator[bytes]:
@@ -268,7 +268,7 @@ class Routes:
 
     async def events(self, request: Request) -> Any:
         """Stream a thread's events after a position. Without a position that the feed still keeps, a snapshot is sent first."""
-        thread = self._thread(request)
+        thread = await self._thread(request)
         query = request.query_params
         nested = query.get("v") != "0"
 
@@ -311,14 +311,14 @@ class Routes:
         return JSONResponse({"threads": found, "next": mark})
 
     async def thread(self, request: Request) -> Response:
-        return JSONResponse(await snapshots.thread_snapshot(self._journal, self._thread(request)))
+        return JSONResponse(await snapshots.thread_snapshot(self._journal, await self._thread(request)))
 
     async def delete_thread(self, request: Request) -> Response:
-        await self._thread(request).forget()
+        await (await self._thread(request)).forget()
         return JSONResponse({})
 
     async def send_message(self, request: Request) -> Response:
-        thread = self._thread(request)
+        thread = await self._thread(request)
         body = requests.parse(await request.body(), requests.MessageBody)
         check_number(len(body.attachments), self._limits.attachments)  # before they are decoded
         files = [received("/attachments", each.data, each.name) for each in body.attachments]
@@ -327,13 +327,13 @@ class Routes:
     async def attachment(self, request: Request) -> Response:
         """Return the bytes of an attachment in the thread."""
         digest = str(request.path_params["digest"])
-        content = await self._thread(request).attachment(digest)
+        content = await (await self._thread(request)).attachment(digest)
         if content is None:
             raise RequestRefused(404, "NotFound", "this thread has no such attachment")
         return response_with(content, digest)
 
     async def answer(self, request: Request) -> Response:
-        thread = self._thread(request)
+        thread = await self._thread(request)
         body = requests.parse(await request.body(), requests.AnswerBody)
         answer = Answer(
             question_id=body.question_id,
@@ -348,18 +348,20 @@ class Routes:
         return JSONResponse({})
 
     async def cancel(self, request: Request) -> Response:
-        thread = self._thread(request)
+        thread = await self._thread(request)
         requests.parse(await request.body(), requests.EmptyBody)
         await thread.check_known()
         await thread.cancel()
         return JSONResponse({}, 202)
 
-    def _thread(self, request: Request) -> Thread:
-        """Return the thread with the id in the URL.
+    async def _thread(self, request: Request) -> Thread:
+        """Return the thread with the id in the URL. Raises `ThreadElsewhere` if it belongs to a different app.
 
         It always belongs to the request's principal, because other principals' threads can't be named.
         """
-        return self._threads.thread(request.scope[PRINCIPAL], requests.check_id(request.path_params["id"]))
+        return await self._threads.open(
+            request.scope[PRINCIPAL], requests.check_id(request.path_params["id"])
+        )
 
     async def _start_run(self, thread: Thread, text: str, **options: Any) -> str:
         most = self._limits.message_chars
@@ -441,7 +443,7 @@ class Routes:
     # History.
 
     async def run(self, request: Request) -> Response:
-        thread = self._thread(request)
+        thread = await self._thread(request)
         found = await runs.show(self._journal, request.path_params["run_id"])
         if found.row.record.session_id != thread.session_id:
             raise RunUnknown(request.path_params["run_id"])
@@ -463,11 +465,11 @@ class Routes:
         return JSONResponse({"runs": lines})
 
     async def files(self, request: Request) -> Response:
-        thread = self._thread(request)
+        thread = await self._thread(request)
         return JSONResponse({"changes": await file_changes(self._journal, thread)})
 
     async def undo(self, request: Request) -> Response:
-        thread = self._thread(request)
+        thread = await self._thread(request)
         requests.parse(await request.body(), requests.EmptyBody)
         undone = await thread.undo(request.path_params["call_id"])
         return JSONResponse(
@@ -480,9 +482,9 @@ class Routes:
         )
 
     async def approvals(self, request: Request) -> Response:
-        kept = await self._thread(request).approvals()
+        kept = await (await self._thread(request)).approvals()
         return JSONResponse({"approvals": [approval_json(each) for each in kept]})
 
     async def revoke(self, request: Request) -> Response:
-        await self._thread(request).revoke(request.path_params["approval_id"])
+        await (await self._thread(request)).revoke(request.path_params["approval_id"])
         return JSONResponse({})

@@ -97,6 +97,7 @@ async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
         "id": seen.id,
         "title": title_of(found.rows),
         "status": status_of(found.rows, seen),
+        "problem": seen.problem or None,
         "messages": [*render_thread(found.said, found.nested, seen.named), *render_open(found.open)],
         "state": found.state,
         "calls": calls,

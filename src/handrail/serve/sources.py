@@ -79,6 +79,30 @@ class Source(Protocol):
         ...
 
 
+def serves(source: Source, record: RunRecord) -> bool:
+    """Return whether the thread whose newest run is `record` is one of the source's threads.
+
+    Runs of the same app are, even if its prompt had a different name then. So are runs of a worker that has moved:
+    their worker's file no longer exists, and its prompt has the same name. Runs without an app are told apart by
+    their prompts' names.
+    """
+    if record.app == source.app:
+        return bool(record.app) or record.prompt == source.prompt_name
+    has_moved = record.app.endswith(".md") and source.app.endswith(".md") and not Path(record.app).exists()
+    return has_moved and record.prompt == source.prompt_name
+
+
+def app_name(record: RunRecord) -> str:
+    """Return the name by which people serve a run's app: `module:name`, or the path of a worker's file; "" if it has none.
+
+    The path is relative to the current folder. Outside of it, only the file's name is returned.
+    """
+    path = Path(record.app)
+    if not path.is_absolute():
+        return record.app
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path.name)
+
+
 class PromptSource:
     """Serves a prompt with an adapter. Each message in a thread starts a run."""
 

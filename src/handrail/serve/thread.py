@@ -81,6 +81,8 @@ class Thread:
         self.named: dict[str, str] = {}
         """The ids that a client gave to its user messages, by the id of the run that each message started."""
         self.live: LiveRun | None = None
+        self.problem = ""
+        """Why the newest run that this process executed failed; "" if it did not."""
         self._setup = setup
         self._source = setup.source
         self._journal = setup.journal
@@ -147,6 +149,7 @@ class Thread:
             for each in answers:
                 if asked[each.question_id].answer is None:
                     check_answer(asked[each.question_id].question, each, now)
+                    await self._check_can_resume(asked[each.question_id].question)
             if live is None:
                 live = await self._resume_to_ask(answers, asked, leg)
             taken = ""
@@ -365,6 +368,13 @@ class Thread:
             raise AnswerRefused(min(wanted), "this thread has no such question", "Load the thread again.")
         return found
 
+    async def _check_can_resume(self, question: Question) -> None:
+        """Raise `AnswerRefused` if no process has the question's run and this server's prompt can't resume it."""
+        row = await self._journal.runs.get(question.run_id)
+        if not row.held and not self._source.owns(row.record):
+            problem = f"its run used the prompt {row.record.prompt!r}, which is not the one served here"
+            raise AnswerRefused(question.id, problem, "Serve that prompt, or cancel the run.")
+
     def _is_elsewhere(self, row: RunRow) -> bool:
         """Return whether another live process has this run, or the run belongs to a different app."""
         return not self._source.owns(row.record) or self._is_leased(row)
@@ -484,7 +494,7 @@ class Thread:
 
     def _over(self, live: LiveRun) -> None:
         if self.live is live:
-            self.live = None
+            self.live, self.problem = None, live.problem
             self._session = live.session if live.has_started and not live.parked else None
             if live.parked:
                 self._setup.parked(self, list(live.questions.values()), live.was_answered)

@@ -26,7 +26,8 @@ from handrail.serve.agui.wire_events import format_time
 from handrail.serve.feed import Feed
 from handrail.serve.live_run import Voters
 from handrail.serve.principals import parse_session_id, session_id_of
-from handrail.serve.sources import Source
+from handrail.serve.refusals import ThreadElsewhere
+from handrail.serve.sources import Source, app_name, serves
 from handrail.serve.thread import Setup, Thread
 
 log = logging.getLogger("handrail.serve")
@@ -106,6 +107,14 @@ class Threads:
         self._kept[key] = thread
         self._kept.move_to_end(key)
         self._drop_idle()
+        return thread
+
+    async def open(self, principal: str, id: str) -> Thread:
+        """Return this principal's thread for a request. Raises `ThreadElsewhere` if it belongs to a different app."""
+        thread = self.thread(principal, id)
+        newest = await thread.newest() if thread.live is None else None
+        if newest is not None and not serves(self.source, newest.record):
+            raise ThreadElsewhere(id, app_name(newest.record), newest.record.prompt)
         return thread
 
     def find(self, principal: str, id: str) -> Thread | None:
@@ -230,7 +239,10 @@ class Threads:
 
 
 class ThreadList:
-    """Lists a principal's threads page by page, most recently changed first."""
+    """Lists a principal's threads with this app page by page, most recently changed first.
+
+    A journal may also contain the threads of other apps, which are not listed.
+    """
 
     def __init__(self, threads: Threads, most_cached: int = _MOST_COSTS_CACHED) -> None:
         self._threads = threads
@@ -245,25 +257,30 @@ class ThreadList:
         """Return a page of threads after the mark `before`, and the mark for the next page.
 
         A page has up to `limit` threads whose first message contains all `words`. The mark is None on the last page.
-        If few threads match, a page can be short or even empty although it is not the last.
+        If few threads match or belong to this app, a page can be short or even empty although it is not the last.
         """
         found: list[dict[str, Any]] = []
-        searched = 0
+        searched = others = 0
         wanted = words.casefold().split()
         batch = max(limit, min(_SEARCH_BATCH, _MOST_SEARCHED)) if wanted else limit
         while True:
             rows = await self._journal.runs.sessions(principal, limit=batch + 1, before=before)
             for row in rows[:batch]:
                 key = parse_session_id(row.session_id)
-                if key is not None and key[0] == principal and _contains(row.first, wanted):
-                    found.append(await self._line(row, key))
                 searched += 1
+                if key is not None and key[0] == principal:
+                    is_own = serves(self._threads.source, row.newest.record)
+                    others += not is_own
+                    if is_own and _contains(row.first, wanted):
+                        found.append(await self._line(row, key))
                 before = (row.changed_at, row.session_id)
                 if len(found) == limit:
                     break
             last = not rows or before == (rows[-1].changed_at, rows[-1].session_id)
-            if last or not wanted or len(found) == limit or searched >= _MOST_SEARCHED:
+            enough = len(found) == limit or searched >= _MOST_SEARCHED or not (wanted or others)
+            if last or enough:
                 return found, None if last else before
+            batch = max(limit, min(_SEARCH_BATCH, _MOST_SEARCHED))
 
     async def _line(self, row: SessionRow, key: tuple[str, str]) -> dict[str, Any]:
         usage, cost = await self.cost_of(row.session_id)

@@ -240,3 +240,18 @@ test("answers stay after a reload, with the card around the act that asked", () 
   assert.deepEqual(store.closedOf(view, "c1"), [closed]);
   assert.deepEqual(store.closedOf(view, "c2"), []);
 });
+
+test("an unfinished run that could not be resumed is shown as failed, with the reason and nothing running", () => {
+  const snapshot = {
+    id: "t",
+    status: "failed",
+    messages: [{ id: "m", role: "assistant", toolCalls: [{ id: "c1", function: { name: "book", arguments: "{}" } }] }],
+    calls: { c1: { status: "running", began_at: "2026-01-01T00:00:00Z" } },
+    runs: [{ id: "r1", status: "parked" }],
+  };
+  const view = store.fromSnapshot({ ...snapshot, problem: "The code has changed." });
+  assert.equal(view.notes["end-r1"].text, "The code has changed.");
+  assert.equal(view.calls.c1.facts.status, "cancelled");
+  assert.equal(view.runs[0].status, "failed");
+  assert.match(store.fromSnapshot(snapshot).notes["end-r1"].text, /The server's log says why/);
+});

@@ -25,15 +25,15 @@ BEGAN = 1_760_000_000.0
 
 
 async def fill(folder: Path) -> None:
-    """Record old threads. The oldest one and every fiftieth after it are about a boat."""
+    """Record old threads. The oldest one and every fiftieth after it are about a boat. The newest is another app's."""
     journal = SqliteJournal(folder / "runs.db")
-    for number in range(MANY):
+    for number in range(MANY + 1):
         about = f"a boat {number}" if number % 50 == 0 else f"about {number}"
         record = RunRecord(
             id=f"run{number}",
             session_id=f"local/t{number}",
             principal="local",
-            prompt="desk",
+            prompt="assistant" if number < MANY else "clerk",
             model="m",
             began_at=BEGAN + number,
             begin=begin(about),
@@ -102,3 +102,8 @@ def test_threads_are_found_by_what_they_begin_with(page: Page):
     ).to_be_visible()
     search.fill("")
     expect(listed).to_have_count(100)
+
+
+def test_the_address_of_another_apps_thread_says_whose_it_is(page: Page):
+    page.goto(f"{page.url.partition('#')[0]}#/t/t{MANY}")
+    expect(page.get_by_role("alert")).to_contain_text("it belongs to the prompt 'clerk'. Serve that prompt.")

@@ -76,8 +76,11 @@ class Ground(Shared):
     def startup_links(self) -> Iterator[tuple[str, str]]:
         """Yield each link at a startup file's location, with each path under the root that it leads through or to."""
         self.jail.check_in_place()
+        there = _startup_names(self.jail.root)
+        if not there:
+            return
         root = os.path.realpath(self.jail.root)
-        places = [place for name in _startup_names(root) for place in PLACES[name]]
+        places = [place for name in there for place in PLACES[name]]
         for folder in HOOKS:
             if folder in places:
                 with contextlib.suppress(OSError):
@@ -97,7 +100,7 @@ class Ground(Shared):
             raise FileError(path, problem)
 
 
-def _startup_names(root: str) -> Collection[str]:
+def _startup_names(root: str | Path) -> Collection[str]:
     """Return the names in the root that a startup file's path begins with. A large folder is not listed: its names are looked up."""
     if os.stat(root).st_size <= _SMALL_FOLDER:
         return PLACES.keys() & os.listdir(root)

@@ -43,7 +43,7 @@ export class Conversation {
       if (error.status === 401) return this.signedOut();
       if (error.kind === "ThreadUnknown") {
         this.phase = "new";
-      } else if (this.phase === "ready") {
+      } else if (this.phase === "ready" && error.kind !== "ThreadElsewhere") {
         // The thread was already shown, so keep it on screen and try again.
         this.connected("reconnecting");
         await pause(1000 + Math.random() * 1000);

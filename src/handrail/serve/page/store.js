@@ -58,6 +58,10 @@ export function fromSnapshot(snapshot) {
   for (const closed of snapshot.closed ?? []) view = { ...view, closed: { ...view.closed, [closed.question.id]: closed } };
   for (const question of snapshot.questions ?? []) view = withQuestion(view, question);
   const last = view.runs.at(-1);
+  if (last && running.includes(last) && view.status === "failed") {
+    // The run is unfinished, but the server could not resume it.
+    return withNote(ended(view, "failed"), `end-${last.id}`, "failed", snapshot.problem ?? "It could not be resumed. The server's log says why.");
+  }
   if (last && (last.status === "failed" || last.status === "cancelled")) {
     view = withNote(view, `end-${last.id}`, last.status, last.error?.message ?? last.error ?? "");
   }
