@@ -22,6 +22,7 @@ from handrail.operation import Operation
 from handrail.prompt import Prompt, Section
 from handrail.prompt.section import walk
 from handrail.protocols import ToolPolicy
+from handrail.spelling import checked_arguments
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ OutputT = TypeVar("OutputT", default=Any)
 _NAME = "agent"
 
 
+@checked_arguments
 @dataclasses.dataclass(frozen=True, init=False, eq=False, repr=False)
 class Agent(Generic[OutputT]):
     """A prompt with its model: `Agent("openai:gpt-5", "Answer briefly.", tools=[fare]).run("…").wait().text`.

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from handrail.errors import DefinitionError, ToolValidationError
+from handrail.spelling import checked_arguments
 
 AttachmentKind = Literal["image", "audio", "document", "file"]
 
@@ -63,6 +64,7 @@ _SUFFIXES = {
 }
 
 
+@checked_arguments
 @dataclass(frozen=True, init=False)
 class Attachment:
     """A picture, a recording, a document or any other file, for a model, a person or a tool.

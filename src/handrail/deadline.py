@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DeadlineExceededError, DefinitionError
+from handrail.spelling import checked_arguments
 
 _CENTURIES = 1000 * 365.25 * 24 * 3600.0
 """The longest allowed span, in seconds. A date further away may not be representable."""
@@ -16,6 +17,7 @@ def is_span(seconds: object) -> bool:
     return not isinstance(seconds, bool) and isinstance(seconds, int | float) and 0 < seconds <= _CENTURIES
 
 
+@checked_arguments
 class Deadline:
     """The time by which a run must have ended.
 

@@ -122,10 +122,13 @@ class PromptValidationError(PromptDefinitionError):
     """Two tools that would be offered together have the same name. `places` says where they are declared."""
 
     def __init__(self, prompt: str, tool: str, places: Sequence[str]) -> None:
+        first, *others = dict.fromkeys(places)
+        where = f"in {' and in '.join((first, *others))}" if others else f"both in {first}"
+        hint = "Rename one, drop one, or let only one of the two be enabled at a time."
         super().__init__(
             f"prompt {prompt!r}",
-            f"two tools are named {tool!r}, in {' and in '.join(places)}",
-            "Rename one, drop one, or let only one of the two be enabled at a time.",
+            f"two tools are named {tool!r}, {where}",
+            hint if others else "Rename one or drop one.",
         )
         self.tool = tool
         self.places = tuple(places)

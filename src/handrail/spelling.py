@@ -1,9 +1,14 @@
-"""Finds the known name that is closest to a misspelt one."""
+"""Finds the known name that is closest to a misspelt one, and reports misspelt arguments."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from itertools import islice
+from types import CodeType
+from typing import Any, TypeVar
+
+C = TypeVar("C", bound=type[Any])
 
 _LONGEST = 100
 _MOST = 500
@@ -23,3 +28,38 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     return next(
         iter(difflib.get_close_matches(name, list(islice(compared, _MOST)), n=1, cutoff=cutoff)), None
     )
+
+
+def check_arguments(called: str, known: Iterable[str], given: Iterable[str]) -> None:
+    """Raise `TypeError` for the first given name that is not known, with the nearest one that is.
+
+    `called` is the function as its caller wrote it. If no name is similar, the error lists all of them.
+    """
+    names = frozenset(known)
+    for name in given:
+        if name not in names:
+            near = nearest(name, sorted(names))
+            takes = ", ".join(sorted(names)) or "no arguments by name"
+            hint = f"Did you mean {near!r}?" if near else f"It takes {takes}."
+            raise TypeError(f"{called} takes no argument {name!r}. {hint}")
+
+
+def checked_arguments(cls: C) -> C:
+    """Make the constructor of a class report an unknown argument like `check_arguments`, by the class's name.
+
+    For a constructor that names all its arguments, without `**options`. A subclass that inherits the constructor is
+    reported by its own name.
+    """
+    make: Any = cls.__init__
+    code: CodeType = make.__code__
+    end = code.co_argcount + code.co_kwonlyargcount
+    known = frozenset(code.co_varnames[max(1, code.co_posonlyargcount) : end])
+
+    @functools.wraps(make)
+    def __init__(self: Any, *arguments: Any, **named: Any) -> None:
+        if not named.keys() <= known:
+            check_arguments(type(self).__name__, known, named)
+        make(self, *arguments, **named)
+
+    cls.__init__ = __init__
+    return cls

@@ -138,12 +138,18 @@ def test_exit_codes(folder: Path, worker: str, more: list[str], code: int, said:
         (["run", "team/hello.md", "x", "--journal", "a.db", "--no-journal"], "Pass only one of them"),
         (["run", "team/hello.md"], "the input is empty"),
         (["run", "nowhere/main.md", "x"], "handrail new nowhere"),
+        (["run", "nope.md", "x"], "`handrail new nope` creates one"),
+        (["serve", "nope.md"], "`handrail new nope` creates one"),
+        (["workers", "check", "nope.md"], "`handrail new nope`"),
+        (["new", "nope.md"], "Name a folder, such as: handrail new nope"),
         (["run", "team/none", "x"], "there is no worker 'none'"),
         (["run", "team/none.md", "x"], "There are: "),
         (["run", "team/sub/none.md", "x"], "Name a worker's file, or a folder with workers."),
         (["serve", "team/nobody.md"], "no model is set for the worker 'nobody'"),
         (["run", "team", "x"], "has several workers: "),
-        (["run", "team/tools.py", "x"], "serve its prompt: `handrail serve team/tools.py`"),
+        (["run", "team/tools.py", "x"], "has no Agent called 'agent'. Define one in it: agent = Agent("),
+        (["run", "agents.py", "x"], "Name one of its agents, such as agents.py:clerk."),
+        (["run", "prompts.py", "x"], "Serve its prompt: `handrail serve prompts.py:guide`."),
         (["chat", "team/tools.py:clerk"], "team/tools.py has no Agent called 'clerk'"),
         (["run", ".", "x"], "there is no worker (NAME.md) in '.'"),
         (
@@ -166,10 +172,21 @@ def test_a_wrong_command_line_is_refused_with_advice(
 ):
     """A wrong command line gives exit code 2 and advice, with no traceback and nothing on standard output."""
     (folder.parent / "broken.py").write_text("import a_module_that_is_not_there\n")
+    (folder.parent / "agents.py").write_text(
+        "from handrail import Agent\nclerk = Agent('local:smollm2', 'x')\n"
+    )
+    (folder.parent / "prompts.py").write_text("from handrail import Prompt\nguide = Prompt('guide', 'x')\n")
     code, out, err = here(*arguments)
     assert (code, out) == (2, "")
     assert said in err
     assert "Traceback" not in err
+
+
+def test_a_missing_key_is_reported_once(folder: Path, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that ends the run is reported once, as the run's error."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    _, _, err = here("run", "team/hello.md", "x", "--model", "openai:gpt-5")
+    assert err.count("its key is missing") == 1
 
 
 @pytest.mark.parametrize("provider", ["mistral", "groq", "google", "openai"])

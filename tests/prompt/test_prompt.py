@@ -397,7 +397,7 @@ PROMPTS: Rows = {
     ),
     "two-tools-in-one-place": (
         lambda: prompt(section(tools=[weather, weather])),
-        "prompt 'guide': two tools are named 'weather', in section 'search' and in section 'search'.",
+        "prompt 'guide': two tools are named 'weather', both in section 'search'.",
     ),
 }
 

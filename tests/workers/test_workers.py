@@ -491,7 +491,7 @@ async def test_a_worker_without_a_rule_takes_no_attachments(tmp_path: Path) -> N
     script = ScriptedModel([ToolCall("plain", {"input": "x", "attachments": ["a.txt"]}), "end"])
     await registry.run("main", "go", model=script)
     assert "plain takes no attachments" in script.requests[1].messages[-1].text
-    with pytest.raises(WorkerError, match="main takes no attachments"):
+    with pytest.raises(WorkerError, match=r"main takes no attachments.* `attachments:` in its file"):
         registry.run("main", "x", model=script, attachments=[Attachment(b"", "a")])
 
 

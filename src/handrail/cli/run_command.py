@@ -50,8 +50,11 @@ from handrail.limits import BudgetTracker
 from handrail.rendering import escape
 from handrail.schema import to_json
 from handrail.session import Session
+from handrail.spelling import nearest
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from handrail.adapter import PromptResponse
     from handrail.adapter.stream import RunStream
     from handrail.mcp import McpTools
@@ -113,10 +116,7 @@ class Subject(NamedTuple):
             raise UsageError(f"can't import {module_name}: {reason}. Fix that module first.") from error
         found: Any = getattr(module, name, None)
         if not isinstance(found, Agent):
-            raise UsageError(
-                f"{module_name} has no Agent called {name!r}. Name one, as {module_name}:NAME, or serve its prompt: "
-                f"`handrail serve {module_name}`."
-            )
+            raise UsageError(_no_agent(module, module_name, name))
         agent = cast("Agent[Any]", found)
         if options.model is not None:
             adapter = copy.copy(agent.adapter)
@@ -134,6 +134,23 @@ class Subject(NamedTuple):
             )
 
         return cls(agent.name, agent.description, agent.adapter.model.name, None, stream)
+
+
+def _no_agent(module: ModuleType, module_name: str, name: str) -> str:
+    """Say that a module has no such agent, and what it has instead: other agents, or a prompt that can be served."""
+    from handrail.agent import Agent
+    from handrail.prompt import Prompt
+
+    missing = f"{module_name} has no Agent called {name!r}."
+    agents = [each for each, value in vars(module).items() if isinstance(value, Agent)]
+    if agents:
+        return (
+            f"{missing} Name one of its agents, such as {module_name}:{nearest(name, agents) or agents[0]}."
+        )
+    prompts = [each for each, value in vars(module).items() if isinstance(value, Prompt)]
+    if prompts:
+        return f"{missing} Serve its prompt: `handrail serve {module_name}:{prompts[0]}`."
+    return f"{missing} Define one in it: {name} = Agent(MODEL, INSTRUCTIONS)."
 
 
 def _servers(options: WorkerOptions, **more: Any) -> tuple[McpTools, ...]:

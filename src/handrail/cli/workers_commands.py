@@ -43,9 +43,10 @@ def workers(words: list[str]) -> int:
 
 def _registry(folder: str) -> WorkerRegistry:
     from handrail.workers import WorkerRegistry
+    from handrail.workers.registry import starter_name
 
     if not Path(folder).is_dir():
-        name = Path(folder).name or "demo"
+        name = starter_name(Path(folder).name) or "demo"
         raise UsageError(f"there is no folder {folder}. Create one with `handrail new {name}`.")
     search_here()  # a worker's file may name a model in the user's own code
     return WorkerRegistry(folder)
@@ -133,7 +134,12 @@ def _problems_at(place: Path) -> list[WorkerProblem]:
 
 def new(name: str) -> int:
     """Create a folder of workers and return the exit code. An existing folder is never touched."""
+    from handrail.workers.registry import FILE_SUFFIXES
+
     folder = Path(name)
+    if folder.suffix in FILE_SUFFIXES:
+        print_error(f"{name!r} is the name of a file. Name a folder, such as: handrail new {folder.stem}")
+        return USAGE
     if not _FOLDER_NAME.fullmatch(folder.name) or folder.name.endswith((" ", ".")):
         print_error(
             f"{name!r} can't name a folder of workers. Use letters, digits, - and _, such as: handrail new demo"

@@ -21,6 +21,7 @@ from handrail.messages import ModelSettings
 from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, ToolPolicy, WorkerSource
 from handrail.schema.kinds import describe_kind
 from handrail.session import Session
+from handrail.spelling import check_arguments
 
 if TYPE_CHECKING:
     from handrail.guard.approval import ApprovalMode
@@ -257,14 +258,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 def check_names(verb: str, kind: type, arguments: Iterable[str]) -> None:
     """Raise `TypeError` for the first argument that is not in `kind`, the `TypedDict` of the arguments that `verb` takes."""
-    known: Mapping[str, Any] = kind.__annotations__
-    for name in arguments:
-        if name not in known:
-            import difflib
-
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else f" It takes {', '.join(sorted(known))}."
-            raise TypeError(f"{verb} takes no argument {name!r}.{hint}")
+    check_arguments(verb, kind.__annotations__, arguments)
 
 
 _WANTED: Mapping[str, tuple[Any, str]] = {

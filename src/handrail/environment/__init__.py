@@ -11,6 +11,7 @@ from handrail.errors import Declined
 from handrail.messages import Model
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
+from handrail.spelling import checked_arguments
 from handrail.tools import RunMode
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class LaterEnvironment(Environment):
         return None
 
 
+@checked_arguments
 class AgentEnvironment(Environment):
     """An environment with a model in place of a person: tools get `prompt_model` instead of `wait_for`.
 

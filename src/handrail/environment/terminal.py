@@ -14,6 +14,7 @@ from handrail.environment.text import Style, Styler, is_terminal, wants_colour, 
 from handrail.errors import Declined, QuestionCancelled
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
+from handrail.spelling import checked_arguments
 from handrail.tools import RunMode
 
 _READ_BYTES = 64 * 1024
@@ -97,6 +98,7 @@ class Screen(Protocol):
         ...
 
 
+@checked_arguments
 class TerminalEnvironment(Environment):
     """A person at a terminal, or nobody if there is no terminal.
 

@@ -15,6 +15,7 @@ from handrail.protocols import PolicyDecision, ToolPolicy
 from handrail.question import Quorum
 from handrail.resources.paths import HasLinks, parse_path
 from handrail.session import kept
+from handrail.spelling import checked_arguments
 from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 from handrail.tools.checks import CAPABILITY
 
@@ -66,6 +67,7 @@ class CheckOnly:
         return None
 
 
+@checked_arguments
 class SequentialDependencyPolicy:
     """Allows a tool only after others have succeeded, as in `{"deploy": {"build", "test"}}`."""
 
@@ -104,6 +106,7 @@ class SequentialDependencyPolicy:
             context.session.dispatch(PolicyNote(self.name, tool.name, "succeeded"))
 
 
+@checked_arguments
 class CapabilityPolicy:
     """Allows, asks about or denies calls by capability, effect and path.
 

@@ -19,6 +19,7 @@ from handrail.errors import DefinitionError
 from handrail.guard.policy import CheckOnly
 from handrail.protocols import PolicyDecision
 from handrail.session import kept
+from handrail.spelling import checked_arguments
 from handrail.tools import Tool
 
 
@@ -142,6 +143,7 @@ def _within(seconds: float, at: float, now: float) -> bool:
     return abs(now - at) < seconds
 
 
+@checked_arguments
 class RateLimitPolicy(CheckOnly):
     """Allows at most `most` calls in `per_seconds` seconds, of all tools or of some. Failed calls count too.
 

@@ -18,11 +18,13 @@ from handrail.journal.queue import SqliteQueue
 from handrail.journal.runs import SqliteRuns
 from handrail.journal.tickets import SqliteTickets
 from handrail.journal.votes import SqliteVotes
+from handrail.spelling import checked_arguments
 
 Durability = Literal["process", "power"]
 """What records survive: with `process`, the end of the process, even by `kill -9`; with `power`, also a power cut."""
 
 
+@checked_arguments
 class SqliteJournal:
     """A journal in one SQLite file.
 
@@ -84,6 +86,7 @@ class SqliteJournal:
         self._database.close()
 
 
+@checked_arguments
 class MemoryJournal(SqliteJournal):
     """A journal that lives as long as the object, for tests and for runs that will not be resumed."""
 

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 from handrail.errors import BudgetExceededError, DefinitionError
 from handrail.messages import Usage
+from handrail.spelling import checked_arguments
 
 Unit = Literal["tokens", "money", "requests", "tool_calls"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
@@ -23,6 +24,7 @@ _Exact = int | Decimal
 """An exact amount. Integers stay integers, because adding them is fast and exact."""
 
 
+@checked_arguments
 @dataclass(frozen=True, slots=True)
 class Budget:
     """Spending limits. None means no limit."""

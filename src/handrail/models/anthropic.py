@@ -40,6 +40,7 @@ from handrail.models.http import Endpoint, body_of, count, decode, encode, text_
 from handrail.models.parts import ANTHROPIC_TAKES, anthropic_blocks
 from handrail.models.providers import address_of, keys_of, refuse_key, row_of
 from handrail.models.request_settings import ANTHROPIC, anthropic_choice, merge_fields, settings_fields
+from handrail.spelling import checked_arguments
 
 WIRE = "anthropic"
 _CACHE = {"cache_control": {"type": "ephemeral"}}
@@ -61,6 +62,7 @@ _STOPS: dict[str, StopReason] = {
 }
 
 
+@checked_arguments
 class AnthropicModel:
     """An Anthropic model, or a model on any server with the same API.
 

@@ -43,6 +43,7 @@ from handrail.models.partial_calls import PartialCall
 from handrail.models.parts import GEMINI_TAKES, RETURNED, gemini_parts, text_with
 from handrail.models.providers import address_of, keys_of, refuse_key, row_of
 from handrail.models.request_settings import gemini_writes, merge_fields, settings_fields
+from handrail.spelling import checked_arguments
 
 WIRE = "gemini"
 _EMPTY = "(nothing)"
@@ -66,6 +67,7 @@ _FAILED = frozenset(
 """Reasons to stop that mean that the answer can't be used, and that a second attempt may give a better one."""
 
 
+@checked_arguments
 class GeminiModel:
     """A Google Gemini model, or a model on any server with the same API.
 

@@ -31,6 +31,7 @@ from handrail.models.parts import only_in_words
 from handrail.models.request_settings import settings_fields
 from handrail.operation import Operation
 from handrail.schema import JsonSchema
+from handrail.spelling import checked_arguments
 from handrail.tools import Tool
 
 _NAME = "smollm2-135m"
@@ -44,6 +45,7 @@ Turn = tuple[str, str]
 """The role of a turn (`system`, `user`, `assistant`) and its text."""
 
 
+@checked_arguments
 class LocalModel:
     """The embedded SmolLM2: a **135M demo model**, about 28 tokens a second on one core.
 

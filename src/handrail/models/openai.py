@@ -54,6 +54,7 @@ from handrail.models.http import (
 from handrail.models.parts import CHAT_TAKES, RESPONSES_TAKES, RETURNED, chat_parts, text_with
 from handrail.models.providers import FREE, Quirks, address_of, keys_of, refuse_key, row_of
 from handrail.models.request_settings import CHAT, merge_fields, settings_fields
+from handrail.spelling import checked_arguments
 
 WIRE = "chat"
 _MOST_CALLS = 128
@@ -65,6 +66,7 @@ _OWN = frozenset({"role", "content", "refusal", "tool_calls", "function_call", "
 _OF_CALLS = frozenset({"id", "type", "index", "function"})
 
 
+@checked_arguments
 class OpenAIModel:
     """An OpenAI model, or a model on any server that implements one of OpenAI's APIs.
 

@@ -38,6 +38,7 @@ from handrail.messages import (
 )
 from handrail.models import ModelRequestRefused
 from handrail.schema import to_json
+from handrail.spelling import checked_arguments
 
 _PIECE = 8
 """Number of characters of a call's arguments in each streamed chunk."""
@@ -74,6 +75,7 @@ Scripted = str | ToolCall | Sequence[ToolCall] | Exception | Reply
 Script = Iterable[Scripted] | Callable[[ModelRequest], Scripted | Awaitable[Scripted]]
 
 
+@checked_arguments
 class ScriptedModel:
     """A model whose answers are given as a list, or by a function of each request.
 

@@ -32,6 +32,7 @@ from handrail.prompt.template import ParamsReader, fields_of
 from handrail.protocols import SessionView, ToolPolicy
 from handrail.schema import Schema
 from handrail.schema.problems import describe
+from handrail.spelling import checked_arguments
 from handrail.tools import Tool
 from handrail.tools.checks import is_record
 from handrail.tools.named_tools import out_of_scope
@@ -68,6 +69,7 @@ class Checked(msgspec.Struct, frozen=True):
     """Whether the tools of a section can change during a run."""
 
 
+@checked_arguments
 @dataclasses.dataclass(frozen=True, init=False)
 class Prompt(Generic[OutputT]):
     """Instructions, tools and policies in one tree.

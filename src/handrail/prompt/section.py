@@ -20,6 +20,7 @@ from handrail.prompt.template import Template, fields_of, template_of
 from handrail.protocols import SessionView, ToolPolicy
 from handrail.schema.kinds import describe_kind
 from handrail.schema.problems import describe
+from handrail.spelling import checked_arguments
 from handrail.tools import Tool
 from handrail.tools.checks import is_record
 from handrail.tools.signature import body_of
@@ -136,6 +137,7 @@ class _OfSession(Protocol[Answer_co]):
     def __call__(self, *, session: SessionView) -> Answer_co: ...
 
 
+@checked_arguments
 @dataclasses.dataclass(frozen=True)
 class Section(Generic[ParamsT], abc.ABC):
     """One node of a prompt: text, tools, policies and child sections.
@@ -376,6 +378,8 @@ def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
             hint = "Pass it as a tool: agent.as_tool()."
         elif callable(one) and not isinstance(one, type):
             hint = f"Put @tool on {_name_of(one)}."
+            if _name_of(one) == _LAMBDA:
+                hint = "Write it as a function with a name and a docstring, and put @tool on that."
         raise PromptDefinitionError(place, f"tools[{index}] is {shown(cast(object, one))}", hint)
     return found
 
@@ -425,6 +429,9 @@ def shown(given: object) -> str:
     if callable(given):
         return f"the function {_name_of(given)}"
     return "None" if given is None else describe_kind(given)
+
+
+_LAMBDA = (lambda: None).__name__
 
 
 def _name_of(given: object) -> str:

@@ -19,6 +19,7 @@ from handrail.operation import Home, Operation
 from handrail.protocols import Forkable
 from handrail.raised_errors import in_short, log_error
 from handrail.resources.scopes import Closer, Kept, Scoped, circle, close_logged, name_of, waiting
+from handrail.spelling import checked_arguments
 
 log = logging.getLogger("handrail.resources")
 
@@ -28,6 +29,7 @@ Scope = Literal["run", "call", "fresh"]
 """A resource's lifetime: `run` (shared by the whole run), `call` (one per call) or `fresh` (a new one per request)."""
 
 
+@checked_arguments
 @dataclass(
     frozen=True
 )  # no slots, because calling a subscripted generic class, `Binding[...](...)`, sets an attribute

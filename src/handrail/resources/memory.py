@@ -9,12 +9,14 @@ from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.resources.file_fork import FileFork
 from handrail.resources.layer import ABSENT, TOP, FileLimits, Layer, Listing, Node, Shared
 from handrail.resources.paths import join
+from handrail.spelling import checked_arguments
 
 __all__ = ["FileLimits", "MemoryFilesystem", "MemoryFork"]
 
 _NOTHING: Mapping[str, Node] = {}
 
 
+@checked_arguments
 class MemoryFilesystem(Layer):
     """Files in memory. Direct writes take effect at once. Calls work on forks.
 

@@ -15,6 +15,7 @@ from handrail.protocols import ToolPolicy
 from handrail.resources.shell import Shell
 from handrail.resources.shell.shell_errors import ShellError
 from handrail.schema.kinds import describe_kind
+from handrail.spelling import checked_arguments
 from handrail.tools import Tool, ToolResult, tool
 
 _TEMPLATE = """\
@@ -54,6 +55,7 @@ def run_command_tool(shell: Shell) -> Tool[Any, Any]:
     return run_command
 
 
+@checked_arguments
 @dataclasses.dataclass(frozen=True, init=False)
 class ShellTools(MarkdownSection[Any]):
     """A section with the tool `run_command`, for the commands that the shell's rules allow.

@@ -16,6 +16,7 @@ from handrail.errors import FileError
 from handrail.guard.read_before_write import ReadBeforeWritePolicy
 from handrail.prompt import MarkdownSection
 from handrail.protocols import ToolPolicy
+from handrail.spelling import checked_arguments
 from handrail.tools import PathArg, Tool, ToolResult, tool
 
 PAGE_LINES = 400
@@ -162,6 +163,7 @@ _TEMPLATE_WRITING = (
 )
 
 
+@checked_arguments
 @dataclasses.dataclass(frozen=True, init=False)
 class FileTools(MarkdownSection[Any]):
     """A section with tools that read, list, find and search the run's files.

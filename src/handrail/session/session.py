@@ -36,12 +36,14 @@ from handrail.session.slices import (
     rules_of,
     slices_marked_for,
 )
+from handrail.spelling import checked_arguments
 
 T = TypeVar("T")
 
 log = logging.getLogger("handrail.session")
 
 
+@checked_arguments
 class Session:
     """Typed state, divided into slices. A call works on a fork of it.
 

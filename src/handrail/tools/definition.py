@@ -15,6 +15,7 @@ from handrail.protocols import RunMode
 from handrail.schema import JsonSchema, Schema, Validate, clear_json, refuse_masks
 from handrail.schema.secrets import WITHHELD
 from handrail.schema.size import LONG, check_size
+from handrail.spelling import checked_arguments
 from handrail.tools.checks import Copy, check, check_words
 from handrail.tools.effect import EFFECTS, Effect
 from handrail.tools.path_arguments import Access, NamedPath, PathFinder
@@ -58,6 +59,7 @@ class ToolOptions(TypedDict, total=False):
     heartbeat: float | None
 
 
+@checked_arguments
 @dataclasses.dataclass(frozen=True)  # no slots: a subscripted call, Tool[...](...), sets an attribute
 class Tool(Generic[ParamsT, ResultT]):
     """A typed function that a model may call.

@@ -35,6 +35,7 @@ from handrail.context import ToolContext
 from handrail.errors import DefinitionError, ToolDefinitionError, ToolValidationError
 from handrail.schema import Schema
 from handrail.schema.problems import describe
+from handrail.spelling import check_arguments
 from handrail.tools.definition import Tool, ToolOptions
 from handrail.tools.result import ToolResult
 from handrail.tools.signature import (
@@ -110,6 +111,7 @@ def tool(function: Any = None, /, **options: Any) -> Any:
     parameter annotated `ToolContext` is injected and never shown to the model. A plain return value
     becomes `ToolResult.ok(value)`.
     """
+    check_arguments("@tool", ("name", "description", *ToolOptions.__annotations__), options)
     if function is None:
         return functools.partial(_tool, **options)
     return _tool(function, **options)

@@ -26,10 +26,12 @@ from pydantic import BaseModel
 
 from handrail.errors import DefinitionError
 from handrail.schema.problems import describe
+from handrail.spelling import checked_arguments
 
 Access = Literal["read", "write"]
 
 
+@checked_arguments
 @dataclasses.dataclass(frozen=True, slots=True)
 class PathArg:
     """Marks an argument as a path: `Annotated[str, PathArg("write")]`.

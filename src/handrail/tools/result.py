@@ -12,6 +12,7 @@ import msgspec
 from handrail.content import Attachment, AttachmentSource, attachments_of
 from handrail.errors import CallFailed
 from handrail.schema import to_json
+from handrail.spelling import checked_arguments
 
 _BYTES = re.compile("(?<![\ud800-\udbff])[\udc80-\udcff]")
 """Characters that stand for bytes of a file name that are not UTF-8, as Python decodes them."""
@@ -149,6 +150,7 @@ def _render_value(value: object) -> str:
     return to_json(value).decode()
 
 
+@checked_arguments
 @dataclasses.dataclass(frozen=True)  # no slots: a subscripted call, ToolExample[...](...), sets an attribute
 class ToolExample(Generic[P, R]):
     """One call and its result, shown to the model. It is checked against the tool's types."""

@@ -78,7 +78,9 @@ def accept(
     if not given:
         return ()
     if rule.count == 0:
-        raise ToolValidationError(f"{worker} takes no attachments. Put what matters into the input.")
+        raise ToolValidationError(
+            f"{worker} takes no attachments. Put what matters into the input, or allow them with `attachments:` in its file."
+        )
     if len(given) > rule.count:
         raise ToolValidationError(f"{worker} takes at most {rule.count} attachments, not {len(given)}.")
     problems: list[str] = []

@@ -24,6 +24,7 @@ from handrail.operation import Operation
 from handrail.prompt import Prompt
 from handrail.prompt.section import walk
 from handrail.protocols import Filesystem, SessionView
+from handrail.spelling import checked_arguments
 from handrail.tools import Effect, Tool
 from handrail.workers.attachments import NO_ATTACHMENTS, accept, message_with, visible_to
 from handrail.workers.creation import WorkerCreated, check_rights, creation_tools
@@ -67,6 +68,11 @@ class WorkerRunArguments(WorkerArguments, RunArguments, total=False):
     """The attachments, each a path on disk (`Path`), the path of one of the run's files (`str`), or an `Attachment`."""
 
 
+FILE_SUFFIXES = (".md", ".py")
+"""The suffixes of workers' files and of modules, which no folder of workers may have."""
+
+
+@checked_arguments
 class WorkerRegistry:
     """The workers in a folder: each `*.md` is one, and the `tools.py` beside them contains their functions.
 
@@ -139,8 +145,8 @@ class WorkerRegistry:
             return cls(place)._standing_for_all()
         if place.parent.is_dir() and (registry := cls(place.parent)).names:
             return registry[place.name.removesuffix(".md")]
-        first = place.parts[0] if place.parts else ""
-        new = "" if not first or os.path.lexists(first) else f"; `handrail new {first}` creates one"
+        name = starter_name(place.parts[0] if place.parts else "")
+        new = f"; `handrail new {name}` creates one" if name else ""
         raise WorkerError(f"there is no {path}. Name a worker's file, or a folder with workers{new}.")
 
     def _standing_for_all(self) -> Worker:
@@ -441,3 +447,12 @@ class WorkerRegistry:
             name: value for name, value in arguments.items() if name not in WorkerArguments.__annotations__
         }
         return runner.with_workers(inside, chosen, worker.limits.depth), found, rest
+
+
+def starter_name(missing: str) -> str:
+    """Return the name to suggest for `handrail new` in place of a missing path; "" if that name is taken.
+
+    The name of a file is suggested without its suffix.
+    """
+    name = Path(missing).stem if Path(missing).suffix in FILE_SUFFIXES else missing
+    return "" if not name or os.path.lexists(name) else name

@@ -19,8 +19,10 @@ from handrail.journal.postgres.address import parse_url
 from handrail.journal.runs import SqliteRuns
 from handrail.journal.tickets import SqliteTickets
 from handrail.journal.votes import SqliteVotes
+from handrail.spelling import checked_arguments
 
 
+@checked_arguments
 class PostgresJournal:
     """A journal in one schema of a PostgreSQL database.
 

@@ -25,6 +25,7 @@ from handrail.resources.directory.recovery import Recovered, recover
 from handrail.resources.directory.staging import default_staging
 from handrail.resources.layer import ABSENT, FileLimits, Listing, Node, refuse_claimed
 from handrail.resources.paths import join, split
+from handrail.spelling import checked_arguments
 
 DIRECTORY_LIMITS = FileLimits(max_total_size=16 * 1024 * 1024 * 1024)
 """Default limits of a directory. They apply to what one call changes and to each file that it reads."""
@@ -34,6 +35,7 @@ _GET_FLAGS, _CASEFOLD = 0x80086601, 0x40000000
 _PROBED = 20
 
 
+@checked_arguments
 class DirectoryFilesystem(Linked):
     """The files under a real folder. No path or link can lead out of it.
 

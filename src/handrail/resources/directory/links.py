@@ -74,8 +74,10 @@ class Ground(Shared):
     def startup_links(self) -> Iterator[tuple[str, str]]:
         """Yield each link at a startup file's location, with each path under the root that it leads through or to."""
         self.jail.check_in_place()
+        there = PLACES.keys() & os.listdir(self.jail.root)
+        if not there:
+            return
         root = os.path.realpath(self.jail.root)
-        there = PLACES.keys() & os.listdir(root)
         places = [place for name in there for place in PLACES[name]]
         for folder in HOOKS:
             if folder in places:

@@ -13,6 +13,7 @@ from types import EllipsisType
 
 from handrail.patterns import Pattern, compile_pattern
 from handrail.resources.shell.shell_errors import CommandRefused, RuleError
+from handrail.spelling import checked_arguments
 
 MAX_ARGUMENT = 128 * 1024 - 1
 """Maximum bytes in one argument, as in Linux."""
@@ -97,6 +98,7 @@ _SPECIAL = re.compile(r"[\\.^$+{}\[\]|()]")
 _STARS = frozenset("*?")
 
 
+@checked_arguments
 class Allow:
     """A rule that allows commands: a program, then its arguments one by one.
 

@@ -24,12 +24,14 @@ from handrail.resources.shell.exposure import checked_exposed
 from handrail.resources.shell.rules import Allow, Rules
 from handrail.resources.shell.shell_errors import ShellUnavailable
 from handrail.resources.shell.support import Support, probe
+from handrail.spelling import checked_arguments
 from handrail.threads import run_in_thread
 
 OUTPUT_LIMIT = 64 * 1024
 """Default maximum bytes of output to keep, about as much as a model can read at once."""
 
 
+@checked_arguments
 class Shell:
     """Runs the commands that its rules allow, on a folder whose real files they can't change.
 
