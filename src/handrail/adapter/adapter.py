@@ -112,7 +112,7 @@ class Adapter:
         return made if model is None else made.with_model(model)
 
     def with_model(self, model: Model) -> Adapter:
-        """Return a copy of this adapter with a different model. The model settings are dropped, since they are for the original model."""
+        """Return a copy of this adapter with this model. If it is a different one, the original model's settings are dropped."""
         made = copy.copy(self)
         made.model = checked_model(model)
         if model is not self.model:
@@ -156,7 +156,7 @@ class Adapter:
         """Run the prompt, and return a stream of its events, for `async for`, or `for` in a script.
 
         `.response` is an operation that returns the response. Leaving the stream early, or cancelling its
-        response, cancels the run.
+        response, cancels the run. Raises `DefinitionError` in a tool's handler.
         """
         refuse_inside_call("stream")
         options = self._given("stream", prompt, params, message, arguments)
@@ -175,7 +175,8 @@ class Adapter:
         Recorded steps are not repeated: the model's answers, finished calls, settled effects and people's answers.
         Resuming a finished run returns its response, or raises its error, again. `prompt` may be left out if the run
         began with `app="module:name"`. Tools that were added to the run must be passed again. If the session was created
-        with its own slice rules, pass `session`: an empty session with the recorded id and the same rules.
+        with its own slice rules, pass `session`: an empty session with the recorded id and the same rules. Raises
+        `DefinitionError` in a tool's handler.
         """
         refuse_inside_call("resume")
         options = self._options.updated("resume", ResumeArguments, arguments)

@@ -53,7 +53,10 @@ OutputT = TypeVar("OutputT")
 MOST_DEATHS = 3
 """How many consecutive processes may die while they execute a run, without progress, before it is set aside."""
 MOST_WORKER_DEATHS = 10
-"""The same for a run that workers execute. A worker executes other runs as well, and any of them may have ended it."""
+"""How many worker processes may die while they execute a run, without progress, before it is set aside.
+
+The number is higher than `MOST_DEATHS`, because a worker executes other runs as well, and any of them may have ended it.
+"""
 
 
 async def evaluate(
@@ -78,7 +81,11 @@ async def resume(
     options: RunOptions,
     heard: EventBus | None = None,
 ) -> PromptResponse[Any]:
-    """Continue a recorded run. `heard` receives the events that are not in its record."""
+    """Continue a recorded run. `heard` receives the events that are not in its record.
+
+    Raises `RunUnknown` if the journal has no such run, `RunBusy` if the run is being executed, and `RunError` if it can't
+    be resumed with what was passed. A run that was set aside raises `PromptEvaluationError`.
+    """
     journal, session, clock = options.journal, options.session, options.clock
     if journal is None:
         raise RunError(

@@ -50,7 +50,10 @@ def acquire_in_process(journal: Journal, run_id: str) -> Generator[None]:
 
 @contextlib.asynccontextmanager
 async def acquire_run(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
-    """Acquire a run to resume it. On exit it is released unchanged, unless it has ended or was parked meanwhile."""
+    """Acquire a run to resume it. Raises `RunBusy` if it is held in this process or by another one.
+
+    On exit it is released unchanged, unless it has ended or was parked meanwhile.
+    """
     with acquire_in_process(journal, run_id):
         row = await journal.runs.take(run_id)
         try:
@@ -67,8 +70,8 @@ async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
     """Renew the run's lease during the block, and record when its deadline is paused or moved.
 
     The run is cancelled if somebody asks for that. If another process takes it over, it stops here without
-    recording an end. The same if the block fails because the connection to the journal is lost: the run can be resumed,
-    as if its process had ended.
+    recording an end. It also records no end if the block fails because the connection to the journal is lost. In both
+    cases the run can be resumed, as if its process had ended.
     """
     run_id = frame.run_context.run_id
     deadline = frame.deadline

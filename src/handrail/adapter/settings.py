@@ -66,7 +66,7 @@ class Retry:
 
 
 class Throttle:
-    """Limits how many requests of an event loop run at once and how many start per minute.
+    """Limits how many requests run at once in each event loop, and how many start per minute altogether.
 
     If a provider asks for a pause, it also holds back new requests that long. All runs of an adapter share its throttle,
     and several adapters can share one.
@@ -164,7 +164,7 @@ class Settings:
         )
 
     def inherited(self) -> Settings:
-        """Return the settings that nested runs inherit. The choice of a tool is about this run's tools only."""
+        """Return the settings that nested runs inherit: all but `tool_choice`, which is about this run's own tools."""
         own = self.model_settings
         if own.tool_choice is None:
             return self
@@ -227,8 +227,8 @@ def check_added(prompt: Prompt[Any], tools: Sequence[Tool[Any, Any]]) -> None:
         check_tool(tool)
         if tool.name in taken:
             raise DefinitionError(
-                f"a tool {tool.name!r} was added to a run of prompt {prompt.name!r}, which already has a tool of that name. "
-                "Rename it."
+                f"a tool {tool.name!r} was added to a run of prompt {prompt.name!r}, but the name is taken by another tool of "
+                "the run. Rename it."
             )
         taken.add(tool.name)
 

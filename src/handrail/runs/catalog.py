@@ -54,8 +54,8 @@ async def list_runs(
 ) -> Sequence[RunLine]:
     """Return at most `limit` runs, newest first. `standing` filters them; if it is empty, all are returned.
 
-    With `principal`, only that principal's runs are returned. To get the next page, pass the last record's mark as
-    `before`.
+    With `session_id` or `principal`, only runs of that session or principal are returned. To get the next page, pass the
+    last record's mark as `before`.
     """
     waiting = Counter(unit.run_id for unit in await journal.calls.unapplied())
     found: list[RunLine] = []
@@ -159,11 +159,11 @@ UNFINISHED = Unfinished(
 
 
 async def cancel(journal: Journal, run_id: str) -> RunRow:
-    """Cancel a run.
+    """Cancel a run, and return its row. Raises `RunUnknown` if there is no such run.
 
-    If the run has no live owner, it has ended when this returns, and each of its calls has a result, so that later
-    runs of its session can continue. If another process owns it, that process stops it within seconds, and the
-    returned row has `stopping` set until then. A finished run is left unchanged.
+    If no process is executing the run, it has ended when this returns, and each of its calls has a result, so that later
+    runs of its session can continue. Otherwise the process that executes it, which may be this one, stops it within
+    seconds, and the returned row has `stopping` set. A finished run is left unchanged.
     """
     row = await journal.runs.get(run_id)
     if row.status in OVER:

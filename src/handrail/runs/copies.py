@@ -42,7 +42,10 @@ class Lineage(msgspec.Struct, frozen=True):
 
 
 async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
-    """Return what earlier runs of the session passed on to this one. Events are not decoded, so their types are not needed."""
+    """Return the session that earlier runs left to this one. Raises `RunError` if one of them is not over.
+
+    Events are not decoded, so their types are not needed.
+    """
     record = row.record
     check_begun(row)
     runs = await begun_runs(journal, record.session_id)
@@ -100,7 +103,8 @@ async def fork(
 
     When resumed, it asks the model for the next answer. It has its own session, which starts like the original
     run's. Files are not changed: the fork sees them as they are now, whatever the shared calls did to them.
-    Open questions of these calls are asked again.
+    Open questions of these calls are asked again. Raises `RunError` if the run has no such step, or has not begun, or if an
+    earlier run of its session is not over.
     """
     row = await journal.runs.get(run_id)
     check_begun(row)

@@ -147,7 +147,7 @@ def worker_context(
 
 
 def recorded(context: ToolContext) -> Recorded:
-    """Return the record of what was done through a context. Only contexts created by this module have one."""
+    """Return the record of what was done through a context. Raises `NotSupported` unless this module created the context."""
     call: object = context._source  # pyright: ignore[reportPrivateUsage]  # created by this module
     if not isinstance(call, MockCall):
         raise NotSupported("recorded", "Only contexts created by `handrail.testing` keep a record.")
@@ -155,7 +155,10 @@ def recorded(context: ToolContext) -> Recorded:
 
 
 def cancel(context: ToolContext) -> None:
-    """Fire a context's signal, as the gate does when a call is cancelled or its time is over. May be called from any thread."""
+    """Fire a context's signal, as the gate does when a call is cancelled or its time is over. May be called from any thread.
+
+    Raises `NotSupported` unless this module created the context.
+    """
     signal: object = context.signal
     if not isinstance(signal, MockSignal):
         raise NotSupported("cancel", "Only contexts created by `handrail.testing` can be cancelled this way.")

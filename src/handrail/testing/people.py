@@ -120,7 +120,10 @@ class Person(Environment):
 
 
 class Agent(Person):
-    """An environment with a model in place of a person. By default it approves everything."""
+    """An environment with a model in place of a person, which answers as a `Person` does.
+
+    Handrail's broker never asks a model for an approval. A broker of your own that does so gets `approve`, by default True.
+    """
 
     run_mode: RunMode = "agent"
 

@@ -98,13 +98,16 @@ class WorkerRegistry:
 
     @classmethod
     def of_file(cls, path: str | Path) -> tuple[WorkerRegistry, Worker]:
-        """Return the registry of a file's folder, and the worker in the file."""
+        """Return the registry of a file's folder, and the worker in the file. Raises `WorkerError` if the worker has a problem."""
         registry, draft = cls._draft_at(path)
         return registry, registry._worker_of(draft)
 
     @classmethod
     def check_file(cls, path: str | Path) -> list[WorkerProblem]:
-        """Return every problem in a worker's file and, if the worker uses it, in the `tools.py` beside the file."""
+        """Return every problem in a worker's file and, if the worker uses it, in the `tools.py` beside the file.
+
+        Raises `WorkerError` if there is no such file, or if its name does not end in `.md`.
+        """
         try:
             registry, draft = cls._draft_at(path)
             registry._worker_of(draft)
@@ -136,7 +139,7 @@ class WorkerRegistry:
         """Return the worker at a path.
 
         The path is the worker's file, a folder and the worker's name (`folder/main`), or a folder that has a worker `main`
-        or only one worker.
+        or only one worker. Raises `WorkerError` if there is no such worker, or if it has a problem.
         """
         place = Path(path)
         if place.is_file():
@@ -270,7 +273,10 @@ class WorkerRegistry:
     # Workers as tools.
 
     def tool(self, name: str) -> Tool[Any, Any]:
-        """Return a tool that calls a worker. It has the worker's name and can be used in any prompt."""
+        """Return a tool that calls a worker. It has the worker's name and can be used in any prompt.
+
+        Raises `WorkerError` if there is no worker with this name.
+        """
         made = self._tools.get(name)
         if made is None:
             draft = next((each for each in self._drafts if each.name == name), None)
@@ -318,7 +324,7 @@ class WorkerRegistry:
     def from_text(self, maker: Worker, name: str, text: str) -> Worker:
         """Create a worker from text that `maker` wrote.
 
-        Raises `ToolValidationError` with every problem.
+        Raises `ToolValidationError` if it would have a right that `maker` lacks, and otherwise with every problem in the text.
         """
         key = (maker.name, name, text)
         made = self._made.get(key)
@@ -331,7 +337,7 @@ class WorkerRegistry:
             check_rights(maker, draft.text.front)
             if draft.name != name:
                 raise ToolValidationError(
-                    f"the worker created as {name!r} is named {draft.name!r} in its text."
+                    f"the worker created as {name!r} is named {draft.name!r} in its text. Leave `name` out."
                 )
         made = None if draft.find.problems else self._finish(draft, self._effect_of(draft))
         if made is None:

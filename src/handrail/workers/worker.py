@@ -73,7 +73,7 @@ class WorkerFolder(Protocol):
     def from_text(self, maker: Worker, name: str, text: str, /) -> Worker:
         """Create a worker from text that `maker` wrote.
 
-        Raises `ToolValidationError` with every problem.
+        Raises `ToolValidationError` if it would have a right that `maker` lacks, and otherwise with every problem in the text.
         """
         ...
 
