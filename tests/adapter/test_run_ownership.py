@@ -61,7 +61,7 @@ async def as_it_stands(journal: Journal) -> tuple[object, ...]:
 async def test_a_run_does_not_end_because_its_journal_is_out_of_reach(
     monkeypatch: pytest.MonkeyPatch, is_lost: bool, status: str
 ):
-    """It can be resumed, as if its process had ended. Any other error of the journal ends it as failed."""
+    """A run whose journal can't be reached stays `running`, so it can be resumed. Any other error of the journal fails the run."""
     journal = MemoryJournal()
     add, model = journal.calls.note, ScriptedModel(["Hello."])
 

@@ -349,7 +349,7 @@ def test_closing_a_call_that_is_being_undone_ends_it_once() -> None:
 
 @pytest.mark.parametrize("kind", ["at once", "later", "in a thread"])
 def test_a_handler_that_raises_generator_exit_fails_like_any_other(kind: str) -> None:
-    """`GeneratorExit` that nobody's closing has raised fails the call. Its compensations run, and the run goes on."""
+    """A handler that raises `GeneratorExit` itself fails like any other. Its inner call is compensated, and the run goes on."""
 
     async def main() -> None:
         undone: list[str] = []

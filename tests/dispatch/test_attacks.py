@@ -466,7 +466,7 @@ def test_an_operation_of_a_call_is_refused_on_another_loop() -> None:
 
 
 def test_what_a_failed_inner_call_read_counts_for_the_outer_one() -> None:
-    """A failed inner call's reads count for the outer call, so of two calls that each need the other's file free, one gives way."""
+    """What a failed inner call read counts as read by the outer call, so of two calls that exclude each other, one succeeds."""
 
     async def main() -> None:
         meeting = asyncio.Barrier(2)

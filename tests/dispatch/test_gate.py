@@ -194,7 +194,7 @@ def test_nested_call_takes_the_same_gate_and_commits_with_the_outer_one() -> Non
 
 
 def test_depth_is_limited() -> None:
-    """A call beyond the depth limit fails, and the message has the path of calls."""
+    """A call beyond the depth limit fails, and the message names the limit and the tools from the outermost call to this one."""
 
     async def main() -> None:
         @tool(effect="staged")

@@ -132,7 +132,7 @@ async def delegate(name: str, context: ToolContext) -> str:
 
 
 async def test_a_gate_opens_the_workers_of_its_adapter(tmp_path: Path) -> None:
-    """They can be called by name and from handlers, at the root and inside a call, where they replace the call's."""
+    """The adapter's workers can be called by name and by handlers. Inside a call, they replace the call's workers."""
     outer = sound(tmp_path / "outer", clerk=PLAIN)
     inner = sound(tmp_path / "inner", guide=PLAIN)
     adapter = Adapter(ScriptedModel(lambda request: "at your service"), workers=outer)
@@ -233,7 +233,7 @@ async def test_calls_of_a_gate_inside_a_call_are_charged_to_the_call() -> None:
 
 
 async def test_a_resumed_run_does_not_repeat_what_was_done_by_hand_inside_a_call() -> None:
-    """The handler is entered again, and gets the recorded results of its gate and of the halves of its handoff."""
+    """A handler that is entered again gets the recorded results of its own gate and of its handoff's halves. Nothing runs twice."""
     done: list[str] = []
 
     @tool(effect="idempotent")

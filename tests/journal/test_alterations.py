@@ -132,11 +132,11 @@ ALTERED: dict[str, tuple[Alter, str]] = {
                 SELECT mac FROM records WHERE chain = 'run tea' ORDER BY link DESC LIMIT 1
             ) WHERE chain = 'run tea';"""
         ),
-        r"run 'tea', record \d+ \(.+\): the chain does not end with it",
+        r"run 'tea', record \d+ \(.+\): it does not match the end of its chain",
     ),
     "the head removed": (
         run_sql("DELETE FROM chains WHERE chain = 'run tea'"),
-        r"run 'tea', record \d+ \(.+\): the chain does not end with it",
+        r"run 'tea', record \d+ \(.+\): it does not match the end of its chain",
     ),
     "two records exchanged": (swap, r"run 'tea', record 3"),
     "a body copied from another run": (copy_over("body"), r"run 'tea', record 3"),
@@ -288,7 +288,7 @@ async def test_answer_and_undo_refuse_it(folder: Path, how: Alter, where: str):
     ids=["removed", "void", "moved", "marked as undone"],
 )
 async def test_undo_refuses_where_a_later_call_was_altered(tmp_path: Path, query: str):
-    """If a later call of the session was altered to hide it, the undo is refused."""
+    """If a later call of the session was altered, the undo of an earlier one raises `JournalAltered`, which names the later run."""
     recorder = Recorder(tmp_path)
     session = Session(id="table", principal="user")
     await recorder.run("one", call("note", text="a"), "end", session=session)
@@ -319,7 +319,7 @@ async def test_recovery_leaves_a_forged_commit_alone(tmp_path: Path, caplog: pyt
 
 
 async def test_a_cancellation_that_nobody_asked_for_is_refused(tmp_path: Path):
-    """A run is cancelled by a recorded request, not by the flag in the run's row, which has a MAC."""
+    """If the `stopping` flag in a run's row was set by hand, `keep` raises `JournalAltered`. A recorded request stops the run."""
     recorder = Recorder(tmp_path)
     journal = recorder.journal
     await park(recorder, "tea", call("choose"), "end")
@@ -392,7 +392,7 @@ def alter_question(folder: Path, what: str) -> None:
 @pytest.mark.parametrize("seen_before", [False, True])
 @pytest.mark.parametrize("what", SHOWN)
 async def test_an_altered_question_is_not_listed(tmp_path: Path, what: str, seen_before: bool):
-    """A list leaves out only the altered question, and listing the questions of its run fails."""
+    """A list of all questions leaves out the altered one, and listing those of its run raises `JournalAltered`."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     for run_id in ("tea", "cake", "soup"):
         put(journal, asked_in(run_id))

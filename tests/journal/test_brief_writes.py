@@ -14,7 +14,8 @@ from handrail import SqliteJournal, tool
 from handrail.dispatch import open_gate
 from handrail.errors import JournalError, RunBusy
 from handrail.journal.calls import _BRIEF
-from handrail.journal.database import Database
+from handrail.journal.connection import Connection
+from handrail.journal.database import Database, Job
 from handrail.journal.sqlite import Durability
 from handrail.records import CommitUnit
 
@@ -45,11 +46,11 @@ def writers(journal: SqliteJournal) -> list[threading.Thread]:
     found: list[threading.Thread] = []
     run: Any = Database._run
 
-    def noted(connection: sqlite3.Connection, job: Any) -> None:
+    def noted(connection: Connection, job: Job[Any]) -> None:
         found.append(threading.current_thread())
         run(journal._database, connection, job)
 
-    setattr(journal._database, "_run", noted)  # noqa: B010  # it is a method
+    journal._database._run = noted
     return found
 
 

@@ -29,7 +29,7 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(clean: Path) -> Reading:
-    """Provide what is read from the undamaged journal. A second read, after the first renewed claims, is the same."""
+    """Provide what is read from the undamaged journal, after checking that a second read gives the same."""
     found = read_journal(clean)
     assert found == read_journal(clean)
     assert not any(isinstance(each, JournalError) for each in found.values())
@@ -266,7 +266,7 @@ def test_a_foreign_database_is_not_touched(tmp_path: Path, mode: str, table: str
 
 
 def test_a_journal_is_recognised_after_a_kill_at_any_moment_of_its_creation(tmp_path: Path):
-    """The number that marks a journal is in the file itself before anything is in the write-ahead log."""
+    """A copy of a new journal, made while the journal is still open, can be opened and has the same id."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     copy = tmp_path / "copy.db"
     for suffix in ("", "-wal", ".key"):

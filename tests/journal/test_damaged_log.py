@@ -29,7 +29,7 @@ SqliteJournal.close = lambda self: os.kill(os.getpid(), signal.SIGKILL)
 write_journal(Path(sys.argv[1]))
 """
 SHARED_LOCK = 0x40000002, 510
-"""The bytes of a database, and how many, that each process that has it open has locked."""
+"""The offset and the number of the bytes that each process locks while it has the database open."""
 IS_LOCKED = f"""
 import fcntl, sys
 with open(sys.argv[1], "r+b") as file:

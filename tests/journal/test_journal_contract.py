@@ -460,7 +460,7 @@ async def test_an_answer_makes_a_parked_run_due(processes: tuple[Journal, Journa
 
 
 async def test_an_answer_during_a_leg_makes_the_run_due_when_it_parks(processes: tuple[Journal, Journal]):
-    """The answer may arrive after the run decided to park and before its worker has released it."""
+    """A run whose question is answered before its worker has parked it can be claimed as soon as it is parked."""
     worker, door = processes
     await worker.queue.submit(request())
     await worker.queue.claim([QUEUE])
@@ -491,7 +491,7 @@ async def test_a_parked_run_is_due_when_its_question_expires_or_somebody_wakes_i
 async def test_a_run_whose_worker_is_gone_is_claimed_by_another(
     processes: tuple[Journal, Journal], clock: Hands
 ):
-    """A worker may be lost before it begins the run, or while it executes it. Deaths are counted in both cases."""
+    """A run whose worker's lease has ended is claimed by another, whether or not it had begun. The first death is counted."""
     first, second = processes
     await first.queue.submit(request())
     await first.queue.claim([QUEUE])

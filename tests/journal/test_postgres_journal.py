@@ -32,7 +32,7 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def own_schema() -> None:
-    """Request this to alter the schema, to find none, or to make psycopg unusable."""
+    """Give the test a new schema, which it may alter, instead of one that later tests use too."""
 
 
 @pytest.fixture

@@ -509,3 +509,25 @@ def test_every_link_on_the_way_to_one_counts(root: Path, changed: str) -> None:
             fork.write("real", "new")
         assert [path for path, _ in fork.startup_files()] == [changed]
         fork.drop()
+
+
+def test_a_large_root_is_not_listed_for_each_change(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a root with many files, the links at startup files' locations are found without listing the root."""
+    (root / "conftest.py").symlink_to("real")
+    (root / "real").write_text("")
+    for number in range(400):
+        (root / f"{number:0200}").touch()
+    listed: list[str] = []
+    listdir = os.listdir
+
+    def list_and_note(path: Any = ".") -> list[str]:
+        listed.append(str(path))
+        return listdir(path)
+
+    with closing(DirectoryFilesystem(root)) as files:
+        fork = files.fork("call")
+        fork.write("real", "new")
+        monkeypatch.setattr(os, "listdir", list_and_note)
+        assert [path for path, _ in fork.startup_files()] == ["real"]
+        assert os.path.realpath(root) not in map(os.path.realpath, listed)
+        fork.drop()

@@ -199,11 +199,11 @@ class Chaos:
         self.journal.close()
 
     def faults(self) -> list[Callable[[], Any]]:
-        """Return what can happen to a worker here."""
+        """Return the methods that disturb a worker. Cutting its network and its clock needs hosts."""
         return [self.kill, self.freeze, *([self.cut, self.skew] if self._hosts else [])]
 
     def _victim(self) -> WorkerProcess | None:
-        """Return a worker that nothing has happened to, unless it is the last of these."""
+        """Return a random undisturbed worker, or None if at most one is left."""
         well = [each for each in self._workers if each.is_well]
         return self.random.choice(well) if len(well) > 1 else None
 

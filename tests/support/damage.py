@@ -28,7 +28,7 @@ QUESTION: dict[str, Any] = {
 
 
 class Reading(dict[str, Any]):
-    """What each way to read a journal returned, or the `JournalError` that it raised."""
+    """The outcomes of reading a journal in every way: for each way, what it returned or the `JournalError` that it raised."""
 
     def __repr__(self) -> str:  # the full text would be longer than Hypothesis wants to print
         return f"<reading of {len(self)}>"

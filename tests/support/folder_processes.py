@@ -54,7 +54,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What was found after one round. Every field but the first three must be 0 or empty."""
+    """The findings of one round. Every field but the first three must be 0 or empty."""
 
     succeeded: int = 0
     conflicts: int = 0

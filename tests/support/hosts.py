@@ -1,7 +1,7 @@
 """Hosts on one machine: a network namespace each, whose link can be cut, and a clock each, which can be set wrong.
 
-Only root can create them. The clock is Handrail's: `obey` makes it follow the host's. Debian's `faketime` is of no use here,
-because every `time.sleep` of Python 3.11 fails under it.
+Only root can create them. The clock is Handrail's: `obey` makes it follow the host's. Debian's `faketime` is not used,
+because `time.sleep` failed under it on Python 3.11 if the monotonic clock was left alone.
 """
 
 from __future__ import annotations

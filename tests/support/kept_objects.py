@@ -177,7 +177,7 @@ async def inner(context: ToolContext) -> str:
 
 
 class Kept(NamedTuple):
-    """What is still alive after the calls."""
+    """The objects that are still alive after the calls, compared with before."""
 
     facts: int
     """How many more facts, results and errors are alive than before."""

@@ -461,7 +461,7 @@ async def test_attachments_reach_the_worker(tmp_path: Path) -> None:
         (["a.txt", "a.txt", "a.txt"], "at most 2"),
         (["a.txt", "./a.txt"], ""),
         (["big.txt"], "60 bytes, and at most 50 are allowed"),
-        (["a.exe"], "only .txt, .bin"),
+        (["a.exe"], "a.exe does not end in .txt or .bin"),
         (["../out.txt"], "out.txt"),
         (["/etc/passwd.txt"], "passwd"),
         (["missing.txt"], "missing.txt"),

@@ -70,7 +70,7 @@ _HIDDEN = (
 async def ask_approval(
     attempt: Attempt, asks: Asks, name: str, reason: str, diff: str = "", question_id: str | None = None
 ) -> tuple[Approval, DecidedBy]:
-    """Ask for approval. Returns the decision and how it was made. It applies only to what was asked, including the diff."""
+    """Ask for approval. Returns the decision and how it was made. The decision applies only to this request and its diff."""
     frame = attempt.frame
     session = frame.session
     params = params_that_came(attempt)

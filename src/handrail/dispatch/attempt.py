@@ -77,7 +77,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     lost: float = 0.0
     """The seconds that the loop had lost to listeners when the call began."""
     clock: WorkClock | None = None
-    """The clock of the call's timeouts; None if it has none and no listener has run on a thread of its handler."""
+    """The clock of the call's timeouts. None until a timeout, or a listener on one of the handler's threads, needs it."""
     params: Any = None
     checked: list[tuple[ToolPolicy, Any]] = []
     """The policies that have checked the call, each with its own copy of the params."""
@@ -287,7 +287,8 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def prompt(self) -> PromptView:
-        return self._there("prompt", self.frame.model.prompt, "Run the tool from a prompt.")
+        hint = "Evaluate a `Prompt` that has this tool, or pass `prompt=...` to `open_gate`."
+        return self._there("prompt", self.frame.model.prompt, hint)
 
     @property
     def rendered_prompt(self) -> RenderedPromptView | None:
@@ -312,8 +313,8 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     def adapter(self) -> BoundAdapter:
         bound = self.bound
         if bound is None:
-            make = self._there("adapter", self.frame.model.adapter, "Run the tool from an adapter.")
-            bound = self.bound = make(self)
+            hint = "Evaluate a prompt that has this tool with an `Adapter`, or pass `adapter=...` to `open_gate`."
+            bound = self.bound = self._there("adapter", self.frame.model.adapter, hint)(self)
         return bound
 
     @property
@@ -458,7 +459,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         if workers is None:
             raise NotSupported(
                 "call_worker",
-                "Run the tool from a worker, or pass workers to the run: Adapter(model, workers=WorkerRegistry(folder)).",
+                "Give the run its workers with `Adapter(model, workers=WorkerRegistry(folder))`, or call the tool in a worker.",
             )
         arguments = workers.arguments(input, attachments)
         inner = new_call(self.gate, name, arguments, parent=self)

@@ -434,7 +434,7 @@ class Gate:
     def _count_rerun(self, passage: Passage, error: Conflict) -> None:
         """Count another run of a call whose previewed changes no longer apply.
 
-        Raises the error if the call had no preview, or if no run is left.
+        Raises `error` if the call had no preview, or has already been run again `_RERUNS` times.
         """
         if passage.attempt.preview is None or passage.reruns >= _RERUNS:
             raise error

@@ -57,7 +57,7 @@ def look_up(attempt: Attempt) -> Tool[Any, Any]:
 
 
 def check_nesting(call: Call, outer: Attempt) -> None:
-    """Raise if a nested call exceeds the depth limit, or if the outer call's effect does not allow its effect."""
+    """Raise `DepthExceededError` beyond the depth limit, and `Refused` if the outer call's effect does not allow this one's."""
     limit = call.frame.options.depth_limit
     if call.depth > limit:
         raise DepthExceededError(call.path, limit, call.depth)
@@ -78,7 +78,7 @@ def check_needs(attempt: Attempt, tool: Tool[Any, Any]) -> None:
         )
     if "worker" in tool.needs and attempt.worker is None:
         raise CapabilityMissing(
-            tool.name, "a worker", "Run it from a worker: list it under `tools:` in the worker's file."
+            tool.name, "a worker", "List it under `tools:` in a worker's file, and run that worker."
         )
 
 
@@ -173,7 +173,8 @@ _is_ascii = str.isascii
 def check_result(tool: Tool[Any, Any], result: Any, attempt: Attempt) -> None:
     """Check that a handler's result can be shown and, if it is a success, has the declared type.
 
-    This happens before the call is committed, so that a call whose result can't be shown fails and is undone.
+    Raises `SignatureMismatch` if the result is not a `ToolResult`, and `WrongResult` otherwise. This happens before the
+    call is committed, so that the call fails and is undone.
     """
     declared = tool.result_class
     if type(result) is _RESULT:

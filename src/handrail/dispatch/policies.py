@@ -153,8 +153,9 @@ def check_policies(
 ) -> Coroutine[Any, Any, None] | None:
     """Check a call against every policy, and set `attempt.decision`.
 
-    All must allow the call; one that raises denies it. Each gets a copy of the params, so that none can change what
-    the others or the handler get. `asked` is the first reason so far to ask for approval.
+    Raises `Refused` if a policy denies the call, raises, or returns no decision. If a policy asks, the call needs
+    approval. Each policy gets a copy of the params, so that none can change what the others or the handler get. `asked` is
+    the first reason so far to ask for approval.
     """
     call, context, checked = attempt.call, attempt.policy_context, attempt.checked
     tool, params, arguments = call.tool, attempt.params, call.arguments
@@ -234,7 +235,7 @@ def tell_policies(
 ) -> Coroutine[Any, Any, None] | None:
     """Tell every policy that checked the call about its success, before it is committed.
 
-    A policy that raises fails the call.
+    Raises `Refused` if a policy raises, so that the call fails.
     """
     context: Any = attempt.policy_context
     for policy, seen in checked:

@@ -108,8 +108,8 @@ async def take_up_tickets(attempt: Attempt) -> None:
     """Close the tickets of a call whose handler has succeeded, apply the work done under them, and close its context.
 
     Each deposit is applied as if it were an inner call that has just finished, in the order in which the
-    tickets were issued. If a deposit conflicts with newer changes, this raises, and the call must undo or
-    report all deposits.
+    tickets were issued. If a deposit can't be applied, for example because of a `Conflict` with newer changes, the error
+    is raised, and the call must undo or report all deposits.
     """
     found = await shielded(_close(attempt))
     transaction = attempt.open_transaction

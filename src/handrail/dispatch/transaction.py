@@ -156,7 +156,7 @@ class Transaction(msgspec.Struct, eq=False):
             fork.seal()
 
     def prepare(self) -> None:
-        """Close every fork and check that each can be applied. Raises before anything is applied."""
+        """Close every fork and check that each can be applied. Raises the fork's error if one can't; nothing is applied then."""
         self.closed = True
         for fork in self.touched:
             fork.prepare()
@@ -173,7 +173,7 @@ class Transaction(msgspec.Struct, eq=False):
         self.apply_others()
 
     def stage(self, key: CallKey, synced: bool = False) -> list[Mapping[str, Any]]:
-        """Store what the durable forks are about to change. Raises before anything is applied."""
+        """Store what the durable forks are about to change, and return their manifests. Nothing is applied yet."""
         staged = [fork.stage(key, synced=synced) for fork in self.durable or ()]
         return [manifest for manifest in staged if manifest is not None]
 

@@ -72,7 +72,7 @@ def _check_votes(question: Question, answer: Answer) -> None:
         raise AnswerRefused(
             question.id,
             f"{answer.by!r} may not answer it alone",
-            f"It needs {needed} other than {question.principal!r}, who find it in their inbox on the page.",
+            f"It needs {needed} other than {question.principal!r}. They find the question in their inbox on the page.",
         )
 
 
@@ -104,7 +104,10 @@ def check_value(question: Question, answer: Answer, check: Check | None) -> None
 
 
 def still_fits(answer: Answer, check: Check | None) -> bool:
-    """Return whether a recorded answer can be used. It may have been given in a process that could not check it."""
+    """Return whether a recorded answer can be used: it has no secret, and the asker's check accepts its value.
+
+    The check runs again because the answer may have been given in a process that could not check it.
+    """
     if answer.seal:
         return False  # the secret was not recorded, so it has to be given again
     if answer.outcome != "answered" or check is None:

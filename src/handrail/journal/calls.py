@@ -118,7 +118,10 @@ class SqliteCalls:
         return tuple(unit for unit in await database.transact(find) if unit.call_id not in self._applying)
 
     def _units_in(self, connection: Connection, chain: str) -> dict[int, Record]:
-        """Return the committed calls of a chain by number; none if a live process owns the run, or if it was altered."""
+        """Return the committed calls of a chain, by number.
+
+        Returns none if another live process owns the run, or if the run was altered, which is logged.
+        """
         database, run_id = self._database, str(chain).removeprefix("run ")
         try:
             with contextlib.suppress(RunUnknown):

@@ -293,7 +293,7 @@ class Chains:
             raise self.altered(chain, len(found) + 1, "it is missing")
         if (links, sealed) != (len(found), seal):
             raise self.altered(
-                chain, len(found), "the chain does not end with it", found[-1] if found else None
+                chain, len(found), "it does not match the end of its chain", found[-1] if found else None
             )
         self.records_read += len(found)
         return found

@@ -45,7 +45,7 @@ _DO_NOT_WAIT = "PRAGMA busy_timeout = 0"
 
 
 def encode(value: object, what: str) -> bytes:
-    """Encode a value as plain data. `what` introduces the error message if the value can't be recorded."""
+    """Encode a value as plain data. Raises `DefinitionError`, whose message begins with `what`, if that is not possible."""
     try:
         return msgspec.msgpack.encode(value, enc_hook=pydantic_core.to_jsonable_python)
     except (TypeError, ValueError, OverflowError) as error:
@@ -444,7 +444,9 @@ def _prepare(
         id = str(about.get("id"))
         if about.get("key") != key_check(key, id):
             raise JournalError(
-                path, "its records were not written with this key", "Restore the original key."
+                path,
+                "its records were not written with this key",
+                "Restore the original key file, or set HANDRAIL_KEY to the original key.",
             )
         connection.execute("COMMIT")
     except BaseException:

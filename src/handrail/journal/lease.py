@@ -28,7 +28,7 @@ def new_owner() -> str:
 
 
 def is_free(owner: str, leased_until: float, now: float, me: str) -> bool:
-    """Return whether `me` may take a lease that `owner` holds until `leased_until`."""
+    """Return whether `me` may take a lease: nobody else has it, it has expired, or its owner's process has ended."""
     return not owner or owner == me or now >= leased_until or is_dead(owner)
 
 
@@ -72,12 +72,15 @@ def _started(pid: int) -> str:
 
 
 class Leases(Protocol):
-    """How a journal's processes hold their runs, and how others see that a process is gone."""
+    """The leases with which a journal's processes hold their runs.
+
+    They also show other processes whether a holder is gone.
+    """
 
     seconds: float
     """How long a lease lasts without being renewed, in seconds."""
     free: str
-    """A condition in SQL that every run satisfies that may be free now. `:now` is the time."""
+    """An SQL condition that is true for every run that may be free now. `:now` is the time."""
 
     def until(self, connection: Connection, now: float) -> float:
         """Begin or renew this process's lease, and return when it ends, as a run's row records it."""
@@ -94,7 +97,7 @@ class Leases(Protocol):
     def is_free(
         self, connection: Connection, owner: str, leased_until: float, now: float, me: str = ""
     ) -> bool:
-        """Return whether `me` may take what `owner` holds."""
+        """Return whether `me` may take a run or ticket that `owner` holds until `leased_until`."""
         ...
 
     def is_at_work(self, connection: Connection, owner: str) -> bool:

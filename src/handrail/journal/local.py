@@ -91,7 +91,7 @@ class LocalSteps:
     def begin(self, key: str, call: str, live: Collection[str]) -> None:
         """Note the outermost call that a step belongs to, and drop the steps of calls that are not live any more.
 
-        The key of a step contains its call's, so nobody can ask for the steps of a call that is over.
+        The key of a step contains the key of its call, so a step of a call that is over is never looked up again.
         """
         for over in [each for each in self._calls if each not in live]:
             for old in self._calls.pop(over):

@@ -30,7 +30,7 @@ _PARTS = ("", *_PARTS_OF_SQLITE, KEY_SUFFIX)
 
 
 class Exposure(NamedTuple):
-    """How other users could access a file, and what to do about it."""
+    """A way in which other users could access a file, with what to do about it."""
 
     problem: str
     hint: str

@@ -33,14 +33,14 @@ _INDEX_HEADER = struct.Struct("=3I2BHI5I2I")
 _INDEX_BYTES = 2 * _INDEX_HEADER.size + 4
 _VERSION = 3007000
 _USERS_AT = 128
-"""The byte of the index that every process that has the database open has locked."""
+"""The offset of the byte in the index that each process locks while it has the database open."""
 _LOCK = struct.Struct("hhqqi4x")
 _NATIVE = "little" if sys.byteorder == "little" else "big"
 _WORD = 0xFFFFFFFF
 
 
 class _Committed(NamedTuple):
-    """What the index says about the log."""
+    """The state of the log, according to its index."""
 
     frames: int
     salts: bytes

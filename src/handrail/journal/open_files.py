@@ -19,7 +19,7 @@ _open: dict[tuple[int, int, int], int] = {}
 class OpenFile:
     """Marks a file as open in this process until it is closed.
 
-    Before that, calls `examine`, which may open and close the file, unless this process has the file open already.
+    Unless this process already has the file open, `examine` is called first. It may open and close the file.
     """
 
     __slots__ = ("_key",)

@@ -1,4 +1,4 @@
-"""How a journal is opened by its name: the path of a file, or the URL of a database."""
+"""Opens a journal by its name, which is the path of a file or the URL of a database."""
 
 from __future__ import annotations
 

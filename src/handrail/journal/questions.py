@@ -162,7 +162,10 @@ class SqliteQuestions:
         return tuple(each for each in found if principal in (None, each.principal))
 
     def _rescue(self, connection: Connection, run_id: str | None) -> list[bytes]:
-        """Return the open questions in a damaged journal, of one run or of all that are not damaged themselves."""
+        """Return the open questions of one run, or of every run that can still be read, in a damaged journal.
+
+        Raises `JournalAltered` if the one run was altered. Without `run_id`, altered runs are left out and logged.
+        """
         chains = self._database.chains
         if run_id is not None:
             return list(verified(connection, chains, run_id).open_questions.values())

@@ -192,7 +192,7 @@ class SqliteQueue:
                 return
 
     def _version(self) -> int:
-        """Return a number that differs once anybody has changed the journal."""
+        """Return a number that changes whenever another connection changes the journal; in memory, whenever anything does."""
         path = self._database.path
         if path == MEMORY:
             return self._database.changes

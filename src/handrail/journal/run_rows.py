@@ -84,7 +84,7 @@ def insert_run(connection: Connection, chains: Chains, row: StoredRun) -> None:
 
 
 def update_run(connection: Connection, chains: Chains, row: StoredRun, **changes: Any) -> StoredRun:
-    """Replace the row of a run by one with these changes, and return that row."""
+    """Apply these changes to a run's row, and return the new row."""
     changed = row._replace(**changes)
     connection.execute(_UPDATE, (*_sealed(chains, changed), row.id))
     if changed.owner != row.owner:

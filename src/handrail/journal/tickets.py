@@ -65,7 +65,7 @@ class SqliteTickets:
             if not database.leases.is_free(connection, ticket.holder, ticket.held_until, now, by):
                 raise TicketError(
                     "another process is redeeming it",
-                    "Redeem it again once that has finished, to get the same result.",
+                    "When that process has finished, redeem the ticket again to get the same result.",
                 )
             if ticket.holder not in ("", by) and not again:
                 raise OutcomeUnknown(f"the redemption of ticket {run_id}{place}")

@@ -81,7 +81,8 @@ class ScriptedModel:
 
         ScriptedModel([ToolCall("weather", {"city": "Oslo"}), "It rains."])
 
-    Every request is kept in `requests` for tests to inspect. A request after the last answer raises an error.
+    Every request is kept in `requests` for tests to inspect. A request after the last answer
+    raises `ModelRequestRefused`.
     """
 
     def __init__(

@@ -313,7 +313,7 @@ class _Check:
             object.__setattr__(prompt, field, value)
 
     def having(self, field: str, members: Sequence[str], hint: str) -> tuple[Any, ...]:
-        """Return one of the prompt's lists as a tuple. Raises an error if an item lacks a member or has an invalid cap."""
+        """Return one of the prompt's lists as a tuple. Raises `PromptDefinitionError` if an item lacks a member or has an invalid cap."""
         found = tuple(getattr(self.prompt, field))
         for index, one in enumerate(found):
             missing = [member for member in members if not hasattr(one, member)]
@@ -323,11 +323,13 @@ class _Check:
                 raise self.error(f"{field}[{index}] is {shown(one)}, which has no {missing[0]!r}", hint)
             cap = getattr(one, "cap", 1)
             if type(cap) is not int or cap < 0:
-                raise self.error(f"the cap of {field}[{index}] is {cap!r}", "Use a whole number of times.")
+                raise self.error(
+                    f"the cap of {field}[{index}] is {cap!r}", "Use a whole number of at least 0."
+                )
         return found
 
     def params_type(self) -> Any:
-        """Return the sections' params type. Raises an error if two sections take different types."""
+        """Return the sections' params type. Raises `PromptDefinitionError` if two sections take different types."""
         found: Any = None
         where = ""
         for path, section in walk(self.prompt.sections):
@@ -343,7 +345,7 @@ class _Check:
         return found
 
     def texts(self, params_type: Any) -> tuple[Planned, ...]:
-        """Plan the sections. Raises an error if a placeholder has no field, or if a field is certainly unused."""
+        """Plan the sections. Raises `PromptDefinitionError` if a placeholder has no field, or if a field is certainly unused."""
         plans = plan(self.prompt.sections, Words())
         fields = fields_of(params_type)
         for one in all_of(plans):
@@ -365,9 +367,10 @@ class _Check:
         return plans
 
     def names(self, plans: Sequence[Planned]) -> None:
-        """Raise an error if two tools or two policies that are always enabled together have the same name.
+        """Check the names of tools and policies that are always enabled together.
 
-        If any section may be shown as a summary, no tool may be named `OPENER`.
+        Raises `PromptValidationError` if two tools have the same name, and `PromptDefinitionError` if two policies do, or
+        if a section may be shown as a summary and a tool is named `OPENER`.
         """
         always = list(_always_enabled(plans))
         places = [("the prompt itself", self.prompt.tools)]
@@ -385,7 +388,7 @@ class _Check:
                 )
 
     def policy_scopes(self, plans: Sequence[Planned]) -> None:
-        """Raise an error if a section's policy names a tool of a different section, on which it can't decide."""
+        """Raise `PromptDefinitionError` if a section's policy names a tool outside the section, on which it can't decide."""
         for_all = {id(policy) for policy in self.prompt.policies}
         where = {tool.name: "the prompt itself" for tool in self.prompt.tools}
         declared: dict[int, list[tuple[str, ToolPolicy, set[str]]]] = {}

@@ -332,7 +332,7 @@ def condition_of(section: Section[Any], what: str) -> Condition:
 
 
 def read_template(place: str, what: str, text: str) -> Template:
-    """Parse a section's template or summary. Errors name the section."""
+    """Parse a section's template or summary. Raises `PromptDefinitionError`, which names the section, if it is invalid."""
     if what == "summary" and not text.strip():
         raise PromptDefinitionError(
             place, "the summary is empty", "Say in a sentence what the section contains."

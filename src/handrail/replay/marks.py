@@ -76,7 +76,10 @@ async def mark_given(attempt: Attempt) -> None:
 
 
 async def _mark(attempt: Attempt, what: str) -> None:
-    """Record the mark durably. Raises if the log is closed."""
+    """Record the mark durably.
+
+    If the log is closed, raises `CancelledError` in a cancelled run, and `RunBusy` otherwise.
+    """
     log = attempt.frame.log
     if log.is_kept:
         if log.closed:  # nothing can be marked any more, so a call that must be marked must not continue

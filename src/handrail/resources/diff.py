@@ -22,7 +22,8 @@ Data = bytes | Content | None
 def diff(changes: Iterable[tuple[str, Node, Node]], facts_of: FactsOf, run_by: Mapping[str, str]) -> str:
     """Format changes as a unified diff. Each change is a path, its new node and its old node.
 
-    `run_by` maps each changed startup file to the program that runs it. The diff marks these files.
+    `run_by` maps each changed startup file to the program that runs it. The diff marks these files. It says
+    `no change` of a file that was written again with the same content and attributes.
     """
     found = sorted(((path, node, base) for path, node, base in changes), key=lambda change: change[0])
     went = {id(base.data): path for path, node, base in found if base.data is not None and not node.version}
@@ -37,7 +38,11 @@ def diff(changes: Iterable[tuple[str, Node, Node]], facts_of: FactsOf, run_by: M
     for path, node, base in found:
         if path in moved or (path in around and _is_said_inside(path, node, base, facts_of)):
             continue  # the change is shown at the new path, or by the folder's content
-        lines += _change(path, node, base, origins.get(path), facts_of, run_by.get(path))
+        said = list(_change(path, node, base, origins.get(path), facts_of))
+        program = run_by.get(path)
+        later = [f"runs later: by {_said(program)}, automatically and outside the sandbox"] if program else []
+        # a heading alone would look like an empty file
+        lines += [said[0], *later, *(said[1:] or ["no change"])]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -55,13 +60,9 @@ def _is_said_inside(path: str, node: Node, base: Node, facts_of: FactsOf) -> boo
     return after is None or not (after.mode & ~0o755 or after.attributes)
 
 
-def _change(
-    path: str, node: Node, base: Node, origin: str | None, facts_of: FactsOf, program: str | None
-) -> Iterator[str]:
+def _change(path: str, node: Node, base: Node, origin: str | None, facts_of: FactsOf) -> Iterator[str]:
     old, new = f"a/{_said(origin or path)}", f"b/{_said(path)}"
     yield f"diff --git {old} {new}"
-    if program:
-        yield f"runs later: by {_said(program)}, automatically and outside the sandbox"
     if origin is not None:
         yield f"rename from {_said(origin)}"
         yield f"rename to {_said(path)}"

@@ -188,7 +188,7 @@ def _context(
 class MockCall:
     """A call without a gate or a run, which gives prepared answers.
 
-    Using a member that was not given and has no default raises an error that says how to give it.
+    Using a member that was not given and has no default raises `NotSupported`, which says how to give it.
     """
 
     def __init__(

@@ -16,8 +16,9 @@ Scripted = str | int | CommandResult | Callable[[tuple[str, ...], Layers], "str 
 class FakeShell(Shell):
     """A shell that returns scripted results: `FakeShell({"git status": "clean", "make": 2})`.
 
-    The longest script that is a prefix of the command is used. Rules apply as in a real shell. A command
-    without a script raises the error for a missing program.
+    Each key is compared word by word with the start of the command, and the longest key that matches is used. If no
+    key matches, `run` raises `CommandMissing`. Unlike a real shell, a `FakeShell` allows every command by default. Pass
+    `rules` to restrict it.
     """
 
     def __init__(self, answers: Mapping[str, Scripted], rules: Iterable[Allow] = (Allow(...),)) -> None:

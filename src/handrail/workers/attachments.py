@@ -92,10 +92,12 @@ def accept(
             problems.append(str(error))
             continue
         if attachment.name in found:
-            problems.append(f"{attachment.name}: given twice")
+            problems.append(f"{attachment.name} is given twice")
         found[attachment.name] = attachment
     if problems:
-        raise ToolValidationError(f"{worker} does not take these attachments: {'; '.join(problems)}.")
+        raise ToolValidationError(
+            f"{worker} did not run because of problems with its attachments. {'. '.join(problems)}."
+        )
     return tuple(found.values())
 
 
@@ -104,7 +106,7 @@ def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem
     if not name or len(name) > 255 or not name.isprintable():
         raise ToolValidationError(f"{name[:40]!r} is not a file name")
     if rule.suffixes is not None and not any(name.lower().endswith(end.lower()) for end in rule.suffixes):
-        raise ToolValidationError(f"{name}: only {', '.join(rule.suffixes)} are allowed")
+        raise ToolValidationError(f"{name} does not end in {' or '.join(rule.suffixes)}")
     if isinstance(given, Attachment):
         _check_size(rule, name, given.size)
         return given
@@ -112,7 +114,7 @@ def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem
         try:
             content = base64.b64decode(given.base64, validate=True)
         except (binascii.Error, ValueError):
-            raise ToolValidationError(f"{name}: its base64 is invalid") from None
+            raise ToolValidationError(f"the base64 of {name} is invalid") from None
         _check_size(rule, name, len(content))
         return Attachment(content, name)
     try:
@@ -123,7 +125,9 @@ def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem
         _check_size(rule, name, stat.size)
         content = folder.read_bytes(name)
     except ResourceError:
-        raise ToolValidationError(f"{name}: this run has no files") from None
+        raise ToolValidationError(
+            f"{name} can't be read, because this run has no files. Pass its bytes instead"
+        ) from None
     except FileError as error:
         raise ToolValidationError(str(error).rstrip(".")) from None
     _check_size(rule, name, len(content))

@@ -31,6 +31,12 @@ test("files that run later are marked, and no other is", () => {
   assert.deepEqual(remarks, []);
 });
 
+test("a file that was written again without changes says so", () => {
+  const { files, remarks } = parseDiff("diff --git a/poem.txt b/poem.txt\nno change\n");
+  assert.deepEqual(files.map((file) => [file.path, file.change, file.notes]), [["poem.txt", "changed", ["no change"]]]);
+  assert.deepEqual(remarks, []);
+});
+
 test("words are put together to the lines they came from", () => {
   const [before, after] = wordDiff("Call it with a path.", "Call it with a relative path!");
   assert.equal(before.map((piece) => piece.text).join(""), "Call it with a path.");

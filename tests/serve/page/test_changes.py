@@ -84,12 +84,14 @@ def test_what_a_file_holds_stays_text(shown: Widgets):
 
 def test_notes_beside_the_lines(shown: Widgets, folders: Folders):
     """Notes in the diff of a real folder are shown, and a file name with spaces is shown as one name."""
-    fork = folders({"plain": "x\n"}).fork("test")
+    fork = folders({"plain": "x\n", "poem.txt": "z\n"}).fork("test")
     fork.write("my notes b/x.md", "y\n")
+    fork.write("poem.txt", "z\n")
     fork.delete("plain")
     shown.show("diff", diff=fork.diff())
     expect(file(shown.page, "my notes b/x.md")).to_contain_text("new file")
     expect(file(shown.page, "plain")).to_contain_text("deleted file")
+    expect(file(shown.page, "poem.txt")).to_contain_text("no change")
 
 
 def test_side_by_side_is_remembered(shown: Widgets):

@@ -88,6 +88,21 @@ test("ticks keep their distance and have distinct, readable labels", () => {
   }
 });
 
+test("no label touches another one, however short the stretches between the breaks are", () => {
+  for (const lasts of [[0.05, 2], [2, 0.05], [0.01, 0.01, 3, 0.01], [1, 1, 1]]) {
+    const turns = lasts.map((seconds, place) => turn(place + 1, 15 * place, seconds));
+    const axis = axisOf(spansOf({ status: "done", turns }, 0));
+    const middles = axis.stretches.filter((one) => one.broken).map((one) => one.x + one.width / 2);
+    for (const gap of [0.05, 0.1, 0.25]) {
+      const ticks = ticksOf(axis, gap).map((mark) => mark.x);
+      for (const [place, x] of ticks.entries()) {
+        if (place) assert.ok(x - ticks[place - 1] >= gap * 0.6 - 1e-9);
+        for (const middle of middles) assert.ok(x > middle || x + gap * 0.6 < middle, `${x} touches the break at ${middle}`);
+      }
+    }
+  }
+});
+
 test("durations read as a person would write them", () => {
   const table = { 0.0844: "84 ms", 0.9999: "1 s", 2.54: "2.5 s", 42.4: "42 s", 59.7: "1 min", 80: "1 min 20 s", 3599.8: "1 h", 7320: "2 h 2 min", 187_300: "2 d 4 h" };
   for (const [time, words] of Object.entries(table)) assert.equal(lasting(Number(time)), words);

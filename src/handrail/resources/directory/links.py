@@ -32,6 +32,8 @@ from handrail.resources.paths import join, on_disk, parse_file_path, parse_path,
 from handrail.resources.search import line_pattern, sorted_matches
 from handrail.resources.startup_files import HOOKS, PLACES
 
+_SMALL_FOLDER = 4096
+"""The size of a folder, in bytes, up to which listing it costs less than looking up all startup files."""
 _FOLLOWED = 40
 """Maximum number of links in one path, as in Linux."""
 _TRIES = 4
@@ -74,7 +76,7 @@ class Ground(Shared):
     def startup_links(self) -> Iterator[tuple[str, str]]:
         """Yield each link at a startup file's location, with each path under the root that it leads through or to."""
         self.jail.check_in_place()
-        there = PLACES.keys() & os.listdir(self.jail.root)
+        there = _startup_names(self.jail.root)
         if not there:
             return
         root = os.path.realpath(self.jail.root)
@@ -96,6 +98,13 @@ class Ground(Shared):
         if reserved:
             problem = f"it contains {reserved!r}, where Handrail keeps its own files, so it can't be moved or deleted. Choose the files in it instead"
             raise FileError(path, problem)
+
+
+def _startup_names(root: str | Path) -> Collection[str]:
+    """Return the names in the root that a startup file's path begins with. A large folder is not listed: its names are looked up."""
+    if os.stat(root).st_size <= _SMALL_FOLDER:
+        return PLACES.keys() & os.listdir(root)
+    return [name for name in PLACES if os.path.lexists(os.path.join(root, name))]
 
 
 class Linked(Layer):

@@ -213,7 +213,7 @@ def no_answer_of_the_model_is_asked_for_again(trial: Trial) -> Iterator[str]:
             yield f"process {process} asked the model {asked} times and recorded {new} answers"
         for place, answer in began["model"].items():
             if over[0]["model"].get(place) != answer:
-                yield f"the recorded answer at {place} was changed"
+                yield f"the recorded answer at {place} was changed or lost"
 
 
 def no_finished_call_runs_again(trial: Trial) -> Iterator[str]:

@@ -72,7 +72,7 @@ const STEPS = [
 ];
 
 /**
- * Ticks on the axis, at least `gap` of the width apart. Each shows the time since the run started, or, after a
+ * Ticks on the axis, at least `gap` of the width apart in each stretch. None has a label that touches another's or a break's. Each shows the time since the run started, or, after a
  * break and with a plus, since the break.
  * @returns {{x: number, words: string}[]}
  */
@@ -88,8 +88,8 @@ export function ticksOf(axis, gap) {
     for (let at = 0; at * step <= lasted || at === 0; at += 1) {
       const time = at ? at * step : 0;
       const x = one.x + (time / lasted) * one.width;
-      const free = x + room <= 1 && breaks.every((middle) => x > middle + room * 0.7 || x + room < middle - room * 0.7);
-      if (free || x === 0) marks.push({ x, words: sign + tickWords(time, step) });
+      const free = x + room <= 1 && x >= (marks.at(-1)?.x ?? -1) + room && breaks.every((middle) => x > middle + room * 0.7 || x + room < middle - room * 0.7);
+      if (free) marks.push({ x, words: sign + tickWords(time, step) });
     }
   }
   return marks;
