@@ -414,9 +414,9 @@ class UndoRefused(StateError, RuntimeError):
     def __init__(self, call_id: str, places: Sequence[str], problem: str) -> None:
         where, hint = "", ""
         if places:
-            where = f": {', '.join(places)}"
-            hint = ": correct it by hand, or undo the later changes first"
-        super().__init__(f"call {call_id!r} can't be undone: {problem}{where}. Nothing was changed{hint}.")
+            where = f" ({', '.join(places)})"
+            hint = " Correct it by hand, or undo the later changes first."
+        super().__init__(f"call {call_id!r} can't be undone: {problem}{where}. Nothing was changed.{hint}")
         self.call_id = call_id
         self.places = tuple(places)
 

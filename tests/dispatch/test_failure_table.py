@@ -166,7 +166,7 @@ def test_bad_call_says_what_to_fix(name: str, arguments: str, words: str) -> Non
 
 
 def test_a_wrong_signature_is_distinguished_from_the_handlers_own_type_error() -> None:
-    """A handler with the wrong signature is reported as one that can't be called."""
+    """A call whose handler does not take `context` is `invalid`, and the message says that the tool can't be called."""
 
     async def main() -> None:
         fine = staged(sleeps)

@@ -143,7 +143,7 @@ async def test_the_loss_can_be_accepted(path: Path):
 def test_after_a_restart_of_the_machine_it_is_told(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    """If the machine was restarted since, the end of the log may not have reached the disk: a warning says what is missing."""
+    """If the machine was restarted since the log was written, an incomplete log is accepted, and a warning says so."""
     log_of(path).write_bytes(log_of(path).read_bytes()[:-1])
     monkeypatch.setattr(log_file, "_started_at", lambda: float("inf"))
     with caplog.at_level(logging.WARNING):

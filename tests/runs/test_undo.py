@@ -121,7 +121,7 @@ async def test_the_places_in_the_way_are_named(recorder: Recorder):
     await recorder.run("r", [call("note", text="x"), call("write", path="a", text="x")], "end")
     await recorder.run("other", [call("notes"), call("read", path="a")], "end")
     noted, written = await recorder.ids("r")
-    with pytest.raises(UndoRefused, match="has read or changed what it wrote: file a") as refused:
+    with pytest.raises(UndoRefused, match=r"has read or changed what it wrote \(file a") as refused:
         await undo(recorder.journal, "r", written, recorder.files)
     assert refused.value.places == ("file a",)
     done = await undo(recorder.journal, "r", noted)
@@ -210,7 +210,7 @@ async def test_what_can_not_be_undone_is_said(recorder: Recorder):
     failed, written, sent = await recorder.ids("r")
     for id, said, options in (
         (failed, "it failed", {}),
-        (written, "and no filesystem was passed", {}),
+        (written, "Pass the filesystem of that folder", {}),
     ):
         with pytest.raises(UndoRefused, match=said):
             await undo(recorder.journal, "r", id, **options)

@@ -45,7 +45,7 @@ class Host:
         _ip("-n", self._space, "link", "set", "lo", "up")
 
     def command(self, *command: str) -> list[str]:
-        """Return the command that executes a command on the host, in its own PID and UTS namespace as well."""
+        """Return the command line that runs this command on the host, with its own PID and UTS namespaces."""
         shell = f'hostname {self.name} && exec "$@"'
         inside = ["unshare", "--pid", "--uts", "--mount-proc", "--fork", "--kill-child", "--"]
         return ["ip", "netns", "exec", self._space, *inside, "sh", "-c", shell, "sh", *command]

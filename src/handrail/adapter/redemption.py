@@ -271,9 +271,9 @@ class _Redemption:
 
 
 def _in_words(result: ToolResult[Any]) -> ToolResult[Any]:
-    """Return a result whose message describes its attachments instead.
+    """Return the result without its attachments, and with a line for each of them in its message.
 
-    Only the process that owns the run can store their bytes.
+    Only the process that owns the run can store the bytes of attachments.
     """
     if not result.attachments:
         return result

@@ -47,5 +47,7 @@ def check_begun(row: RunRow) -> None:
         raise RunError(
             row.record.id,
             f"it is {row.status} and has not begun",
-            f"A worker begins a queued run: `handrail worker {row.record.app}`.",
+            f"Start a worker, which begins it: `handrail worker {row.record.app}`."
+            if row.status == "queued"
+            else "Submit it again.",
         )

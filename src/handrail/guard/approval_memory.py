@@ -227,7 +227,7 @@ class ApprovalMemory:
         return len(self.list())
 
     def revoke(self, id: str, by: str | None = None) -> None:
-        """Revoke a decision. Calls that it covered need approval again."""
+        """Revoke a decision, so that later calls are decided without it. Raises `SessionError` if there is no such decision."""
         session = self._session
         with session.lock:
             found = next((each for each in self.list() if each.id == id), None)

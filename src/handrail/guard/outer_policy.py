@@ -38,7 +38,7 @@ class OuterPolicy:
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> Awaitable[None] | None:
         if isinstance(self.policy, ChangePolicy):
-            return None  # what would be asked about is left to the nested run, and asked about when the outer call ends
+            return None  # the outer call asks about these changes before it commits
         return self.policy.on_result(tool, params, result, context=context)
 
 

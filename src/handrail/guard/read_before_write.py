@@ -34,12 +34,15 @@ class ReadBeforeWritePolicy:
             return PolicyDecision.allow()
         if not paths:
             return PolicyDecision.deny(
-                f"{tool.name} writes files but does not say which: none of its arguments is declared as a path."
+                f"{tool.name} writes files, but none of its arguments is declared as a path. "
+                "Use a tool that names the file it writes."
             )
         try:
             files = context.filesystem
         except HandrailError:
-            return PolicyDecision.deny(f"{tool.name} writes files, and this run has no filesystem.")
+            return PolicyDecision.deny(
+                f"{tool.name} writes files, and this run has no filesystem. Go on without writing files."
+            )
         for path in paths:
             if not self._may_write(path, files, context):
                 return PolicyDecision.deny(
@@ -50,7 +53,7 @@ class ReadBeforeWritePolicy:
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> None:
-        """Reject the result if the call changed a file that nobody has read. Otherwise note what is known now."""
+        """Raise `FileError` if the call changed a file that was not read. Otherwise note the files that are known now."""
         if EFFECTS[tool.effect].writes:
             source: Any = context._source  # pyright: ignore[reportPrivateUsage]  # a policy's own context
             edits: list[Edit] = list(source.changed_files())

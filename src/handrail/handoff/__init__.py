@@ -1,4 +1,4 @@
-"""Handoffs: tools in three acts, in the second of which a person or a model can decide."""
+"""Handoffs: tools in three acts. In the second act, a person or a model can decide."""
 
 from handrail.handoff.acts import Parked
 from handrail.handoff.agent_run import run_as_agent

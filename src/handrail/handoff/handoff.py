@@ -1,4 +1,4 @@
-"""`Handoff`: a tool in three acts, in the second of which a person or a model decides."""
+"""`Handoff`: a tool in three acts. In the second act, a person or a model can decide."""
 
 from __future__ import annotations
 

@@ -401,7 +401,7 @@ def _begin_queued(
     lease: tuple[str, float],
     now: float,
 ) -> None:
-    """Replace the record of a submitted run by the one with which it begins. Both stay in the run's chain."""
+    """Begin a submitted run: its row gets the new record and is `running`. Both records stay in the run's chain."""
     run = msgspec.structs.replace(run, request=queued.decoded.request)
     record = encode(run, f"run {run.id!r} began with")
     chains.append(connection, run_chain(run.id), BEGUN, run.id, record, at=run.began_at)

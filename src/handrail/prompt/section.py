@@ -363,7 +363,7 @@ def check_placeholders(
 
 
 def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
-    """Return the items as a tuple if all are tools. If a function lacks `@tool`, the error says so."""
+    """Return the items as a tuple. Raises `PromptDefinitionError`, with advice, if one is not a tool."""
     if isinstance(given, Tool):
         raise PromptDefinitionError(place, "tools is a single tool", f"Pass a list of tools: [{given.name}].")
     found: tuple[Any, ...] = _listed(place, "tools", given)
@@ -385,7 +385,7 @@ def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
 
 
 def check_policies(place: str, given: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the items as a tuple if all are policies. A class instead of an instance is refused."""
+    """Return the items as a tuple. Raises `PromptDefinitionError` if one is not a policy, for example a policy's class."""
     found = _listed(place, "policies", given)
     for index, one in enumerate(found):
         if isinstance(one, type) or not all(hasattr(one, part) for part in ("name", "check", "on_result")):
@@ -396,7 +396,7 @@ def check_policies(place: str, given: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def check_sections(place: str, what: str, given: Iterable[Any]) -> tuple[Section[Any], ...]:
-    """Return the items as a tuple if all are sections with unique keys."""
+    """Return the items as a tuple. Raises `PromptDefinitionError` unless all are sections with unique keys."""
     found = tuple(given)
     places: dict[str, int] = {}
     for index, one in enumerate(found):

@@ -82,7 +82,8 @@ async def forget(
 
     A run is deleted only together with its whole session: each run builds on the earlier ones, so a session with an
     unfinished or newer run, or with changes that are not applied, is kept. Data that a folder keeps for undo stays in the
-    folder. Returns the ids of the deleted runs or, with `dry`, of those that would be deleted.
+    folder. Returns the ids of the deleted runs or, with `dry`, of those that would be deleted. Raises `DefinitionError` if
+    neither `before` nor `keep` is passed, or if `before` has no time zone.
     """
     if before is None and keep is None:
         raise DefinitionError("forget needs to know which runs to delete. Pass `before`, `keep` or both.")

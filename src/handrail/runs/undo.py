@@ -48,9 +48,13 @@ async def undo(
 ) -> Undoing:
     """Undo a committed call, so that files and state are as if it had never run.
 
-    Raises `UndoRefused`, and changes nothing, if a later commit read or wrote the same paths or slices; the error
-    names them. The model is told about it in the session's next turn. Pass the `session` if this process has it in memory, so
+    The model is told about the undo in the session's next turn. Pass the `session` if this process has it in memory, so
     that it drops the call immediately; otherwise that happens when the session is next evaluated.
+
+    Raises `UndoRefused`, and changes nothing, if a later commit read or wrote the same paths or slices, which the error
+    names. It is also raised if the call failed, was undone or discarded before, has changes that are not applied, belongs
+    to the run that this one was forked from, or changed files and no `filesystem` was passed. Raises `RunError` if the run
+    has no such call, and `RunBusy` if a live process owns a run of the session.
     """
     row = await journal.runs.get(run_id)
     await check_nobody_works(journal, row)
@@ -68,7 +72,9 @@ async def undo(
     paths: Sequence[str] = ()
     if unit.files:
         if filesystem is None:
-            raise UndoRefused(call_id, (), f"it changed files in {unit.root!r}, and no filesystem was passed")
+            raise UndoRefused(
+                call_id, (), f"it changed files in {unit.root!r}. Pass the filesystem of that folder"
+            )
         begun = ("undoing", call_id) in entries
         await journal.calls.note(run_id, Entry("undoing", call_id, now, b""), from_outside=True)
         paths = await run_in_thread(lambda: _undo_files(filesystem, unit, journal.id, begun))

@@ -165,7 +165,10 @@ def check_id(value: object) -> str:
 
 
 def limit_of(request: Request) -> int:
-    """Return the value of `?limit=`, which is 50 by default and at most 200."""
+    """Return the value of `?limit=`, or 50 without one. A higher value than 200 becomes 200.
+
+    Raises `RequestRefused` if it is not a positive whole number.
+    """
     text = request.query_params.get("limit", "50")
     if not (text.isascii() and text.isdecimal()) or len(text) > 6 or not int(text):
         raise RequestRefused(422, "BadLimit", f"`limit` must be a number from 1 to {_MAX_PAGE}")
@@ -175,7 +178,7 @@ def limit_of(request: Request) -> int:
 def before_of(request: Request) -> Mark | None:
     """Return the value of `?before=` as a mark, or None if it is absent.
 
-    The value is the `next` of an earlier page, or a time in ISO 8601 (UTC by default).
+    The value is the `next` of an earlier page, or a time in ISO 8601 (UTC by default). Raises `RequestRefused` for any other.
     """
     text = request.query_params.get("before")
     if text is None:
@@ -207,7 +210,7 @@ def format_mark(request: Request, mark: Mark) -> str:
 
 
 def search_of(request: Request) -> str:
-    """Return the text to search for, which is the value of `?find=`."""
+    """Return the value of `?find=`, the text to search for, or "". Raises `RequestRefused` if it is too long."""
     text = request.query_params.get("find", "")
     if len(text) > _MAX_SEARCH:
         raise RequestRefused(422, "BadSearch", f"`find` can have at most {_MAX_SEARCH} characters")

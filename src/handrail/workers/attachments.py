@@ -149,7 +149,7 @@ def message_with(input: str, attachments: Sequence[Attachment], shown: Sequence[
     """Build the message to the worker's model: the input, then the attachments.
 
     Texts are included in full while they fit into `_SHOWN` bytes altogether. Attachments in `shown` are sent with the
-    message. Of other attachments, only the name and the size are included.
+    message. For all others, the message has only the name and the size.
     """
     if not attachments:
         return input

@@ -158,7 +158,9 @@ def check_rights(maker: Worker, front: FrontMatter) -> None:
     own = {_called(entry): entry for entry in maker.front.tools}
     more = [_called(entry) for entry in front.tools if own.get(_called(entry)) != entry]
     if more:
-        raise ToolValidationError(f"it would get {', '.join(more)}, which {maker.name} does not have.")
+        raise ToolValidationError(
+            f"it would get {', '.join(more)}, which {maker.name} does not have. Leave {'it' if len(more) == 1 else 'them'} out."
+        )
     strangers = (
         ["*"] if front.workers == "*" else [name for name in front.workers if name not in maker.workers]
     )
@@ -168,9 +170,11 @@ def check_rights(maker: Worker, front: FrontMatter) -> None:
             f"it would call {', '.join(strangers)}, which you may not call yourself. You may call: {there}."
         )
     if front.policies != maker.front.policies:
-        raise ToolValidationError(f"its policies differ from those of {maker.name}.")
+        raise ToolValidationError(f"its policies differ from those of {maker.name}. Give it the same ones.")
     if front.create or front.locked:
-        raise ToolValidationError("a created worker can't create workers or be locked.")
+        raise ToolValidationError(
+            "a created worker can't create workers or be locked. Leave out `create` and `locked`."
+        )
     if front.model not in (None, maker.model, maker.creation_defaults.model):
         known = [each for each in (maker.model, maker.creation_defaults.model) if each]
         raise ToolValidationError(
@@ -178,11 +182,13 @@ def check_rights(maker: Worker, front: FrontMatter) -> None:
         )
     for name in front.settings.model_fields_set:
         if getattr(front.settings, name) not in (None, getattr(maker.front.settings, name)):
-            raise ToolValidationError(f"its setting {name} differs from that of {maker.name}.")
+            raise ToolValidationError(f"its setting {name} differs from that of {maker.name}. Leave it out.")
     for name in Limits.model_fields:
         most, wanted = getattr(maker.limits, name), getattr(front.limits, name)
         if most is not None and (wanted is None or wanted > most):
-            raise ToolValidationError(f"its limit on {name} is higher than that of {maker.name}.")
+            raise ToolValidationError(
+                f"its limit on {name} is higher than that of {maker.name}, {most}. Lower it."
+            )
 
 
 def _check_name(registry: WorkerFolder, maker: Worker, name: str) -> None:

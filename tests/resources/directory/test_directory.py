@@ -340,7 +340,7 @@ def test_undo_is_refused_where_something_newer_was_done(folders: Folders, change
     committed(files, "call", *DEEDS)
     change(files.root)
     before = marks(files.root)
-    with pytest.raises(UndoRefused, match=f"someone else: {', '.join(places)}") as caught:
+    with pytest.raises(UndoRefused, match=rf"someone else \({', '.join(places)}\)") as caught:
         files.undo("call")
     assert caught.value.places == places
     assert marks(files.root) == before

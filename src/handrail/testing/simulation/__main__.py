@@ -30,19 +30,24 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__.partition(": ")[2] if __doc__ else "",
     )
     parser.add_argument("scenario", help="module:name of a Scenario")
-    parser.add_argument("--write-every", type=int, default=1, help="only every Nth journal write")
-    parser.add_argument("--step-every", type=int, default=1, help="only every Nth step of the event loop")
+    parser.add_argument("--write-every", type=int, default=1, help="crash only at every Nth journal write")
     parser.add_argument(
-        "--overtaken-every", type=int, default=1, help="the same for overtaken processes; 0: none"
+        "--step-every", type=int, default=1, help="crash only at every Nth step of the event loop"
     )
     parser.add_argument(
-        "--parked-every", type=int, default=0, help="the same for runs that are parked by force; 0: none"
+        "--overtaken-every",
+        type=int,
+        default=1,
+        help="let the process be overtaken at every Nth write; 0 for never",
+    )
+    parser.add_argument(
+        "--parked-every", type=int, default=0, help="park the run by force at every Nth step; 0 for never"
     )
     parser.add_argument("--again", action="store_true", help="crash the restarted process as well")
     parser.add_argument(
         "--connected", action="store_true", help="a person answers at once, so nothing is parked"
     )
-    parser.add_argument("--at", help="only this point, as a report names it: 'before write 12'")
+    parser.add_argument("--at", help="try only this point, named as in a report, such as 'before write 12'")
     parser.add_argument("--jobs", type=int, default=1, help="how many points are tried at once")
     parser.add_argument("--journal", help="postgresql://… to record the run there, and not in SQLite files")
     given = parser.parse_args(arguments)

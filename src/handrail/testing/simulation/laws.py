@@ -202,7 +202,7 @@ def _differences(
 
 
 def no_answer_of_the_model_is_asked_for_again(trial: Trial) -> Iterator[str]:
-    """Check that recorded model answers come from the record, unchanged."""
+    """Check that no restarted process asks again for a recorded model answer, and that none is changed or lost."""
     seen = trial.seen
     for process, began in seen.restarts():
         over = seen.of("over", process)
@@ -235,7 +235,7 @@ def what_is_settled_stays(trial: Trial) -> Iterator[str]:
         if seen.over is not None:
             for key, value in began["settled"].items():
                 if seen.over["settled"].get(key) != value:
-                    yield f"the settled value of {key!r} was changed"
+                    yield f"the settled value of {key!r} was changed or lost"
 
 
 def what_cant_be_repeated_is_not(trial: Trial) -> Iterator[str]:
@@ -267,11 +267,11 @@ def what_cant_be_repeated_is_not(trial: Trial) -> Iterator[str]:
 def answers_are_taken_once(trial: Trial) -> Iterator[str]:
     seen = trial.seen
     for twice in seen.of("answered twice"):
-        yield f"a second, contrary answer to {twice['question']} was taken"
+        yield f"a second, different answer to {twice['question']} was accepted"
     for _, began in seen.restarts():
         for question, answer in began["answered"].items():
             if seen.over is not None and seen.over["answered"].get(question) != answer:
-                yield f"the answer to {question} was changed"
+                yield f"the answer to {question} was changed or lost"
 
 
 def files_are_never_torn(trial: Trial) -> Iterator[str]:

@@ -268,7 +268,7 @@ def _watch_questions(world: World, journal: AnyJournal) -> None:
             world.happened("shown", question=msgspec.to_builtins(question, builtin_types=()))
         return await ask(question, asker, *rest)
 
-    setattr(journal.questions, "ask", told)  # noqa: B010  # a type checker would refuse an assignment
+    setattr(journal.questions, "ask", told)  # noqa: B010  # pyright refuses to assign to a method
 
 
 def _watch_steps(world: World, journal: AnyJournal) -> None:
