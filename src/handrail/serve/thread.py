@@ -196,9 +196,7 @@ class Thread:
             units = await self._journal.calls.load_session(self.session_id)
             unit = next((unit for unit in units if unit.call_id == call_id), None)
             if unit is None:
-                raise UndoRefused(
-                    call_id, (), "this thread has no finished call with this id. Load the thread again"
-                )
+                raise UndoRefused(call_id, (), "this thread has no finished call with this id")
             try:
                 done = await runs.undo(
                     self._journal,

@@ -432,7 +432,9 @@ class Area:
         call_id, synced = commit.manifest.call_id, bool(commit.manifest.journal)
         against = sorted(step.path for step in steps if not self._is_unchanged(step))
         if against:
-            raise UndoRefused(call_id, against, "changed since by another call or by someone else")
+            raise UndoRefused(
+                call_id, against, "its files were changed since by another call or by someone else"
+            )
         manifest = msgspec.structs.replace(commit.manifest, steps=steps, journal="")
         folder = self.mine / f"{_UNDO}{self.number()}.{commit.folder.name}"
         name = f"{_UNDO}-{self.mine.name}"
@@ -455,7 +457,7 @@ class Area:
             with reported(folder):
                 self._give_back(folder)
             if isinstance(error, Conflict):
-                problem = "changed just now by another call or by someone else"
+                problem = "its files were changed just now by another call or by someone else"
                 raise UndoRefused(call_id, error.places, problem) from None
             raise
         with reported(folder):
