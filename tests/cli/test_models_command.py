@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import inspect
 import json
 import signal
 import subprocess
@@ -13,6 +14,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from handrail import Agent, tool
+from handrail.cli import models_commands
+from handrail.cli.command_options import ServeOptions
+from handrail.cli.mcp_options import McpOptions
 from handrail.events import TextDelta
 from handrail.models.availability import survey
 from handrail.models.openai import OpenAIModel
@@ -337,3 +341,12 @@ def test_a_recorded_model_that_is_gone(tmp_path: Path):
         "runs", "resume", run_id, "--approve", "all", "--model", "app:agent", cwd=tmp_path, env=given
     )
     assert (done.returncode, "Paid." in done.stdout) == (0, True), done.stderr
+
+
+def test_the_servers_have_different_default_ports() -> None:
+    """`serve`, `model serve` and `mcp --http` can run beside each other without `--port`."""
+    ports = [
+        inspect.signature(each).parameters["port"].default
+        for each in (ServeOptions, models_commands.serve, McpOptions)
+    ]
+    assert len(set(ports)) == 3

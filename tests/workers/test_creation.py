@@ -47,7 +47,7 @@ async def make_and_fail(context: ToolContext) -> str:
 '''
 MAIN = """
 ---
-model: scripted:main
+model: openai:main
 tools: [add, make_and_fail]
 workers: [helper, fixed]
 limits: {requests: 20, seconds: 100}
@@ -179,7 +179,7 @@ async def test_what_is_left_out_comes_from_the_defaults_and_limits_are_the_tight
     await run(registry, [wanted(), "end"], session)
     (made,) = session[WorkerCreated].all()
     worker = registry.from_text(registry["main"], "adder", made.text)
-    assert (worker.tools, worker.workers, worker.model) == (("add",), (), "scripted:main")
+    assert (worker.tools, worker.workers, worker.model) == (("add",), (), "openai:main")
     assert (worker.limits.requests, worker.limits.seconds, worker.limits.tokens) == (5, 100, None)
     assert worker.front.policies == registry["main"].front.policies
 

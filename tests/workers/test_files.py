@@ -18,7 +18,7 @@ from jinja2.tests import TESTS as DEFAULT_TESTS
 
 from handrail import MemoryFilesystem, ScriptedModel, ToolCall
 from handrail.errors import WorkerError
-from handrail.workers import WORKER_SCHEMA
+from handrail.workers import WORKER_SCHEMA, WorkerRegistry
 from handrail.workers.front_matter import Finder, FrontMatter, parse_file, schema_text
 from handrail.workers.instructions import ALLOWED, FILTERS, MOST_OUTPUT, TESTS, Instructions
 from handrail.workers.output_schema import output_type
@@ -39,7 +39,7 @@ def test_the_shipped_schema_is_that_of_the_model() -> None:
 WRONG: list[tuple[str, str, list[tuple[int, str]]]] = [
     ("no front matter", "Just text.", [(1, "no front matter")]),
     ("no end", "---\nname: x\n", [(1, "is not closed")]),
-    ("unknown key", "---\nmodel: a:b\ntool: [x]\n---\nGo.", [(3, "did you mean tools")]),
+    ("unknown key", "---\nmodel: openai:b\ntool: [x]\n---\nGo.", [(3, "did you mean tools")]),
     ("wrong type", "---\nlocked: 3\nlimits:\n  requests: many\n---\nGo.", [(2, "locked"), (4, "limits.requests")]),
     ("negative", "---\nlimits: {requests: -1}\n---\nGo.", [(2, "limits.requests")]),
     ("bad yaml", "---\nname: [x\n---\nGo.", [(2, "not YAML")]),
@@ -377,7 +377,8 @@ def test_any_front_matter_is_taken_or_refused_in_words(front: str) -> None:
     """Any text used as front matter is parsed or gives problems with valid line numbers, and never another error."""
     find = Finder("x.md")
     taken = parse_file(f"---\n{front}\n---\nGo.", find)
-    assert (taken is None) == bool(find.problems)
+    assert find.problems or taken is not None
+    assert not find.problems or taken is None or taken.front.locked
     assert all(1 <= problem.line <= front.count("\n") + 3 for problem in find.problems)
 
 
@@ -456,3 +457,30 @@ def test_without_the_extra_the_error_says_how_to_get_it(tmp_path: Path) -> None:
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=500)
     assert (run.stderr, run.returncode) == ("", 0)
     assert "pip install 'handrail[workers]'" in run.stdout
+
+
+def test_a_check_reports_every_mistake_at_once(tmp_path: Path) -> None:
+    """Invalid settings do not hide unknown models, tools and workers, or errors in the template."""
+    (tmp_path / "main.md").write_text(
+        "---\nmodel: opnai:gpt\nlimts: {requests: 3}\npolicies:\n  - capabilty\ntools: [nope]\nworkers: [nobody]\n---\n{{ x\n"
+    )
+    found = WorkerRegistry(tmp_path).check()
+    assert [each.line for each in found] == [2, 3, 5, 6, 7, 9]
+    assert WorkerRegistry.check_file(tmp_path / "main.md") == found
+    said = "\n".join(map(str, found))
+    assert "Did you mean openai:gpt?" in said
+    assert "Policies are capability, rate_limit, read_before_write, sequential." in said
+
+
+def test_an_unknown_provider_is_only_reported_by_a_check(tmp_path: Path) -> None:
+    """A worker whose file names an unknown provider can still run on another model."""
+    (tmp_path / "main.md").write_text("---\nmodel: opnai:gpt\n---\nGo.\n")
+    registry = WorkerRegistry(tmp_path)
+    assert [each.line for each in registry.check()] == [2]
+    assert registry["main"].model == "opnai:gpt"
+
+
+def test_a_file_with_an_invalid_setting_keeps_its_name(tmp_path: Path) -> None:
+    """The name of a worker with invalid settings stays reserved, because the file may have been meant to be locked."""
+    (tmp_path / "main.md").write_text("---\nlocked: maybe\n---\nGo.\n")
+    assert WorkerRegistry(tmp_path).locked == {"main"}

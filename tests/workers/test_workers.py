@@ -542,12 +542,12 @@ async def test_a_workers_tools_get_a_worker_context(tmp_path: Path) -> None:
     '''
     registry = sound(
         tmp_path, tools, other=PLAIN, helper="---\ndescription: Helps.\n---\nHelp.",
-        main="---\ntools: [one, two]\nworkers: [helper]\ncreation_defaults: {model: 'a:b'}\n---\nGo.",
+        main="---\ntools: [one, two]\nworkers: [helper]\ncreation_defaults: {model: 'openai:b'}\n---\nGo.",
     )  # fmt: skip
     script = ScriptedModel([[ToolCall("one", {}), ToolCall("two", {})], "end"])
     await registry.run("main", "go", model=script)
     assert script.requests[1].messages[-1].text == (
-        "WorkerContext\nWorkerContext ('helper',) {'helper': 'Helps.'} {'model': 'a:b'}"
+        "WorkerContext\nWorkerContext ('helper',) {'helper': 'Helps.'} {'model': 'openai:b'}"
     )
 
 

@@ -58,7 +58,7 @@ class McpOptions:
     ] = "127.0.0.1"
     port: Annotated[
         int, typer.Option(min=0, max=65535, metavar="N", help="The port, or 0 for any free one.")
-    ] = 8601
+    ] = 8603
     token_file: Annotated[
         Path | None,
         typer.Option(

@@ -247,6 +247,8 @@ class FrontMatter(Part):
     creation_defaults: CreationDefaults | None = None
 
 
+POLICY_NAMES = sorted({"capability", "read_before_write", *PolicyEntry.model_fields})
+
 FRONT_MATTER: Schema[FrontMatter] = Schema(FrontMatter)
 
 
@@ -274,6 +276,7 @@ _DEEPEST = 24
 Place = tuple[str | int, ...]
 
 _FENCE = re.compile(r"---[ \t]*\Z")
+_POLICY = re.compile(r"policies\[\d+\]")
 _AS = re.compile(r" \(as .*\)\Z")
 _KINDS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null"))
 
@@ -316,7 +319,10 @@ def read_text(path: Path, find: Finder) -> str | None:
 
 
 def parse_file(text: str, find: Finder) -> Text | None:
-    """Parse front matter and body. If that fails, reports the reasons to `find` and returns None."""
+    """Parse front matter and body, and report every problem to `find`.
+
+    Invalid settings are left out of the result. If nothing can be read, the result is None.
+    """
     lines = [line.rstrip("\r") for line in text.removeprefix("\ufeff").split("\n")]
     if not _FENCE.match(lines[0]):
         find.add(
@@ -348,16 +354,31 @@ def _validated(data: Any, places: dict[Place, int], find: Finder) -> FrontMatter
         return FRONT_MATTER.parse(pydantic_core.to_json(data, inf_nan_mode="constants"))
     except ToolValidationError as error:
         said: dict[str, str] = {}
-        for (
-            problem
-        ) in error.problems:  # each member of a union reports an error, but together they are one problem
+        # Each member of a union reports an error, but together they are one problem.
+        for problem in error.problems:
             where = _AS.sub("", problem.where)
             said[where] = f"{said[where]}; or {problem.what}" if where in said else problem.what
     for where, what in said.items():
         line = _line_of(where, {location_of(place): line for place, line in places.items()})
         hint = "Correct it; worker.schema.json defines what is allowed."
+        if _POLICY.fullmatch(where):
+            what, hint = "is not a policy", f"Policies are {', '.join(POLICY_NAMES)}."
         find.add(line, f"`{where}` {what}" if where else what, hint)
-    return None
+    return _valid_part(data, {re.split(r"[.\[]", where)[0] for where in said})
+
+
+def _valid_part(data: Any, invalid: set[str]) -> FrontMatter | None:
+    """Return the settings without the invalid ones, so that the rest of the file can be checked; None if none are left.
+
+    The result is locked, because the file may have meant to be.
+    """
+    if not isinstance(data, dict) or "" in invalid:
+        return None
+    valid = {key: value for key, value in cast("dict[str, Any]", data).items() if key not in invalid}
+    try:
+        return FRONT_MATTER.parse(pydantic_core.to_json({**valid, "locked": True}))
+    except ToolValidationError:  # only the first of very many problems are reported
+        return None
 
 
 def _line_of(where: str, lines: dict[str, int]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cached_property
 from pathlib import Path
@@ -108,14 +108,16 @@ class WorkerRegistry:
 
         Raises `WorkerError` if there is no such file, or if its name does not end in `.md`.
         """
+        unknown: list[WorkerProblem] = []
         try:
             registry, draft = cls._draft_at(path)
+            unknown = draft.unknown_models()
             registry._worker_of(draft)
         except WorkerError as error:
             if not error.problems:
                 raise
-            return list(error.problems)
-        return []
+            return _in_order([*error.problems, *unknown])
+        return unknown
 
     @classmethod
     def _draft_at(cls, path: str | Path) -> tuple[WorkerRegistry, Draft]:
@@ -262,8 +264,9 @@ class WorkerRegistry:
         """Return every problem in the folder, file by file."""
         _ = self._workers  # some problems are found only when the workers are created
         found = [problem for draft in self._drafts for problem in draft.find.problems]
+        found += [problem for draft in self._drafts for problem in draft.unknown_models()]
         found += self._functions.problems().problems
-        return sorted(dict.fromkeys(found), key=lambda each: (each.file, each.line))
+        return _in_order(found)
 
     def view(self, names: Sequence[str]) -> RegistryView:
         """Return a read-only view of the workers with these names, for contexts."""
@@ -332,6 +335,8 @@ class WorkerRegistry:
             return made
         path = Path(f"{name}.md")
         draft = Draft(path, text, Finder(path))
+        if draft.find.problems:
+            raise ToolValidationError("; ".join(map(str, draft.find.problems)))
         draft.equip(self._functions)
         if draft.text is not None:
             check_rights(maker, draft.text.front)
@@ -453,6 +458,11 @@ class WorkerRegistry:
             name: value for name, value in arguments.items() if name not in WorkerArguments.__annotations__
         }
         return runner.with_workers(inside, chosen, worker.limits.depth), found, rest
+
+
+def _in_order(problems: Iterable[WorkerProblem]) -> list[WorkerProblem]:
+    """Return each problem once, by file and line."""
+    return sorted(dict.fromkeys(problems), key=lambda each: (each.file, each.line))
 
 
 def starter_name(missing: str) -> str:

@@ -20,7 +20,7 @@ from handrail.guard import (
 )
 from handrail.limits import Budget
 from handrail.messages import Model
-from handrail.models.names import model_named, split_name, split_names
+from handrail.models.names import check_name, model_named, split_name, split_names
 from handrail.prompt import OPENER, MarkdownSection, Prompt, Section
 from handrail.protocols import SessionView, ToolPolicy
 from handrail.resources.shell import Allow, Shell
@@ -40,6 +40,7 @@ from handrail.workers.front_matter import (
     SettingsRule,
     ShellEntry,
     Text,
+    WorkerProblem,
     parse_file,
     suggest,
 )
@@ -303,6 +304,23 @@ class Draft:
             if name not in names:
                 problem = f"there is no worker {name!r} in this folder"
                 self.refuse(f"workers[{index}]", problem, suggest(name, names))
+
+    def unknown_models(self) -> list[WorkerProblem]:
+        """Return a problem for each model of an unknown provider.
+
+        The worker may still run: a caller may name another model, so this is reported only by a check.
+        """
+        if self.text is None:
+            return []
+        front, found = self.text.front, Finder(self.find.file)
+        created = front.creation_defaults
+        for where, name in (("model", front.model), ("creation_defaults.model", created and created.model)):
+            try:
+                if name is not None:
+                    check_name(name, self.path.parent)
+            except DefinitionError as error:
+                found.add(self.text.line_of(where), *error.parts)
+        return found.problems
 
     def finish(
         self,
