@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.rendering import FOLD_CHARACTERS, FOLD_LINES, Row, exact, rows_of
+from handrail.rendering import FOLD_CHARACTERS, FOLD_LINES, Row, counted, exact, rows_of
 
 _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
@@ -141,3 +141,8 @@ def test_many_lines_are_folded_with_a_count():
 
 def test_a_little_more_than_fits_is_not_folded():
     assert rows_of({"text": "x" * (FOLD_CHARACTERS + 10)})[0].folded == 0
+
+
+def test_a_counted_noun_is_singular_for_one_only() -> None:
+    """`counted` writes `1 call`, and `0 calls` or `2 calls`."""
+    assert [counted(number, "call") for number in (0, 1, 2)] == ["0 calls", "1 call", "2 calls"]

@@ -189,3 +189,8 @@ def _escape_marks(text: str) -> Iterator[str]:
         if character in "\n\t ":
             marks = _MAX_MARKS
         yield character if marks <= _MAX_MARKS else _number(character)
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun, which gets an `s` unless the number is 1: `1 call`, `2 calls`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

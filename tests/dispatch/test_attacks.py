@@ -593,8 +593,8 @@ def test_a_closed_coroutine_leaves_nothing_and_has_its_end() -> None:
     ("value", "words"),
     [
         ("operation", "the operation call('inner'), which has not run"),
-        ("text", "it returned a str but declares <class 'int'>"),
-        (None, "it returned None but declares <class 'int'>"),
+        ("text", "it returned a str but declares int"),
+        (None, "it returned None but declares int"),
     ],
 )
 def test_a_result_of_another_type_than_declared_fails_the_call(value: Any, words: str) -> None:

@@ -23,7 +23,7 @@ from handrail.cli.command_options import (
 )
 from handrail.cli.outcome import DONE, UsageError, divert_stdout, fail, print_json, runs_command
 from handrail.clock import SYSTEM_CLOCK
-from handrail.rendering import escape_line
+from handrail.rendering import counted, escape_line
 
 if TYPE_CHECKING:
     from handrail.fleet import Engine, FleetApp
@@ -72,7 +72,7 @@ async def _work(
 
 def _stop(stop: asyncio.Event, runner: object) -> None:
     left = len(getattr(runner, "running", ()))
-    _print(f"Draining: {left} run{'' if left == 1 else 's'} left, and no more are taken.")
+    _print(f"Draining: {counted(left, 'run')} left, and no more are taken.")
     stop.set()
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from handrail.cli.command_options import find_model, open_files, open_journal, parse_approvals, search_here
 from handrail.cli.outcome import DONE, UsageError, divert_stdout, fail, journal_path
 from handrail.cli.server_token import read_token
-from handrail.rendering import escape_line
+from handrail.rendering import counted, escape_line
 
 if TYPE_CHECKING:
     from handrail.cli.mcp_options import McpOptions
@@ -141,7 +141,7 @@ async def _serve_http(options: McpOptions, app: App, served: ToolServer, token: 
                 )
 
         def stopping(calls: int) -> None:
-            parked = "" if not calls else f", parking {calls} call{'s' if calls > 1 else ''}"
+            parked = "" if not calls else f", parking {counted(calls, 'call')}"
             _print(f"Stopping{parked}. Press again to quit at once.")
 
         await run(server, listening, tls=tls, ready=ready, stopping=stopping)

@@ -25,7 +25,7 @@ from handrail.journal.answers import secret_refused
 from handrail.journal.opening import AnyJournal
 from handrail.question import Answer, Question
 from handrail.records import OVER, queue_of
-from handrail.rendering import escape
+from handrail.rendering import counted, escape
 from handrail.runs.catalog import approval_json
 from handrail.runs.tree import Standing
 
@@ -419,8 +419,8 @@ async def replay(
     }
     if found is not None:
         return Report(data, *program.notes, view.divergence_text(found), code=FAILED)
-    calls = f"{tally.ran} calls run again, {tally.taken} taken from the record"
-    return Report(data, *program.notes, f"No differences: {tally.steps} steps, {calls}.")
+    calls = f"{counted(tally.ran, 'call')} run again, {tally.taken} taken from the record"
+    return Report(data, *program.notes, f"No differences: {counted(tally.steps, 'step')}, {calls}.")
 
 
 # --- moving and forgetting runs ---
@@ -466,7 +466,7 @@ async def forget(
     """Delete finished runs from the journal. Runs of one session are deleted together."""
     gone = await runs.forget(journal, before=_parse_time(before), keep=keep, dry=dry_run)
     verb = "would be forgotten" if dry_run else "forgotten"
-    count = f"{len(gone)} run{'' if len(gone) == 1 else 's'}"
+    count = counted(len(gone), "run")
     return Report({"runs": list(gone), "dry_run": dry_run}, f"{count} {verb}.", *(gone if dry_run else ()))
 
 

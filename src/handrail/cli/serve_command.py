@@ -20,7 +20,7 @@ from handrail.cli.command_options import (
 )
 from handrail.cli.outcome import DONE, UsageError, divert_stdout, fail, journal_path
 from handrail.cli.server_token import BrowserFile, read_token, take_variable
-from handrail.rendering import escape_line
+from handrail.rendering import counted, escape_line
 
 if TYPE_CHECKING:
     import socket
@@ -92,7 +92,7 @@ async def _serve(options: ServeOptions, app: ServedApp, listening: socket.socket
         _print(f"The link was used. To open the page elsewhere, use the next one: {entrance()}")
 
     def stopping(runs: int) -> None:
-        parked = "" if not runs else f", parking {runs} run{'s' if runs > 1 else ''}"
+        parked = "" if not runs else f", parking {counted(runs, 'run')}"
         _print(f"Stopping{parked}. Nothing is lost; press again to quit at once.")
 
     principals.link_used = link_used

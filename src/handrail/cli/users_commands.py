@@ -15,7 +15,7 @@ import typer
 from handrail.cli.command_options import JournalFile, prepare_journal
 from handrail.cli.outcome import DONE, FAILED, UsageError, fail, journal_path, print_error
 from handrail.environment.text import is_terminal
-from handrail.rendering import escape_line
+from handrail.rendering import counted, escape_line
 from handrail.serve.people import People, people_path
 
 app = typer.Typer(name="users", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -63,9 +63,7 @@ def list_users(journal: JournalFile = None) -> None:
         sessions = people.sessions()
         for name, roles, _ in people.list():
             mine = [each for each in sessions if each.name == name]
-            typer.echo(
-                f"{name}  {', '.join(sorted(roles))}  {len(mine)} session{'' if len(mine) == 1 else 's'}"
-            )
+            typer.echo(f"{name}  {', '.join(sorted(roles))}  {counted(len(mine), 'session')}")
         for each in sessions:
             until = datetime.fromtimestamp(each.ends_at, UTC)
             typer.echo(
@@ -94,7 +92,7 @@ def revoke(
         if not ended:
             raise UsageError(f"{name!r} has no session. `handrail users list` shows the sessions.")
         people.note("", "sessions revoked", of=name, ended=ended)
-        typer.echo(f"{ended} session{'' if ended == 1 else 's'} ended.")
+        typer.echo(f"{counted(ended, 'session')} ended.")
 
 
 def audit(journal: str | None, who: str | None, after: int) -> int:

@@ -27,6 +27,7 @@ from handrail.operation import Operation
 from handrail.raised_errors import in_short, words_of
 from handrail.schema import to_json
 from handrail.schema.kinds import describe_kind
+from handrail.schema.problems import describe
 from handrail.spelling import nearest
 from handrail.tools import EFFECTS, Tool, ToolResult
 from handrail.tools.effect import refusal
@@ -194,7 +195,7 @@ def check_result(tool: Tool[Any, Any], result: Any, attempt: Attempt) -> None:
         raise SignatureMismatch(f"its handler returned {describe_kind(result)} instead of a ToolResult")
     value = result.value
     if declared is not None and not isinstance(value, declared) and result.success:
-        raise WrongResult(f"it returned {_described(value)} but declares {tool.result!r}")
+        raise WrongResult(f"it returned {_described(value)} but declares {describe(tool.result)}")
     _check_rendering(tool, result, attempt)
 
 

@@ -22,6 +22,7 @@ from handrail.fleet.dispatcher import Dispatcher, Engine, JournalDispatcher
 from handrail.fleet.submission import repeat, this_host
 from handrail.limits import Budget
 from handrail.records import OVER, RunRow, WorkerRow
+from handrail.rendering import counted
 from handrail.runs import session as load_session
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ class Runner:
             await stream.response
             self._report(f"{leg.run_id}: done")
         except RunParked as parked:
-            self._report(f"{leg.run_id}: parked, {len(parked.questions)} open questions")
+            self._report(f"{leg.run_id}: parked, {counted(len(parked.questions), 'open question')}")
         except RunBusy as busy:
             self._report(f"{leg.run_id}: taken over by {busy.owner}")
         except asyncio.CancelledError:

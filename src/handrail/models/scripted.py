@@ -37,6 +37,7 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models import ModelRequestRefused
+from handrail.rendering import counted
 from handrail.schema import to_json
 from handrail.spelling import checked_arguments
 
@@ -107,7 +108,8 @@ class ScriptedModel:
             scripted = next(self._answers, None)
         if scripted is None:
             raise ModelRequestRefused(
-                self.name, f"its script has {len(self.requests) - 1} answers, and one more was requested"
+                self.name,
+                f"its script has {counted(len(self.requests) - 1, 'answer')}, and one more was requested",
             )
         reply = _reply(scripted)
         if reply.delay:
