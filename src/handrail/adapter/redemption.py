@@ -186,7 +186,10 @@ class _Redemption:
     async def _deposit(
         self, attempt: Attempt, result: ToolResult[Any], status: CallStatus, done: Transaction
     ) -> None:
-        """Deposit the work for the issuing call. If that fails, for example because the call is over, undo the work here."""
+        """Deposit the work for the issuing call. If that fails, for example because the call is over, undo the work here.
+
+        Raises `TicketError` if effects remain, and otherwise the error.
+        """
         frame = attempt.frame
         try:
             inner = record_of(attempt, _in_words(result), done, status)

@@ -119,7 +119,7 @@ async def begin_run(
     options: RunOptions,
     model: Model,
 ) -> None:
-    """Record a new run before it does anything."""
+    """Record a new run before it does anything. Raises `DefinitionError` if its `app` can't be imported."""
     app = options.app
     try:
         code = code_of(app)
@@ -240,7 +240,7 @@ def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequen
 async def carry_out(
     journal: Journal, frame: Frame, conversation: Conversation, work: Coroutine[Any, Any, Outcome]
 ) -> Outcome:
-    """Run `work` under the run's lease, and record how it ends."""
+    """Run `work` under the run's lease, and record how it ends. Raises `RunBusy` if another process has taken the run over."""
     run_id = frame.run_context.run_id
     began, shown = len(conversation.messages), len(conversation.opened)
     scope = open_scope(frame.cancellation)
@@ -358,7 +358,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
         )
 
     def _workers(self, workers: Any) -> Any:
-        """Return the run's workers, with the attachments that the run began with."""
+        """Return the run's workers, with its attachments. Raises `RunError` if it has some and is resumed without its worker."""
         attachments = tuple(self.begin.attachments)
         if not attachments:
             return workers
@@ -437,7 +437,7 @@ def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone
 
 
 def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -> Session:
-    """Return the session as it was before its first run: a new one, or the empty one that was passed."""
+    """Return the session before its first run, in the one that was passed, if any. Raises `RunError` if that is not empty."""
     base = base_of(runs)
     if session is not None:
         if session.id != record.session_id or session.state or session.logs():

@@ -384,7 +384,10 @@ def _world_of(options: RunOptions) -> World:
 
 
 def _nested_world(outer: World, options: RunOptions) -> World:
-    """Return the world of a nested run that binds resources itself. It shares everything else with the run around it."""
+    """Return the world of a nested run that binds resources itself. It shares everything else with the run around it.
+
+    Raises `DefinitionError` if it binds a `Filesystem`.
+    """
     if any(each.protocol is Filesystem for each in options.resources) and outer.resources.binds(Filesystem):
         raise DefinitionError(
             "a run inside a call works on the files of that call, and this one binds a Filesystem itself. "

@@ -295,7 +295,7 @@ class Gate:
         return attempt.finished
 
     def _check_finished(self, attempt: Attempt, scope: CancelScope) -> Coroutine[Any, Any, None] | None:
-        """Check the handler's result, then close its context. Await the returned coroutine, if there is one."""
+        """Check the handler's result, then close its context. Await the coroutine, if any. Raises `Unsuccessful` for a failure."""
         if scope.is_stopped():
             return cancelled_after_all()
         result = attempt.finished
@@ -310,7 +310,7 @@ class Gate:
     # 9
 
     def _commit(self, passage: Passage) -> bool:
-        """Apply the call's changes to what its forks were made from. Returns False if the call must run again."""
+        """Commit the call's forks. Returns False if the call must run again. Raises `Refused` if the outer call is over."""
         call, attempt = passage.call, passage.attempt
         transaction: Any = attempt.transaction
         if call.parent is not None and call.parent.ended and not call.kind.is_auxiliary:

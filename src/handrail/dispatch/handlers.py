@@ -218,7 +218,10 @@ def _keep_json(result: ToolResult[Any], attempt: Attempt) -> bool:
 
 
 def _check_rendering(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Attempt) -> None:
-    """Check that a result can be rendered. The rendering is kept if it was corrected, or is slow to make and will be shown."""
+    """Check that a result can be rendered. Raises `WrongResult` for a success that can't, and `Unsuccessful` for a failure.
+
+    The rendering is kept if it was corrected, or is slow to make and will be shown.
+    """
     message: Any = result.message
     if not isinstance(message, str):
         said = f": {words_of(message)}" if isinstance(message, BaseException) else ""

@@ -240,7 +240,10 @@ def question_of(
     decision_keys: DecisionKeys | None = None,
     quorums: tuple[Quorum, ...] = (),
 ) -> Question:
-    """Create an attempt's question. Its digest binds the answer to everything that the question is about."""
+    """Create an attempt's question. Its digest binds the answer to everything that the question is about.
+
+    Raises `ToolError` if its payload can't be written as JSON.
+    """
     frame = attempt.frame
     now = frame.clock.now()
     try:

@@ -45,7 +45,7 @@ class GivenTicket:
 
 
 def give_ticket(attempt: Attempt) -> str:
-    """Implement the verb `ticket` of one call."""
+    """Implement the verb `ticket` of one call. Raises `NotSupported` without a journal and outside of handlers."""
     frame = attempt.frame
     run_log = frame.log
     if not run_log.is_kept:

@@ -78,7 +78,10 @@ class CallSession:
         return found if kind in shared else readable(kind, found)
 
     def dispatch(self, event: object, /) -> None:
-        """Reduce an event into the call's fork. State reaches the session when the call commits; logs do so immediately."""
+        """Reduce an event into the call's fork. State reaches the session when the call commits; logs do so immediately.
+
+        Raises `EffectRefused` if the tool's effect does not allow the event.
+        """
         attempt = self._attempt
         attempt.check()
         if isinstance(event, Fact):

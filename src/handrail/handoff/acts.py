@@ -103,7 +103,10 @@ def read_act(handoff: str, function: Callable[..., Any], act: str, form: str, pa
 
 
 def parked_types(handoff: str, act: Act) -> tuple[Any, Any, Any]:
-    """Return the private type, the public type and the early result type from the annotation of `before`."""
+    """Return the private type, the public type and the early result type from the annotation of `before`.
+
+    Raises `ToolDefinitionError` if it has none.
+    """
     hint = "Annotate it `-> Parked[Private, Public]`, or `-> Parked[Private, Public] | ToolResult[Result]`."
     members = _members(act.returns)
     parked = [each for each in members if get_origin(each) is Parked]
@@ -126,7 +129,7 @@ def always_parks(act: Act) -> bool:
 
 
 def schema_for(handoff: str, what: str, annotation: Any, namespace: Mapping[str, Any]) -> Schema[Any]:
-    """Create the schema with which one part of a handoff is recorded."""
+    """Create the schema with which one part of a handoff is recorded. Raises `ToolDefinitionError` if it can't be."""
     try:
         return Schema[Any](annotation, namespace)
     except DefinitionError as error:
@@ -298,7 +301,7 @@ class Acts:
         )
 
     def _begun(self, value: Any) -> ToolResult[Any]:
-        """Check the result of `before` at once, because `after` may run days later."""
+        """Check the result of `before` now, because `after` may run days later. Raises `WrongResult` if it is invalid."""
         if isinstance(value, ToolResult):
             done = cast("ToolResult[Any]", value)
             if not done.success:
@@ -483,7 +486,7 @@ def _concerns_the_run(error: BaseException) -> bool:
 
 
 def _recorded(what: str, schema: Schema[Any], value: Any) -> Any:
-    """Return a value as it will be read back from the record. The error for an invalid value names only its place."""
+    """Return a value as it will be read back from the record. Raises `WrongResult`, which names only the place, if invalid."""
     places = ""
     try:
         return schema.parse_value(value)

@@ -94,10 +94,10 @@ def run_as_agent(
 ) -> Operation[Any]:
     """Run a tool with a model in a person's place, and return its value.
 
-    Of a handoff, this runs only the `client` act, on the given public data, and returns the act's answer. To run all
-    acts, use `gate.invoke` or `context.call`. Any other tool is called with these params, through a gate with these
+    If the tool is a handoff, only its `client` act runs, on the given public data, and the act's answer is returned. To run
+    all acts, use `gate.invoke` or `context.call`. Any other tool is called with these params, through a gate with these
     `policies`. It may `call` the given `tools`, and what it emits is passed to `on_emit` at once; an async
-    `on_emit` is awaited. A failure raises `CallFailed`.
+    `on_emit` is awaited. A failure raises `CallFailed`, and arguments that do not fit the tool raise `DefinitionError`.
 
     If a handler calls this, the run is nested in the handler's call and inherits everything from it but the model.
     Otherwise it is a run of its own, in which nobody can approve anything, so a call that needs approval is denied.

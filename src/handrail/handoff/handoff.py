@@ -113,7 +113,10 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     def before(
         self, function: Callable[Concatenate[ParamsT, P], BeforeT], /
     ) -> Callable[Concatenate[ParamsT, P], BeforeT]:
-        """Define the first act, which prepares the decision and parks the private and the public data."""
+        """Define the first act, which prepares the decision and parks the private and the public data.
+
+        Raises `ToolDefinitionError` if its signature does not fit.
+        """
         act = self._read("before", function)
         taken = act.takes[0]
         if self.params is None and isinstance(taken, type) and taken is not type(None):
@@ -131,7 +134,10 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     def client(
         self, function: Callable[Concatenate[PublicT, P], ClientT], /
     ) -> Callable[Concatenate[PublicT, P], ClientT]:
-        """Define the second act, which makes the decision, alone or with the help of a person or a model."""
+        """Define the second act, which makes the decision, alone or with the help of a person or a model.
+
+        Raises `ToolDefinitionError` if its signature does not fit.
+        """
         act = self._read("client", function)
         if ToolResult in (act.returns, get_origin(act.returns)):
             raise ToolDefinitionError(
@@ -144,7 +150,10 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     def after(
         self, function: Callable[Concatenate[PrivateT, ClientT, P], AfterT], /
     ) -> Callable[Concatenate[PrivateT, ClientT, P], AfterT]:
-        """Define the last act, which receives the answer and returns the result for the model."""
+        """Define the last act, which receives the answer and returns the result for the model.
+
+        Raises `ToolDefinitionError` if its signature does not fit.
+        """
         return self._define("after", self._read("after", function), function)
 
     # Halves, for your own orchestrator.

@@ -431,7 +431,10 @@ def _deliver(future: asyncio.Future[T], job: Job[T]) -> None:
 def _prepare(
     connection: sqlite3.Connection, path: str, new_id: str, find_key: Callable[[bool], bytes]
 ) -> tuple[str, bytes]:
-    """Create the tables in an empty database, or check existing ones, and return the journal's id and key."""
+    """Create the tables in an empty database, or check existing ones, and return the journal's id and key.
+
+    Raises `JournalError` if the key is not the one that the journal was created with.
+    """
     connection.execute("BEGIN IMMEDIATE")
     try:
         if create_tables(connection, path):

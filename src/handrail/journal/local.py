@@ -57,7 +57,7 @@ class LocalSteps:
         """Run `function`, or return its value if it has already succeeded for this key.
 
         If a key is run twice concurrently, the second caller waits for the first, and runs its own function if
-        the first one fails or is cancelled.
+        the first one fails or is cancelled. Raises `DefinitionError` if the key is run inside its own function.
         """
         around, me = _inside.get(), (id(self), key)
         if me in around:
@@ -178,7 +178,10 @@ class LocalQuestions:
         mask: Mask | None = None,
         /,
     ) -> Answer:
-        """Ask a question, wait until it is answered or ends without an answer, and return its answer."""
+        """Ask a question, wait until it is answered or ends without an answer, and return its answer.
+
+        Raises `AnswerRefused` if a different question with the same id was asked before.
+        """
         loop = asyncio.get_running_loop()
         with self._lock:
             earlier = self._questions.get(question.id)
@@ -331,7 +334,7 @@ class LocalQuestions:
         )
 
     async def _put(self, pending: _Pending, asker: Asker) -> None:
-        """Ask the environment, and again after an invalid answer, at most `_TRIES` times."""
+        """Ask the environment, at most `_TRIES` times until its answer is valid. If none is, the question counts as declined."""
         question = pending.question
         try:
             for _ in range(_TRIES):

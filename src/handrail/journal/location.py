@@ -49,7 +49,7 @@ def default_journal(project: Path) -> Path:
 
 
 def state_folder() -> Path:
-    """Return the folder that holds the journals of all projects."""
+    """Return the folder that holds the journals of all projects. Raises `JournalError` if there is no home folder."""
     given = os.environ.get("XDG_STATE_HOME", "")
     if os.path.isabs(given):  # the XDG specification says to ignore relative paths
         return Path(given) / "handrail"

@@ -282,7 +282,10 @@ _PUT = """INSERT INTO questions (id, question, run_id, asked_at, principal) VALU
 
 
 def _get(connection: Connection, chains: Chains, question_id: str) -> QuestionRecord:
-    """Return a question as it was recorded. Raises `JournalAltered` if the run's records were altered."""
+    """Return a question as it was recorded.
+
+    Raises `AnswerRefused` if there is no such question, and `JournalAltered` if the run's records were altered.
+    """
     query = "SELECT run_id FROM questions WHERE id = ?"
     row = connection.execute(query, (question_id,)).fetchone()
     if row is None:

@@ -239,7 +239,10 @@ class Override:
 
 
 def read_overrides(file: Path) -> tuple[Override, ...]:
-    """Read every override in a file. Returns an empty tuple if the file does not exist."""
+    """Read every override in a file. Returns an empty tuple if the file does not exist.
+
+    Raises `PromptDefinitionError` if it is invalid.
+    """
     import tomllib  # imported only if overrides are used
 
     try:

@@ -96,7 +96,10 @@ class Condition:
         return self._function is not None or self._value == value
 
     def evaluate(self, prompt: str, path: str, given: Mapping[str, Any]) -> Any:
-        """Return the condition's value. A function is called with the params and session of a rendering."""
+        """Return the condition's value. A function is called with the params and session of a rendering.
+
+        Raises `PromptRenderError` if it raises, or if it takes the session and there is none.
+        """
         function = self._function
         if function is None:
             return self._value

@@ -40,7 +40,10 @@ CALL_AGAIN = "Call it again if it is still needed."
 
 
 async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
-    """Return this call's recorded outcome and apply its recorded effects; None if the call has to run."""
+    """Return this call's recorded outcome and apply its recorded effects; None if the call has to run.
+
+    Raises `OutcomeUnknown` if the effects conflict with later changes, and the call may not run again.
+    """
     log = attempt.frame.log
     if attempt.kind.undoes:
         return None
@@ -90,7 +93,10 @@ def _replay_unit(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
 
 
 async def _replay_undone(attempt: Attempt, inner: InnerCall, log: RunLog) -> ToolResult[Any]:
-    """Finish undoing a call that was being undone because its outer call had failed, and return a result that says so."""
+    """Finish undoing a call that was being undone because its outer call had failed, and return a result that says so.
+
+    Raises `OutcomeUnknown` if an effect can't be undone.
+    """
     pending = [done for done in settled_by(attempt, inner) if not log.was_undone(done.place)]
     assert attempt.parent is not None
     _, left = await compensate(attempt.parent, pending)
@@ -107,7 +113,7 @@ def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
     """Return whether a handoff must ask for a secret again, because it was not recorded.
 
     It does not ask again if `after` has finished, because that result is in the record. If `after` had begun with
-    the secret and may have had a lasting effect, the outcome is unknown.
+    the secret and may have had a lasting effect, this raises `OutcomeUnknown`.
     """
     handoff = attempt.parent
     assert handoff is not None

@@ -59,7 +59,7 @@ class _Written(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
-    """Encode a result, with the text that the model is shown."""
+    """Encode a result, with the text that the model is shown. Raises `WrongResult` if the value can't be recorded."""
     try:
         value = msgspec.Raw(json_of(result))
     except ToolValidationError as error:
@@ -251,7 +251,10 @@ def _is_lost(attempt: Attempt, result: ToolResult[Any]) -> bool:
 
 
 def _write_act(attempt: Attempt, result: ToolResult[Any]) -> bytes:
-    """Encode the result of an act, which no model sees and which must be restored exactly."""
+    """Encode the result of an act, which no model sees and which must be restored exactly.
+
+    Raises `WrongResult` if that is not possible.
+    """
     if _is_lost(attempt, result) and attempt.tool.shown is not None:
         return write_result(attempt.tool.shown(result), "")
     written = write_result(result, "")

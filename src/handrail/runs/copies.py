@@ -148,7 +148,7 @@ async def _blobs(journal: Journal, run_id: str) -> list[bytes]:
 
 
 def _calls_until(run_id: str, entries: Sequence[Entry], step: int) -> int:
-    """Return how many calls the first `step` answers led to."""
+    """Return how many calls the first `step` answers led to. Raises `RunError` if the run has no such step."""
     answers = {
         place: entry
         for entry in entries
@@ -213,7 +213,8 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
     """Write a run to a file as lines of JSON. Returns the number of lines.
 
     The file contains the session as it was when the run began, so no other run is needed. It does not contain secrets (the
-    journal masks them), questions (open ones are asked again), or data that folders keep for undo.
+    journal masks them), questions (open ones are asked again), or data that folders keep for undo. Raises `RunError` if the
+    file can't be written.
     """
     row = await journal.runs.get(run_id)
     check_begun(row)
@@ -254,7 +255,10 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
 async def import_(
     journal: Journal, path: str | PathLike[str], *, run_id: str | None = None, session_id: str | None = None
 ) -> RunRow:
-    """Import an exported run. If the journal already has a run with its id, pass a different one as `run_id`."""
+    """Import an exported run, and return its row. It keeps its id unless `run_id` is passed.
+
+    Raises `RunError` if the file is not an exported run, or if the journal already has a run with this id.
+    """
     copy = _read(Path(path))
     was, record = copy.row.record.id, copy.row.record
     new_id = run_id or was

@@ -325,7 +325,10 @@ class Routes:
         return JSONResponse({"run_id": await self._start_run(thread, body.text, attachments=files)}, 202)
 
     async def attachment(self, request: Request) -> Response:
-        """Return the bytes of an attachment in the thread."""
+        """Return the bytes of an attachment in the thread.
+
+        Raises `RequestRefused` if the thread has no such attachment.
+        """
         digest = str(request.path_params["digest"])
         content = await (await self._thread(request)).attachment(digest)
         if content is None:

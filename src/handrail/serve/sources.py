@@ -289,7 +289,10 @@ def _describe(error: Exception) -> str:
 
 
 def load_module(named: str) -> ModuleType:
-    """Import a module, given its name or its file. Its folder is not added to `sys.path`: see `handrail.neighbours`."""
+    """Import a module, given its name or its file. Its folder is not added to `sys.path`: see `handrail.neighbours`.
+
+    Raises `DefinitionError` if there is no such module or file.
+    """
     advice = "Give the path of a Python file, or a module name such as pkg.mod."
     if named.endswith(".py"):
         path = Path(named).resolve()

@@ -223,7 +223,10 @@ class Cassette:
         return found.exchanges
 
     def _save(self) -> None:
-        """Write the recording, which replaces an older one only when it is complete. Without any traffic, nothing is written."""
+        """Write the recording, which replaces an older one only when it is complete. Without any traffic, nothing is written.
+
+        Raises `CassetteError` if it would contain a secret.
+        """
         if not self._exchanges:
             return
         for number, each in enumerate(self._exchanges, 1):

@@ -60,7 +60,7 @@ class WorkerCallWithFiles:
 
 
 def as_argument(given: Any) -> Any:
-    """Convert an attachment to a call's argument."""
+    """Convert an attachment to a call's argument. Raises `DefinitionError` for a value of any other type."""
     if isinstance(given, str):
         return given
     file = Attachment(given) if isinstance(given, Path) else given

@@ -296,7 +296,10 @@ class WorkerRegistry:
         return made
 
     def open(self, frame: Frame, /) -> None:
-        """Let every run of an adapter call all workers, as in `Adapter(model, workers=registry)`."""
+        """Let every run of an adapter call all workers, as in `Adapter(model, workers=registry)`.
+
+        Raises `DefinitionError` if the prompt has a tool with a worker's name.
+        """
         prompt: Any = frame.model.prompt
         offered = (
             [] if prompt is None else [*prompt.tools, *(t for _, s in walk(prompt.sections) for t in s.tools)]

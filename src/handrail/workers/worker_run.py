@@ -159,7 +159,7 @@ def tool_for(
 
 
 async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolResult[Any]:
-    """Run a worker inside a call that the gate has allowed."""
+    """Run a worker inside a call that the gate has allowed. Raises `NotSupported` in a context that no gate made."""
     call = context._source  # pyright: ignore[reportPrivateUsage]  # the run is nested in this call's frame
     if not isinstance(call, Attempt):
         raise NotSupported("adapter", "Call the worker through a gate.")

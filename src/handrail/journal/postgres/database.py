@@ -142,7 +142,10 @@ class PostgresDatabase(Database):
         return raw
 
     def _prepare(self, connection: PostgresConnection, new_id: str) -> None:
-        """Create the tables in an empty schema, or check existing ones, and find the journal's id and key."""
+        """Create the tables in an empty schema, or check existing ones, and find the journal's id and key.
+
+        Raises `JournalError` if the key is not the one that the journal was created with.
+        """
         connection.raw.execute("BEGIN")
         try:
             connection.execute(

@@ -11,7 +11,10 @@ from handrail.testing.simulation import Scenario, simulate
 
 
 def scenario_named(name: str) -> Scenario:
-    """Import and return the scenario named `module:name`. The current folder is searched first."""
+    """Import and return the scenario named `module:name`. The current folder is searched first.
+
+    Raises `DefinitionError` if there is none.
+    """
     module, colon, attribute = name.partition(":")
     if not colon:
         raise DefinitionError(f"{name!r} does not name a scenario. Write module:scenario.")
