@@ -228,7 +228,7 @@ class WorkClock(msgspec.Struct, eq=False):
 
     _timers: Timers
     _lost: LostTime = msgspec.field(default_factory=LostTime)
-    """What listeners took on threads."""
+    """The time that listeners took on threads."""
     _entered: tuple[float, ...] = ()
     """When each listener that still runs on a thread was called."""
     _held: tuple[Timer, ...] = ()

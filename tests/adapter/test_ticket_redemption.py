@@ -722,7 +722,7 @@ async def test_a_deposit_waits_for_a_run_that_is_parked(tmp_path: Path, when: st
 
 
 async def test_what_was_spent_under_tickets_of_a_finished_call_is_billed_again(tmp_path: Path):
-    """What was spent under a finished call's tickets counts against a resumed run's budget."""
+    """The amounts that were spent under a finished call's tickets count against a resumed run's budget."""
     stage, left = Stage(tmp_path), list[Any]()
 
     async def there(context: ToolContext) -> str:

@@ -572,7 +572,7 @@ def test_what_stops_the_run_stops_it_from_inside_a_task_group_too() -> None:
 
 
 def test_a_closed_coroutine_leaves_nothing_and_has_its_end() -> None:
-    """Closing a call's coroutine rolls the call back without awaiting, and the call has its end."""
+    """Closing a call's coroutine rolls the call back without awaiting, and its end is published."""
 
     async def main() -> None:
         async def hangs(text: str, context: ToolContext) -> None:

@@ -39,7 +39,7 @@ TASK = {"mcp.task"}
 
 @dataclass
 class Work:
-    """What a test's server does: how often its tools were entered, and the event that they wait for."""
+    """The state of a test's server: how often its tools were entered, and the event that they wait for."""
 
     go: asyncio.Event = field(default_factory=asyncio.Event)
     polled: asyncio.Event = field(default_factory=asyncio.Event)

@@ -104,7 +104,7 @@ MessageCallback = Callable[[WorkerMessage], Awaitable[None] | None]
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
-    """What a worker's run has in addition to what every run has."""
+    """The facts that only the run of a worker has."""
 
     name: str
     registry: RegistryView

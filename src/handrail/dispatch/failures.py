@@ -90,7 +90,7 @@ class Failure:
         self.result: ToolResult[Any] = ToolResult.error(clean_text(message))
         self.reraise = reraise
         self.advice = advice
-        """What the model should do next if no effect of the call remains."""
+        """Advice to the model, which is given only if no effect of the call remains."""
 
     def told(self, left: Sequence[str]) -> ToolResult[Any]:
         """Return the result for the model, with the effects that could not be undone, or with the advice if there are none."""

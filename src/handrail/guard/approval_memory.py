@@ -30,7 +30,7 @@ from handrail.session.serialization import decode_item, said_in
 from handrail.tools import Tool
 
 Asks = Literal["call", "message", "permission"]
-"""What made a request: a policy's decision on a call, `request_approval`, or `request_permission`."""
+"""The source of a request: a policy's decision on a call, `request_approval`, or `request_permission`."""
 
 NEVER_REMEMBERED = frozenset({"worker.create"})
 """Capabilities for which approval is requested on every call, because an answer never applies to another call."""

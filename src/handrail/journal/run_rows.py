@@ -42,7 +42,7 @@ class StoredRun(NamedTuple):
 
     @property
     def decoded(self) -> RunRecord:
-        """How the run began."""
+        """The record with which the run began."""
         return msgspec.msgpack.decode(self.record, type=RunRecord)
 
     def shown(self, questions: int, held: bool) -> RunRow:

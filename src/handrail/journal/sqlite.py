@@ -21,7 +21,7 @@ from handrail.journal.votes import SqliteVotes
 from handrail.spelling import checked_arguments
 
 Durability = Literal["process", "power"]
-"""What records survive: with `process`, the end of the process, even by `kill -9`; with `power`, also a power cut."""
+"""The failures that records survive: with `process`, the end of the process, even by `kill -9`; with `power`, also a power cut."""
 
 
 @checked_arguments

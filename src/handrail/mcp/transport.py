@@ -52,7 +52,7 @@ _WINDOW = 60.0
 
 
 class Server(Protocol):
-    """Where a server is, and how to connect to it. `StdioServer` and `UrlServer` are the usual ones."""
+    """The location of a server, and the way to connect to it. `StdioServer` and `UrlServer` are the usual ones."""
 
     @property
     def mode(self) -> Mode: ...

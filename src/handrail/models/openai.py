@@ -345,7 +345,7 @@ class _Pieces:
         self._kept: dict[str, Any] = {}
         """The fields so far that are not the API's own. Providers require some of them back."""
         self._more: dict[int, dict[str, Any]] = {}
-        """The same for the calls, by their position."""
+        """The fields of each call that are not the API's own, by the position of the call."""
         self._content: list[Any] = []
         """The parts of the content so far, if any of it came as a list of parts."""
         self._calls: list[tuple[str, str]] = []

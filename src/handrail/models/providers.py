@@ -34,7 +34,7 @@ WIRES: Mapping[Wire, tuple[str, str]] = {
 
 
 class Key(msgspec.Struct, frozen=True):
-    """Where a key is found, and how it is sent."""
+    """The environment variable that holds an API key, and the header in which the key is sent."""
 
     variable: str
     header: str = "authorization"
@@ -46,7 +46,7 @@ class Key(msgspec.Struct, frozen=True):
 
 
 class Quirks(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a server differs from OpenAI's chat completions."""
+    """The ways in which a server differs from OpenAI's chat completions."""
 
     limit: str = "max_tokens"
     """The field that limits the length of an answer."""

@@ -43,7 +43,7 @@ class Content(Protocol):
 
 
 class Node(msgspec.Struct, frozen=True, gc=False):
-    """What is at a path: a file, a folder (which has no data) or nothing (version 0). Immutable."""
+    """The state of a path: a file, a folder (which has no data) or nothing (version 0). Immutable."""
 
     version: int
     data: bytes | Content | None

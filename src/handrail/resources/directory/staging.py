@@ -47,7 +47,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FolderStatus(NamedTuple):
-    """What identifies a folder on disk."""
+    """The identity of a folder on disk."""
 
     device: int
     inode: int
