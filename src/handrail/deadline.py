@@ -49,7 +49,7 @@ class Deadline:
     def after(
         cls, seconds: float, *, clock: Clock = SYSTEM_CLOCK, pauses_for_people: bool = False
     ) -> Deadline:
-        """Return a deadline this many seconds from now."""
+        """Return a deadline this many seconds from now. Raises `DefinitionError` unless that is a positive number."""
         if not is_span(seconds):
             if type(seconds) in (int, float) and seconds > _CENTURIES:
                 raise DefinitionError(

@@ -228,7 +228,7 @@ async def test_a_worker_that_fails_leaves_its_runs_to_others(
 async def test_a_run_is_not_blamed_for_the_death_of_a_few_workers(
     app: FleetApp, monkeypatch: pytest.MonkeyPatch, deaths: int, status: str
 ):
-    """Any of a worker's runs may have ended it, so it takes more deaths than usual to set one aside."""
+    """A worker's run is set aside only after more deaths than usual, because any run of a worker may have ended it."""
     journal = MemoryJournal()
     run_id = (await submit(journal, app, "choose tea")).record.id
     take = journal.runs.take

@@ -156,7 +156,7 @@ def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, part: str, ex
 
 
 def test_the_folder_behind_a_link_is_checked(tmp_path: Path):
-    """Both folders are checked: the one that a link to a journal is in, and the one that it leads to."""
+    """A journal opened through a link is refused if others can write to the link's folder or to the folder that it leads to."""
     for name in ("private", "wide"):
         (tmp_path / name).mkdir(mode=0o700)
     SqliteJournal(tmp_path / "wide" / "runs.db").close()

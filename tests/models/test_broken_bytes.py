@@ -110,7 +110,7 @@ async def test_broken_bytes_are_a_failed_attempt(wire: str, stream: bool, raw: b
 @pytest.mark.parametrize("wire", WIRES)
 @pytest.mark.parametrize("at", range(1, 4))
 async def test_a_character_may_be_split_between_chunks(wire: str, at: int) -> None:
-    """The bytes of one character may arrive in different chunks of a stream."""
+    """A character whose bytes arrive in two chunks of a stream is decoded correctly."""
     events = [json.dumps(each, ensure_ascii=False).encode() for each in said(wire, True, "😀")]
     body = b"".join(b"data: " + each + b"\n\n" for each in events) + b"data: [DONE]\n\n"
     cut = body.index("😀".encode()) + at

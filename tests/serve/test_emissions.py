@@ -55,7 +55,7 @@ async def snapshot_of(app: App) -> list[tuple[str, list[Any]]]:
 
 
 async def test_the_events_of_calls_and_inner_calls_survive_a_restart(tmp_path: Path) -> None:
-    """They are shown for each call by itself, also for calls that a tool made."""
+    """A thread's snapshot has the events of each call and inner call separately, and the same ones after a restart."""
     expected = [
         ("delegate", [("Found", -1)]),
         ("search", [("Found", 0)]),

@@ -264,7 +264,7 @@ NOTHING: list[Any] = ["", "  ", "{}", "{ }", " {} ", "null", " null\n", b"", b"{
 
 @pytest.mark.parametrize("arguments", NOTHING, ids=repr)
 def test_no_arguments_can_be_said_in_many_ways(arguments: Any):
-    """A call without arguments may be written in many ways."""
+    """Empty text, `null` and an empty object, as text, bytes or a mapping, all call a tool without arguments."""
 
     @tool
     def now() -> str:

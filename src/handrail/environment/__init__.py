@@ -29,7 +29,7 @@ class HeadlessEnvironment(Environment):
     run_mode: RunMode = "headless"
 
     async def ask(self, question: Question, /) -> Answer:
-        """Decline every question."""
+        """Raise `Declined` for every question."""
         raise Declined(question.name, "there is nobody to ask")
 
 

@@ -128,7 +128,10 @@ class TerminalEnvironment(Environment):
         self._last: dict[str, Any] = {}
 
     async def ask(self, question: Question, /) -> Answer:
-        """Ask a question, after all earlier questions have been answered."""
+        """Ask a question, after all earlier questions have been answered.
+
+        Raises `QuestionCancelled` if there is no keyboard.
+        """
         keyboard = self._keyboard
         if keyboard is None:
             raise QuestionCancelled(question.name)

@@ -48,6 +48,8 @@ async def submit(
 ) -> RunRow:
     """Record a run for a worker to begin, and return its row. This process does not execute it.
 
+    Raises `DefinitionError` if `every` is not a positive number of seconds.
+
     - `session_id`: the session that the run continues. The runs of a session take turns. Default: a new session.
     - `at`: when the run is due, in seconds since 1970. Default: now.
     - `every`: seconds after which the run is submitted again, until the next one is cancelled.

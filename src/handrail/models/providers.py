@@ -193,7 +193,10 @@ def keys_of(row: Provider, variable: str | None, header: str = "") -> tuple[Key,
 
 
 def address_of(model: str, row: Provider, given: str | None) -> str:
-    """Return the address of a model's server: the given one, or the provider's."""
+    """Return the address of a model's server: the given one, or the provider's.
+
+    Raises `DefinitionError` if there is none.
+    """
     address = row.find_address() if given is None else given.strip().rstrip("/")
     if not address:
         variables = " or ".join(each.variable for each in row.addresses)

@@ -159,7 +159,7 @@ def _pieces(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def encode(path: str, content: object) -> bytes:
-    """Encode content as bytes: text as UTF-8, bytes unchanged."""
+    """Encode content as bytes: text as UTF-8, bytes unchanged. Raises `FileError` for anything else."""
     if isinstance(content, str):
         try:
             return content.encode()

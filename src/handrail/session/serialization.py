@@ -53,7 +53,10 @@ class _Version(msgspec.Struct):
 
 
 def save(session: Session) -> bytes:
-    """Return the session's slices and logs as JSON. A pydantic secret is saved as asterisks."""
+    """Return the session's slices and logs as JSON. A pydantic secret is saved as asterisks.
+
+    Raises `SessionError` if it can't be saved.
+    """
     with session.lock:
         kept: dict[type, Any] = {**session.state, **session.logs()}
     slices: dict[str, _SavedSlice] = {}
@@ -80,7 +83,10 @@ def load(
     slices: Mapping[type, SliceRules] | None = None,
     new_id: NewId = random_id,
 ) -> Session:
-    """Load a saved session. `types` are the types of its slices, except Handrail's own."""
+    """Load a saved session. `types` are the types of its slices, except Handrail's own.
+
+    Raises `SessionError` if a type is missing, or if the data is damaged or has a different version.
+    """
     saved = _read(data)
     known = {_name(kind): kind for kind in (*_own_among(saved.slices), *types, *(slices or {}))}
     unknown = sorted(set(saved.slices) - set(known))
@@ -124,7 +130,10 @@ def encode_item(item: object, session: str) -> bytes:
 
 
 def decode_item(data: bytes, session: str) -> Any:
-    """Decode an item. Its type is looked up in the modules that this program has imported."""
+    """Decode an item. Its type is looked up in the modules that this program has imported.
+
+    Raises `SessionError` if it is not there.
+    """
     found = msgspec.json.decode(data, type=_Item)
     kind = _imported(found.type)
     if kind is None:

@@ -182,7 +182,10 @@ class Session:
         return Snapshot(self._id, self.state)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Restore a snapshot's state. Logs are not rolled back."""
+        """Restore a snapshot's state. Logs are not rolled back.
+
+        Raises `SessionError` for a snapshot of another session.
+        """
         if snapshot.session_id != self._id:
             raise SessionError(
                 self._id,
@@ -208,7 +211,7 @@ class Session:
         return dict(self._rules)
 
     def rules_for(self, slice_: type) -> SliceRules:
-        """Return the rules of the slice of this type."""
+        """Return the rules of the slice of this type. Raises `SessionError` if the argument is not a type."""
         if not isinstance(slice_, type):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
             raise SessionError(
                 self._id, f"{slice_!r} is not a type", "Select a slice by its class: session[Plan]."

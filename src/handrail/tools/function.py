@@ -330,6 +330,7 @@ def legacy_handler(function: Callable[[Any], Any]) -> Any:
     """Wrap a handler that does not take `context`, for use during a migration.
 
     It is called as `function(params)`. A `DeprecationWarning` is issued once, when it is wrapped.
+    Raises `ToolDefinitionError` if the function already takes `context`.
     """
     name = str(getattr(function, "__name__", function))
     signature = read(name, function, caller_namespace(), "handler")
