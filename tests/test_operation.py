@@ -661,3 +661,10 @@ def test_waiting_is_over_as_soon_as_the_work_is(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(threads, "_LOOK_SECONDS", 3600)
     for number in range(200):
         assert value_of(number).wait() == number
+
+
+def test_an_operation_whose_constructor_fails_is_collected_quietly() -> None:
+    """A wrong argument raises only its own error: the half-made operation is removed without a warning."""
+    with pytest.raises(TypeError, match="zzz"):
+        Operation(zzz=1)  # pyright: ignore[reportCallIssue]
+    gc.collect()

@@ -255,7 +255,7 @@ class Operation(Coroutine[Any, Any, T]):
         )
 
     def __del__(self) -> None:
-        if self._factory is not None and not sys.is_finalizing():
+        if getattr(self, "_factory", None) is not None and not sys.is_finalizing():
             self._factory = None
             warnings.warn(
                 f"operation {self.name} was created but never run: `await` it, or call `.wait()`",
@@ -267,6 +267,8 @@ class Operation(Coroutine[Any, Any, T]):
     if not TYPE_CHECKING:  # type checkers know that there is no such attribute
 
         def __getattr__(self, name: str) -> NoReturn:
+            if name in Operation.__slots__:  # the operation's own constructor has failed
+                raise AttributeError(name)
             raise AttributeError(
                 f"operation {self.name} has no {name!r}: it is an operation that has not run yet. "
                 "Write `await` before it, or `.wait()` after it in synchronous code."

@@ -51,7 +51,7 @@ from handrail.events import (
     ToolStarted,
 )
 from handrail.limits import BudgetTracker
-from handrail.messages import AssistantMessage, Price, Sent, ToolMessage, Traits, Usage, UserMessage
+from handrail.messages import AssistantMessage, Price, Sent, Takes, ToolMessage, Traits, Usage, UserMessage
 from handrail.models import ModelRateLimited, ModelUnavailable
 from handrail.models.providers import Quirks
 from handrail.models.scripted import Reply
@@ -1068,11 +1068,13 @@ def test_opening_leaves_every_byte_before_it(wire: str) -> None:
     from handrail.models import anthropic, openai, responses
     from handrail.models.anthropic import AnthropicModel
 
+    taken = Takes()
+
     def body(request: Any) -> bytes:
         if wire == "chat":
             return openai._body({"model": "m"}, request, Quirks(), "chat:openai")
         if wire == "responses":
-            return responses._body({"model": "m"}, request, "responses:openai")
+            return responses._body({"model": "m"}, request, "responses:openai", taken)
         return AnthropicModel("m")._body(request)
 
     model = scripted(
@@ -1089,8 +1091,8 @@ def test_opening_leaves_every_byte_before_it(wire: str) -> None:
         assert rest == {name: value for name, value in later.items() if name not in (said, "tools")}
     encoders = {
         "chat": openai._encoder(Quirks(), "chat:openai"),
-        "responses": responses._encoder("responses:openai"),
-        "anthropic": anthropic._encoder("anthropic:anthropic"),
+        "responses": responses._encoder(taken, "responses:openai"),
+        "anthropic": anthropic._encoder(taken, "anthropic:anthropic"),
     }
     written = [Sent(request.messages).encoded(encoders[wire]) for request in model.requests]
     assert written[1].startswith(written[0])

@@ -62,7 +62,7 @@ class Parked(Generic[PrivateT, PublicT]):
 
     private: PrivateT = field(repr=False)
     public: PublicT
-    id: str = ""
+    id: str = field(default="", repr=False)
     """Identifies the handoff that `Handoff.start` began, which can be finished once. `before` leaves it empty."""
 
 
