@@ -852,7 +852,7 @@ TOLD: dict[str, Told] = {
         ("do", {}),
         "error",
         "context.call_worker",
-        "from a worker",
+        "call the tool in a worker",
     ),
 }
 

@@ -85,7 +85,8 @@ class _Neighbours(MetaPathFinder):
             other = self.homes.get(name)
             if other in (None, home) or name not in sys.modules:
                 continue
-            if _sources_in(home).find_spec(name) is not None:
+            own = _sources_in(home).find_spec(name)
+            if own is not None and getattr(sys.modules[name], "__file__", None) != own.origin:
                 raise ImportError(
                     f"line {line} imports {name!r}, and the {name!r} of {other} is loaded already. "
                     "Rename one of the two modules, or load the folders in different processes",

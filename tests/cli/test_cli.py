@@ -16,11 +16,13 @@ import pytest
 
 import support
 from handrail.cli import main
+from handrail.cli.serve_command import page_note
 from handrail.cli.workers_commands import STARTER
 from handrail.errors import DefinitionError
 from handrail.journal.location import default_journal, make_private_folder
 from handrail.models.names import model_named
 from handrail.models.scripted import WHAT_IT_IS, DemoModel
+from handrail.serve.pages import is_built
 from support import warm_python
 from support.programs import HANDRAIL, environment, handrail, workers_folder
 
@@ -847,3 +849,19 @@ def test_a_resumed_run_has_its_attachments(folder: Path, here: Here):
     code, out, _ = here("runs", "resume", run_id, *journal)
     assert (code, "Done." in out) == (0, True)
     assert (folder.parent / "sent.txt").read_text() == "a.txt: hello"
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_serve_says_in_the_terminal_if_the_page_is_not_built(monkeypatch: pytest.MonkeyPatch, built: bool):
+    """The line with the address says that the page is missing, if it is."""
+    monkeypatch.setattr("handrail.serve.pages.is_built", lambda: built)
+    assert ("run scripts/page" in page_note()) is not built
+
+
+def test_a_page_without_libraries_is_not_built(tmp_path: Path):
+    """The page is built once its folder `vendor` has a file in it."""
+    assert not is_built(tmp_path)
+    (tmp_path / "vendor").mkdir()
+    assert not is_built(tmp_path)
+    (tmp_path / "vendor" / "lib.js").touch()
+    assert is_built(tmp_path)

@@ -3,14 +3,15 @@
 import asyncio
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
 
 from handrail.cli.commands import app
+from handrail.cli.recorded_run import continuation
 from handrail.journal.sqlite import SqliteJournal
-from handrail.records import WorkerRow
+from handrail.records import RunRecord, RunRow, WorkerRow
 from support import fleet_app
 
 
@@ -79,3 +80,16 @@ def test_a_run_in_a_folder_says_which_host_it_is_pinned_to(journal: Path, tmp_pa
     run = submitted("pay rent", "--files", str(folder))
     announce(journal, run["queue"], host="elsewhere")
     assert waits_for() == [f"no worker on {run['host']}, where its folder is"]
+
+
+@pytest.mark.parametrize(
+    ("queue", "said"),
+    [
+        ("", "Continue with: handrail runs resume x"),
+        ("app@1", "A `handrail worker` of its app continues it."),
+    ],
+)
+def test_an_answered_run_is_continued_by_a_worker_if_it_was_submitted(queue: str, said: str):
+    """`runs answer` suggests `runs resume` only for runs that no worker takes."""
+    row = RunRow(record=cast("RunRecord", None), status="parked", queue=queue)
+    assert continuation(row, "handrail runs resume x") == said

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail import Adapter, DirectoryFilesystem, Prompt, ScriptedModel, SqliteJournal
+from handrail import Adapter, DirectoryFilesystem, Prompt, ScriptedModel, SqliteJournal, neighbours
 from handrail.cli import main
 from handrail.cli.outcome import runs_command
 from handrail.errors import DefinitionError, JournalError, JournalExposed
@@ -273,6 +273,7 @@ def project(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.delenv("HANDRAIL_JOURNAL", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "the_models", raising=False)
+    monkeypatch.setattr(neighbours._finder, "searched", {})  # a command has a process of its own
     return folder
 
 

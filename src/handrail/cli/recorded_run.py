@@ -235,3 +235,8 @@ def _adapter_at(app: str) -> Adapter | None:
     named: Any = getattr(found, name, None)
     beside: Any = named.adapter if isinstance(named, Agent) else getattr(found, "adapter", None)
     return beside if isinstance(beside, Adapter) else None
+
+
+def continuation(row: RunRow, resume: str) -> str:
+    """Say how a parked run continues once it is answered: by a worker if it was submitted, else by the command `resume`."""
+    return "A `handrail worker` of its app continues it." if row.queue else f"Continue with: {resume}"

@@ -16,7 +16,7 @@ from handrail.cli import runs_view as view
 from handrail.cli.activity import answer_text
 from handrail.cli.command_options import ModelName, StartupFiles, parse_approvals
 from handrail.cli.outcome import DONE, FAILED, PARKED, UsageError, classify_stop
-from handrail.cli.recorded_run import Program, RecordedRun
+from handrail.cli.recorded_run import Program, RecordedRun, continuation
 from handrail.cli.runs_app import Json, Report, RunId, command
 from handrail.cli.runs_app import app as app
 from handrail.clock import SYSTEM_CLOCK
@@ -262,7 +262,7 @@ async def _ask_here(asked: Question) -> Answer:
 async def _record_answer(recorded: RecordedRun, asked: Question, answer: Answer) -> Report:
     recorded.journal.questions.answer(answer)
     left = len(await recorded.journal.questions.open(recorded.id))
-    then = f"{left} more to answer." if left else f"Continue with: {recorded.next_command('resume')}"
+    then = f"{left} more to answer." if left else continuation(recorded.row, recorded.next_command("resume"))
     data = {"run_id": recorded.id, "question": asked.id, "left": left}
     return Report(data, f"Answered {asked.name}. {then}")
 

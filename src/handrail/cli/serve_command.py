@@ -68,6 +68,13 @@ def serve(options: ServeOptions) -> int:
     return DONE
 
 
+def page_note() -> str:
+    """Return a note that the page is not built, as in a source checkout where `scripts/page` has not run; "" if it is."""
+    from handrail.serve.pages import is_built
+
+    return "" if is_built() else "; its page is not built yet: run scripts/page in the source checkout"
+
+
 async def _serve(options: ServeOptions, app: ServedApp, listening: socket.socket, tls: Tls | None) -> None:
     from handrail.serve.server import address_of, is_reachable, run
 
@@ -79,7 +86,7 @@ async def _serve(options: ServeOptions, app: ServedApp, listening: socket.socket
 
     def ready() -> None:
         at = entrance()
-        _print(f"{escape_line(app.threads.source.name)} is at {at} (Ctrl-C stops it)")
+        _print(f"{escape_line(app.threads.source.name)} is at {at} (Ctrl-C stops it{page_note()})")
         if tls is None and is_reachable(listening):
             _print(
                 "Others on the network can read the traffic. Use --tls-cert and --tls-key, or a proxy with TLS."

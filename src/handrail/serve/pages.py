@@ -36,6 +36,12 @@ checkout (it needs npm), reinstall if you had installed it, then reload this pag
 """
 
 
+def is_built(folder: Path = PAGE) -> bool:
+    """Return whether the page has its libraries, which a source checkout lacks until `scripts/page` has run."""
+    vendor = folder / "vendor"
+    return vendor.is_dir() and any(vendor.iterdir())
+
+
 class Pages:
     """Serves the files of one folder, and nothing outside it."""
 
@@ -45,8 +51,7 @@ class Pages:
 
     def page(self, request: Request, name: str = "index.html") -> Response:
         """Return a page, or a 503 with instructions if its libraries are missing."""
-        vendor = self._folder / "vendor"
-        if not vendor.is_dir() or not any(vendor.iterdir()):
+        if not is_built(self._folder):
             return HTMLResponse(_NOT_BUILT, 503)
         return self.file(request, self._folder / name)
 
