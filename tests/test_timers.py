@@ -172,8 +172,11 @@ def test_handlers_of_both_kinds_time_out_at_the_same_moment(kind: str) -> None:
 class _Tick: ...
 
 
-def test_an_outer_call_waits_for_listeners_on_a_thread_of_an_inner_one() -> None:
+def test_an_outer_call_waits_for_listeners_on_a_thread_of_an_inner_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The timeout of an async handler is postponed by a listener on the thread of a sync handler that it calls."""
+    grace = "handrail.testing.virtual_time._THREAD_GRACE"
     entered, leave = threading.Event(), threading.Event()
 
     @tool(effect="pure")
@@ -196,11 +199,14 @@ def test_an_outer_call_waits_for_listeners_on_a_thread_of_an_inner_one() -> None
         dispatcher = Dispatcher(clock=VirtualClock(loop))
         rig = Rig([outer, inner], session=Session(dispatcher=dispatcher))
         dispatcher.subscribe(Progress, wait)
-        call = asyncio.ensure_future(rig.call("outer"))
-        await asyncio.to_thread(entered.wait, PATIENCE)
+        with monkeypatch.context() as patient:
+            patient.setattr(grace, PATIENCE)
+            call = asyncio.ensure_future(rig.call("outer"))
+            await asyncio.to_thread(entered.wait, PATIENCE)
         loop.advance(40)
         await asyncio.sleep(0.001)
         assert not call.done()
+        monkeypatch.setattr(grace, PATIENCE)
         leave.set()
         assert (await call).success
 

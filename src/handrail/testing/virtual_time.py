@@ -39,6 +39,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def advance(self, seconds: float) -> None:
         self._virtual_now += seconds
 
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Wait until the executor's threads have ended. Without a time limit, since virtual time would jump past it at once."""
+        await super().shutdown_default_executor()
+
     def meet_threads(self) -> bool:
         """Schedule the callbacks that threads have handed over, and return whether there were any.
 
