@@ -197,7 +197,8 @@ def main(root: Path) -> int:
     if not root.is_dir():
         print(f"{root}: no such folder")
         return 2
-    findings = dict.fromkeys(check_package(root))  # two names in one import are one finding
+    # Without duplicates: an import of two names can yield the same finding twice.
+    findings = dict.fromkeys(check_package(root))
     for finding in findings:
         print(finding)
     return 1 if findings else 0

@@ -83,7 +83,7 @@ class Attachment:
     name: str
     """A name to show, without control characters. It can be a path: `filename` is its last part."""
     digest: str
-    """SHA-256 of the bytes in hexadecimal; of the address if the bytes are elsewhere."""
+    """Hexadecimal SHA-256 of the bytes, or of `address` if it is set."""
     size: int
     """The number of bytes; 0 if they are at an address."""
     address: str = ""

@@ -316,7 +316,7 @@ STEPS = st.one_of(
 def test_whatever_handrail_does_verifies(steps: list[tuple[str, str | set[str], str]], exported: Path):
     """Runs that begin in any order, forks, imports, forgotten runs and failed transactions leave a valid journal.
 
-    Removing the newest run then makes it invalid.
+    Deleting a run directly from the database then makes it invalid.
     """
 
     async def act() -> None:

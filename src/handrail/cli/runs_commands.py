@@ -200,7 +200,12 @@ async def answer(
         bool | None, typer.Option("--approve/--deny", help="The answer to an approval.")
     ] = None,
     reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="The reason, which the model sees.")
+        str,
+        typer.Option(
+            "--reason",
+            metavar="TEXT",
+            help="The reason for --approve or --deny. The model sees it only if you deny.",
+        ),
     ] = "",
     digest: Annotated[
         str,

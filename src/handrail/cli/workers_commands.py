@@ -28,7 +28,10 @@ _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_. -]{0,63}")
 
 
 def workers(words: list[str]) -> int:
-    """Run `FOLDER`, `list FOLDER`, `show WORKER` or `check PLACE`, and return the exit code."""
+    """Run `handrail workers` with these words, and return the exit code.
+
+    The words are `list FOLDER`, `show WORKER` or `check PLACE`. A single word is a folder to list.
+    """
     command, *rest = words if len(words) == 2 else ["list", *words]
     commands: dict[str, Callable[[str], int]] = {"list": _list, "show": _show, "check": _check}
     try:

@@ -296,9 +296,9 @@ class Frame:
         self.lease = options.lease
         self.limited = options.deadline is not None or budget is not None
         self.task: asyncio.Task[Any] | None = None
-        """The task that runs the loop; None if there is none.
+        """The task that runs the model loop (`handrail.adapter.loop`), or None while it is not running.
 
-        Cancelling the run between two calls cancels this task.
+        If the run is cancelled while no call is running, this task is cancelled.
         """
         clock = options.clock
         self.began_at = clock.now()

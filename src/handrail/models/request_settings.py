@@ -10,7 +10,7 @@ from handrail.messages import DEFAULT_SETTINGS, ModelRequest
 from handrail.models import ModelRequestRefused
 
 Write = Callable[[Any], Mapping[str, Any]]
-"""A function that returns the fields of a request for the value of one setting."""
+"""A function that takes the value of one setting and returns the request fields that express it."""
 
 
 def settings_fields(

@@ -44,26 +44,23 @@ class Notices:
         self._thread: threading.Thread | None = None
         self._stop: int | None = None
         """The end of a pipe that stops the thread when it is closed."""
+        self._tried = threading.Event()
+        """Set once the thread listens, or its first attempt to connect has failed."""
 
     def subscribe(self, subscriber: Callable[[str, str], None]) -> None:
         """Call a function with every notice from now on."""
         self._subscribers.append(subscriber)
 
     def start(self) -> None:
-        """Start listening, if this has not been called before.
-
-        Returns once it listens, or the first attempt to connect has failed.
-        """
+        """Start the thread, unless it was started before. Returns when it listens or its first attempt to connect has failed."""
         with self._lock:
-            if self._thread is not None:
-                return
-            stopped, self._stop = os.pipe()
-            listening = threading.Event()
-            self._thread = threading.Thread(
-                target=self._listen, args=(stopped, listening), name="handrail-notices", daemon=True
-            )
-            self._thread.start()
-        listening.wait()
+            if self._thread is None:
+                stopped, self._stop = os.pipe()
+                self._thread = threading.Thread(
+                    target=self._listen, args=(stopped,), name="handrail-notices", daemon=True
+                )
+                self._thread.start()
+        self._tried.wait()
 
     @property
     def is_listening(self) -> bool:
@@ -79,16 +76,16 @@ class Notices:
         if thread is not None:
             thread.join()
 
-    def _listen(self, stopped: int, listening: threading.Event) -> None:
+    def _listen(self, stopped: int) -> None:
         try:
             while True:
                 with contextlib.suppress(psycopg.Error, JournalError), self._database.connect() as raw:
                     raw.execute(f'LISTEN "{self._database.channel}"')  # pyright: ignore[reportArgumentType, reportCallIssue]  # hexadecimal
-                    listening.set()
+                    self._tried.set()
                     self._tell("", "")  # notices that were sent before now were missed
                     if self._until_stopped(raw, stopped):
                         return
-                listening.set()
+                self._tried.set()
                 if select.select([stopped], [], [], _PAUSE)[0]:
                     return
         finally:
