@@ -1,6 +1,6 @@
 // Routes: #/t/THREAD, #/t/THREAD/files, #/t/THREAD/timeline.
 
-import { useEffect, useState } from "./vendor/standalone.js";
+import { useLayoutEffect, useState } from "./vendor/standalone.js";
 
 export const TABS = ["chat", "files", "timeline"];
 
@@ -28,7 +28,8 @@ export function address(id, tab = "chat") {
 /** The current route. If the address names no thread, the route is a new thread. */
 export function useRoute() {
   const [route, setRoute] = useState(() => withId(read(location.hash)));
-  useEffect(() => {
+  // Before the browser can change the address again: an ordinary effect would listen only after the next frame.
+  useLayoutEffect(() => {
     const changed = () => setRoute(withId(read(location.hash)));
     addEventListener("hashchange", changed);
     return () => removeEventListener("hashchange", changed);
