@@ -1,6 +1,7 @@
 """Waiting for operations: Ctrl-C, the end of the program, a closed event loop, and forks."""
 
 import asyncio
+import concurrent.futures
 import signal
 import subprocess
 import textwrap
@@ -81,6 +82,31 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Any):
     cleanup = 'print("ready", flush=True); await asyncio.Event().wait()'
     lines, err, code = interrupted(tmp_path, times=2, cleanup=cleanup, after="import os; os._exit(9)")
     assert (lines, err, code) == (["interrupted"], "", 9)
+
+
+def test_the_wait_for_a_cleanup_is_looked_at_again_and_again(monkeypatch: pytest.MonkeyPatch):
+    """After a Ctrl-C, no wait is without a limit: a signal that comes just before one would not end it."""
+    real, limits = concurrent.futures.wait, list[Any]()
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    def wait(futures: Any, timeout: float | None = None) -> Any:
+        limits.append(timeout)
+        return real(futures, 0 if len(limits) == 1 else timeout)
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(threads, "_outcome_of", interrupt)
+    monkeypatch.setattr(concurrent.futures, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        Operation(work, "work").wait()
+    assert len(limits) > 1
+    assert None not in limits
 
 
 def test_an_interrupt_before_the_hand_over_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch):

@@ -169,7 +169,9 @@ def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: 
         if not outcome.done():
             with contextlib.suppress(RuntimeError):  # the loop is closed, so there is nothing to stop
                 loop.call_soon_threadsafe(stop)
-                concurrent.futures.wait([outcome])
+                # A signal that arrives just before a wait does not interrupt it, so a wait without a limit could miss a Ctrl-C.
+                while not concurrent.futures.wait([outcome], _LOOK_SECONDS).done and not loop.is_closed():
+                    pass
         raise
 
 
@@ -186,7 +188,7 @@ def _hand_over(
 
 
 _LOOK_SECONDS = 1.0
-"""Seconds between a waiting thread's checks that its loop is still open."""
+"""Seconds between a waiting thread's checks that its loop is still open, and that no signal has come."""
 
 
 def _outcome_of(outcome: concurrent.futures.Future[T], loop: asyncio.AbstractEventLoop, name: str) -> T:
