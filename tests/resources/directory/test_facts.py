@@ -30,8 +30,10 @@ def acl(*entries: tuple[int, int, int]) -> bytes:
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
-SHARED = acl((1, 6, ANYBODY), (2, 6, 1234), (4, 4, ANYBODY), (16, 6, ANYBODY), (32, 0, ANYBODY))
-"""Read and write for the owner and for user 1234, read for the group, nothing for others."""
+KNOWN = 1234 if os.geteuid() == 0 else os.geteuid()
+"""A user whom a command's namespace knows: for an ordinary user, only that user."""
+SHARED = acl((1, 7, ANYBODY), (2, 6, KNOWN), (4, 4, ANYBODY), (16, 6, ANYBODY), (32, 0, ANYBODY))
+"""Everything for the owner, who has to enter folders, read and write for one user, read for the group, nothing for others."""
 
 
 @pytest.fixture(params=["overlay", "copy"])
