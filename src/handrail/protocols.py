@@ -138,7 +138,7 @@ class Fork(Protocol):
         return ()
 
     def file_changes(self) -> Sequence[Any]:
-        """Return the files that were read and changed, as plain data, for `redo` in another process."""
+        """Return the files that were read and changed, as plain data, so that another process can redo the changes."""
         return ()
 
 
@@ -419,9 +419,10 @@ class Environment(ABC):
         """Handle the start of a run that may be parked. Called on the run's loop."""
 
     def run_waiting(self, parking: Parking) -> None:
-        """Handle a run in which everything waits for answers. The default parks it; otherwise it stays in memory.
+        """Handle a run in which everything waits for answers. The default parks it.
 
-        Called on the run's loop, and again whenever a question has been asked or closed.
+        If an override does not call `parking.park`, the run stays in memory. This is called on the run's loop, and again
+        whenever a question has been asked or closed.
         """
         parking.park()
 
