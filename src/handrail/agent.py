@@ -144,7 +144,10 @@ class Agent(Generic[OutputT]):
     def stream(
         self, message: str | None = None, /, *, params: object = None, **arguments: Unpack[RunArguments]
     ) -> RunStream[OutputT]:
-        """Run the agent like `run`, and return a stream of events, for `async for`, or `for` in a script."""
+        """Return a run of the agent as a stream of events, for `async for`, or `for` in a script.
+
+        The arguments are those of `run`. The run starts when the stream is iterated or its `.response` is awaited.
+        """
         return self.adapter.stream(self.prompt, params, message=message, **arguments)
 
     def resume(

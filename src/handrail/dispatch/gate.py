@@ -140,8 +140,8 @@ class Gate:
     async def pass_through(self, call: Call, passage: Passage | None = None) -> ToolResult[Any]:
         """Take a call through the eleven steps and return its result. Raises the error that ends the run, if there is one.
 
-        A call whose end is already recorded is replayed instead. `passage` receives the outcome, even if this raises. The
-        call has its own copy of the context variables, so that what its policies and its handler set stays in it.
+        A call whose end is recorded is replayed instead. `passage` receives the outcome, even if this raises. The call
+        has its own copy of the context variables, so that what its policies and its handler set stays in it.
         """
         passage = passage or Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret))
         waiting = begin_isolated(self._take_steps(call, passage))
@@ -299,10 +299,7 @@ class Gate:
         return attempt.finished
 
     def _check_finished(self, attempt: Attempt, scope: CancelScope) -> Coroutine[Any, Any, None] | None:
-        """Check the handler's result, and close its context. If a coroutine is returned, await it to complete this.
-
-        Raises `Unsuccessful` if the result is a failure.
-        """
+        """Check the handler's result, and close its context. Await the coroutine, if any. Raises `Unsuccessful` for a failure."""
         if scope.is_stopped():
             return cancelled_after_all()
         result = attempt.finished
@@ -317,10 +314,7 @@ class Gate:
     # 9
 
     def _commit(self, passage: Passage) -> bool:
-        """Commit the call's forks. Returns False if the call must run again.
-
-        Raises `Refused` if the outer call is over, and `Conflict` if the changes no longer apply.
-        """
+        """Commit the call's forks. Returns False if it must run again. Raises `Refused` or `Conflict` if it can't commit."""
         call, attempt = passage.call, passage.attempt
         transaction: Any = attempt.transaction
         if call.parent is not None and call.parent.ended and not call.kind.is_auxiliary:
@@ -347,11 +341,7 @@ class Gate:
         return True
 
     async def _commit_journaled(self, passage: Passage) -> bool:
-        """Commit a call in a run with a journal. Returns False if the call must run again.
-
-        A call without an outer call is checked, recorded and applied with no other commit in between. An inner call is
-        committed into its outer call.
-        """
+        """Commit a call in a run with a journal, or an inner call into its outer call. Returns False if it must run again."""
         attempt, result = passage.attempt, passage.attempt.finished
         journal, log, transaction = self.frame.journal, self.frame.log, attempt.open_transaction
         if journal is None or transaction.parent is not None:
