@@ -204,6 +204,16 @@ def test_a_command_near_its_processes_is_told(tmp_path: Path):
     assert any("close to its limit of 60 processes" in note for note in finished.notes)
 
 
+def test_a_command_that_fails_to_fork_before_the_first_check_is_told(tmp_path: Path):
+    """A command can reach the kernel's limit and end within a tenth of a second. The processes it left are counted then."""
+    if not probe(tmp_path).contained:
+        pytest.skip("no sandbox here")
+    finished = Folder(tmp_path).run(
+        Shell([Allow(...)], limits=SMALL), "sh", "-c", "for n in $(seq 58); do sleep 60 & done; exit 2"
+    )
+    assert finished.limit or any("close to its limit of 60 processes" in note for note in finished.notes)
+
+
 @pytest.mark.parametrize("name", ["memory", "cpu_seconds", "disk", "files", "processes"])
 def test_a_limit_is_above_zero(name: str):
     """A limit of zero is refused when the limits are created."""
