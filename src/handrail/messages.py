@@ -1,7 +1,7 @@
 """Messages between a run and its model: the conversation, requests, the parts of an answer, and usage.
 
-A conversation is a `Sent[Message]`, which only grows. Each message is encoded once for each wire and kept as bytes, so
-that the cost of encoding a turn does not grow with the conversation.
+A conversation is a `Sent[Message]`, which only grows. A *wire* is the request format of a provider. Each message is
+encoded once for each wire and kept as bytes, so that the cost of encoding a turn does not grow with the conversation.
 """
 
 from __future__ import annotations
@@ -248,9 +248,10 @@ ModelPart = SentPart | TextPart | ThinkingPart | CallPart | UsagePart | StopPart
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model answers, apart from its temperature and the length of its answers. A setting that is None is the model's default.
+    """How a model answers, apart from its temperature and the length of its answers.
 
-    Nested runs inherit each setting, and may replace it. A request with a setting that its provider does not have is
+    A setting that is None is left to the model. Nested runs inherit each setting, and may replace it. A request with a
+    setting that its provider does not have is
     refused, because a setting that is silently dropped would seem to work.
     """
 
@@ -285,7 +286,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(name for name in self.__struct_fields__ if getattr(self, name) is not None)
 
     def over(self, outer: ModelSettings) -> ModelSettings:
-        """Return these settings, and those of an outer run where these have none."""
+        """Return these settings. A setting that is None is taken from `outer`, the settings of an outer run."""
         if outer is DEFAULT_SETTINGS or self is outer:
             return self
         return msgspec.structs.replace(outer, **{name: getattr(self, name) for name in self.chosen()})
@@ -372,14 +373,14 @@ class Takes(msgspec.Struct, frozen=True):
         return Takes(_both(self.bytes, other.bytes), _both(self.addresses, other.addresses))
 
     def sends(self, attachment: Attachment) -> bool:
-        """Return whether an attachment is sent as it is."""
+        """Return whether an attachment is sent as bytes or by its address. A text file is sent as text instead."""
         if attachment.is_text or not (attachment.address or (attachment.is_here and attachment.size)):
             return False
         taken = self.addresses if attachment.address else self.bytes
         return attachment.media_type in taken or "*/*" in taken
 
     def problem(self, attachment: Attachment) -> str | None:
-        """Return why an attachment can't be sent, such as "it takes no audio"; None if it can."""
+        """Return why an attachment can't be sent, such as "it takes no audio"; None if it can be sent, also as text."""
         if self.sends(attachment) or attachment.is_text:
             return None
         if not attachment.address and not attachment.is_here:

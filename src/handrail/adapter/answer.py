@@ -155,10 +155,10 @@ class Answer:
         return tuple([_whole(pieces) for pieces in self._pieces.values()])
 
     def cut_off(self, calls: tuple[CallAsked, ...]) -> dict[str, str]:
-        """Return the calls that were or may have been cut off with the answer, by id, each with why it can't run.
+        """Return the ids of the calls that were, or may have been, cut off with the answer, each with a message for the model.
 
-        It depends on nothing but the recorded answer, so that a resumed run decides the same way. The last call of
-        an answer that was cut off may look complete although it is not.
+        The last call of an answer that was cut off may look complete although it is not. This depends only on the
+        recorded answer, so that a resumed run decides the same way.
         """
         why = None if self.stop is None else _WHY_CUT.get(self.stop.reason)
         if why is None or not calls:

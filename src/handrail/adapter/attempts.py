@@ -36,7 +36,10 @@ _MOST_SAID = 200
 
 
 async def ask(run: Run) -> Answer:
-    """Ask the model and return its complete answer. Raises `PromptEvaluationError` if there is none."""
+    """Return the recorded answer, or else ask the model and return its complete answer.
+
+    Raises `PromptEvaluationError` if there is none.
+    """
     frame = run.frame
     if frame.parking is not None and frame.parked:
         raise asyncio.CancelledError  # the run was parked during a shielded step

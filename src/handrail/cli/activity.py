@@ -151,7 +151,7 @@ class Activity:
         return []
 
     def on_emitted(self, event: Emitted) -> list[Text]:
-        """Return the line for an event that a tool emitted: the tool, the number of its call, the event's type and its fields."""
+        """Return the line for an event that a tool emitted: the tool, the call's number, and the event's type and fields."""
         row = self.rows.get(event.call_id)
         path = (event.tool,) if row is None else row.path
         text = Text(indent((*path, "")))
@@ -259,9 +259,10 @@ class Activity:
         return [Text(f"· {by} {verb}: {escape_line(event.text, _MAX_REASON)}", "dim")]
 
     def on_text(self, event: TextDelta) -> list[Text]:
-        """Update the row of the call whose nested run streamed this text. Returns the lines of the thought that preceded it, if any.
+        """Process streamed text.
 
-        The view prints the outermost run's text itself. A nested run's newest line is shown beside its call.
+        For the outermost run, returns the lines of the thought before it, if any. The view prints the text itself. For a
+        nested run, shows the newest line beside its call, and returns no lines.
         """
         run_id = event.run_context.run_id
         if run_id == self.root:
@@ -273,7 +274,7 @@ class Activity:
         return []
 
     def on_thought(self, event: ThoughtDelta) -> list[Text]:
-        """Show the newest line of a thought beside the model that is thinking. Returns no lines."""
+        """Show the newest line of the outermost run's thought beside its model. Returns no lines."""
         if event.run_context.run_id == self.root:
             self._thought += event.text
             if self.thinking is not None:
@@ -348,7 +349,7 @@ def indent(path: tuple[str, ...]) -> str:
 
 
 def call_line(event: ToolInvoked, cost: Decimal | None = None) -> Text:
-    """Format the line for a finished call. If the call did not succeed, the reason is on a second line."""
+    """Format a finished call: its line, a line for each attachment, and the reason if it did not succeed."""
     mark, colour = _MARKS[event.status]
     text = Text(indent(event.path))
     text.append(f"{mark} ", colour)
@@ -378,7 +379,10 @@ def attachment_line(attachment: Attachment) -> str:
 
 @lru_cache(maxsize=256)
 def _saved(attachment: Attachment) -> Path | None:
-    """Write an attachment to a file that only this user can read, and return its path; None if that fails."""
+    """Write an attachment to a file that only this user can read, and return its path.
+
+    Returns None if that fails, or if the attachment's bytes are not here.
+    """
     if not attachment.is_here:
         return None
     try:
@@ -392,7 +396,7 @@ def _saved(attachment: Attachment) -> Path | None:
 
 
 def _plain_arguments(params: Any) -> Any:
-    """Return a call's parsed arguments as plain JSON data with secrets masked, or None if they can't be shown."""
+    """Return arguments, or an event, as plain JSON data with secrets masked; None if there are none or they can't be shown."""
     if params is None:
         return None
     try:
@@ -450,7 +454,7 @@ def format_seconds(spent: float) -> str:
 
 
 def format_money(cost: Decimal | None) -> str:
-    """Format a cost in US dollars, or as unknown if it is None. Amounts below one cent keep two significant digits."""
+    """Format a cost in US dollars. None is an unknown cost. Amounts below one cent keep two significant digits."""
     if cost is None:
         return "cost unknown"
     if not cost:

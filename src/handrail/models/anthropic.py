@@ -213,7 +213,7 @@ def _content(said: UserMessage | CallAnswered, takes: Takes) -> list[dict[str, A
 
 @lru_cache(maxsize=64)
 def _encoder(takes: Takes, wire: str) -> Encode:
-    """Return the function that encodes messages for such a model.
+    """Return the function that encodes messages for a model that takes these attachments.
 
     The same function is returned each time, because encoded messages are cached by it.
     """
@@ -298,7 +298,7 @@ def _whole(wire: str, answer: Any) -> Iterator[ModelPart]:
 
 
 def _input_text(given: Any) -> str:
-    """Return a call's input as JSON text, which is how it is streamed. The gate checks whether it is an object."""
+    """Return a call's input as JSON text, or "" if it has none. The gate checks whether it is an object."""
     return "" if given is None else encode(given).decode()
 
 
@@ -348,11 +348,11 @@ class _Pieces:
         self._endpoint = endpoint
         self._wire = wire
         self._inputs: dict[int, list[str]] = {}
-        """The pieces of the inputs of the provider's own tools."""
+        """The pieces so far of the inputs to the provider's own tools, by block."""
         self._blocks: dict[int, dict[str, Any]] = {}
         self._calls: dict[int, int] = {}
         self._given: dict[int, Any] = {}
-        """The inputs that calls began with, which count if no pieces of the input follow."""
+        """The inputs that arrived with the start of a call. Each is used only if no pieces of it follow."""
         self._usage: dict[str, Any] = {}
         self._stop = "end_turn"
 

@@ -56,7 +56,7 @@ WIRE = "gemini"
 _EMPTY = "(nothing)"
 """Text that is sent instead of empty text, which the API refuses."""
 _BEGINNING = b'{"role":"user","parts":[{"text":"(nothing)"}]}'
-"""What is sent before a conversation that does not begin with a user's message, which the API refuses."""
+"""The message sent before a conversation that does not begin with a user's message. The API requires one."""
 _FOREIGN = "skip_thought_signature_validator"
 """The signature that Google documents for calls that a Gemini model did not make itself, or made without thinking."""
 _OLDER = re.compile(r"(?:models/)?gemini-(?:1|2)\b")
@@ -71,7 +71,7 @@ _FAILED = frozenset(
     {"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "TOO_MANY_TOOL_CALLS", "MALFORMED_RESPONSE"}
     | {"MISSING_THOUGHT_SIGNATURE", "OTHER", "IMAGE_OTHER", "NO_IMAGE"}
 )
-"""Reasons to stop that mean that the answer can't be used, and that a second attempt may give a better one."""
+"""Finish reasons that mean that the answer can't be used, but that another attempt may succeed."""
 
 
 @checked_arguments
@@ -226,7 +226,7 @@ def _schema(schema: Any) -> Any:
 
 
 def _conversation(messages: Sent[Message], encode_message: Encode) -> tuple[bytes | bytearray, ...]:
-    """Encode a conversation, in pieces, so that user and model alternate. Each message is encoded only once."""
+    """Encode a conversation, in pieces. It begins with the user, and user and model alternate."""
     if not len(messages):
         return (_BEGINNING,)
     said = (_opening(messages[0]), messages.encoded(encode_message, _between), b"]}")
@@ -234,7 +234,7 @@ def _conversation(messages: Sent[Message], encode_message: Encode) -> tuple[byte
 
 
 def _between(before: Message, after: Message) -> bytes:
-    """Return what separates the parts of two messages. Those of the same role are one content."""
+    """Return the separator between two messages. Messages of the same role become one content."""
     return b"," if _role(before) == _role(after) else b"]},%s" % _opening(after)
 
 
@@ -248,7 +248,7 @@ def _role(message: Message) -> str:
 
 @lru_cache(maxsize=64)
 def _encoder(takes: Takes) -> Encode:
-    """Return the function that encodes the parts of messages for such a model.
+    """Return the function that encodes the parts of messages for a model that takes these attachments.
 
     The same function is returned each time, because encoded messages are cached by it.
     """
@@ -305,9 +305,9 @@ def _result(result: CallAnswered, takes: Takes) -> dict[str, Any]:
 
 
 def _with_thought(parts: list[Any], message: AssistantMessage) -> list[Any]:
-    """Return the parts of an answer as they came, but with Handrail's form of its calls.
+    """Return the kept parts of an answer, with the message's calls put back into them.
 
-    Returns [] if the parts do not have as many calls as the answer.
+    Returns [] if the parts do not have as many calls as the message.
     """
     back: list[Any] = []
     made = 0
@@ -345,13 +345,13 @@ class _Pieces:
         self._stop: StopReason | None = None
 
     def take_whole(self, answer: Any) -> Iterator[ModelPart]:
-        """Convert a complete answer."""
+        """Convert a complete answer. Raises `ModelError` if it failed, and `LookupError` if it has no finish reason."""
         yield from self.take(answer)
         if self._stop is None:
             raise LookupError("finishReason")
 
     def take(self, chunk: Any) -> Iterator[ModelPart]:
-        """Convert one event of a stream."""
+        """Convert one event of a stream. Raises `ModelError` if the answer failed."""
         if chunk.get("error"):
             raise _failure(self._endpoint, chunk["error"])
         for candidate in (chunk.get("candidates") or ())[:1]:
@@ -379,7 +379,10 @@ class _Pieces:
             yield StopPart(reason, self._kept())
 
     def _close(self) -> Iterator[ModelPart]:
-        """End a call whose last piece did not arrive. It is cut off with the answer, or the answer is broken."""
+        """Yield a call whose last piece did not arrive, as far as it came.
+
+        Raises `ModelAnswerBroken` if the answer ended normally, because then the piece is missing.
+        """
         if self._open is None:
             return
         if self._stop == "done":
@@ -428,7 +431,7 @@ _ABOUT = frozenset({"thought", "thoughtSignature", "partMetadata", "videoMetadat
 
 
 def _is_wellformed(part: Any) -> bool:
-    """Return whether a part of an answer can be sent back: it has at most one content, known or not, and is valid JSON."""
+    """Return whether a part of an answer has fields of the right types and at most one content, so that it can be sent back."""
     return (
         isinstance(part.get("thought", False), bool)
         and isinstance(part.get("thoughtSignature", ""), str)
@@ -458,7 +461,7 @@ def _thinks(part: Mapping[str, Any]) -> bool:
 
 
 def _usage(usage: Mapping[str, Any], searches: int) -> Usage:
-    """Return the tokens of a request, and how many searches are charged for.
+    """Return the token usage of a request, with the number of searches that are charged for.
 
     Thoughts count as output, and the results of the provider's own tools count as input.
     """

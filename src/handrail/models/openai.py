@@ -143,7 +143,10 @@ _STOPS: dict[str, StopReason] = {
 def stream(
     endpoint: Endpoint, fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks, wire: str
 ) -> AsyncGenerator[ModelPart]:
-    """Send one request and yield the parts of its answer."""
+    """Send one request to the chat completions API, and yield the parts of its answer.
+
+    Raises `ModelError` if the request fails.
+    """
     body = _body(fields, request, quirks, wire)
     if not request.stream:
         return endpoint.parts("/chat/completions", body, whole=partial(_whole, endpoint, wire))
@@ -186,7 +189,7 @@ def _tool(offered: Offered) -> bytes:
 
 
 def _conversation(messages: Sent[Message], quirks: Quirks, wire: str) -> bytearray:
-    """Encode a conversation, separated by commas. Each message is encoded once."""
+    """Encode a conversation as messages of the API, separated by commas."""
     encode_message = _encoder(quirks, wire)
     return messages.encoded(encode_message, None if quirks.user_after_tool else _between(quirks))
 
@@ -200,7 +203,10 @@ def _encode(quirks: Quirks, wire: str, message: Message) -> bytes:
 
 @lru_cache(maxsize=64)
 def _encoder(quirks: Quirks, wire: str) -> Encode:
-    """Return the function that encodes messages for servers with these quirks. The same function is returned each time, because encoded messages are cached by it."""
+    """Return the function that encodes messages for servers with these quirks.
+
+    The same function is returned each time, because encoded messages are cached by it.
+    """
     return partial(_encode, quirks, wire)
 
 
@@ -446,7 +452,7 @@ def _is_thinking(*parts: Mapping[str, Any]) -> bool:
 
 
 def _text(content: Any) -> str:
-    """Return the text of a message's content, which some servers send as a list of parts."""
+    """Return the text of a message's content. Some servers send it as a list of parts."""
     if isinstance(content, list):
         return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content)
     return content or ""

@@ -19,7 +19,7 @@ Tariff = Callable[[Usage], Decimal | None]
 
 
 def tariff_of(model: str, traits: Traits) -> Tariff:
-    """Return the tariff of a model. The tariff returns None for an unknown price, never zero."""
+    """Return the tariff of a model. If its price is unknown, the tariff returns None, never zero."""
     if traits.price is not None:
         price = traits.price
         return lambda usage: cost_at(price, usage)

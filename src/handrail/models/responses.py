@@ -1,4 +1,4 @@
-"""OpenAI's responses API: `POST /responses`, with nothing stored by the provider."""
+"""OpenAI's responses API, `POST /responses`. Requests tell the provider to store nothing."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # Provider data is untyped until it is validated.
@@ -46,7 +46,10 @@ _PLAIN = frozenset({"type", "id", "role", "content", "status"})
 def stream(
     endpoint: Endpoint, fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks, wire: str
 ) -> AsyncGenerator[ModelPart]:
-    """Send one request and yield the parts of its answer."""
+    """Send one request to the responses API, and yield the parts of its answer.
+
+    Raises `ModelError` if the request fails.
+    """
     body = _body(fields, request, wire, quirks.takes)
     if not request.stream:
         return endpoint.parts("/responses", body, whole=partial(_whole, endpoint, wire))
@@ -97,7 +100,7 @@ def _tool(offered: Offered) -> bytes:
 
 @lru_cache(maxsize=64)
 def _encoder(takes: Takes, wire: str) -> Encode:
-    """Return the function that encodes messages for such a model.
+    """Return the function that encodes messages for a model that takes these attachments.
 
     The same function is returned each time, because encoded messages are cached by it.
     """
@@ -166,7 +169,7 @@ def _whole(endpoint: Endpoint, wire: str, answer: Any) -> Iterator[ModelPart]:
 
 
 def _end(endpoint: Endpoint, wire: str, answer: Any, items: list[Any]) -> Iterator[ModelPart]:
-    """Yield the usage and the stop reason of a complete response. Raises `ModelError` for a failed one."""
+    """Yield the usage and the stop reason of a response that has ended. Raises `ModelError` if it failed."""
     if answer.get("status") == "failed":
         raise failure_in_answer(endpoint, answer.get("error") or {})
     usage = answer.get("usage")
@@ -206,8 +209,8 @@ def _reason(answer: Any, items: list[Any]) -> StopReason:
 def _kept(wire: str, items: list[Any]) -> Kept | None:
     """Return the items of a response to be sent back; None if they are at most one text followed by calls.
 
-    Nothing is stored by the provider, so reasoning can be sent back only if it is encrypted. Without its reasoning, an
-    item must not be sent with its id.
+    Reasoning can be sent back only if it is encrypted, because the provider stores nothing. If some of it can't be,
+    the other items are sent without their ids.
     """
     if all(map(_is_plain, items)) and all(item["type"] != "message" for item in items[1:]):
         return None
@@ -236,7 +239,7 @@ def _is_plain(item: Any) -> bool:
 
 
 def _is_readable(item: Any) -> bool:
-    """Return whether the provider can read an item that is sent back to it."""
+    """Return whether an item can be sent back: reasoning must be encrypted, and a message must have valid content."""
     match item["type"]:
         case "reasoning":
             sealed, summary = item.get("encrypted_content"), item.get("summary")
@@ -310,5 +313,5 @@ def _call(index: int, item: Any) -> CallPart:
 
 
 def _id(event: Any) -> str:
-    """Return the key that identifies an item. Servers differ in which fields they send."""
+    """Return the key that identifies an event's item. Servers differ in which fields they send."""
     return str(event.get("item_id") or event.get("item", {}).get("id") or event.get("output_index"))

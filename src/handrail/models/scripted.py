@@ -47,11 +47,11 @@ _PIECE = 8
 
 
 _EVERY = frozenset({"*/*"})
-"""Every media type: a script has no provider that could refuse one."""
+"""Matches every media type."""
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """A scripted answer with details that text or calls alone can't express, such as a delay or an error."""
+    """A scripted answer with details, such as a delay, a stop reason or an error."""
 
     text: str = ""
     calls: Sequence[ToolCall] = ()
@@ -59,16 +59,13 @@ class Reply(msgspec.Struct, frozen=True):
     delay: float = 0.0
     """Seconds to wait before the first part."""
     error: Exception | None = None
-    """An error to raise after the text and the calls. No usage and no stop reason follow."""
+    """An error to raise after the text and the calls, in place of the usage and the stop reason."""
     stop: StopReason | None = None
-    """The stop reason. If None, it is derived from the content.
-
-    To cut the answer off, pass an `error` or `cut=True`.
-    """
+    """The stop reason. If None, it is `calls` for a reply with calls, and otherwise `done`."""
     cut: bool = False
     """Whether to end the stream without a stop reason, as a lost connection does."""
     pieces: Sequence[str] = ()
-    """The text, split into the chunks in which it is streamed."""
+    """The chunks of text to yield in place of `text`."""
     usage: Usage = Usage(requests=1)
 
 
@@ -83,7 +80,7 @@ class ScriptedModel:
 
         ScriptedModel([ToolCall("weather", {"city": "Oslo"}), "It rains."])
 
-    Every request is kept in `requests` for tests to inspect. A request after the last answer
+    Every request is kept in `requests` for tests to inspect. A request after the last answer in the list
     raises `ModelRequestRefused`.
     """
 
@@ -223,7 +220,7 @@ def _is_said(message: Message) -> bool:
 
 
 def _next(said: str, results: list[CallAnswered], offered: set[str], first: bool) -> Reply:
-    """Return the next answer: read the notes, have them reviewed, ask for details in a form, write, and report."""
+    """Return the next answer: read the notes, have them reviewed, show a form if one was requested, write, and report."""
     names = [result.name for result in results]
     last = results[-1] if results else None
     if last is None:

@@ -108,7 +108,7 @@ class Tree:
         return Tree(self.prompt, nodes, self.tools, self.examples, self.own_policies, self.output_schema)
 
     def summaries(self, paths: Iterable[str]) -> frozenset[str]:
-        """Return the paths of the summaries to open so that these sections, and those around them, are shown in full."""
+        """Return the paths of all summaries among these sections and the sections that contain them."""
         wanted = {prefix for path in paths for prefix in _prefixes(path)}
         return frozenset(path for path in wanted if path in self._by_path and self._by_path[path].is_summary)
 
@@ -130,7 +130,7 @@ class Tree:
             raise ToolValidationError(said, [*problems, Problem("", hint)])
 
     def outermost(self, paths: frozenset[str]) -> list[Node]:
-        """Return the sections with these paths, except those that are inside another of them, in order."""
+        """Return the sections with these paths, in declaration order, without those that are inside another of them."""
         return [
             node
             for path, node in self._by_path.items()
@@ -180,7 +180,7 @@ class RenderedPrompt(Generic[OutputT]):
 
     @property
     def secretive(self) -> bool:
-        """Whether the output can contain a secret, or a tool takes one, even if it is not shown."""
+        """Whether the output, or the arguments of any tool, can contain a secret. Tools that are not shown count too."""
         return self._tree.secretive
 
     @property
@@ -191,8 +191,8 @@ class RenderedPrompt(Generic[OutputT]):
     def refreshed(self) -> RenderedPrompt[OutputT]:
         """Return the prompt with the current tools of live sections, and the same text.
 
-        Returns the prompt itself if nothing has changed. Raises `PromptValidationError` if two tools now have the
-        same name.
+        Returns the prompt itself if nothing has changed. Raises `PromptValidationError` if two tools have the same name
+        now.
         """
         tree = self._tree.refreshed()
         if tree is self._tree:
@@ -234,7 +234,7 @@ class Opening(msgspec.Struct, Generic[OutputT], frozen=True):
 
 
 def text_of(node: Node, opened: frozenset[str]) -> str:
-    """Return a section's text, either in full or as its summary with a note on how to open it."""
+    """Return a section's text: in full, or as its summary with a note on how to open it."""
     if _is_open(node, opened):
         examples = f"Examples:\n\n{node.examples}" if node.examples else ""
         blocks = [node.heading, node.body, examples, *(text_of(child, opened) for child in node.children)]
