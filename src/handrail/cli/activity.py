@@ -36,10 +36,12 @@ from handrail.events import (
     ToolInvoked,
     ToolRolledBack,
     ToolStarted,
+    ToolWithheld,
 )
 from handrail.messages import Usage
+from handrail.models.blocks import OUTSIDE
 from handrail.place import RUN, Place, is_in_run
-from handrail.rendering import escape_line
+from handrail.rendering import counted, escape_line
 from handrail.schema import to_json
 
 if TYPE_CHECKING:
@@ -280,15 +282,28 @@ class Activity:
         return []
 
     def _fold_thought(self) -> list[Text]:
-        """Return the lines of the thought so far, if any, and clear it. Unless the view is verbose, returns only the first."""
+        """Return the lines of the thought so far, if any, and clear it.
+
+        Unless the view is verbose, returns only the first line, and those that say what the provider has run itself.
+        """
         lines = [line for line in self._thought.strip().splitlines() if line.strip()]
         self._thought = ""
         if not lines:
             return []
         if self.verbose:
             return [Text(f"∴ {escape_line(line, _MAX_REASON)}", "dim italic") for line in lines]
-        more = f" (+{len(lines) - 1} lines; -v shows them)" if len(lines) > 1 else ""
-        return [Text(f"∴ {escape_line(lines[0], _MAX_THOUGHT)}{more}", "dim italic")]
+        first, outside = lines[0], [line for line in lines[1:] if OUTSIDE in line]
+        rest = len(lines) - 1 - len(outside)
+        more = f" (+{counted(rest, 'line')}; -v shows {'it' if rest == 1 else 'them'})" if rest else ""
+        shown = [
+            f"{escape_line(first, _MAX_THOUGHT)}{more}",
+            *(escape_line(line, _MAX_REASON) for line in outside),
+        ]
+        return [Text(f"∴ {line}", "dim italic") for line in shown]
+
+    def on_withheld(self, event: ToolWithheld) -> list[Text]:
+        tool, reason = escape_line(event.tool, _MAX_NAME), escape_line(event.reason, _MAX_REASON)
+        return [Text(f"· {tool} is not offered to the model: {reason}", "dim")]
 
     # --- work in progress ---
 
@@ -319,6 +334,7 @@ _HANDLERS: dict[type, Any] = {
     ModelResponded: Activity.on_responded,
     ModelFailed: Activity.on_failed,
     Advised: Activity.on_advised,
+    ToolWithheld: Activity.on_withheld,
     TextDelta: Activity.on_text,
     ThoughtDelta: Activity.on_thought,
 }

@@ -69,6 +69,8 @@ def parsed_input(text: str) -> msgspec.Raw | dict[str, Any]:
 
 _CALLS = (b'_tool_use"', b'_call"', b'"executableCode"', b'"toolCall"')
 """Byte strings. Every answer with a call of a provider's own tool contains one of them."""
+OUTSIDE = ", run by the provider"
+"""The text that follows the name of a provider's own tool in a line for people."""
 _LINE = 200
 _ASKED = ("query", "queries", "code", "command", "url")
 """Fields of a call that say best what was asked of the tool."""
@@ -106,9 +108,14 @@ def _outside(block: Mapping[str, Any]) -> str:
     asked = (
         next((given[field] for field in _ASKED if given.get(field)), "") if isinstance(given, dict) else ""
     )
-    text = " ".join((asked if isinstance(asked, str) else ", ".join(map(str, asked))).split())
+    return outside_line(str(name), asked if isinstance(asked, str) else ", ".join(map(str, asked)))
+
+
+def outside_line(name: str, asked: str) -> str:
+    """Return the line for one call of a provider's own tool. `asked` is shortened to one line."""
+    text = " ".join(asked.split())
     short = text if len(text) <= _LINE else f"{text[:_LINE]}…"
-    return f"{name}, run by the provider: {short}" if short else f"{name}, run by the provider"
+    return f"{name}{OUTSIDE}: {short}" if short else f"{name}{OUTSIDE}"
 
 
 # --- pieces of a stream ---

@@ -36,7 +36,14 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
-from handrail.models import ModelAnswerBroken, ModelRateLimited, ModelRequestRefused, ModelUnavailable
+from handrail.models import (
+    ModelAnswerBroken,
+    ModelRateLimited,
+    ModelRequestRefused,
+    ModelUnavailable,
+    provider_tools,
+)
+from handrail.models.blocks import outside_line
 from handrail.models.grammar import GEMINI_ID, id_for_wire, is_object, name_for_wire, raw_object
 from handrail.models.http import Endpoint, body_of, count, decode, encode, text_json
 from handrail.models.partial_calls import PartialCall
@@ -103,7 +110,7 @@ class GeminiModel:
         can_constrain = not _OLDER.match(name) if native_output is None else native_output
         wire = GEMINI_TAKES
         taken = row.takes_at(address, name, wire) if takes is None else wire.within(takes)
-        self.traits = Traits(price, can_constrain, taken)
+        self.traits = Traits(price, can_constrain, taken, frozenset(provider_tools.GEMINI))
         self._encode = _encoder(taken)
         self._endpoint = Endpoint(
             self.name,
@@ -113,13 +120,14 @@ class GeminiModel:
             headers={**row.find_headers(), **(headers or {})},
             silence=silence,
         )
+        self._name = name
         self._path = f"/{quote(name if '/' in name else f'models/{name}')}"
         self._options = dict(options or {})
         self._writes = gemini_writes(name, _name)
 
     def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
         endpoint, body = self._endpoint, self._body(request)
-        pieces = _Pieces(endpoint, _renamed(request.tools))
+        pieces = _Pieces(endpoint, _renamed(request.tools), bool(_OLDER.match(self._name)))
         if not request.stream:
             return endpoint.parts(f"{self._path}:generateContent", body, whole=pieces.take_whole)
         return endpoint.parts(f"{self._path}:streamGenerateContent?alt=sse", body, take=pieces.take)
@@ -138,6 +146,8 @@ class GeminiModel:
             config["responseJsonSchema"] = _schema(request.output.json_schema)
         if config:
             more["generationConfig"] = config
+        if request.provider_tools:
+            self._combine(more, len(request.tools))
         if request.must_call:
             more["toolConfig"] = {**more.get("toolConfig", {}), "functionCallingConfig": {"mode": "ANY"}}
         written: dict[str, tuple[bytes | bytearray, ...]] = {
@@ -145,9 +155,27 @@ class GeminiModel:
         }
         if request.system.strip():
             written["systemInstruction"] = (b'{"parts":[{"text":%s}]}' % text_json(request.system),)
+        own = provider_tools.written(self.name, request, provider_tools.GEMINI)
         if len(request.tools):
-            written["tools"] = (b'[{"functionDeclarations":[', request.tools.encoded(_tool), b"]}]")
+            functions = (b'{"functionDeclarations":[', request.tools.encoded(_tool), b"]}")
+            written["tools"] = provider_tools.joined_tools(own, *functions)
+        elif own:
+            written["tools"] = provider_tools.joined_tools(own)
         return body_of(more, **written)
+
+    def _combine(self, fields: dict[str, Any], functions: int) -> None:
+        """Ask for the calls of the provider's own tools as parts, which combining them with functions requires.
+
+        Raises `ModelRequestRefused` for an older model with functions, because it refuses the combination.
+        """
+        if not _OLDER.match(self._name):
+            fields["toolConfig"] = {**fields.get("toolConfig", {}), "includeServerSideToolInvocations": True}
+        elif functions:
+            raise ModelRequestRefused(
+                self.name,
+                "it can't have the provider's own tools together with others. Use a Gemini 3 model, or give the "
+                "ProviderTool to an agent of its own and pass that with agent.as_tool()",
+            )
 
     def __repr__(self) -> str:
         return f"GeminiModel({self.name!r})"
@@ -300,11 +328,15 @@ def _with_thought(parts: list[Any], message: AssistantMessage) -> list[Any]:
 class _Pieces:
     """Converts one answer, complete or streamed, to parts."""
 
-    __slots__ = ("_calls", "_endpoint", "_open", "_parts", "_renamed", "_stop")
+    __slots__ = ("_calls", "_endpoint", "_older", "_open", "_parts", "_renamed", "_searched", "_stop")
 
-    def __init__(self, endpoint: Endpoint, renamed: Mapping[str, str]) -> None:
+    def __init__(self, endpoint: Endpoint, renamed: Mapping[str, str], older: bool = False) -> None:
         self._endpoint = endpoint
         self._renamed = renamed
+        self._older = older
+        """Whether the model is older than Gemini 3. Its searches are charged for once in a request."""
+        self._searched: dict[str, None] = {}
+        """What the provider searched the web for, in order."""
         self._parts: list[dict[str, Any]] = []
         """The parts of the answer so far, as they must be sent back."""
         self._calls = 0
@@ -325,6 +357,8 @@ class _Pieces:
         for candidate in (chunk.get("candidates") or ())[:1]:
             for part in (candidate.get("content") or {}).get("parts") or ():
                 yield from self._part(part)
+            queries = (candidate.get("groundingMetadata") or {}).get("webSearchQueries") or ()
+            self._searched.update((query, None) for query in queries if isinstance(query, str))
             reason = candidate.get("finishReason")
             if reason in _FAILED:
                 said = candidate.get("finishMessage") or "no reason was given"
@@ -335,9 +369,12 @@ class _Pieces:
         if (chunk.get("promptFeedback") or {}).get("blockReason"):
             self._stop = "refused"
         if chunk.get("usageMetadata"):
-            yield UsagePart(_usage(chunk["usageMetadata"]))
+            searches = min(len(self._searched), 1) if self._older else len(self._searched)
+            yield UsagePart(_usage(chunk["usageMetadata"], searches))
         if self._stop is not None:
             yield from self._close()
+            if self._searched and not any("toolCall" in part for part in self._parts):
+                yield ThinkingPart(f"{outside_line('google_search', ', '.join(self._searched))}\n")
             reason = "calls" if self._stop == "done" and self._calls else self._stop
             yield StopPart(reason, self._kept())
 
@@ -423,14 +460,14 @@ def _thinks(part: Mapping[str, Any]) -> bool:
     return bool(part.get("thought"))
 
 
-def _usage(usage: Mapping[str, Any]) -> Usage:
-    """Return the token usage of a request.
+def _usage(usage: Mapping[str, Any], searches: int) -> Usage:
+    """Return the token usage of a request, with the number of searches that are charged for.
 
     Thoughts count as output, and the results of the provider's own tools count as input.
     """
     sent = count(usage.get("promptTokenCount")) + count(usage.get("toolUsePromptTokenCount"))
     said = count(usage.get("candidatesTokenCount")) + count(usage.get("thoughtsTokenCount"))
-    return Usage(sent, said, count(usage.get("cachedContentTokenCount")), 0, 1)
+    return Usage(sent, said, count(usage.get("cachedContentTokenCount")), 0, 1, searches)
 
 
 def _failure(endpoint: Endpoint, error: Any) -> ModelError:

@@ -38,7 +38,7 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
-from handrail.models import responses
+from handrail.models import provider_tools, responses
 from handrail.models.blocks import is_block, joined, without
 from handrail.models.failures import failure_in_answer
 from handrail.models.grammar import arguments_text, id_for_wire, name_for_wire, object_text
@@ -110,6 +110,7 @@ class OpenAIModel:
             price,
             quirks.native_output if native_output is None else native_output,
             taken,
+            frozenset() if api == "chat" else frozenset(provider_tools.RESPONSES),
         )
         self._stream = stream if api == "chat" else responses.stream
         self._wire = f"{WIRE if api == 'chat' else responses.WIRE}:{provider}"
@@ -154,12 +155,12 @@ def stream(
 
 
 def _body(fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks, wire: str) -> bytes:
+    name = f"{wire.partition(':')[2]}:{fields['model']}"
+    provider_tools.check_provider_tools(name, request, frozenset())
     system = b'{"role":"system","content":%s},' % text_json(request.system) if request.system else b""
     said = (b"[", system, _conversation(request.messages, quirks, wire), b"]")
     more: dict[str, Any] = dict(fields)
-    merge_fields(
-        more, settings_fields(f"{wire.partition(':')[2]}:{fields['model']}", request, CHAT, quirks.lacks)
-    )
+    merge_fields(more, settings_fields(name, request, CHAT, quirks.lacks))
     if quirks.seed != "seed" and "seed" in more:
         more[quirks.seed] = more.pop("seed")
     if request.temperature is not None:

@@ -30,7 +30,7 @@ def settings_fields(
         write = writes.get(name)
         if write is None or name in lacks:
             raise ModelRequestRefused(model, f"it has no {name}. Remove {name} from ModelSettings")
-        if name in ("tool_choice", "parallel_calls") and not len(request.tools):
+        if name in ("tool_choice", "parallel_calls") and not (len(request.tools) or request.provider_tools):
             continue  # providers refuse these in a request without tools
         if name == "tool_choice":
             _check_offered(model, request)

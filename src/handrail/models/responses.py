@@ -27,6 +27,7 @@ from handrail.messages import (
     Usage,
     UsagePart,
 )
+from handrail.models import provider_tools
 from handrail.models.blocks import emptied, with_calls, without
 from handrail.models.failures import failure_in_answer
 from handrail.models.grammar import RESPONSES_ID, arguments_text, id_for_wire, name_for_wire, object_text
@@ -59,7 +60,8 @@ def _body(
     fields: Mapping[str, Any], request: ModelRequest, wire: str, takes: Takes = RESPONSES_TAKES
 ) -> bytes:
     more: dict[str, Any] = {"store": False, "include": ["reasoning.encrypted_content"], **fields}
-    merge_fields(more, settings_fields(f"{wire.partition(':')[2]}:{fields['model']}", request, RESPONSES))
+    name = f"{wire.partition(':')[2]}:{fields['model']}"
+    merge_fields(more, settings_fields(name, request, RESPONSES))
     if request.temperature is not None:
         more["temperature"] = request.temperature
     if request.max_tokens is not None:
@@ -77,8 +79,9 @@ def _body(
     }
     if request.system:
         written["instructions"] = (text_json(request.system),)
-    if len(request.tools):
-        written["tools"] = (b"[", request.tools.encoded(_tool), b"]")
+    own = provider_tools.written(name, request, provider_tools.RESPONSES)
+    if len(request.tools) or own:
+        written["tools"] = provider_tools.joined_tools(own, request.tools.encoded(_tool))
     return body_of(more, **written)
 
 
@@ -179,9 +182,18 @@ def _end(endpoint: Endpoint, wire: str, answer: Any, items: list[Any]) -> Iterat
                 count(details.get("cached_tokens")),
                 0,
                 1,
+                sum(map(_is_search, items)),
             )
         )
     yield StopPart(_reason(answer, items), _kept(wire, items))
+
+
+def _is_search(item: Any) -> bool:
+    """Return whether an item is a web search that is charged for. Opening a page and searching in it are not."""
+    action = item.get("action")
+    return item["type"] == "web_search_call" and (
+        not isinstance(action, dict) or action.get("type") == "search"
+    )
 
 
 def _reason(answer: Any, items: list[Any]) -> StopReason:

@@ -40,6 +40,7 @@ from handrail.models import ModelRequestRefused
 from handrail.rendering import counted
 from handrail.schema import to_json
 from handrail.spelling import checked_arguments
+from handrail.tools.provider_tool import PROVIDER_TOOLS
 
 _PIECE = 8
 """Number of characters of a call's arguments in each streamed chunk."""
@@ -89,7 +90,9 @@ class ScriptedModel:
         if isinstance(script, str | ToolCall | Reply):
             raise DefinitionError(f"a script is a list of answers. Write ScriptedModel([{script!r}]).")
         self.name = name
-        self.traits = traits or Traits(native_output=True, takes=Takes(_EVERY, _EVERY))
+        self.traits = traits or Traits(
+            native_output=True, takes=Takes(_EVERY, _EVERY), provider_tools=PROVIDER_TOOLS
+        )
         self._function = script if callable(script) else None
         self._answers: Iterator[Scripted] = iter(() if callable(script) else tuple(script))
         self.requests: list[ModelRequest] = []

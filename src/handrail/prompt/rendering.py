@@ -16,6 +16,7 @@ from handrail.errors import PromptDefinitionError, PromptValidationError, ToolVa
 from handrail.prompt.plan import OPENER, AnyTool, Node
 from handrail.protocols import ToolPolicy
 from handrail.schema import Problem, Schema
+from handrail.tools import ProviderTool
 
 OutputT = TypeVar("OutputT", default=Any)
 
@@ -153,6 +154,7 @@ class Tree:
                 ClosedSection(node.path, node.title) for node in shown if not _is_open(node, opened)
             ),
             opened=opened,
+            provider_tools=tuple(tool for tool in tools if isinstance(tool, ProviderTool)),
             _tree=self,
         )
 
@@ -172,6 +174,8 @@ class RenderedPrompt(Generic[OutputT]):
     """The sections shown as summaries."""
     opened: frozenset[str]
     """The paths of the opened summaries. `render` with these paths, params and session returns the same prompt again."""
+    provider_tools: tuple[ProviderTool, ...]
+    """The tools of the same prompt and sections that the model's provider runs itself."""
     _tree: Tree = dataclasses.field(repr=False, compare=False)
 
     @property
