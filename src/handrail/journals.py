@@ -3,7 +3,8 @@
 Each role is a small protocol, so code that only asks questions depends on `Questions` alone. One contract test suite
 covers every implementation.
 
-Only the process that owns a run adds to it. A role raises `RunBusy` in a process whose lease was taken over.
+Only the process that owns a run adds to it, except for answers, votes, deposits and requests to cancel. A process that
+has lost its lease to another gets `RunBusy`.
 """
 
 from __future__ import annotations

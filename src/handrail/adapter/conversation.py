@@ -208,7 +208,7 @@ def sendable(message: Message) -> Message:
 
 
 def check_well_formed(messages: Iterable[Message]) -> None:
-    """Raise `DefinitionError` unless each call has exactly one result and each result has a call."""
+    """Raise `DefinitionError` unless every message with calls is followed by their results, one each and in order."""
     open_calls: list[str] | None = None
     for number, message in enumerate(messages, 1):
         if not isinstance(message, UserMessage | AssistantMessage | ToolMessage):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked

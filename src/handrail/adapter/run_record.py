@@ -206,7 +206,7 @@ def offer_of(tool: Tool[Any, Any]) -> str:
 
 
 def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequence[Tool[Any, Any]]) -> None:
-    """Raise `RunError` if the prompt is a different one, or if files or tools are missing.
+    """Raise `RunError` if the run has not begun, if the prompt is a different one, or if files or tools are missing.
 
     This is checked before the run is acquired.
     """
@@ -240,7 +240,7 @@ def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequen
 async def carry_out(
     journal: Journal, frame: Frame, conversation: Conversation, work: Coroutine[Any, Any, Outcome]
 ) -> Outcome:
-    """Run `work` under the run's lease, and record how it ends. Raises `RunBusy` if another process has taken the run over."""
+    """Run `work` under the run's lease, and record how it ends. Raises `RunParked`, or `RunBusy` if the run was taken over."""
     run_id = frame.run_context.run_id
     began, shown = len(conversation.messages), len(conversation.opened)
     scope = open_scope(frame.cancellation)
@@ -358,7 +358,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
         )
 
     def _workers(self, workers: Any) -> Any:
-        """Return the run's workers, with its attachments. Raises `RunError` if it has some and is resumed without its worker."""
+        """Return the run's workers, with its attachments. Raises `RunError` if it has attachments, but no worker was passed."""
         attachments = tuple(self.begin.attachments)
         if not attachments:
             return workers
@@ -437,7 +437,7 @@ def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone
 
 
 def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -> Session:
-    """Return the session before its first run, in the one that was passed, if any. Raises `RunError` if that is not empty."""
+    """Return the session as before its first run, built in `session` if passed. Raises `RunError` if that does not fit."""
     base = base_of(runs)
     if session is not None:
         if session.id != record.session_id or session.state or session.logs():

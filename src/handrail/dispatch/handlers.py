@@ -40,7 +40,11 @@ _LONGEST_PAUSE = 60.0
 
 
 def look_up(attempt: Attempt) -> Tool[Any, Any]:
-    """Look up the tool that a call names. Raises `Refused`, with a hint, if there is no such tool."""
+    """Look up the tool that a call names.
+
+    Raises `Refused`, with a hint, if there is no such tool, and `CapabilityMissing` if the tool requires something that
+    this run does not have.
+    """
     call, tools, workers = attempt.call, attempt.frame.tools, attempt.frame.workers
     tool = call.tool if call.kind.is_part else tools.get(call.name)
     if tool is None and workers is not None:

@@ -204,14 +204,17 @@ _UNKNOWN = "It has not run yet, because it runs commands, and what they can reac
 
 
 def reason_to_ask(attempt: Attempt) -> str:
-    """Return why the call needs approval, if the policies neither allow nor deny it."""
+    """Return why the call needs approval. Call this only if a policy has asked for approval."""
     reason, tool = attempt.decision.removeprefix(_ASK), attempt.tool
     reach = _UNKNOWN if tool.reach is None and "proc.exec" in tool.capabilities else tool.reach
     return f"{reason}. {reach}" if reach else reason
 
 
 def _reason_to_ask(attempt: Attempt, policy: ToolPolicy, decision: PolicyDecision, asked: str | None) -> str:
-    """Return the first reason to ask for approval. Raises `Refused` if the policy denies the call."""
+    """Return the first reason to ask for approval.
+
+    Raises `Refused` if the policy denies the call, or now requires people who did not take part in an earlier approval.
+    """
     if decision.kind != "ask":  # an unknown kind of decision also denies the call
         attempt.decision = "deny"
         raise Refused("denied", f"{attempt.name} is not allowed: {decision.reason}")

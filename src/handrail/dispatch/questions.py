@@ -94,7 +94,7 @@ async def ask_value(
     wanted: Schema[Any],
     timeout: float | None = None,
 ) -> Any:
-    """Ask a person for a value. Only an answer that matches the schema is accepted."""
+    """Ask a person for a value that matches the schema. Raises `NoAnswer` if there is no answer."""
     question = question_of(
         attempt, attempt.question_id(number), of, kind, wording, payload, wanted.json_schema, timeout
     )
@@ -186,7 +186,8 @@ class CallAsker:
         """Return the environment's answer.
 
         If it leaves the question open, wait until the question is answered or the run ends. Raises `QuestionCancelled`
-        if the call can't wait: there is no journal, or the call or an outer one was given a secret.
+        if the call can't wait: there is no journal, or the call or an outer one was given a secret and the environment
+        does not keep secrets.
         """
         answer = await self._environment.ask(question)
         if answer is not None:

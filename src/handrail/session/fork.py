@@ -92,7 +92,10 @@ class SessionFork(msgspec.Struct, eq=False):
         return SessionFork(self.root, self, owner, state, state)
 
     def commit(self) -> None:
-        """Commit everything into the parent, or raise `Conflict` and change nothing."""
+        """Commit everything into the parent. Raises `Conflict` and changes nothing if a slice that was read has changed.
+
+        Raises `ContextExpired` if this fork or its parent is closed.
+        """
         with self.root.lock:
             if self.closed or self._parent.closed:
                 raise ContextExpired(self.owner)
@@ -140,7 +143,7 @@ class SessionFork(msgspec.Struct, eq=False):
         return tuple(sorted(kind.__name__ for kind in self._reads if now.get(kind) is not base.get(kind)))
 
     def prepare(self) -> None:
-        """Close the fork and compute its parent's new state. If a reducer raises, nothing is changed."""
+        """Close the fork and compute its parent's new state, for `apply`. Raises `ReducerError` if a reducer fails."""
         lock = self.root.lock
         lock.acquire()
         try:

@@ -109,7 +109,7 @@ def tool(function: Any = None, /, **options: Any) -> Any:
 
     By default, the tool has the function's name, and the first paragraph of the docstring is its description. The
     parameter annotated `ToolContext` is injected and never shown to the model. A plain return value
-    becomes `ToolResult.ok(value)`.
+    becomes `ToolResult.ok(value)`. Raises `ToolDefinitionError` if the definition is invalid.
     """
     check_arguments("@tool", ("name", "description", *ToolOptions.__annotations__), options)
     if function is None:
@@ -365,7 +365,8 @@ def tool_context(*, param: str = "ctx") -> Callable[[F], F]: ...
 def tool_context(function: Any = None, /, *, param: str = "ctx") -> Any:
     """Mark the parameter that receives the context, for a function that does not annotate it.
 
-    Without arguments, the parameter is `ctx`. The model never sees it.
+    Without arguments, the parameter is `ctx`. The model never sees it. Raises `ToolDefinitionError` if the function has
+    no such parameter.
     """
     if function is None:
         return functools.partial(_mark, param=param)
