@@ -97,7 +97,7 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 @contextlib.contextmanager
 def reading(chains: Chains, chain: str, link: int, what: str = "") -> Generator[None]:
-    """Raise `JournalAltered`, which names the chain and the record, if SQLite can't read the damaged file."""
+    """If SQLite finds damage in the block, raise `JournalAltered`, which names the chain and the record."""
     try:
         yield
     except sqlite3.Error as error:

@@ -271,7 +271,10 @@ class LocalQuestions:
         )
 
     def deliver(self, answer: Answer) -> None:
-        """Wake the asker with an answer that was recorded elsewhere. Raises `AnswerRefused` if the answer is invalid."""
+        """Wake the asker with an answer that was recorded elsewhere. Raises `AnswerRefused` if the answer is invalid.
+
+        Does nothing if no asker waits for it here, or if its secrets are masked.
+        """
         pending = self._questions.get(answer.question_id)
         if pending is not None and pending.answer is None and not answer.seal:
             check_sender(pending.question, answer)

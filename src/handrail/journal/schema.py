@@ -82,7 +82,7 @@ Schema = Mapping[str, tuple[str, str, str | None]]
 
 
 def is_blank(path: str) -> bool:
-    """Return whether a file is empty, so that a journal may be created in it; False for a journal.
+    """Return whether a file is empty, so that a journal may be created in it; False for a journal or an unreadable file.
 
     Raises `JournalError` for the database of another program. SQLite is not asked before the file is known to be a
     journal, because it would apply and delete the files beside the database, and create others.
@@ -187,7 +187,7 @@ def describe_difference(found: Schema, expected: Schema) -> str:
 
 
 def find_alteration(connection: sqlite3.Connection, path: str) -> JournalError | None:
-    """Return the error for a schema that was altered since the journal was opened, or None if it was not."""
+    """Return the error for a schema that was altered since the journal was opened; None if it was not, or can't be read."""
     try:
         return _alteration(path, read_schema(connection))
     except (sqlite3.Error, UnicodeError):  # it can't be read at all, which the caller reports

@@ -338,7 +338,7 @@ def _check_tickets(connection: Connection, chains: Chains, run_id: str, records:
 def verify_session(connection: Connection, chains: Chains, run_id: str) -> RunRecords:
     """Verify a run and everything that it builds on: the other runs of its session, and the session's decisions.
 
-    Returns the run's own records.
+    Returns the run's own records. Raises the first `JournalAltered`.
     """
     records = verified(connection, chains, run_id)
     try:

@@ -119,7 +119,10 @@ class RunTree(msgspec.Struct, kw_only=True):
 
 
 async def show(journal: Journal, run_id: str) -> RunTree:
-    """Return the tree of a run, with its turns, calls, times, costs, diffs and questions."""
+    """Return the tree of a run, with its turns, calls, times, costs, diffs and questions.
+
+    Raises `RunUnknown` if there is no such run.
+    """
     row = await journal.runs.get(run_id)
     tree = _Builder(
         row,
