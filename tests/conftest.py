@@ -43,7 +43,8 @@ settings.load_profile(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch the wires, and keep default journals out of the developer's state folder, even in child processes."""
+    """Check every request to a model API, and keep default journals out of the developer's state folder, even
+    in child processes."""
     state = tempfile.TemporaryDirectory(prefix="handrail-state-")
     config.add_cleanup(state.cleanup)
     os.environ["XDG_STATE_HOME"] = state.name
@@ -98,7 +99,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt the ten thousand tests and their modules from garbage collection, which would look at them again and again."""
+    """Exempt the collected tests and their modules from garbage collection, which would scan them again and
+    again."""
     gc.collect()
     gc.freeze()
 

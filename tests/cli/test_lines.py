@@ -55,7 +55,7 @@ def test_streaming_does_not_change_the_lines(pieces: list[str], width: int):
 
 
 def test_a_line_ending_may_be_split_between_pieces():
-    """`\r\n` that is split between two pieces ends one line, and a lone `\r` is escaped."""
+    r"""`\r\n` that is split between two pieces ends one line, and a lone `\r` is escaped."""
     flow = TextFlow(40)
     assert flow.feed("one\r") == []
     assert flow.feed("\ntwo") == ["one"]

@@ -217,7 +217,7 @@ class Stream:
             yield chunk
 
     async def events(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Yield each event with its id."""
+        """Yield each event that has data, with its id."""
         left = b""
         async for chunk in self.chunks():
             left += chunk

@@ -120,7 +120,7 @@ def problems(wire: str, body: bytes) -> list[str]:
 
 
 def strict_json(data: bytes | str) -> Any:
-    """Decode JSON as strictly as the strictest of the providers' parsers."""
+    """Decode JSON as strictly as the strictest of the providers' parsers. Raises `_Problem`."""
     try:
         text = data if isinstance(data, str) else data.decode()
         value = json.loads(

@@ -156,7 +156,10 @@ def attack(world: World, files: Any, path: str, verb: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS, ids=[f"{number}" for number in range(len(PATHS))])
 def test_a_path_out_is_refused(world: World, path: str):
-    """Operations refuse invalid paths and paths that lead outside the folder. Nothing outside is read or changed."""
+    """No operation reads or changes anything outside the folder by a path that leads out.
+
+    Most operations refuse such a path.
+    """
     for verb, do in VERBS.items():
         if "glob" in verb or "grep" in verb or "inside" in verb or verb in ("mkdir", "move in", "move out"):
             continue
