@@ -299,7 +299,7 @@ class Chains:
         return found
 
     def _rows(self, connection: Connection, chain: str) -> list[Any]:
-        """Return the rows of a chain. If SQLite can't read all of them, the error names the first that it can't."""
+        """Return the rows of a chain. If SQLite can't read one, raises a `JournalAltered` that names the first such record."""
         try:
             return fetch(connection, _READ, chain)
         except sqlite3.Error as error:

@@ -430,7 +430,7 @@ def _prepare(
 ) -> tuple[str, bytes]:
     """Create the tables in an empty database, or check existing ones, and return the journal's id and key.
 
-    Raises `JournalError` if the key is not the one that the journal was created with.
+    Raises `JournalError` if the tables are not a journal's, or if the key is not the one that it was created with.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 log = logging.getLogger("handrail.questions")
 
 _KEPT_ANSWERS = 100
-"""How many questions that are over are kept, for answers that are repeated or late."""
+"""How many closed questions are kept, so that a repeated or late answer to one of them is recognised."""
 _TRIES = 3
 """How many invalid answers a person may give before the question counts as declined."""
 

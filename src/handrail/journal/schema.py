@@ -160,13 +160,13 @@ def _authorize(
 
 
 def read_schema(connection: sqlite3.Connection) -> Schema:
-    """Return what a database contains, without reading any of its rows."""
+    """Return the tables, indexes, triggers and views of a database."""
     return {str(name): (type, table, sql) for type, name, table, sql in connection.execute(_READ)}
 
 
 @cache
 def expected_schema(statements: Sequence[str] = TABLES) -> Schema:
-    """Return what a database contains after these statements, which are a journal's by default."""
+    """Return the tables and indexes that these statements create. By default, they are those of a journal."""
     connection = sqlite3.connect(":memory:")
     try:
         for each in statements:

@@ -102,7 +102,7 @@ class RunRecords:
 
     @property
     def questions(self) -> dict[str, tuple[bytes, bytes | None, float | None]]:
-        """The questions, each with its answer and the time of that answer."""
+        """The encoded questions by id, each with its encoded answer and the time of that answer; None until it is answered."""
         asked: dict[str, Record] = {}
         for each in self.own:
             if each.kind == QUESTION:
@@ -125,7 +125,7 @@ class RunRecords:
 
     @property
     def open_questions(self) -> dict[str, bytes]:
-        """The questions that have no answer."""
+        """The encoded questions that have no answer, by id."""
         return {id: question for id, (question, answer, _) in self.questions.items() if answer is None}
 
     @property

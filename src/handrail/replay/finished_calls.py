@@ -211,7 +211,10 @@ def bill_nested(attempt: Attempt, before: int | None = None) -> None:
 
 
 async def bill_tickets(attempt: Attempt, log: RunLog) -> dict[str, bytes]:
-    """Close the tickets of a call from the record, and charge what was spent under them. Returns the deposits by place."""
+    """Close the tickets of a call from the record, and charge what was spent under them.
+
+    Returns the deposits by place; b"" for a ticket that was claimed and has no deposit.
+    """
     places = log.tickets_under(attempt.call.place)
     found = dict(await log.journal.tickets.close(log.run_id, places)) if places else {}
     for body in found.values():

@@ -139,7 +139,10 @@ async def _undo_inner(attempt: Attempt, deposited: Mapping[str, bytes] = {}) -> 
 
 
 def _left_by(attempt: Attempt, deposited: Mapping[str, bytes]) -> str:
-    """Describe the external effects of an interrupted call's inner calls and of work under its tickets."""
+    """Return a sentence that names what remains of an interrupted call's inner calls and of work under its tickets.
+
+    Returns "" if no external effect remains.
+    """
     log = attempt.frame.log
     records = [msgspec.msgpack.decode(body, type=InnerCall) for body in log.under(attempt.call.place)]
     effects = [each for record in records for each in record.settled] + _by_tickets(deposited)

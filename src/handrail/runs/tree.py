@@ -283,7 +283,7 @@ _NOTHING = RunBegin(
 
 
 def _reach_back(node: CallNode) -> float | None:
-    """Move the start of a call back to the start of the first item inside it, if that is earlier, and return the start.
+    """Move the start of a call back to that of the first thing inside it, if that is earlier. Returns it; None if unknown.
 
     The record of a call that was run again has only the last attempt, and an open call has no record.
     """
