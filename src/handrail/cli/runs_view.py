@@ -31,7 +31,7 @@ _COLOURS = {
     "cancelled": "yellow", "ok": "green", "open": "yellow", "denied": "yellow",
 }  # fmt: skip
 _MARKS = {"ok": "✓", "open": "…", "denied": "⊘", "cancelled": "■"}
-_MAX_LINE, _MAX_DIFF = 100, 12
+_MAX_LINE, _MAX_PROBLEM, _MAX_DIFF = 100, 400, 12
 
 
 def print_item(item: Any) -> None:
@@ -278,7 +278,7 @@ def verification_data(found: Verification) -> dict[str, Any]:
 
 def verification_lines(found: Verification) -> list[Text]:
     """Format the outcome of a verification: each altered record, the number of records, and the imported runs."""
-    lines = [Text(_line(each.place_and_problem), "red") for each in found.altered]
+    lines = [Text(_line(each.place_and_problem, _MAX_PROBLEM), "red") for each in found.altered]
     checked = f"{found.records} records checked"
     lines.append(
         Text(
