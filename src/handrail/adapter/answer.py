@@ -47,6 +47,7 @@ from handrail.models import ModelAnswerBroken
 from handrail.models.blocks import outside_lines
 from handrail.models.grammar import is_object
 from handrail.models.prices import most_of
+from handrail.models.provider_tools import check_provider_tools
 from handrail.schema.read_only import read_only
 from handrail.tools.result import clean_text
 
@@ -317,6 +318,7 @@ def _plain(request: ModelRequest, messages: Sequence[Message]) -> Mapping[str, A
         "system": request.system,
         "messages": said,
         "tools": [offered.tool.name for offered in request.tools],
+        "provider_tools": [tool.name for tool in request.provider_tools],
     }
 
 
@@ -346,6 +348,7 @@ async def ask_once(run: Run, attempt: int) -> tuple[Answer, float, Decimal | Non
             if frame.told.get(ModelRequested, True):
                 frame.publish(ModelRequested(model.name, attempt, len(request.messages), frame.run_context))
             began = frame.monotonic()
+            check_provider_tools(model.name, request, model.traits.provider_tools)
             parts = model.stream(request)
             try:
                 if request.stream:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable
 from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -44,8 +43,9 @@ async def ask(run: Run) -> Answer:
     frame = run.frame
     if frame.parking is not None and frame.parked:
         raise asyncio.CancelledError  # the run was parked during a shielded step
+    run.answers += 1
     if frame.log.is_kept:
-        place = run.next_place()
+        place = run.place_of_answer
         await tell_undone(run, place)
         recorded = frame.log.find("model answer", place, RecordedAnswer)
         if recorded is not None:
@@ -97,9 +97,11 @@ class Attempts:
         self._number = 0
         self._failed: list[FailedRequest] = []
 
-    def answer(self) -> Awaitable[Answer]:
+    async def answer(self) -> Answer:
         """Ask the run's model, or the candidates of a choice in order, and return the first complete answer."""
-        return self._choose() if self._run.chooses else self._ask(self._run.retry, None, False)
+        run = self._run
+        await run.judge_offers()
+        return await (self._choose() if run.chooses else self._ask(run.retry, None, False))
 
     async def _choose(self) -> Answer:
         run, candidates = self._run, self._candidates()
