@@ -221,6 +221,17 @@ class SectionOpened(Fact, frozen=True):
     run_id: str
 
 
+class ToolWithheld(Fact, frozen=True):
+    """A tool that the model's provider runs itself is not offered to the model, because a policy denies it.
+
+    It is published once, and again if the reason changes.
+    """
+
+    tool: str
+    reason: str
+    run_context: RunContext
+
+
 class ModelRequested(Fact, frozen=True):
     """A request is sent to a model."""
 

@@ -17,7 +17,7 @@ from handrail.content import Attachment
 
 if TYPE_CHECKING:
     from handrail.schema import Schema
-    from handrail.tools import Tool
+    from handrail.tools import ProviderTool, Tool
 
 T = TypeVar("T")
 
@@ -178,6 +178,8 @@ class Usage(msgspec.Struct, frozen=True):
     cache_writes: int = 0
     """Input tokens written to the provider's cache."""
     requests: int = 0
+    searches: int = 0
+    """Web searches that the provider ran itself and charges for, if it reports them."""
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -186,6 +188,7 @@ class Usage(msgspec.Struct, frozen=True):
             self.cached + other.cached,
             self.cache_writes + other.cache_writes,
             self.requests + other.requests,
+            self.searches + other.searches,
         )
 
     @property
@@ -265,7 +268,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: str | None = None
     """"auto", "required", "none", or the name of the tool that the model must call."""
     cache_key: str | None = None
-    """A key for requests with the same beginning, which the provider then finds in its cache more often."""
+    """A key that requests with the same beginning share, so that the provider finds it in its cache more often."""
     cache_ttl: Literal["5m", "1h"] | None = None
     """How long a provider keeps the beginning of a request in its cache."""
 
@@ -340,6 +343,8 @@ class ModelRequest(msgspec.Struct, frozen=True):
     must_call: bool = False
     """Whether the model must answer with a call."""
     settings: ModelSettings = DEFAULT_SETTINGS
+    provider_tools: tuple[ProviderTool, ...] = ()
+    """The provider's own tools that the model may use. A model is asked for them only if its traits have their names."""
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -351,6 +356,8 @@ class Price(msgspec.Struct, frozen=True):
     """Price of input tokens read from the provider's cache; None if they cost the same as other input tokens."""
     cache_writes: Decimal | None = None
     """Price of input tokens written to the provider's cache; None if they cost the same as other input tokens."""
+    searches: Decimal | None = None
+    """Price of a thousand web searches that the provider runs itself; None if they cost nothing."""
 
 
 class Takes(msgspec.Struct, frozen=True):
@@ -407,6 +414,9 @@ class Traits(msgspec.Struct, frozen=True):
 
     takes: Takes = Takes()
     """The attachments that the model takes, as far as that is known."""
+
+    provider_tools: frozenset[str] = frozenset()
+    """The names of the provider's own tools that a request can ask for, such as `web_search`."""
 
 
 class Model(Protocol):

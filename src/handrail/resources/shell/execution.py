@@ -315,7 +315,10 @@ class Execution:
         return f"the program {program!r}, or the interpreter its first line names, is not installed here"
 
     def _notes_on(self, code: int, reply: Reply) -> tuple[str, ...]:
-        """Return a note if the command may have failed to start processes or to find a program in a hidden folder."""
+        """Return a note if the command may have failed to start processes, or to find a program in a hidden folder.
+
+        Otherwise, returns none.
+        """
         if reply.near and not reply.limit:
             return (
                 f"It came close to its limit of {reply.near}, and may have failed to start some of them.",
