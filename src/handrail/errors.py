@@ -201,7 +201,7 @@ class ActFailed(ToolError, RuntimeError):
 
 
 class OutcomeUnknown(ToolError, RuntimeError):
-    """A step was in progress when the process ended, and its outcome is unknown."""
+    """Something was in progress when a process ended, and it is not known whether it happened."""
 
     def __init__(self, what: str, hint: str = "Find out before you do it again.") -> None:
         super().__init__(

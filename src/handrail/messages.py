@@ -268,7 +268,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: str | None = None
     """"auto", "required", "none", or the name of the tool that the model must call."""
     cache_key: str | None = None
-    """A key for requests with the same beginning, which the provider then finds in its cache more often."""
+    """A key that requests with the same beginning share, so that the provider finds it in its cache more often."""
     cache_ttl: Literal["5m", "1h"] | None = None
     """How long a provider keeps the beginning of a request in its cache."""
 

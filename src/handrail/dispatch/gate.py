@@ -381,7 +381,7 @@ class Gate:
     async def _roll_back(
         self, passage: Passage, error: BaseException, scope: CancelScope
     ) -> BaseException | None:
-        """Undo a call that raised, and set its outcome. Returns the error that ends the run, if any."""
+        """Set the outcome of a call that raised, and undo it unless it was already done. Returns the error that ends the run, if any."""
         attempt, name = passage.attempt, passage.call.name
         error = scope.explain(error, f"{name} was done")
         if isinstance(error, AlreadyDone):

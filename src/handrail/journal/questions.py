@@ -82,7 +82,7 @@ class SqliteQuestions:
         return answer
 
     def _find(self, connection: Connection, question: Question) -> tuple[bool, QuestionRecord | None]:
-        """Return whether the question's run is recorded, and the question if it was asked before."""
+        """Return whether the question's run is recorded, and the recorded question; None if it was not asked before."""
         query = (
             "SELECT EXISTS (SELECT 1 FROM runs WHERE id = ?), EXISTS (SELECT 1 FROM questions WHERE id = ?)"
         )

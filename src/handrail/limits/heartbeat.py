@@ -50,7 +50,7 @@ class Heartbeat:
         self.last_beat: float | None = None
         self.beats_itself = False
         self.heard: Callable[[], None] | None = None
-        """Called for each of the handler's own beats, if its tool promises them."""
+        """A function that is called for each of the handler's own beats; None if its tool does not promise any."""
         self._lease = lease
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None

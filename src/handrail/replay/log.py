@@ -109,7 +109,7 @@ class RunLog:
 
     @property
     def closed(self) -> bool:
-        """Whether recording has stopped, because the run is parked or another process has taken it over."""
+        """Whether recording has stopped, for example because the run is parked or another process has taken it over."""
         return self._closed
 
     def close(self) -> None:

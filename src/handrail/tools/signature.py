@@ -159,7 +159,10 @@ def context_parameter(tool: str, signature: Signature, what: str) -> type[ToolCo
 
 
 def positional(tool: str, signature: Signature, count: int, what: str, form: str) -> list[str]:
-    """Return the names of a handler's positional parameters. Raises `ToolDefinitionError` unless there are `count`."""
+    """Return the names of a handler's positional parameters.
+
+    Raises `ToolDefinitionError` unless the handler takes exactly `count` of them besides its context.
+    """
     names: list[str] = []
     for name, parameter in signature.parameters.items():
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
