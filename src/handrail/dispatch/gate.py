@@ -240,7 +240,7 @@ class Gate:
     # 4
 
     async def _approve_first(self, passage: Passage) -> None:
-        """Ask for the call's approval before it runs, unless it can run first and have its changes approved."""
+        """Ask for the call's approval, unless it can run first and have its changes approved. Raises `Refused` if it is denied."""
         attempt, reason = passage.attempt, reason_to_ask(passage.attempt)
         if runs_first(attempt):
             attempt.preview = reason

@@ -237,7 +237,7 @@ class _Builder:
         self._attach(node)
 
     def _attach(self, node: CallNode) -> None:
-        """Attach a call to the call or run that contains it."""
+        """Attach a call to the call or nested run that contains it, if there is one."""
         outer = node.place.outer
         if outer is None:
             return
