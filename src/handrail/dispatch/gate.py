@@ -290,7 +290,7 @@ class Gate:
             raise
 
     async def _timed(self, attempt: Attempt, context: ToolContext, scope: CancelScope) -> Any:
-        """Run the handler under its timeout, its watchdog and the lease of its job."""
+        """Run the handler under its timeout, its watchdog and the lease of its job. Raises `TimedOut` if its time is over."""
         start_timers(attempt, scope)
         try:
             attempt.finished = await self._start(attempt, context)  # kept even if its time is over

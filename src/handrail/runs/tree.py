@@ -323,7 +323,7 @@ def _sum(turns: Sequence[Turn]) -> tuple[Usage, Decimal | None]:
 
 
 def text_of(result: bytes) -> str:
-    """Return the text that the model was given, taken from a recorded result."""
+    """Return the text that the model was given, taken from a recorded result; "" if there is none."""
     found: Any = pydantic_core.from_json(result) if result else {}
     return str(found.get("text", "")) if isinstance(found, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # plain JSON
 
