@@ -129,7 +129,7 @@ def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
 
 
 def end_as_recorded(attempt: Attempt, status: Any, written: bytes, seconds: float) -> ToolResult[Any]:
-    """End the call with its recorded result. The event is logged but not published, because listeners already had it."""
+    """End the call with its recorded result, and return it. The event is logged in the session but not published."""
     result = read_result(attempt.tool, written)
     attempt.close()
     frame = attempt.frame
