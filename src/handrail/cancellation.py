@@ -169,7 +169,7 @@ class CancelScope(msgspec.Struct, eq=False):
             raise TimedOut(timer.seconds)
 
     def timeout_left(self) -> float:
-        """Return the seconds until the timeout, whether or not it was stopped; infinity if none was started."""
+        """Return how many seconds of the timeout are left, even if it was stopped; infinity if none was started."""
         return math.inf if self._timeout is None else self._timeout.left()
 
     def continue_timeout(self) -> None:
@@ -260,7 +260,8 @@ class _DeadlineClock(msgspec.Struct, eq=False):
 async def shielded(work: Coroutine[Any, Any, T]) -> T:
     """Await `work` to its end, even if this task is cancelled meanwhile, and return its value.
 
-    The cancellation is not lost: the task still counts it, and the scope around the work reports it.
+    The cancellation is not lost: the task still counts it, and the scope around the work reports it. If the work raises
+    `GeneratorExit`, this raises `RuntimeError` instead.
     """
     import anyio
 
@@ -358,7 +359,7 @@ def _close(steps: Generator[Any, Any, None]) -> None:
 
 
 def _deliver(steps: Generator[Any, Any, None], error: Any, task: asyncio.Task[Any], counted: int) -> Any:
-    """Throw an error into suspended work, and return what the work waits for next.
+    """Throw an error into suspended work, and return what the work waits for next; `_ENDED` if the work is done.
 
     If the error is a cancellation that a task group requested and caught, take it back.
     """

@@ -268,7 +268,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: str | None = None
     """"auto", "required", "none", or the name of the tool that the model must call."""
     cache_key: str | None = None
-    """A key for requests with the same beginning, which the provider then finds in its cache more often."""
+    """A key that requests with the same beginning share, so that the provider finds it in its cache more often."""
     cache_ttl: Literal["5m", "1h"] | None = None
     """How long a provider keeps the beginning of a request in its cache."""
 
@@ -344,11 +344,11 @@ class ModelRequest(msgspec.Struct, frozen=True):
     """Whether the model must answer with a call."""
     settings: ModelSettings = DEFAULT_SETTINGS
     provider_tools: tuple[ProviderTool, ...] = ()
-    """The provider's own tools that the model may use. A model is asked for them only if its traits have their names."""
+    """The provider's own tools that the model may use. The request is refused if the model's traits lack one of their names."""
 
 
 class Price(msgspec.Struct, frozen=True):
-    """Prices in US dollars per million tokens."""
+    """Prices in US dollars, of a million tokens unless noted otherwise."""
 
     input: Decimal
     output: Decimal

@@ -336,7 +336,7 @@ class ApprovalRecall(Protocol):
     """Set by the broker to the remembered decision that decided the request, if one did."""
 
     def find(self) -> ApprovalRemembered | None:
-        """Return the remembered decision that covers the request. Denials take precedence over approvals."""
+        """Return the remembered decision that covers the request; None if there is none. Denials come before approvals."""
         ...
 
     def keep(self, approved: bool, reason: str, by: str, scope: str | None = None) -> None:

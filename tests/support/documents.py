@@ -104,7 +104,10 @@ def chains(document: Path, library: str | None = None) -> list[list[Block]]:
 
 
 def run(document: Path, blocks: list[Block], folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Run the blocks in order as a reader would, as `__main__` and in `folder`."""
+    """Run the blocks in order as a reader would, as `__main__` and in `folder`.
+
+    Fails the test if a block raises, or does not print what the document shows.
+    """
     patch.chdir(folder)
     module = ModuleType("__main__")
     patch.setitem(sys.modules, "__main__", module)

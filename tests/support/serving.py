@@ -179,7 +179,10 @@ class Client:
     async def until(
         self, thread: str, ready: Callable[[Any], bool], headers: dict[str, str] | None = None
     ) -> Any:
-        """Poll the thread's snapshot until the condition holds for it, and return the snapshot."""
+        """Poll the thread's snapshot until the condition holds for it, and return the snapshot.
+
+        Raises `AssertionError` if it never holds.
+        """
         said = Said(0, {}, b"")
         for _ in range(6000):
             said = await self.ask("GET", f"/threads/{thread}", headers=headers)

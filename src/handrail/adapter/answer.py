@@ -337,7 +337,7 @@ _PER_MESSAGE = 16
 async def ask_once(
     run: Run, attempt: int, failed: list[FailedRequest]
 ) -> tuple[Answer, float, Decimal | None]:
-    """Ask the run's model once, and return its complete answer, the seconds it took, and its cost.
+    """Ask the run's model once, and return its complete answer, the seconds it took, and its cost; None if that is unknown.
 
     A budget is charged for the request even if it fails, and so is the run, with the tokens that the provider
     reported before. Raises `ModelError`, after adding the request to `failed`, or `BudgetExceededError`.
@@ -422,9 +422,9 @@ def charge(
     seconds: float,
     recorded: RecordedAnswer | None = None,
 ) -> Decimal | None:
-    """Charge the answer to this run and every run above, and return its cost. A recorded answer is charged again.
+    """Charge the answer to this run and every run above, and return its cost; None if that is unknown.
 
-    Usage that the provider does not report is unknown, not zero: the reserved amount counts as spent.
+    A recorded answer is charged again. Usage that the provider does not report is unknown, not zero: the reserved amount counts as spent.
     """
     usage, frame = answer.usage, run.frame
     if recorded is not None and recorded.model != run.model.name:

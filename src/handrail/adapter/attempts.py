@@ -120,7 +120,10 @@ class Attempts:
         return await self._ask(run.retry, None, False)
 
     def _candidates(self) -> tuple[Candidate, ...]:
-        """Return the models to try in order, rotated so that the one that gave the run's last answer comes first."""
+        """Return the models to try in order, rotated so that the one that gave the run's last answer comes first.
+
+        Raises `PromptEvaluationError` if the choice can't be made.
+        """
         run = self._run
         try:
             found = candidates_of(run.settings.model, run.request())
@@ -133,7 +136,10 @@ class Attempts:
         return (*found[start:], *found[:start])
 
     async def _ask(self, retry: Retry, after: str | None, on_refusal: bool) -> Answer:
-        """Ask the run's model until it answers. Raises `_FellOver` if `after`, the next model, is to be asked instead."""
+        """Ask the run's model until it answers.
+
+        Raises `_FellOver` if `after`, the next model, is to be asked instead, and `PromptEvaluationError` if none is left.
+        """
         run, tries = self._run, 0
         while True:
             tries += 1

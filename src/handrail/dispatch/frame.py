@@ -365,7 +365,7 @@ class Frame:
 
     @property
     def left_to_the_record(self) -> bool:
-        """Whether the run continues elsewhere, because it is parked or another process has taken it over."""
+        """Whether nothing more is recorded here, for example because the run is parked or was taken over."""
         return self.log.closed
 
     @property

@@ -240,7 +240,7 @@ class Gate:
     # 4
 
     async def _approve_first(self, passage: Passage) -> None:
-        """Ask for the call's approval before it runs, unless it can run first and have its changes approved."""
+        """Ask for the call's approval, unless it can run first and have its changes approved. Raises `Refused` if it is denied."""
         attempt, reason = passage.attempt, reason_to_ask(passage.attempt)
         if runs_first(attempt):
             attempt.preview = reason
@@ -290,7 +290,7 @@ class Gate:
             raise
 
     async def _timed(self, attempt: Attempt, context: ToolContext, scope: CancelScope) -> Any:
-        """Run the handler under its timeout, its watchdog and the lease of its job."""
+        """Run the handler under its timeout, its watchdog and the lease of its job. Raises `TimedOut` if its time is over."""
         start_timers(attempt, scope)
         try:
             attempt.finished = await self._start(attempt, context)  # kept even if its time is over
@@ -381,7 +381,7 @@ class Gate:
     async def _roll_back(
         self, passage: Passage, error: BaseException, scope: CancelScope
     ) -> BaseException | None:
-        """Undo a call that raised, and set its outcome. Returns the error that ends the run, if any."""
+        """Set the outcome of a call that raised, and undo it unless it was already done. Returns the error that ends the run, if any."""
         attempt, name = passage.attempt, passage.call.name
         error = scope.explain(error, f"{name} was done")
         if isinstance(error, AlreadyDone):

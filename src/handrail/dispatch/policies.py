@@ -110,7 +110,7 @@ class PolicyCall(msgspec.Struct, eq=False):
         return self.resources.get(Filesystem) if files is None else self._attempt.fork(Filesystem, files)
 
     def changed_files(self) -> Iterable[tuple[str, bytes | None, bytes | None]]:
-        """Return the files that the call has changed so far, each with its old and its new bytes."""
+        """Return the files that the call has changed so far, each with its old and its new bytes; None for no file."""
         world = self._attempt.frame.world
         files = world.resources.made(Filesystem) if world.filesystem is None else world.filesystem
         fork = self._attempt.open_transaction.made_fork_of(files)
@@ -185,7 +185,7 @@ async def _check_waiting(
     rest: Iterator[ToolPolicy],
     asked: str | None,
 ) -> None:
-    """Await the decision of a policy, then check the call against the remaining policies."""
+    """Await the decision of a policy, then check the call against the rest, as `check_policies` does."""
     attempt.decision = "deny"  # until all of them have decided
     try:
         decision = await waiting
@@ -257,7 +257,7 @@ async def _tell_waiting(
     waiting: Awaitable[None],
     rest: Iterator[tuple[ToolPolicy, Any]],
 ) -> None:
-    """Await a policy's `on_result`, then tell the remaining policies."""
+    """Await a policy's `on_result`, then tell the rest, as `tell_policies` does."""
     try:
         await waiting
     except Exception as error:

@@ -297,11 +297,10 @@ def params_that_came(attempt: Attempt) -> Any:
 
 
 def canonical_arguments(attempt: Attempt) -> Any:
-    """Return a call's arguments as plain JSON, including secrets. It is the same for equal calls, however they are spelled.
+    """Return a call's arguments as plain JSON, including secrets. They are used only for digests and keys.
 
-    These are the validated arguments. If parsing their JSON does not give equal arguments, it does not say everything
-    about them, and the arguments that were sent are returned instead. They are used only for digests and keys, which
-    don't reveal them.
+    These are the validated arguments, so equal calls give equal JSON, however they were written. If parsing the JSON
+    does not give equal arguments, it does not say everything about them. Then the arguments that were sent are returned.
     """
     params = params_that_came(attempt)
     if params is not None:

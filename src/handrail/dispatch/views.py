@@ -28,7 +28,7 @@ class CallBus:
         self._attempt = attempt
 
     def publish(self, event: object, /) -> None:
-        """Publish an event, as `context.emit(event)` does."""
+        """Publish an event, as `context.emit(event)` does. Raises `EventRefused` for one of Handrail's own facts."""
         self._attempt.home.check()
         if isinstance(event, Fact):
             raise reserved(event)

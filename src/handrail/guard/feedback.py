@@ -246,7 +246,7 @@ class _Composed:
         self.name = f"{how} of ({', '.join(checker.name for checker in checkers)})"
 
     async def _each(self, state: RunState) -> list[str | None]:
-        """Ask every checker, even if one of them fails: for `any_of`, another one may be enough."""
+        """Return what each checker says is missing, or None. All are asked, even if one of them fails."""
         found: list[str | None] = []
         for checker in self.checkers:
             said = await ask(checker.name, partial(checker.missing, state))

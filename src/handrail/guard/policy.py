@@ -347,7 +347,10 @@ class Scoped:
 
 
 class ScopedChanges(Scoped):
-    """A section's `ChangePolicy`. It judges the section's tools, and is not notified of the results of others."""
+    """A section's `ChangePolicy`. It judges the section's tools.
+
+    It is notified of the results of other tools only if it is a `ResultsNoter`.
+    """
 
     def __init__(self, policy: ToolPolicy, judge: ChangePolicy, tools: frozenset[str]) -> None:
         super().__init__(policy, tools)

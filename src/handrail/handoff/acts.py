@@ -141,7 +141,7 @@ def schema_for(handoff: str, what: str, annotation: Any, namespace: Mapping[str,
 
 
 def check_fit(handoff: str, what: str, given: Any, whose: str, wanted: Any) -> None:
-    """Raise `ToolDefinitionError` if `given` is not a subclass of `wanted`. Only classes are compared."""
+    """Raise `ToolDefinitionError` if `given` is a class that does not fit the class `wanted`. Protocols are not checked."""
     given, wanted = (type(None) if each is None else each for each in (given, wanted))
     if any(each in (Any, MISSING) or not isinstance(each, type) for each in (given, wanted)):
         return

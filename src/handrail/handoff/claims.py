@@ -60,7 +60,7 @@ class Claim:
         return result
 
     async def _run_recorded(self, work: Work) -> ToolResult[Any]:
-        """Run the call and record the claim in the journal, if there is one."""
+        """Run the call and record the claim in the journal, if there is one. Raises the errors that `run` names."""
         journal = self._frame.journal
         if journal is None:
             return await work()

@@ -70,7 +70,7 @@ class Dispatcher:
         return unsubscribe
 
     def publish(self, event: object, /) -> None:
-        """Publish an event to its subscribers. Raises `EventRefused` for a plain value such as a dict or a string."""
+        """Publish an event to its subscribers. Raises `EventRefused` for a class, or a plain value such as a dict."""
         try:
             listeners = self.matching[type(event)]
         except KeyError:

@@ -210,7 +210,7 @@ def _name(kind: type) -> str:
 
 
 def _read(data: str | bytes) -> _Saved:
-    """Decode a saved session after checking its version."""
+    """Decode a saved session. Raises `SessionError` if it is damaged or has a different version."""
     try:
         version = msgspec.json.decode(data, type=_Version)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -58,7 +58,7 @@ def caller_namespace() -> dict[str, Any]:
 
 
 def read(tool: str, function: Callable[..., Any], namespace: Mapping[str, Any], what: str) -> Signature:
-    """Read the signature of `function`. Raises `ToolDefinitionError` if it can't be read."""
+    """Read the signature of `function`. Raises `ToolDefinitionError` if it can't be read, or if the function is a generator."""
     if not callable(function):
         raise ToolDefinitionError(
             tool, f"its {what} is {function!r}, not a function", "Pass a function or another callable."
@@ -159,7 +159,10 @@ def context_parameter(tool: str, signature: Signature, what: str) -> type[ToolCo
 
 
 def positional(tool: str, signature: Signature, count: int, what: str, form: str) -> list[str]:
-    """Return the names of a handler's positional parameters. Raises `ToolDefinitionError` unless there are `count`."""
+    """Return the names of a handler's positional parameters.
+
+    Raises `ToolDefinitionError` unless the handler takes exactly `count` of them besides its context.
+    """
     names: list[str] = []
     for name, parameter in signature.parameters.items():
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):

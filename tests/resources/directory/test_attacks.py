@@ -22,7 +22,10 @@ SECRET = "the secret outside"
 
 @pytest.fixture(params=["openat2", "by steps"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run each test twice: with paths opened by `openat2`, and with paths opened one component at a time."""
+    """Run each test twice: with paths opened by `openat2`, and with paths opened one component at a time.
+
+    Skips the first if the kernel has no `openat2`.
+    """
     if request.param == "openat2":
         if not jail.has_openat2:
             pytest.skip("this kernel has no openat2")

@@ -77,7 +77,10 @@ _WITHOUT = "from handrail.resources.shell import cgroup; cgroup._parents = dict\
 
 @pytest.fixture(params=["cgroups", "sums"])
 def means(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run each test with the machine's cgroups, if there are any, and without cgroups."""
+    """Run each test with the machine's cgroups, if there are any, and without cgroups.
+
+    Skips the test if there is no sandbox.
+    """
     if not probe(tmp_path).contained:
         pytest.skip("no sandbox here")
     if request.param == "sums":
