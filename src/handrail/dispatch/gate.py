@@ -39,6 +39,7 @@ from handrail.dispatch.frame import Frame
 from handrail.dispatch.handlers import (
     begin,
     cancelled_after_all,
+    check_limits,
     check_nesting,
     check_result,
     context_in_worker,
@@ -183,7 +184,7 @@ class Gate:
                     if attempt.decision != "allow" and passage.approved is None:
                         await self._approve_first(passage)  # 4
                 if frame.limited or frame.cancellation.cancelled:
-                    self._check_limits(passage)  # 5
+                    check_limits(attempt)  # 5
                 context_type = tool.context_type if frame.worker is None else context_in_worker(tool)
                 context = context_type(attempt)  # 6
                 if record.is_kept:
@@ -253,19 +254,6 @@ class Gate:
             raise Refused("denied", not_approved(name, approval, how, reason, bool(diff)))
         if how != "remembered":  # a remembered decision is looked up again if the call is run again
             passage.approved = approval
-
-    # 5
-
-    def _check_limits(self, passage: Passage) -> None:
-        frame, call, attempt = self.frame, passage.call, passage.attempt
-        if call.kind.undoes:
-            return  # compensations and probes run even if the run was cancelled or its deadline has passed
-        frame.cancellation.check()
-        if frame.deadline is not None:
-            frame.deadline.check(f"{call.name} could run")
-        if frame.budget is not None and not attempt.charged and not call.kind.is_part:
-            frame.budget.reserve(tool_calls=1).settle()
-            attempt.charged = True
 
     # 8
 

@@ -1,4 +1,4 @@
-"""Handlers: find the one to run, start it, and check what it returned."""
+"""Handlers: find the one to run, check that it may, start it, and check what it returned."""
 
 from __future__ import annotations
 
@@ -81,6 +81,19 @@ def check_needs(attempt: Attempt, tool: Tool[Any, Any]) -> None:
         raise CapabilityMissing(
             tool.name, "a worker", "List it under `tools:` in a worker's file, and run that worker."
         )
+
+
+def check_limits(attempt: Attempt) -> None:
+    """Raise the error of a cancelled run, a deadline that has passed or a spent budget; otherwise charge the call, once."""
+    frame, call = attempt.frame, attempt.call
+    if call.kind.undoes:
+        return  # compensations and probes run even if the run was cancelled or its deadline has passed
+    frame.cancellation.check()
+    if frame.deadline is not None:
+        frame.deadline.check(f"{call.name} could run")
+    if frame.budget is not None and not attempt.charged and not call.kind.is_part:
+        frame.budget.reserve(tool_calls=1).settle()
+        attempt.charged = True
 
 
 def context_in_worker(tool: Tool[Any, Any]) -> type[ToolContext]:
