@@ -32,21 +32,18 @@ from handrail.workers.attachments import NO_ATTACHMENTS, READ_ATTACHMENT
 from handrail.workers.front_matter import (
     AttachmentRule,
     CreationDefaults,
-    Finder,
     FrontMatter,
     Limits,
     PolicyEntry,
-    Refuse,
     SettingsRule,
     ShellEntry,
     Text,
-    WorkerProblem,
     parse_file,
-    suggest,
 )
 from handrail.workers.functions import Functions
 from handrail.workers.instructions import Instructions, rendered
 from handrail.workers.output_schema import output_type
+from handrail.workers.problems import Finder, Refuse, WorkerProblem, suggest
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
