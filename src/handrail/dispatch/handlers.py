@@ -68,6 +68,21 @@ def check_nesting(call: Call, outer: Attempt) -> None:
         raise Refused("denied", f"{outer.name} may not call {call.name}: {why_not}. {advice}")
 
 
+def check_outer(attempt: Attempt, outer: Attempt) -> bool | None:
+    """Raise `Refused` if the outer call is over, so that an inner call may not be committed any more.
+
+    Returns None if the call commits into its outer call. If it commits past it, returns whether it has changed anything.
+    """
+    call, transaction = attempt.call, attempt.open_transaction
+    if call.kind.is_auxiliary:
+        return None if outer.transaction is transaction.parent else False
+    if outer.ended:
+        raise Refused("cancelled", f"{call.name} was not applied: its outer call is over.")
+    if outer.transaction is transaction.parent:
+        return None
+    return bool(transaction.settled or attempt.own_effect(attempt.finished) or transaction.writes())
+
+
 def check_needs(attempt: Attempt, tool: Tool[Any, Any]) -> None:
     if "user" in tool.needs and attempt.wait_for is None:
         raise CapabilityMissing(

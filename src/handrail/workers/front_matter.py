@@ -190,6 +190,12 @@ class FrontMatter(Part):
     ] = None
     attachments: AttachmentRule | None = None
     limits: Limits = Limits()
+    commit: Annotated[
+        Literal["all", "each"],
+        Field(
+            description="`each` if each call commits for itself; by default, all commit when the worker ends well."
+        ),
+    ] = "all"
     settings: SettingsRule = SettingsRule()
     workers: Annotated[
         list[str] | Literal["*"],

@@ -140,6 +140,11 @@ class Worker:
         seconds = self.limits.seconds
         return None if seconds is None else Deadline.after(seconds, clock=clock)
 
+    @property
+    def commits_each(self) -> bool:
+        """Whether each of the worker's calls commits for itself, even if the worker fails later."""
+        return self.front.commit == "each"
+
     def find_model(self) -> Model | None:
         """Return the model that the worker's file names, or None if it names none. Its module may be beside the file."""
         return None if self.model is None else model_named(self.model, self.registry.folder)
