@@ -171,7 +171,10 @@ class Steps:
 
 
 async def parked(path: Path, steps: int) -> SqliteJournal:
-    """Run this many steps, the last of which asks a question, and return the journal of the parked run."""
+    """Run this many steps, the last of which asks a question, and return the journal of the parked run.
+
+    Raises `AssertionError` if the run was not parked.
+    """
     journal = SqliteJournal(path, watch=None)
     adapter = Adapter(Steps(steps), journal=journal, environment=LaterEnvironment())
     try:

@@ -389,7 +389,7 @@ async def _resume_killed(at: Path) -> None:
     said = models(main=[], steps=[ToolCall("notes")])
     response = await registry.resume("main", "run", models=said, filesystem=files, journal=journal)
     assert response.text == "main is done"
-    assert [each.text for each in said["steps"].requests[0].messages[-1:]] == ["went on"]
+    assert said["steps"].requests[0].messages[-1].text == "went on"
     assert last_result(said["steps"]) == "a"
     assert noted(response.session) == ["a"]
     tools = [unit.tool for unit in await journal.calls.load("run")]

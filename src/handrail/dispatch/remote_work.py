@@ -33,7 +33,7 @@ async def note_started(context: ToolContext, id: str) -> None:
 
 
 def is_left(context: ToolContext) -> bool:
-    """Return whether the call ends only in this process: its run is parked or was taken over, so the work goes on."""
+    """Return whether the call's run is parked or was taken over. If so, the work must go on, because the call will continue."""
     attempt = _attempt_of(context)
     return attempt is not None and attempt.frame.log.closed
 

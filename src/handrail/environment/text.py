@@ -22,7 +22,7 @@ NAME_CELLS = 20
 Style = Literal["bold", "dim", "red", "green", "yellow", "cyan"]
 
 _FIRST_WIDE = "\u1100"
-"""This character and all that follow it in Unicode count as two cells wide."""
+"""This character, and all with a higher code point, count as two cells wide."""
 
 _CODES: dict[Style, str] = {
     "bold": "1",

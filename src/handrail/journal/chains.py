@@ -97,7 +97,7 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 @contextlib.contextmanager
 def reading(chains: Chains, chain: str, link: int, what: str = "") -> Generator[None]:
-    """Raise `JournalAltered`, which names the chain and the record, if SQLite can't read the damaged file."""
+    """If SQLite finds damage in the block, raise `JournalAltered`, which names the chain and the record."""
     try:
         yield
     except sqlite3.Error as error:
@@ -299,7 +299,7 @@ class Chains:
         return found
 
     def _rows(self, connection: Connection, chain: str) -> list[Any]:
-        """Return the rows of a chain. If SQLite can't read all of them, the error names the first that it can't."""
+        """Return the rows of a chain. If SQLite can't read one, raises a `JournalAltered` that names the first such record."""
         try:
             return fetch(connection, _READ, chain)
         except sqlite3.Error as error:

@@ -32,7 +32,7 @@ def is_secret_name(name: str) -> bool:
 
 
 class Secrets:
-    """A set of secret values, which it hides in texts, bytes and JSON values."""
+    """Secret values, with methods that hide them in texts, bytes and JSON values."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         found: set[str] = set()

@@ -47,7 +47,7 @@ async def undo(
     session: Session | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Undoing:
-    """Undo a committed call, so that files and state are as if it had never run.
+    """Undo a committed call: restore its files, and drop its changes to the session. External effects are not undone.
 
     Inner calls that committed for themselves are undone with it, last first, also if the call itself failed.
     The model is told about the undo in the session's next turn. Pass the `session` if this process has it in memory, so
@@ -131,7 +131,9 @@ def _units_of(
     found = next((unit for unit in units if call_id in (unit.call_id, unit.place)), None)
     if found is None or found.call_id != call_id:
         near = (
-            f"Its id is {found.call_id!r}." if found is not None else "`handrail runs show` lists its calls."
+            f"The call at that place has the id {found.call_id!r}."
+            if found is not None
+            else "`handrail runs show` lists its calls."
         )
         raise RunError(run_id, f"it has no finished call {call_id!r}", near)
     done = entries.get(("undone", call_id))

@@ -147,7 +147,11 @@ class Principals:
         return self.new_link(name, HANDOVER_SECONDS, browser)
 
     async def of(self, request: Request) -> Person:
-        """Return the person who sent a request. Raises `RequestRefused`: 401, or 429 after many wrong secrets."""
+        """Return the person who sent a request.
+
+        Raises `RequestRefused`: 401 without a valid secret, 429 after many wrong ones, and 500 if the app's own hook
+        returns an invalid name.
+        """
         if self._authenticate is not None:
             return self._person(await self._call_hook(self._authenticate, request))
         found = self._by_cookie(request)
@@ -258,7 +262,10 @@ class Principals:
             raise self._wrong_secret(request, "TokenWrong", f"this is not the server's token. {_HINT}")
 
     def _take_link(self, request: Request, code: str) -> str:
-        """Return the name of the person that a link signs in, and invalidate the link."""
+        """Return the name of the person that a link signs in, and invalidate the link.
+
+        Raises `RequestRefused` if the link is unknown, used, expired or bound to a different browser.
+        """
         self._check_patience(request)
         link = self._links.pop(_digest(code), None)
         browser = _digest(request.cookies.get(link_cookie_name(request), ""))
@@ -364,7 +371,7 @@ def cookie_name(request: Request) -> str:
 
 
 def address_of(request: Request) -> str:
-    """Return the address that a request came from."""
+    """Return the address that a request came from, or "" if it is unknown."""
     return request.client.host if request.client is not None else ""
 
 

@@ -92,7 +92,7 @@ class Area:
         return History(self.folder / "done", self.disk, self._clock, *self._keep)
 
     def is_own(self) -> bool:
-        """Return whether the staging folder exists and belongs to this root. If so, the root's id is known."""
+        """Return whether the staging folder exists and belongs to this root. If so, sets `root_id`."""
         found = read_identity(self.folder)
         if found is None or not belongs(found, self.folder, status_of(self.jail.fd)):
             return False
@@ -293,8 +293,9 @@ class Area:
         self.forget_part(part)
 
     def forget_part(self, part: Path) -> None:
-        """Remove a process's folder, unless it contains a commit that a journal may have recorded, an undo, or a commit
-        that this user's Handrail did not make.
+        """Remove a process's folder, unless something in it may still be needed.
+
+        That is a commit that a journal may have recorded, an undo, or a commit that this user's Handrail did not make.
         """
         kept = (*part.glob(f"{_COMMIT}-*"), *part.glob(f"{_UNDO}*"))
         if not any(any(folder.iterdir()) for folder in kept) and not any(map(is_foreign, part.iterdir())):

@@ -208,7 +208,8 @@ class Jail:
     def look(self, path: str) -> Found | None:
         """Return what is at a path, without following links.
 
-        Returns None if nothing is there, or if the path contains a reserved name or crosses a link.
+        Returns None if nothing is there, or if the path contains a reserved name or crosses a link. Raises `FileError` if
+        the disk reports an error.
         """
         if RESERVED in path and reserved_in(path):
             return None
@@ -247,7 +248,7 @@ class Jail:
     def scan(self, path: str) -> Iterator[tuple[str, str]]:
         """Yield each name in a folder with its kind: `file`, `folder`, `link` or `other`.
 
-        Yields nothing if the folder does not exist.
+        Reserved names are left out. Yields nothing if the folder does not exist. Raises `FileError` if it can't be read.
         """
         try:
             fd = self.folder(path, os.O_RDONLY)
@@ -264,7 +265,10 @@ class Jail:
             os.close(fd)
 
     def find_reserved(self, path: str) -> str:
-        """Return the path of a reserved name in a folder, at any depth, or "" if there is none."""
+        """Return the path of a reserved name in a folder, at any depth, or "" if none is found.
+
+        Folders that can't be read are skipped.
+        """
         pending = [path]
         while pending:
             folder = pending.pop()
@@ -284,7 +288,10 @@ class Jail:
         return ""
 
     def read(self, path: str, version: int, limit: int) -> bytes:
-        """Read a file. Raises `Conflict` if it no longer has this version, and `FileLimitReached` above `limit` bytes."""
+        """Read a file. Raises `Conflict` if it no longer has this version, and `FileLimitReached` above `limit` bytes.
+
+        Raises `FileError` if it can't be read or is not a regular file.
+        """
         if RESERVED in path and reserved_in(path):
             raise Conflict([path])
         try:

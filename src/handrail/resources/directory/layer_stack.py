@@ -324,7 +324,10 @@ class LayerStack:
 
 
 def copy_out(jail: Jail, area: Area, content: OnDisk, path: Path) -> None:
-    """Copy a file to a path, from the folder or from the layer to which a command wrote it. A pipe or a socket is created."""
+    """Copy a file to a path, from the folder or from the layer to which a command wrote it.
+
+    A pipe or a socket is created anew. Raises `FileError` for a device.
+    """
     if isinstance(content, Special):
         if content.kind == "device":
             raise FileError(content.path, "this is a device, which can't be copied. Leave it where it is")

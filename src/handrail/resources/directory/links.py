@@ -101,7 +101,10 @@ class Ground(Shared):
 
 
 def _startup_names(root: str | Path) -> Collection[str]:
-    """Return the names in the root that a startup file's path begins with. A large folder is not listed: its names are looked up."""
+    """Return the names in the root with which the path of a startup file begins.
+
+    A small root is listed. In a large one, each known name is looked up.
+    """
     if os.stat(root).st_size <= _SMALL_FOLDER:
         return PLACES.keys() & os.listdir(root)
     return [name for name in PLACES if os.path.lexists(os.path.join(root, name))]
@@ -131,7 +134,10 @@ class Linked(Layer):
     # --- resolution -------------------------------------------------------------------------------
 
     def _followed(self, path: str, *, last: bool = True) -> str:
-        """Return a path with its links resolved. With `last=False`, a link at the end is not resolved."""
+        """Return a path with its links resolved. With `last=False`, a link at the end is not resolved.
+
+        Raises `PathRefused` if a link leads out of the root, or if there are too many links or a hidden name.
+        """
         at = parse_path(path)
         self._enter()
         self._ground.refuse_hidden(at.path)
@@ -148,7 +154,10 @@ class Linked(Layer):
         return f"{found or '.'}/" if at.as_folder else found or "."
 
     def resolved(self, path: str, /) -> str:
-        """Return where a path leads in this layer: normalized, with every link resolved."""
+        """Return where a path leads in this layer: normalized, with every link resolved.
+
+        Raises `PathRefused` if it leads out of the root.
+        """
         with self._shared.lock:
             return parse_path(self._followed(path)).path
 

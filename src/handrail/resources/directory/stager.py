@@ -31,7 +31,10 @@ from handrail.resources.paths import on_disk, split
 
 
 def stage_commit(jail: Jail, area: Area, over: Over, key: CallKey, *, synced: bool) -> Commit | None:
-    """Write everything that a commit of these changes needs. Returns None if there is nothing to commit."""
+    """Write everything that a commit of these changes needs to the staging folder. Returns None without changes.
+
+    Raises `Conflict` if a file has changed meanwhile, and `FileError` if the disk reports an error.
+    """
     changes = list(in_order(over))
     if not changes:
         return None

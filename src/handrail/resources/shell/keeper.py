@@ -262,7 +262,7 @@ def _wait(command: int, usage: Usage, control: socket.socket) -> int:
         while True:
             child, status = os.waitpid(-1, os.WNOHANG)
             if child == command:
-                _say(control, Reply(used=usage.near))
+                _say(control, Reply(near=usage.near()))
                 return status
             if not child:
                 break

@@ -92,7 +92,9 @@ class Reply(NamedTuple):
     limit: str = ""
     """The limit for which the command was ended: memory, cpu, disk or processes."""
     used: str = ""
-    """What the limit allows, such as `512 MiB of memory`. Without `limit`, the command only came close to it."""
+    """What that limit allows, such as `512 MiB of memory`. It is empty if the kernel enforced the limit."""
+    near: str = ""
+    """A limit at which the command may have failed to start processes, such as `1024 processes and threads`."""
     failed: str = ""
     """The step that failed: namespaces, layers, mounts, overlay, privileges, folder, exec or keeper."""
     error: int | None = None

@@ -32,7 +32,7 @@ _NOT_MADE = "This call was not made, because the model's answer that contained i
 class Known:
     """The calls and results that have been sent to clients, so that none is sent twice.
 
-    Each run has its own. When a run is resumed, it is rebuilt from the messages that were sent.
+    An outermost run and the runs nested in it share one. For a resumed run, it is built from the messages that were sent.
     """
 
     calls: set[str] = field(default_factory=set[str])
@@ -102,7 +102,10 @@ class OpenRun:
 
 
 class MessageWriter:
-    """Converts what a thread's models write to AG-UI events. Each message, thought and call is started and ended once."""
+    """Converts what the models of a run, and of the runs nested in it, write to AG-UI events.
+
+    Every message, thought and call that is started is also ended.
+    """
 
     def __init__(self, known: Known) -> None:
         self._known = known
@@ -285,7 +288,7 @@ def call_json(id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def shorten(text: str, run_id: str) -> str:
-    """Shorten a call's result to its first `MOST_CHARACTERS` characters, with a note on how to read all of it.
+    """Return a call's result. If it has more than `MOST_CHARACTERS`, it is cut, with a note on how to read all of it.
 
     The model and the journal have the whole result. Clients are sent less because many results may arrive at once,
     and a reader that falls too far behind in a feed is disconnected.
