@@ -85,7 +85,7 @@ MUTANTS = [
     Mutant(
         "inner commit leaks",
         "dispatch/transaction.py",
-        "    parent = None if call.parent is None else call.parent.transaction\n",
+        "    parent = None if outer is None else outer.around_inner\n",
         "    parent = None\n",
         "tests/dispatch/test_gate.py tests/dispatch/test_transactions.py",
     ),
