@@ -111,7 +111,10 @@ def compact(value: Any) -> str:
 
 
 def format_arguments(arguments: Any, limit: int) -> str:
-    """Format a call's arguments on one line of at most `limit` characters, such as `path=notes.md text="a b"`."""
+    """Format a call's arguments on one line of at most `limit` characters, such as `path=notes.md text="a b"`.
+
+    Returns "" if there are none.
+    """
     if arguments is None or arguments == {}:
         return ""
     if not isinstance(arguments, dict):

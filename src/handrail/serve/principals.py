@@ -170,7 +170,11 @@ class Principals:
     # Signing in and out.
 
     async def sign_in(self, request: Request, body: LoginBody) -> Cookie:
-        """Exchange a link, a token, or a name and password for a session. Raises `RequestRefused` if they are wrong."""
+        """Exchange a link, a token, or a name and password for a session.
+
+        Raises `RequestRefused` if they are wrong, if the request is from another site's page, or if the app
+        authenticates requests itself.
+        """
         if self._authenticate is not None:
             raise RequestRefused(
                 404, "NotFound", "this server has no sign-in, because the app authenticates requests"

@@ -181,9 +181,9 @@ async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], i
 async def _read_state(journal: Journal, seen: Thread) -> _State:
     """Read a consistent state of a thread from the journal and from memory.
 
-    The run continues while the journal is being read, and the events from that time are taken from the feed. If the
-    run started or ended in that time, everything is read again, up to five times. Raises `ThreadUnknown` if the thread
-    has no runs.
+    The run continues while the journal is being read, and the events from that time are taken from the feed. If that is
+    not possible, for example because the run ended in that time, everything is read again, at most five times in all.
+    Raises `ThreadUnknown` if the thread has no runs.
     """
     for tries in range(_TRIES):
         last, live = seen.feed.last, seen.live

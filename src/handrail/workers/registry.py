@@ -319,7 +319,8 @@ class WorkerRegistry:
     def created(self, maker: Worker, name: str, session: SessionView) -> Worker | None:
         """Return the worker with this name that `maker` created in this session.
 
-        Returns None if there is none, if the name is locked, or if `maker` may not create workers.
+        Returns None if there is none, if the name is locked, or if `maker` may not create workers. Raises
+        `ToolValidationError` if the worker is no longer allowed.
         """
         if not maker.create or name in self.locked:
             return None
