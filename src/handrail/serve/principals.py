@@ -233,7 +233,10 @@ class Principals:
         return not self.has_people or (found is not None and found.may("see"))
 
     def _person(self, name: str, session: str = "") -> Person:
-        """Return a principal with their current roles."""
+        """Return a principal with their current roles.
+
+        On a server without users and without a hook, everyone is an admin. A principal that only the hook knows is a user.
+        """
         if self.has_links:
             return Person(name, frozenset({"admin"}), session)
         found = self.people.find(name)
