@@ -23,7 +23,7 @@ class UndoneCall(msgspec.Struct, frozen=True):
 
     tool: str
     places: list[str]
-    """The paths and slices that were restored."""
+    """The paths and slices that were restored; if `discarded`, the paths that were never changed."""
     stands: list[str] = []
     """The call's external effects that could not be undone."""
     discarded: bool = False
