@@ -149,8 +149,8 @@ class Principals:
     async def of(self, request: Request) -> Person:
         """Return the person who sent a request.
 
-        Raises `RequestRefused`: 401 without a valid secret, 429 after many wrong ones, and 500 if the app's own hook
-        returns an invalid name.
+        Raises `RequestRefused`: 401 if the request is not authenticated, 429 after many wrong secrets, and 500 if the
+        app's own hook returns an invalid name.
         """
         if self._authenticate is not None:
             return self._person(await self._call_hook(self._authenticate, request))
@@ -204,7 +204,7 @@ class Principals:
         return Cookie(cookie_name(request), made.secret, SESSION_SECONDS, made.key, person.name)
 
     def sign_out(self, request: Request, person: Person) -> None:
-        """End the session that a request belongs to."""
+        """End the session that a request belongs to, if any."""
         if person.session:
             self.people.revoke(id=person.session)
             self.people.note(person.name, "signed out", address_of(request), session=person.session)
