@@ -213,10 +213,8 @@ class Area:
     def abandoned(self, mine: Path | None = None) -> Iterator[tuple[Path, int]]:
         """Yield the folder of each dead process, with the descriptor of a lock that this process now holds on it."""
         at_work = self.folder / "at-work"
-        if not at_work.is_dir():
-            return
-        for other in sorted(at_work.iterdir()):
-            if other == mine or other == self._mine:
+        for other in sorted(at_work.iterdir()) if at_work.is_dir() else ():
+            if other in (mine, self._mine):
                 continue
             try:
                 lock = os.open(other, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -224,7 +222,8 @@ class Area:
                 continue
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+                os.lstat(other)
+            except OSError:  # a live process uses it, or another process has just removed it
                 os.close(lock)
                 continue
             yield other, lock

@@ -303,6 +303,10 @@ class Commit:
         """Return whether any *put* or *take* step was done."""
         return any(self.is_done(step) for step in self.manifest.steps if step.do != "change")
 
+    def is_touched(self) -> bool:
+        """Return whether any step was done. Another program may have changed a folder's facts in place of a *change* step."""
+        return any(map(self.is_done, self.manifest.steps))
+
     @contextlib.contextmanager
     def _folders(self) -> Generator[Folders]:
         try:
