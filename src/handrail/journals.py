@@ -8,7 +8,7 @@ Only the process that owns a run adds to it. A role raises `RunBusy` in a proces
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from handrail.question import Answer, Question, Vote
@@ -25,6 +25,8 @@ from handrail.records import (
     SessionRow,
     Verification,
     WorkerRow,
+    WorkspaceFile,
+    WorkspaceRow,
 )
 
 if TYPE_CHECKING:
@@ -393,6 +395,53 @@ class Blobs(Protocol):
         ...
 
 
+class Workspaces(Protocol):
+    """Named trees of files, each at the version that the last committed call left.
+
+    One run at a time has a workspace. `Calls.commit` makes the changes of a unit to it, together with the record of the
+    call, and raises `WorkspaceBusy` if a different run or process has taken the workspace over. The bytes of files are
+    blobs. They are stored before the commit, and kept as long as the workspace or the record of a run refers to them.
+    """
+
+    async def acquire(self, name: str, run_id: str, /) -> WorkspaceRow:
+        """Give a workspace to a run that this process executes, and return its row. An unknown name makes a new one.
+
+        Raises `WorkspaceBusy` while a live process executes a different run that has it.
+        """
+        ...
+
+    async def release(self, name: str, run_id: str, /) -> None:
+        """Give up a workspace. Does nothing if the run or this process does not have it."""
+        ...
+
+    async def get(self, name: str, /) -> WorkspaceRow | None:
+        """Return the row of a workspace, or None if there is none of this name."""
+        ...
+
+    async def files(self, name: str, /, *, since: int = 0) -> Mapping[str, WorkspaceFile | None]:
+        """Return the paths that have changed after the version `since`, with their states; None for a removed path."""
+        ...
+
+    async def has(self, digests: Collection[str], /, *, run_id: str) -> Collection[str]:
+        """Return those of the digests whose bytes are stored. They are kept for this run from now on."""
+        ...
+
+    async def put(self, blobs: Sequence[bytes], /, *, run_id: str) -> None:
+        """Store the bytes of files for a run that this process owns. Bytes that are already stored are not stored again."""
+        ...
+
+    async def fetch(self, digests: Collection[str], /) -> Mapping[str, bytes]:
+        """Return the bytes with these digests. Raises `BlobNotFoundError` if some are not stored."""
+        ...
+
+    async def undo(self, unit: CommitUnit, entry: Entry, /) -> Sequence[str]:
+        """Make the opposite of a unit's changes, and record the entry in the unit's run. Returns the changed paths, sorted.
+
+        Raises `UndoRefused` if the workspace no longer shows what the unit left, and `WorkspaceBusy` while a run has it.
+        """
+        ...
+
+
 @runtime_checkable
 class Journal(Protocol):
     """The durable record of runs."""
@@ -440,6 +489,8 @@ class Journal(Protocol):
     def tickets(self) -> Tickets: ...
     @property
     def blobs(self) -> Blobs: ...
+    @property
+    def workspaces(self) -> Workspaces: ...
 
 
 @runtime_checkable
