@@ -398,16 +398,12 @@ class Blobs(Protocol):
 class Workspaces(Protocol):
     """Named trees of files, each at the version that the last committed call left.
 
-    One run at a time has a workspace. `Calls.commit` makes the changes of a unit to it, together with the record of the
-    call, and raises `WorkspaceBusy` if a different run or process has taken the workspace over. The bytes of files are
-    blobs. They are stored before the commit, and kept as long as the workspace or the record of a run refers to them.
+    One run at a time has a workspace. `Calls.commit` records a call and makes its changes to the workspace atomically. It
+    raises `WorkspaceBusy` if a different run has taken the workspace over. The bytes of files are stored before, as blobs.
     """
 
     async def acquire(self, name: str, run_id: str, /) -> WorkspaceRow:
-        """Give a workspace to a run that this process executes, and return its row. An unknown name makes a new one.
-
-        Raises `WorkspaceBusy` while a live process executes a different run that has it.
-        """
+        """Give a workspace, new or not, to a run of this process. Raises `WorkspaceBusy` while another live run has it."""
         ...
 
     async def release(self, name: str, run_id: str, /) -> None:

@@ -77,7 +77,10 @@ def unit(delta: WorkspaceDelta, call: str = "c1", run: str = "r") -> CommitUnit:
 
 
 async def commit(
-    journal: AnyJournal, changes: dict[str, tuple[bytes | None, bytes | None]], call: str = "c1", run: str = "r"
+    journal: AnyJournal,
+    changes: dict[str, tuple[bytes | None, bytes | None]],
+    call: str = "c1",
+    run: str = "r",
 ) -> CommitUnit:
     """Commit a change of each path from old to new content, as a call of a run that has the workspace would."""
     row = await journal.workspaces.acquire("w", run)
@@ -103,7 +106,8 @@ async def test_a_commit_changes_the_files_together_with_the_record_of_the_call(j
     await commit(journal, {"a": (b"one", None), "b": (b"two", b"three")}, "c2")
     assert await journal.workspaces.files("w") == {"a": None, "b": file(b"three")}
     row = await journal.workspaces.get("w")
-    assert row is not None and (row.version, row.run_id) == (2, "r")
+    assert row is not None
+    assert (row.version, row.run_id) == (2, "r")
 
 
 async def test_only_what_changed_after_a_version_is_read(journal: AnyJournal):
@@ -139,7 +143,16 @@ async def test_a_second_run_is_refused_by_name_until_the_first_has_left(journal:
         await journal.workspaces.acquire("w", "r2")
     await journal.workspaces.release("w", "r")
     assert (await journal.workspaces.acquire("w", "r2")).run_id == "r2"
-    assert (await journal.workspaces.acquire("other", "r")).id != (await journal.workspaces.acquire("w", "r2")).id
+    assert (await journal.workspaces.acquire("other", "r")).id != (
+        await journal.workspaces.acquire("w", "r2")
+    ).id
+
+
+async def test_a_run_that_has_ended_does_not_keep_a_workspace_that_it_did_not_release(journal: AnyJournal):
+    await begin(journal, "r2")
+    await journal.workspaces.acquire("w", "r")
+    await journal.runs.leave("r", "done")
+    assert (await journal.workspaces.acquire("w", "r2")).run_id == "r2"
 
 
 async def test_a_run_that_lost_its_workspace_commits_nothing(journal: AnyJournal):
@@ -148,9 +161,7 @@ async def test_a_run_that_lost_its_workspace_commits_nothing(journal: AnyJournal
     await journal.workspaces.release("w", "r")
     await commit(journal, {"a": (b"one", b"two")}, "c1", "r2")
     [delta] = made.workspaces
-    late = msgspec.structs.replace(
-        delta, base=2, changes=[WorkspaceChange("a", file(b"two"), file(b"one"))]
-    )
+    late = msgspec.structs.replace(delta, base=2, changes=[WorkspaceChange("a", file(b"two"), file(b"one"))])
     with pytest.raises(WorkspaceBusy, match="'r2'"):
         await journal.calls.commit(unit(late, "c2"))
     assert await journal.workspaces.files("w") == {"a": file(b"two")}
@@ -173,7 +184,8 @@ async def test_a_live_process_keeps_its_workspace_and_a_run_that_moves_takes_it_
     assert (await there.workspaces.acquire("w", "r")).owner == there.owner
     await here.workspaces.release("w", "r")  # too late to matter
     row = await here.workspaces.get("w")
-    assert row is not None and row.owner == there.owner
+    assert row is not None
+    assert row.owner == there.owner
 
 
 async def test_an_undo_is_the_opposite_change_and_is_recorded_with_it(journal: AnyJournal):
@@ -200,9 +212,7 @@ async def test_an_undo_is_refused_if_its_paths_were_changed_since(journal: AnyJo
 
 async def test_an_undo_does_not_remove_a_folder_that_others_have_filled(journal: AnyJournal):
     row = await journal.workspaces.acquire("w", "r")
-    made = unit(
-        WorkspaceDelta(name="w", id=row.id, base=0, changes=[WorkspaceChange("d", None, FOLDER)])
-    )
+    made = unit(WorkspaceDelta(name="w", id=row.id, base=0, changes=[WorkspaceChange("d", None, FOLDER)]))
     await journal.calls.commit(made)
     await commit(journal, {"d/a": (None, b"one"), "d0": (None, b"no member")}, "c2")
     await journal.workspaces.release("w", "r")

@@ -16,6 +16,7 @@ from handrail.cli.activity import answer_text, format_money, format_spending, fo
 from handrail.cli.command_options import WorkerOptions
 from handrail.cli.outcome import CANCELLED, DONE, USAGE, divert_stdout, fail, print_error
 from handrail.cli.run_command import Conversation, Outcome, Subject, configure_logging
+from handrail.dispatch.options import RunFiles
 from handrail.errors import HandrailError, UndoRefused
 from handrail.guard import approvals_of
 from handrail.messages import Usage
@@ -172,6 +173,11 @@ class Chat:
         files = self._conversation.files
         if files is None:
             self._view.note("This worker has no files. Give it some: --files FOLDER.", "yellow")
+            return
+        if isinstance(files, RunFiles):
+            self._view.note(
+                "These files are in a workspace. Undo a call with `handrail runs undo`.", "yellow"
+            )
             return
         journal = self._conversation.journal
         while self._done:

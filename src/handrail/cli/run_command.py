@@ -43,6 +43,7 @@ from handrail.cli.outcome import (
 )
 from handrail.cli.screens import LiveView, PlainView, View
 from handrail.clock import SYSTEM_CLOCK
+from handrail.dispatch.options import RunFiles
 from handrail.environment import LaterEnvironment, TerminalEnvironment
 from handrail.environment.text import is_terminal
 from handrail.errors import HandrailError
@@ -205,7 +206,7 @@ class Conversation:
 
     async def recover(self) -> None:
         """Apply changes that a killed process recorded but did not apply. Must be called before the files are used."""
-        if self.files is not None and self.journal is not None:
+        if self.files is not None and not isinstance(self.files, RunFiles) and self.journal is not None:
             recovered = await self.files.recover(self.journal)
             for each in recovered.unapplied:
                 self.view.note(f"{each} `handrail runs show {each.run_id}` says more.", "yellow")

@@ -32,7 +32,9 @@ from handrail.records import (
 )
 
 _HEAD = "SELECT name, id, version, run_id, owner, seal, mac FROM workspaces WHERE name = ?"
-_FILES = "SELECT workspace, path, version, kind, mode, digest, size, mac FROM workspace_files WHERE workspace = ?"
+_FILES = (
+    "SELECT workspace, path, version, kind, mode, digest, size, mac FROM workspace_files WHERE workspace = ?"
+)
 _REPLACE = """ ON CONFLICT (workspace, path) DO UPDATE SET version = excluded.version, kind = excluded.kind,
     mode = excluded.mode, digest = excluded.digest, size = excluded.size, mac = excluded.mac"""
 _AT_ONCE = 200
@@ -222,7 +224,11 @@ def _known(connection: Connection, chains: Chains, delta: WorkspaceDelta) -> Wor
 
 
 def _check_free(connection: Connection, database: Database, row: WorkspaceRow) -> None:
-    if row.owner and (row.owner == database.owner or database.leases.is_at_work(connection, row.owner)):
+    """Raise `WorkspaceBusy` if a live process has the workspace, unless the run has left that process since."""
+    found = connection.execute("SELECT owner FROM runs WHERE id = ?", (row.run_id,)).fetchone()
+    has_left = not row.owner or (found is not None and found[0] != row.owner)
+    is_mine = row.owner == database.owner
+    if not has_left and (is_mine or database.leases.is_at_work(connection, row.owner)):
         raise WorkspaceBusy(row.name, row.run_id, row.owner)
 
 
@@ -304,7 +310,9 @@ def _keep(connection: Connection, run_id: str, digests: Iterable[str]) -> None:
 def _insert(connection: Connection, table: str, rows: Sequence[tuple[Any, ...]], rest: str) -> None:
     for some in _chunks(rows):
         values = ", ".join(f"({_marks(row)})" for row in some)
-        connection.execute(f"INSERT INTO {table} VALUES {values}{rest}", tuple(each for row in some for each in row))
+        connection.execute(
+            f"INSERT INTO {table} VALUES {values}{rest}", tuple(each for row in some for each in row)
+        )
 
 
 def _chunks(values: Iterable[Any]) -> Iterator[tuple[Any, ...]]:

@@ -48,6 +48,7 @@ async def undo(
 ) -> Undoing:
     """Undo a committed call, so that files and state are as if it had never run.
 
+    What it changed in a workspace is undone on any host, without a `filesystem`.
     The model is told about the undo in the session's next turn. Pass the `session` if this process has it in memory, so
     that it drops the call immediately; otherwise that happens when the session is next evaluated.
 
@@ -78,15 +79,19 @@ async def undo(
         begun = ("undoing", call_id) in entries
         await journal.calls.note(run_id, Entry("undoing", call_id, now, b""), from_outside=True)
         paths = await run_in_thread(lambda: _undo_files(filesystem, unit, journal.id, begun))
+    elif unit.workspaces:
+        paths = sorted(change.path for delta in unit.workspaces for change in delta.changes)
     elif unit.diff:
-        raise UndoRefused(
-            call_id, (), f"its files belong to the run {row.record.forked_from!r}, so undo it there"
-        )
+        origin = row.record.forked_from
+        problem = f"its files belong to the run {origin!r}, so undo it there"
+        raise UndoRefused(call_id, (), problem if origin else "it changed only files that are not recorded")
     slices = [place for place in unit.writes if place.startswith("slice ")]
     undone = UndoneCall(unit.tool, [*slices, *(f"file {path}" for path in paths)], list(unit.effects))
-    await journal.calls.note(
-        run_id, Entry("undone", call_id, now, msgspec.msgpack.encode(undone)), from_outside=True
-    )
+    entry = Entry("undone", call_id, now, msgspec.msgpack.encode(undone))
+    if unit.workspaces:
+        await journal.workspaces.undo(unit, entry)
+    else:
+        await journal.calls.note(run_id, entry, from_outside=True)
     if session is not None:
         await heed_undone(journal, session, await undone_in(journal, row.record.session_id))
     return Undoing(call_id, unit.tool, paths, slices, unit.effects)
