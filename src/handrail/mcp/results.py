@@ -16,7 +16,10 @@ from handrail.tools.result import json_of, shown_text
 
 
 def describe(tool: Tool[Any, Any]) -> wire.Tool:
-    """Return the MCP description of a tool. Its annotations follow from its effect."""
+    """Return the MCP description of a tool. Its annotations follow from its effect.
+
+    It has an output schema only if the tool's result is an object.
+    """
     rules = EFFECTS[tool.effect]
     result = tool.result_schema
     output = None if result is None else dict(result.json_schema)
@@ -35,9 +38,10 @@ def describe(tool: Tool[Any, Any]) -> wire.Tool:
 
 
 def content_of(result: ToolResult[Any]) -> wire.CallToolResult:
-    """Return a result as MCP content: its text and attachments, and its value, if the call succeeded.
+    """Return a result as MCP content: its text, its attachments, and its value.
 
-    Only a value that is an object and that is not excluded is returned. The text is left out if there are only attachments.
+    The value is left out unless the call succeeded and the value is an object that is not excluded. The text is left out
+    if there are only attachments.
     """
     text = shown_text(result)
     is_bare = result.attachments and result.value is None and not result.message

@@ -53,7 +53,7 @@ class World:
         os.write(self._file, json.dumps([what, self.process, details], default=str).encode() + b"\n")
 
     def all(self, what: str | None = None, /, **details: Any) -> list[Happening]:
-        """Return the events of this kind with these details, oldest first."""
+        """Return the events of this kind, or of any kind if it is None, with these details, oldest first."""
         lines = self.path.read_bytes().splitlines()
         found = [Happening(*json.loads(line)) for line in lines]
         return [
@@ -183,7 +183,7 @@ class SimulatedModel:
 def _with_usage(scripted: Scripted, answers: int) -> Scripted:
     """Give each answer in a conversation a different usage, so that an answer that is counted twice is noticed.
 
-    A `Reply` keeps its own usage.
+    A `Reply` or an exception is returned unchanged.
     """
     if isinstance(scripted, Reply | Exception):
         return scripted
