@@ -496,12 +496,3 @@ class Journal(Protocol):
     def blobs(self) -> Blobs: ...
     @property
     def workspaces(self) -> Workspaces: ...
-
-
-@runtime_checkable
-class Recoverable(Protocol):
-    """Files whose commits can be finished from the journal after a crash."""
-
-    def recover(self, journal: Journal, /) -> Awaitable[object]:
-        """Apply the recorded commits whose process ended before it had applied them."""
-        ...

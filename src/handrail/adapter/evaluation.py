@@ -32,11 +32,11 @@ from handrail.adapter.run_record import (
 )
 from handrail.adapter.settings import Settings, check_added, check_files, forward_events, settings_of
 from handrail.dispatch.frame import Frame, open_frame
-from handrail.dispatch.options import RunFiles, RunOptions
+from handrail.dispatch.options import Recoverable, RunFiles, RunOptions
 from handrail.errors import DefinitionError, PromptEvaluationError, RunError
 from handrail.guard.approval_memory import keep_decisions
 from handrail.journal.location import check_out_of_reach
-from handrail.journals import Journal, Recoverable
+from handrail.journals import Journal
 from handrail.messages import AssistantMessage, Message, UserMessage
 from handrail.prompt import Prompt
 from handrail.protocols import EventBus

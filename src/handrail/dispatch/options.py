@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, runtime_checkable
@@ -41,6 +41,15 @@ class RunFiles(Protocol):
 
     def opened(self, journal: Journal, run_id: str, /) -> AbstractAsyncContextManager[Filesystem]:
         """Open the files for a run until the block ends."""
+        ...
+
+
+@runtime_checkable
+class Recoverable(Protocol):
+    """Files whose commits can be finished from the journal after a crash."""
+
+    def recover(self, journal: Journal, /) -> Awaitable[object]:
+        """Apply the recorded commits whose process ended before it had applied them."""
         ...
 
 
