@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.text import Text
 
@@ -21,6 +21,10 @@ from handrail.errors import HandrailError, UndoRefused
 from handrail.guard import approvals_of
 from handrail.messages import Usage
 from handrail.rendering import escape, escape_line
+
+if TYPE_CHECKING:
+    from handrail.resources.directory import DirectoryFilesystem
+    from handrail.resources.workspace import Workspace
 
 HELP = """\
 /help            show this help
@@ -97,7 +101,7 @@ class Chat:
         text = Text(escape_line(subject.name), "bold")
         text.append(f"  {escape_line(subject.description, 120)}", "default")
         self._view.note(text)
-        where = f" · files in {escape_line(_relative(files.root))}" if files is not None else ""
+        where = "" if files is None else f" · files in {escape_line(_named(files))}"
         self._view.note(f"{escape_line(subject.model)}{where} · /help lists the commands", "dim")
 
     def _turn(self, runner: asyncio.Runner, message: str) -> None:
@@ -196,6 +200,12 @@ class Chat:
             self._view.note(f"Undone: {', '.join(escape_line(path) for path in paths)}.")
             return
         self._view.note("Nothing to undo.")
+
+
+def _named(files: DirectoryFilesystem | Workspace) -> str:
+    from handrail.resources.directory import DirectoryFilesystem
+
+    return _relative(files.root) if isinstance(files, DirectoryFilesystem) else files.address
 
 
 def _relative(path: Path) -> str:
