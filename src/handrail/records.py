@@ -236,7 +236,7 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
     effects: Sequence[str] = ()
     files: Sequence[Mapping[str, Any]] = ()
     """The manifests of the call's durable forks, which say what to change in each folder once the call is recorded."""
-    workspaces: Sequence[WorkspaceDelta] = ()
+    workspaces: tuple[WorkspaceDelta, ...] = ()
     """What the call changed in workspaces. Recording the call makes these changes."""
     session_id: str = ""
     place: str = ""

@@ -73,7 +73,7 @@ def file(content: bytes, mode: int = 0o644) -> WorkspaceFile:
 
 
 def unit(delta: WorkspaceDelta, call: str = "c1", run: str = "r") -> CommitUnit:
-    return CommitUnit(run_id=run, call_id=call, session_id=run, place=call, workspaces=[delta])
+    return CommitUnit(run_id=run, call_id=call, session_id=run, place=call, workspaces=(delta,))
 
 
 async def commit(
@@ -101,7 +101,7 @@ def undone(call: str = "c1") -> Entry:
 async def test_a_commit_changes_the_files_together_with_the_record_of_the_call(journal: AnyJournal):
     made = await commit(journal, {"a": (None, b"one"), "b": (None, b"two")})
     assert await journal.workspaces.files("w") == {"a": file(b"one"), "b": file(b"two")}
-    assert [list(each.workspaces) for each in await journal.calls.load("r")] == [made.workspaces]
+    assert [each.workspaces for each in await journal.calls.load("r")] == [made.workspaces]
     assert not await journal.calls.unapplied()
     await commit(journal, {"a": (b"one", None), "b": (b"two", b"three")}, "c2")
     assert await journal.workspaces.files("w") == {"a": None, "b": file(b"three")}

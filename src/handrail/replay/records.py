@@ -114,7 +114,7 @@ def commit_unit(
         result=write_result(result),
         effects=[] if transaction is None else [done.what for done in transaction.settled or ()],
         files=files,
-        workspaces=workspaces,
+        workspaces=tuple(workspaces),
         session_id=session.id,
         place=str(attempt.call.place),
         tool=attempt.name,
