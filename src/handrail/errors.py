@@ -215,11 +215,12 @@ class ContextError(HandrailError, RuntimeError):
 
 
 class ContextExpired(ContextError):
-    """The context can't be used any more, because its call is over."""
+    """The context can't be used any more, because its call is over. `call` is "" if the call is not known."""
 
     def __init__(self, call: str) -> None:
+        which = f"the call {call!r}" if call else "the call whose handler started this code"
         super().__init__(
-            f"the call {call!r} has ended, so its context can no longer be used. "
+            f"{which} has ended, so its context can no longer be used. "
             "Finish what needs the context before the handler returns; work that must outlive "
             "the call belongs in another call or run."
         )

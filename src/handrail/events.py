@@ -222,9 +222,10 @@ class SectionOpened(Fact, frozen=True):
 
 
 class ToolWithheld(Fact, frozen=True):
-    """A tool that the model's provider runs itself is not offered to the model, because a policy denies it.
+    """A tool that the model's provider runs itself is not offered to the model, because it is not allowed.
 
-    It is published once, and again if the reason changes.
+    Either a policy denies it, or the run is inside a call whose effect does not allow the tool's. This is published once,
+    and again if the reason changes.
     """
 
     tool: str

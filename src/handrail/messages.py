@@ -344,11 +344,11 @@ class ModelRequest(msgspec.Struct, frozen=True):
     """Whether the model must answer with a call."""
     settings: ModelSettings = DEFAULT_SETTINGS
     provider_tools: tuple[ProviderTool, ...] = ()
-    """The provider's own tools that the model may use. A model is asked for them only if its traits have their names."""
+    """The provider's own tools that the model may use. The request is refused if the model's traits lack one of their names."""
 
 
 class Price(msgspec.Struct, frozen=True):
-    """Prices in US dollars per million tokens."""
+    """Prices in US dollars, of a million tokens unless noted otherwise."""
 
     input: Decimal
     output: Decimal

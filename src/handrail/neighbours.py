@@ -118,7 +118,7 @@ def _imported_names(source: bytes) -> Iterator[tuple[str, int]]:
 
 
 def _importer() -> str:
-    """Return the top-level name of the module that contains the import statement being resolved."""
+    """Return the top-level name of the module whose import is being resolved; "" if there is none."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # nothing else shows which module imports
     while frame is not None:
         name = str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -151,7 +151,7 @@ class Operation(Coroutine[Any, Any, T]):
         Inside a call it runs on the call's own loop, from any thread. In a script it runs on one
         background loop that all operations share. Ctrl-C cancels it, waits for its cleanup, and then
         raises `KeyboardInterrupt`; a second Ctrl-C does not wait. On a thread that runs an event loop it
-        raises `WaitOnLoopThread`.
+        raises `WaitOnLoopThread`, once its call is over `ContextExpired`, and if its loop is closed `LoopGone`.
         """
         if asyncio._get_running_loop() is not None:  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
             self._factory = None

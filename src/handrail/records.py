@@ -56,7 +56,7 @@ Mark = tuple[float, str]
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run began. This record never changes."""
+    """How a run began. The record does not change, but a submitted run gets a new one when it begins."""
 
     id: str
     session_id: str

@@ -426,7 +426,7 @@ def charge(
 def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation]:
     """Reserve an upper bound for the request's tokens and cost. If little of the budget remains, shorten the answer.
 
-    Returns the request and the reservation. The number of bytes is an upper bound, because no tokenizer produces more
+    Returns the request and the reservation, or raises `BudgetExceededError`. The number of bytes is an upper bound, because no tokenizer produces more
     tokens than that. Messages that the provider counted in an earlier turn are not estimated again.
     """
     left = budget.remaining()

@@ -211,7 +211,7 @@ class Run:
     # Tools.
 
     async def judge_offers(self) -> None:
-        """Decide which of the provider's own tools the next request offers. Those that a policy denies are left out.
+        """Decide which of the provider's own tools the next request offers. Those that are not allowed are left out.
 
         Raises `PromptEvaluationError` if a policy asks, because nobody can be asked before the provider runs the tool.
         """

@@ -111,7 +111,7 @@ class Activity:
     """The number of calls that each run has made directly, by run id."""
 
     def update(self, event: object) -> list[Text]:
-        """Process one event and return the lines to print for it."""
+        """Process one event and return the lines to print for it, if any."""
         handle = _HANDLERS.get(type(event))
         return [] if handle is None else handle(self, event)
 
@@ -166,7 +166,7 @@ class Activity:
         return [text]
 
     def _headings(self, path: tuple[str, ...]) -> list[Text]:
-        """Return the enclosing calls' headings to print above a call's line.
+        """Return the headings of the enclosing calls that are to be printed above a call's line, if any.
 
         Each heading is printed once, except that the nearest one is repeated after the inner calls of a different call.
         """
@@ -282,9 +282,9 @@ class Activity:
         return []
 
     def _fold_thought(self) -> list[Text]:
-        """Return the lines of the thought so far, and clear it.
+        """Return the lines of the thought so far, if any, and clear it.
 
-        Unless the view is verbose, return only the first line, and those that say what the provider has run itself.
+        Unless the view is verbose, returns only the first line, and those that say what the provider has run itself.
         """
         lines = [line for line in self._thought.strip().splitlines() if line.strip()]
         self._thought = ""
@@ -372,7 +372,7 @@ def call_line(event: ToolInvoked, cost: Decimal | None = None) -> Text:
 
 
 def attachment_line(attachment: Attachment) -> str:
-    """Format the line for an attachment: its name and size, and where it can be opened."""
+    """Format the line for an attachment: its name, type and size, and where it can be opened, if anywhere."""
     where = escape_line(attachment.address, _MAX_REASON) or str(_saved(attachment) or "")
     return f"{escape_line(attachment.name, _MAX_NAME)} ({attachment.media_type}, {shown_size(attachment.size)}) {where}".strip()
 

@@ -61,7 +61,7 @@ def serve(options: McpOptions) -> int:
 
 
 def _serve_gateway(options: McpOptions, servers: Path) -> int:
-    """Serve the tools of other MCP servers behind policies."""
+    """Serve the tools of other MCP servers behind policies, and return the exit code. An error is printed."""
     try:
         token = read_token(options.token_file) if options.http else None
         if options.policies is None:

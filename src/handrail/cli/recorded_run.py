@@ -190,10 +190,11 @@ class RecordedRun:
     async def open_folder(
         self, files: Path | None, startup_files: Sequence[str] | None = None
     ) -> AsyncGenerator[Any]:
-        """Open the given folder, or the one recorded with the run. Yields None if the recorded folder does not exist.
+        """Open the given folder, or the one recorded with the run.
 
-        Raises `UsageError` if a different folder is at its path now, as its id shows.
-        Unless `startup_files` is given, the startup files that the run was allowed to change stay allowed.
+        Yields None if no folder is recorded, or if the recorded one does not exist. Raises `UsageError` if the given
+        folder does not exist, or if a different folder is at the recorded path now. Unless `startup_files` is given, the
+        startup files that the run was allowed to change stay allowed.
         """
         from handrail.resources.directory import DirectoryFilesystem
 

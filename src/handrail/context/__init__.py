@@ -346,7 +346,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     def emit(self, event: object) -> Done:
         """Publish your own event immediately, under the tool's name.
 
-        Raises `EventRefused` for a plain value such as a dict, to which nobody could subscribe by type.
+        Raises `EventRefused` for a class, or a plain value such as a dict, to which nobody could subscribe by type.
         """
         self._source.home.check()
         return self._source.emit(event)
@@ -380,7 +380,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     def ticket(self) -> str:
         """Return a signed ticket, as text, with which another process can run this call's tool.
 
-        Raises `NotSupported` if the run has no journal.
+        Raises `NotSupported` if the run has no journal, and anywhere but in a tool's handler.
         """
         self._source.home.check()
         return self._source.ticket()

@@ -378,7 +378,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         """The call's transaction. Raises `NotSupported` if there is none."""
         transaction = self.transaction
         if transaction is None:
-            raise NotSupported("session", "The call's transaction opens when its handler starts.")
+            raise NotSupported("session", "Use it only while the call's policies or its handler run.")
         return transaction
 
     # Verbs.

@@ -28,8 +28,9 @@ from handrail.tools.effect import refusal
 async def why_withheld(gate: Gate, tool: ProviderTool, answer: Place) -> str | None:
     """Return why a tool must not be offered in the request for the answer at this place; None if it may be offered.
 
-    The policies of the run and of the runs around it decide. The offer is not a call: it has no number, no record and
-    costs nothing, and what the policies read does not count as read. Raises `DefinitionError` if a policy asks.
+    The policies of the run and of the runs around it decide, unless the effect of the call around the run forbids the
+    tool anyway. The offer is not a call: it has no number and no record, it costs nothing, and what the policies read
+    does not count as read. Raises `DefinitionError` if a policy asks.
     """
     outer = gate.frame.outer
     why_not = None if outer is None else refusal(outer.tool.effect, tool.effect)

@@ -101,7 +101,10 @@ class Form:
     async def _scalar(
         self, schema: JsonSchema, name: str, before: Any, depth: int, *, ends: bool = False
     ) -> Any:
-        """Ask for a value on one line until it is valid. With `ends`, an empty line returns `NOTHING`."""
+        """Ask for a value on one line until it is valid.
+
+        With `ends`, an empty line returns `NOTHING`. Otherwise it returns `before` or the default, if there is one.
+        """
         listed = list_options(schema)
         indent = "  " * (depth + 1)
         kept = before if before is not NOTHING else schema.get("default", NOTHING)
@@ -361,7 +364,10 @@ def describe(question: Question, title: str, width: int, *, whole: bool = False)
 
 
 def _message(question: Question, width: int) -> list[str]:
-    """Return the question's message behind a bar, so that it can't imitate this form."""
+    """Return the question's message, or else its reason, behind a bar, so that it can't imitate this form.
+
+    Empty if it has neither.
+    """
     message = question.message or str(_payload(question).get("reason") or "")
     return barred(escape(message), width) if message else []
 
@@ -373,7 +379,10 @@ def diff_lines(
     limit: int | None = DIFF_LINES,
     more: str = "v to view all",
 ) -> list[str]:
-    """Return the diff in colour behind a bar, cut to at most `limit` lines. `more` says how to see the rest."""
+    """Return the question's diff in colour behind a bar, or no lines if it has none.
+
+    The diff is cut to at most `limit` lines, and `more` says how to see the rest.
+    """
     diff = _payload(question).get("diff")
     if not isinstance(diff, str) or not diff:
         return []

@@ -200,7 +200,7 @@ def _key(*parts: Any) -> str:
 
 
 class ApprovalMemory:
-    """The decisions that apply to more than one call of this session.
+    """The remembered decisions of a session, which apply to its later calls.
 
     They are facts in the session's log: they outlive a failed call, are saved and loaded with the session,
     and are recorded in the journal of its runs. An approval has no effect in another session, and no decision

@@ -84,7 +84,7 @@ Schema = Mapping[str, tuple[str, str, str | None]]
 def is_blank(path: str) -> bool:
     """Return whether a file is empty, so that a journal may be created in it; False for a journal or an unreadable file.
 
-    Raises `JournalError` for the database of another program. SQLite is not asked before the file is known to be a
+    Raises `JournalError` for any other file, such as the database of another program. SQLite is not asked before the file is known to be a
     journal, because it would apply and delete the files beside the database, and create others.
     """
     try:

@@ -336,7 +336,7 @@ def _check_tickets(connection: Connection, chains: Chains, run_id: str, records:
 
 
 def verify_session(connection: Connection, chains: Chains, run_id: str) -> RunRecords:
-    """Verify a run and everything that it builds on: the other runs of its session, and the session's decisions.
+    """Verify a run and everything that it builds on: the other runs of its session, and its principal's decisions there.
 
     Returns the run's own records. Raises the first `JournalAltered`.
     """
@@ -366,7 +366,7 @@ def verify_journal(connection: Connection, chains: Chains, run_id: str | None) -
 
 
 def _alterations(connection: Connection, chains: Chains, run_id: str | None) -> Iterator[JournalAltered]:
-    """Yield the first alteration in each run, session and other chain, and each altered blob.
+    """Yield the first alteration in each run, session and other chain, each altered blob, and damage to the file.
 
     If `run_id` is given, yield only the first alteration in that run's session.
     """

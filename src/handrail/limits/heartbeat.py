@@ -67,7 +67,7 @@ class Heartbeat:
     def keep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Send beats for the handler from now on, until it calls `beat` itself or `stop` is called.
 
-        A failure to extend the lease is logged and retried, and does not affect the call.
+        Nothing is sent without a lease. A failure to extend the lease is logged and retried, and does not affect the call.
         """
         self.stop()
         self._over = False

@@ -157,7 +157,10 @@ class Connection:
         return self.loop.create_task(work, context=contextvars.Context())
 
     async def _own(self, opening: asyncio.Future[Client], wait: float) -> None:
-        """Open the connection, wake the tasks that wait for it, and hold it open until it is lost or closed."""
+        """Open the connection, wake the tasks that wait for it, and hold it open until it is lost or closed.
+
+        If it can't be opened, the waiting tasks get the error.
+        """
         end = self._end = asyncio.Event()
         error: BaseException | None = None
         listening: asyncio.Task[None] | None = None
@@ -257,7 +260,7 @@ class Connection:
     def _lost(self, why: str, end: asyncio.Event | None) -> None:
         """Note that the server is gone. If the connection was open, a new one is opened soon.
 
-        So the model's next request has the server's current tools.
+        So the model's next request has the server's current tools. Does nothing if `end` is of an earlier connection.
         """
         if end is not self._end:
             return  # an earlier connection, which was lost before

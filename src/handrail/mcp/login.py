@@ -63,7 +63,10 @@ class Login:
     """The https address of a document about this client, for servers that accept it in place of a registration."""
 
     def provider(self, url: str, ask: AskLogin) -> OAuthClientProvider:
-        """Return the SDK's authentication for the server at this address. Raises `DefinitionError` if it is invalid."""
+        """Return the SDK's authentication for the server at this address.
+
+        Raises `DefinitionError` if the SDK refuses this `Login`.
+        """
         about = OAuthClientMetadata(
             client_name="Handrail",
             redirect_uris=[self.redirect],  # pyright: ignore[reportArgumentType]  # it is parsed

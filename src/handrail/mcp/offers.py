@@ -97,7 +97,7 @@ class SectionPrompts:
 
 
 def _fields(params: Any) -> list[tuple[str, bool]]:
-    """Return the name of each field of a params type, and whether it is required."""
+    """Return the name of each field of a params type, and whether it is required. Empty without a params type."""
     if params is None:
         return []
     schema = TypeAdapter[Any](params).json_schema()

@@ -65,7 +65,7 @@ class Secrets:
         return content
 
     def hide_in_model(self, model: _Model, *, except_for: str = "") -> _Model:
-        """Return a message of the protocol without the secrets, except for those in one field."""
+        """Return a message of the protocol with its secrets hidden, except in the field `except_for`."""
         if not self.values:
             return model
         hidden: Any = self.hide_in(model.model_dump(by_alias=True, exclude_unset=True))
@@ -74,7 +74,7 @@ class Secrets:
         return type(model).model_validate(hidden)
 
     def hide_in(self, value: Any) -> Any:
-        """Return a JSON value without the secrets in its strings and keys."""
+        """Return a JSON value with the secrets in its strings and keys hidden."""
         if not self.values:
             return value
         if isinstance(value, str):

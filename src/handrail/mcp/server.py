@@ -216,7 +216,10 @@ class ToolServer:
         return wire.ElicitRequest(params=address_of(question, self.page(request, call_id, question)))
 
     async def _elicit(self, request: Any, call: LiveCall, question: Question) -> None:
-        """Ask a client with an older protocol version, and give the call the answer."""
+        """Ask a client with an older protocol version, and give the call the answer.
+
+        For a secret, the client opens an address at which the person answers, and is told when that is done.
+        """
         params: Any = self.ask_of(request, call.run_id, question, call.problems.get(question.id, "")).params
         if not question.secret:
             found = await request.session.elicit_form(

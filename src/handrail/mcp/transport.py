@@ -113,7 +113,10 @@ class Flood:
         self._since = 0.0
 
     def add(self, message: object) -> str:
-        """Count a message. Returns why the server is to be disconnected, or "" if it may go on."""
+        """Count a message, or reset the count if it is a response.
+
+        Returns why the server is to be disconnected, or "" if it may continue.
+        """
         if isinstance(message, JSONRPCResponse | JSONRPCError):
             self._unasked = 0
             return ""

@@ -58,7 +58,10 @@ async def _look(name: str, row: Provider) -> Availability:
 
 
 async def _ask(name: str, row: Provider, address: str) -> Availability:
-    """Ask a server for its models. A server that answers is ready even if it does not list them."""
+    """Ask a server for its models, and return whether it can be used.
+
+    A server that answers is ready even if it does not list its models, unless it refuses the key.
+    """
     variable = row.addresses[0].variable
     path = "/v1/models" if row.wire == "anthropic" else "/models"
     try:
@@ -73,7 +76,7 @@ async def _ask(name: str, row: Provider, address: str) -> Availability:
         return Availability(name, "down", f"Nothing answers at {address}. {start} {variable}.")
     except ModelError as error:
         if error.status in (401, 403):
-            return Availability(name, "refused", f"{address} wants a key. Set {row.keys[0].variable}.")
+            return Availability(name, "refused", f"{address} requires a key. Set {row.keys[0].variable}.")
         models = ()  # not every server lists its models
     return Availability(name, "ready", f"at {address}", models)
 

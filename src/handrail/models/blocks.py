@@ -77,7 +77,7 @@ _ASKED = ("query", "queries", "code", "command", "url")
 
 
 def outside_lines(kept: Kept | None) -> list[str]:
-    """Return a line for people about each call of the provider's own tools in an answer.
+    """Return a line for people about each call of the provider's own tools in an answer, if any.
 
     Such calls do not pass Handrail's gate.
     """

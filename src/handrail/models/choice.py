@@ -33,7 +33,7 @@ class Candidate(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class ModelChoice(Protocol):
-    """A model that stands for others."""
+    """A model that chooses among other models for each request."""
 
     def candidates(self, request: ModelRequest, /) -> tuple[Candidate, ...]:
         """Return the models to try for this request, in order. There is at least one.

@@ -76,7 +76,7 @@ class Endpoint:
     """The address, headers and key of one model's requests.
 
     The key is read from the environment for each request and appears nowhere else: not in a view of the
-    request, not in an error, not in a repr.
+    request, not in an error, not in a repr. Raises `DefinitionError` if the address or a header is invalid.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class Address(msgspec.Struct, frozen=True):
     """The port to use if the variable has only a host, as in `OLLAMA_HOST=10.0.0.5`."""
 
     def find(self) -> str:
-        """Return the address in the variable, or "" if it has none."""
+        """Return the address in the variable, with the port and the path added if they are missing, or "" if it is not set."""
         given = os.environ.get(self.variable, "").strip().rstrip("/")
         if not given:
             return ""

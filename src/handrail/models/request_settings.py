@@ -18,6 +18,8 @@ def settings_fields(
 ) -> dict[str, Any]:
     """Return the fields of a request for its settings. Objects of the same name are merged.
 
+    In a request without tools, the settings about calls are left out.
+
     Raises `ModelRequestRefused` for a setting that the provider does not have, a value that the model does not have,
     and a `tool_choice` of a tool that is not offered.
     """

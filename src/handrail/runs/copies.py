@@ -38,7 +38,7 @@ class Lineage(msgspec.Struct, frozen=True):
     said: list[Message]
     shown: list[str]
     denied: list[bytes] = []
-    """Denials that apply to the whole session, and their revocations. Approvals never apply to another session."""
+    """The remembered denials of the session, and its revocations. Approvals never apply to another session."""
 
 
 async def lineage_of(journal: Journal, row: RunRow) -> Lineage:

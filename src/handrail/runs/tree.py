@@ -237,7 +237,7 @@ class _Builder:
         self._attach(node)
 
     def _attach(self, node: CallNode) -> None:
-        """Attach a call to the call or run that contains it."""
+        """Attach a call to the call or nested run that contains it, if there is one."""
         outer = node.place.outer
         if outer is None:
             return
@@ -323,7 +323,7 @@ def _sum(turns: Sequence[Turn]) -> tuple[Usage, Decimal | None]:
 
 
 def text_of(result: bytes) -> str:
-    """Return the text that the model was given, taken from a recorded result."""
+    """Return the text that the model was given, taken from a recorded result; "" if there is none."""
     found: Any = pydantic_core.from_json(result) if result else {}
     return str(found.get("text", "")) if isinstance(found, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # plain JSON
 

@@ -149,8 +149,8 @@ class Principals:
     async def of(self, request: Request) -> Person:
         """Return the person who sent a request.
 
-        Raises `RequestRefused`: 401 without a valid secret, 429 after many wrong ones, and 500 if the app's own hook
-        returns an invalid name.
+        Raises `RequestRefused`: 401 if the request is not authenticated, 429 after many wrong secrets, and 500 if the
+        app's own hook returns an invalid name.
         """
         if self._authenticate is not None:
             return self._person(await self._call_hook(self._authenticate, request))
@@ -170,7 +170,11 @@ class Principals:
     # Signing in and out.
 
     async def sign_in(self, request: Request, body: LoginBody) -> Cookie:
-        """Exchange a link, a token, or a name and password for a session. Raises `RequestRefused` if they are wrong."""
+        """Exchange a link, a token, or a name and password for a session.
+
+        Raises `RequestRefused` if they are wrong, if the request is from another site's page, or if the app
+        authenticates requests itself.
+        """
         if self._authenticate is not None:
             raise RequestRefused(
                 404, "NotFound", "this server has no sign-in, because the app authenticates requests"
@@ -200,7 +204,7 @@ class Principals:
         return Cookie(cookie_name(request), made.secret, SESSION_SECONDS, made.key, person.name)
 
     def sign_out(self, request: Request, person: Person) -> None:
-        """End the session that a request belongs to."""
+        """End the session that a request belongs to, if any."""
         if person.session:
             self.people.revoke(id=person.session)
             self.people.note(person.name, "signed out", address_of(request), session=person.session)
@@ -229,7 +233,10 @@ class Principals:
         return not self.has_people or (found is not None and found.may("see"))
 
     def _person(self, name: str, session: str = "") -> Person:
-        """Return a principal with their current roles."""
+        """Return a principal with their current roles.
+
+        On a server without users and without a hook, everyone is an admin. A principal that only the hook knows is a user.
+        """
         if self.has_links:
             return Person(name, frozenset({"admin"}), session)
         found = self.people.find(name)

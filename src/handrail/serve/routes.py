@@ -209,7 +209,10 @@ class Routes:
         return response
 
     async def health(self, request: Request) -> Response:
-        """Report whether the server is up. Authenticated clients also get the version and the numbers of runs."""
+        """Report whether the server is up, with status 503 while it stops, and where to sign in with a provider.
+
+        Authenticated clients also get the version and the numbers of runs.
+        """
         stopping = self._threads.stopping
         health: dict[str, Any] = {"status": "stopping" if stopping else "ok"}
         if self._has_oidc:
@@ -242,7 +245,7 @@ class Routes:
     # AG-UI.
 
     async def agent(self, request: Request) -> Any:
-        """Respond to an AG-UI request with one leg of a run."""
+        """Respond to an AG-UI request with one leg, an error, or, if the input changes nothing, the thread's current state."""
         input = parse_input(requests.parse_json(await request.body()))
         thread = await self._threads.open(request.scope[PRINCIPAL], input.thread_id)
         nested = input.sees_nested
@@ -433,7 +436,10 @@ class Routes:
         return JSONResponse({"decided": decided})
 
     async def audit(self, request: Request) -> Response:
-        """Return up to 10,000 entries of the audit log as JSON lines, oldest first, starting after the entry numbered `?after=`."""
+        """Return up to 10,000 entries of the audit log as JSON lines, oldest first, starting after the entry `?after=`.
+
+        Raises `RequestRefused` if that is not a number.
+        """
         after = request.query_params.get("after", "0")
         if not after.isdecimal() or len(after) > 15:
             raise RequestRefused(422, "BadNumber", "`after` must be the number of an entry")

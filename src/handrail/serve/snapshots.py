@@ -116,7 +116,10 @@ async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
 
 
 async def _question_json(journal: Journal, question: Question) -> dict[str, Any]:
-    """Return a question in the JSON form that the page reads, with the names of the people who have voted."""
+    """Return a question in the JSON form that the page reads.
+
+    If people vote on it, the names of those who have voted are included.
+    """
     shown = question_json(question)
     if question.quorums:
         votes = await journal.votes.on(question.run_id, question.id, question.digest)
@@ -181,9 +184,9 @@ async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], i
 async def _read_state(journal: Journal, seen: Thread) -> _State:
     """Read a consistent state of a thread from the journal and from memory.
 
-    The run continues while the journal is being read, and the events from that time are taken from the feed. If the
-    run started or ended in that time, everything is read again, up to five times. Raises `ThreadUnknown` if the thread
-    has no runs.
+    The run continues while the journal is being read, and the events from that time are taken from the feed. If that is
+    not possible, for example because the run ended in that time, everything is read again, at most five times in all.
+    Raises `ThreadUnknown` if the thread has no runs.
     """
     for tries in range(_TRIES):
         last, live = seen.feed.last, seen.live

@@ -19,7 +19,7 @@ _KNOWN: Mapping[str, tuple[str, frozenset[str]]] = {
     "code_execution": ("Runs code in the provider's sandbox.", frozenset()),
     "file_search": ("Searches files that are stored at the provider.", frozenset()),
 }
-"""The description of each tool, and its capabilities besides `provider` and its name."""
+"""The description of each tool, and its capabilities besides `provider.NAME`."""
 PROVIDER_TOOLS: frozenset[str] = frozenset(_KNOWN)
 """The names of the tools that a provider can have."""
 
@@ -69,7 +69,9 @@ class ProviderTool(Tool[Any, Any]):
         )
         given: Any = max_uses
         if given is not None and (type(given) is not int or given < 1):
-            raise ToolDefinitionError(name, f"max_uses is {given!r}", "Pass an integer from 1 on, or None.")
+            raise ToolDefinitionError(
+                name, f"max_uses is {given!r}", "Pass a whole number of at least 1, or None."
+            )
         limits = {
             "max_uses": max_uses,
             "allowed_domains": _texts(name, "allowed_domains", allowed_domains),

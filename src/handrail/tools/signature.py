@@ -58,7 +58,7 @@ def caller_namespace() -> dict[str, Any]:
 
 
 def read(tool: str, function: Callable[..., Any], namespace: Mapping[str, Any], what: str) -> Signature:
-    """Read the signature of `function`. Raises `ToolDefinitionError` if it can't be read."""
+    """Read the signature of `function`. Raises `ToolDefinitionError` if it can't be read, or if the function is a generator."""
     if not callable(function):
         raise ToolDefinitionError(
             tool, f"its {what} is {function!r}, not a function", "Pass a function or another callable."

@@ -86,7 +86,7 @@ class Area:
         return self._folder
 
     def at(self, folder: Path) -> Area:
-        """Return an area for a different staging folder of the same root."""
+        """Return the area of the same root with this staging folder, which may be this area itself."""
         return self if folder == self.folder else Area(self.jail, self.disk, folder, self._clock, self._keep)
 
     @cached_property
@@ -149,7 +149,8 @@ class Area:
     def _make_part(self) -> Path:
         """Create and lock a folder for this process.
 
-        Before it is locked, a different process may take it for that of a dead one and remove it.
+        Before it is locked, a different process may take it for that of a dead one and remove it. A new one is created
+        then. Raises `FileError` if this happens too often.
         """
         for _ in range(_TRIES):
             for folder in (self.folder, self.folder / "at-work", self.folder / "done"):

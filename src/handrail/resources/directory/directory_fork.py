@@ -272,7 +272,8 @@ class DirectoryFork(Linked, FileFork):
         """Return the layers to mount so that a command sees this fork and writes into it.
 
         All changes so far are written to disk. The layers of outer forks do not change while this fork exists. Only
-        one command may run at a time, and nothing else may change this fork before `absorb`.
+        one command may run at a time, and nothing else may change this fork before `absorb`. Raises `ContextExpired` if
+        this fork accepts no more changes.
         """
         with self._shared.lock:
             self._enter()
@@ -296,7 +297,7 @@ class DirectoryFork(Linked, FileFork):
         `mounted_at` is `Layers.mounted_at`. Returns the paths taken over, sorted; a folder's path ends in `/`.
         Raises `Conflict` with the paths that someone else has also changed since the mount, because the command may
         have seen either version, and `FileError` for a device, which could lead out of the folder. Nothing is taken
-        over then, and the fork must be dropped.
+        over then, and the fork must be dropped. Raises `ContextError` if `layers` has not been called.
         """
         with self._shared.lock:
             self._enter()

@@ -253,7 +253,10 @@ def _open(root: str | os.PathLike[str]) -> Jail:
 
 
 def _ignores_case(jail: Jail) -> bool:
-    """Return whether the folder ignores case. Writes nothing: it checks the folder's flags and existing names."""
+    """Return whether the folder is known to ignore case.
+
+    Writes nothing: it checks the folder's flags and existing names.
+    """
     try:
         fd = jail.folder(".", os.O_RDONLY)
     except OSError:

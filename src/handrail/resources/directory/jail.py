@@ -149,7 +149,10 @@ def _rename(source: int, name: str, target: int, new_name: str, how: int) -> Non
 
 
 def _move_by_link(source: int, name: str, target: int, new_name: str) -> None:
-    """Emulate `move_into` with a hard link, which fails if the target exists. A folder is renamed after a check."""
+    """Emulate `move_into` with a hard link. A folder is renamed after a check.
+
+    Raises `FileExistsError` if the target exists.
+    """
     try:
         os.link(name, new_name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
     except (
@@ -350,7 +353,7 @@ def _kind(entry: os.DirEntry[str]) -> str:
 
 
 def refusal(path: str, error: OSError) -> FileError:
-    """Convert an `OSError` from the disk to a `FileError` that says what the caller can do."""
+    """Convert an `OSError` from the disk to a `FileError`. For the common errors, it says what the caller can do."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return FileError(
             path or ".",

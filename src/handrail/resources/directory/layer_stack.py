@@ -167,7 +167,10 @@ class Upper:
             yield Entry(path, "gone")
 
     def _entries(self, folder: str) -> list[Entry]:
-        """Return the entries of a folder, sorted. What commands write to reserved names is left out, and so discarded."""
+        """Return the entries of a folder, sorted. What commands write to reserved names is left out, and so discarded.
+
+        Raises `FileError` if the path is too long, or if the folder can't be read.
+        """
         if len(folder) > MAX_PATH:
             problem = f"a command nested its folders too deeply. Keep paths below {MAX_PATH} bytes"
             raise FileError(f"{folder[:_SHOWN]}…", problem)

@@ -61,7 +61,7 @@ class Ground(Shared):
         return self.jail.read(path, version, self.limits.max_file_size)
 
     def attributes(self, path: str) -> Attributes:
-        """Return the extended attributes that a copy of a file in the folder should have."""
+        """Return the extended attributes that a copy of a file in the folder should have. Without a file, there are none."""
         return self.jail.attributes(path)
 
     def refuse_hidden(self, path: str) -> None:
@@ -190,7 +190,10 @@ class Linked(Layer):
         return folder
 
     def _target(self, given: str, node: Node, names: deque[str]) -> bool:
-        """Prepend a link's target to the remaining names. Returns True if the target is absolute."""
+        """Prepend a link's target to the remaining names. Returns True if the target is absolute.
+
+        Raises `PathRefused` if an absolute target leads out of the root.
+        """
         target: str = getattr(node.data, "target", "")
         absolute = target.startswith("/")
         if absolute:
@@ -209,7 +212,10 @@ class Linked(Layer):
             return self._loaded(self._followed(path))
 
     def _loaded(self, path: str) -> bytes:
-        """Read a file whose path crosses no links. If it changes during its first read, it is read again."""
+        """Read a file whose path crosses no links. If it changes during its first read, it is read again.
+
+        Raises `Conflict` if it keeps changing, or if it has changed since an earlier read.
+        """
         at = parse_file_path(path)
         pinned = self._is_pinned(at.folder, at.name)
         for _ in range(_TRIES):
@@ -256,7 +262,7 @@ class Linked(Layer):
                 return None
 
     def _kinds(self, folder: str) -> Mapping[str, bool]:
-        """Return the names in a folder, each with whether it is a folder.
+        """Return the names in a folder, each with whether it is a folder. Empty if the path can't be used.
 
         Links to folders are omitted, so that a search does not descend through links, which could form a cycle.
         """

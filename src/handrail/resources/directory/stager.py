@@ -100,7 +100,10 @@ class _Stager:
         self._slots = 0
         self._known: set[str] = {""}
         self._born: dict[str, Facts | None] = {}
-        """What each folder that was looked at passes on to new files in it. The root is looked at on first use."""
+        """For each folder that was looked at, the facts that new files in it inherit, or None if they inherit none.
+
+        The root is looked at on first use.
+        """
 
     def steps(self, changes: list[Change], over: Over) -> tuple[Step, ...]:
         steps: list[Step] = []
@@ -154,11 +157,12 @@ class _Stager:
 
     @contextlib.contextmanager
     def _birthplace(self, at: Path, path: str, facts: Facts | None) -> Generator[Path]:
-        """Provide the path at which to create what belongs in the slot `at`. Afterwards, it is moved there.
+        """Yield the path at which to create the content of the slot `at`, and then move it to the slot.
 
-        The path is in a folder that passes on what the file's own folder passes on to new files in it.
+        If new files in the file's own folder inherit facts, such as its group, the path is in a temporary folder from
+        which they inherit the same. Otherwise, it is the slot itself.
         """
-        born = None if facts is not None and facts.gid >= 0 else self._passed_on(split(path)[0])
+        born = None if facts is not None and facts.gid >= 0 else self._inherited(split(path)[0])
         if born is None:
             yield at
             return
@@ -169,14 +173,17 @@ class _Stager:
         os.rename(nursery / at.name, at)
         os.rmdir(nursery)
 
-    def _passed_on(self, folder: str) -> Facts | None:
-        """Return what a folder passes on to new files in it. It was checked or made before."""
+    def _inherited(self, folder: str) -> Facts | None:
+        """Return the facts that new files in a folder inherit, or None. The folder was checked or made before."""
         if not folder and folder not in self._born:
             self._born[folder] = born_in(f"/proc/self/fd/{self._jail.fd}", self._root)
         return self._born[folder]
 
     def _bring(self, data: OnDisk, slot: Path) -> None:
-        """Stage a file: move it if a command created it, and link or copy it otherwise. A new pipe or socket is created."""
+        """Stage a file: move it if a command created it, and link or copy it otherwise. A new pipe or socket is created.
+
+        Raises `Conflict` if the file has changed since it was read.
+        """
         if isinstance(data, Special) and data.is_new:
             self._area.disk.special(slot, data.found)
             write_attributes(slot, data.facts.attributes)

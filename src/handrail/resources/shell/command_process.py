@@ -40,7 +40,10 @@ _PACKAGE = Path(__file__).parents[2]
 
 
 class Keeper:
-    """The running keeper: its process and the socket that requests are sent on."""
+    """The running keeper: its process and the socket that requests are sent on.
+
+    Raises `ShellUnavailable` if it can't be started.
+    """
 
     __slots__ = ("_process", "_requests")
 

@@ -72,7 +72,7 @@ class Copy:
         """Number of links that lead out of the folder and are not in the copy. They stay unchanged."""
 
     def make(self) -> None:
-        """Copy everything. Then wait until any later change gets a newer timestamp than the copies."""
+        """Copy everything. Then wait a moment, so that any later change gets a newer timestamp than the copies."""
         stack = [self._upper] if is_opaque(self._upper) else [self._upper, *self._lowers]
         self._copy_folder(stack, self._target, "")
         for path in itertools.chain(
@@ -218,7 +218,10 @@ class Copy:
             _copy_metadata(self._target, self._upper)
 
     def _settle(self, path: str, lowers: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
-        """Update one folder of the upper layer. Yields its subfolders, with their lower layers."""
+        """Update one folder of the upper layer. Yields its subfolders, with their lower layers.
+
+        Raises `OSError` if its path is too long.
+        """
         if len(path) > MAX_PATH:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         prefix = f"{path}/" if path else ""

@@ -169,7 +169,7 @@ _SYSTEM_SECRETS = (
 
 
 def clean_environment(home: str, temporary: str) -> dict[str, str]:
-    """Return a command's environment: a few harmless variables that programs need, and no others."""
+    """Return a command's environment: a few harmless variables of this process, TERM, PATH, HOME and TMPDIR."""
     kept = {
         name: value
         for name, value in os.environ.items()

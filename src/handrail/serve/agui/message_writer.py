@@ -113,7 +113,7 @@ class MessageWriter:
     # Streaming.
 
     def text(self, run: OpenRun, piece: str) -> list[Event]:
-        """Return the events for the next piece of an answer's text."""
+        """Return the events for the next piece of an answer's text. An empty piece has none."""
         if not piece:
             return []
         content = delta("TEXT_MESSAGE_CONTENT", "messageId", run.message_id, piece, run.tag)
@@ -125,7 +125,7 @@ class MessageWriter:
         return events
 
     def thought(self, run: OpenRun, piece: str) -> list[Event]:
-        """Return the events for the next piece of a model's reasoning."""
+        """Return the events for the next piece of a model's reasoning. An empty piece has none."""
         if not piece:
             return []
         events: list[Event] = []
@@ -137,7 +137,7 @@ class MessageWriter:
         return [*events, delta("REASONING_MESSAGE_CONTENT", "messageId", run.thought_id, piece, run.tag)]
 
     def call(self, run: OpenRun, piece: CallDelta) -> list[Event]:
-        """Return the events for the next piece of a call.
+        """Return the events for the next piece of a call, or none if the call is sent later.
 
         Ids that a model repeats are replaced when its answer is complete. A call whose id may still be replaced is
         therefore sent only then. Which of two concurrent nested runs keeps an id is not known earlier, so only the

@@ -45,7 +45,7 @@ class History:
 
     @property
     def over(self) -> Details | None:
-        """The state that the last process to end reported, even if that process had been overtaken."""
+        """The state that the last process to end reported, even if that process had been overtaken, or None."""
         found = self.of("over")
         return found[-1] if found else None
 
@@ -108,7 +108,7 @@ class Trial(NamedTuple):
     secrets: Sequence[str]
     unrecorded: Sequence[str]
     recorded: bytes
-    """The bytes of all journal files."""
+    """The content of the journal, as bytes."""
 
     def doubtful(self) -> frozenset[str]:
         """Return the ids of the calls whose results may differ from the uncrashed run.

@@ -197,7 +197,7 @@ class Trials:
             self._wait(self._fork(folder, process, second))
             process += 1
         if self._wait(self._fork(folder, process)):
-            return [Broken("the_run_ends", str(point), f"resuming it went wrong: {_last_words(folder)}")]
+            return [Broken("the_run_ends", str(point), f"resuming it failed: {_last_words(folder)}")]
         return self._judge(str(point), folder, uncrashed)
 
     def _overtake(self, point: Point, folder: Path, uncrashed: Path) -> list[Broken]:
