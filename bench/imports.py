@@ -31,7 +31,10 @@ LIMITS = [
 
 
 def cpu_milliseconds(line: str, environment: dict[str, str]) -> float:
-    """Return the user and system time of a fresh interpreter that runs one line, in milliseconds."""
+    """Return the user and system time of a fresh interpreter that runs one line, in milliseconds.
+
+    Exits if the line fails.
+    """
     process = subprocess.Popen([sys.executable, "-c", line], env=environment)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)

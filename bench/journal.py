@@ -25,7 +25,7 @@ from handrail.clock import SYSTEM_CLOCK
 from handrail.dispatch import open_gate
 from handrail.environment import LaterEnvironment
 from handrail.errors import RunParked
-from handrail.journal.chains import INSERT, Chains
+from handrail.journal.chains import INSERT, MAC_BYTES, Chains
 from handrail.journal.connection import Connection
 from handrail.journal.database import Database
 from handrail.journal.sqlite import Durability
@@ -117,7 +117,8 @@ class Unchained(Chains):
         self, connection: Connection, chain: str, kind: str, key: str, body: bytes, **more: Any
     ) -> int:
         self.number = number = getattr(self, "number", 0) + 1
-        connection.execute(INSERT, (chain, number, kind, key, 0.0, "s", body, b"x" * 32, "applied"))
+        mac = bytearray(b"x" * MAC_BYTES)
+        connection.execute(INSERT, (chain, number, kind, key, 0.0, "s", bytearray(body), mac, "applied"))
         return number
 
 
@@ -171,7 +172,10 @@ class Steps:
 
 
 async def parked(path: Path, steps: int) -> SqliteJournal:
-    """Run this many steps, the last of which asks a question, and return the journal of the parked run."""
+    """Run this many steps, the last of which asks a question, and return the journal of the parked run.
+
+    Raises `AssertionError` if the run was not parked.
+    """
     journal = SqliteJournal(path, watch=None)
     adapter = Adapter(Steps(steps), journal=journal, environment=LaterEnvironment())
     try:

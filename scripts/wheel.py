@@ -214,7 +214,10 @@ def try_without(extra: str, made: Path, folder: Path) -> list[str]:
 
 
 def interpreters() -> dict[str, str]:
-    """Return the path of each supported Python found here, by version, and print the versions that are missing."""
+    """Return the path of each supported Python found here, by version, and print the versions that are missing.
+
+    Raises `Wrong` if the classifiers name other versions than those supported.
+    """
     found = dict(line.split(" ", 1) for line in run([ROOT / "scripts" / "find-python", "--all"]).splitlines())
     listed = {line.rsplit(" ", 1)[1] for line in classifiers()}
     if listed != set(found):

@@ -43,7 +43,7 @@ settings.load_profile(
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Watch the wires, and keep default journals out of the developer's state folder, even in child processes."""
+    """Check the requests to model APIs, and keep default journals out of the developer's state folder."""
     state = tempfile.TemporaryDirectory(prefix="handrail-state-")
     config.add_cleanup(state.cleanup)
     os.environ["XDG_STATE_HOME"] = state.name
@@ -83,7 +83,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a coroutine test on its own event loop."""
+    """Run a coroutine test on its own event loop.
+
+    Returns None for other tests, which pytest then runs itself.
+    """
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     wanted = inspect.signature(pyfuncitem.obj).parameters
@@ -98,7 +101,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt the ten thousand tests and their modules from garbage collection, which would look at them again and again."""
+    """Exempt the collected tests from garbage collection, which would scan them again and again."""
     gc.collect()
     gc.freeze()
 

@@ -75,7 +75,10 @@ def moment_after(seconds: float, spans: list[Span]) -> float:
 @example(drawn=[("thread", 3, 40), ("loop", 4, 20)], seconds=5)
 @example(drawn=[("thread", 3, 10), ("thread", 5, 20)], seconds=5)
 def test_a_timeout_is_postponed_by_exactly_what_listeners_took(drawn: list[Listener], seconds: int) -> None:
-    """The work is cancelled once it has had its seconds, however listeners follow, nest or overlap."""
+    """The work is cancelled once it has had its seconds.
+
+    The time that listeners take does not count, however they follow, nest or overlap.
+    """
 
     async def main() -> tuple[float, list[Span]]:
         loop = virtual_loop()
@@ -97,7 +100,7 @@ def test_a_timeout_is_postponed_by_exactly_what_listeners_took(drawn: list[Liste
 
 @given(drawn=listeners, beats=st.lists(st.integers(1, 20), max_size=4))
 def test_silence_is_counted_in_the_same_way(drawn: list[Listener], beats: list[int]) -> None:
-    """The watchdog fires once the work has had its seconds since the last beat that came before."""
+    """The time that listeners take does not count as silence for the watchdog."""
 
     async def main() -> tuple[float, list[Span], float]:
         loop, heard = virtual_loop(), [0.0]
@@ -144,7 +147,7 @@ async def in_task(context: ToolContext) -> str:
 
 @pytest.mark.parametrize("kind", ["async", "sync"])
 def test_handlers_of_both_kinds_time_out_at_the_same_moment(kind: str) -> None:
-    """A listener that blocks the loop for 40 seconds postpones a timeout of 10 to 50, not to when it is looked at."""
+    """A listener that blocks the loop for 40 seconds postpones a timeout of 10 seconds to 50 seconds."""
     over = threading.Event()
 
     @tool(effect="pure", timeout=10)
@@ -214,7 +217,7 @@ def test_an_outer_call_waits_for_listeners_on_a_thread_of_an_inner_one(
 
 
 def test_a_paused_deadline_that_is_nearly_over_does_not_spin() -> None:
-    """While a person decides, a deadline with little time left is looked at a few times a second, and not more."""
+    """While a person decides, a deadline with little time left is checked only a few times a second."""
 
     async def main() -> None:
         loop, looks = virtual_loop(), 0

@@ -73,7 +73,10 @@ def jobs(peers: list[str], rounds: int) -> Iterator[Job]:
 
 @contextmanager
 def serving() -> Generator[str]:
-    """Run the model's server in its own process, and yield its address."""
+    """Run the model's server in its own process, and yield its address.
+
+    Exits if the server does not start.
+    """
     command = [venvs.python_of(None), venvs.HERE / "server.py"]
     pipe = subprocess.PIPE
     # Closing the server's standard input ends it.

@@ -84,7 +84,7 @@ class Script:
 
     @classmethod
     def named(cls, text: bytes) -> Script:
-        """Return the script whose name occurs in `text`."""
+        """Return the script whose name occurs in `text`. Raises `ValueError` if there is none."""
         found = _NAME.search(text)
         if found is None:
             raise ValueError("the request's `model` names no script")

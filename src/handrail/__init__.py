@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from handrail.resources.shell import Allow, Shell
     from handrail.sections import FileTools, ShellTools
     from handrail.session import Session, kept
-    from handrail.tools import PathArg, Tool, ToolExample, ToolResult, tool
+    from handrail.tools import PathArg, ProviderTool, Tool, ToolExample, ToolResult, tool
     from handrail.workers import Worker, WorkerRegistry
 
 _HOMES = {
@@ -98,7 +98,7 @@ _HOMES = {
     "handrail.resources.shell": "Allow Shell",
     "handrail.sections": "FileTools ShellTools",
     "handrail.session": "Session kept",
-    "handrail.tools": "PathArg Tool ToolExample ToolResult tool",
+    "handrail.tools": "PathArg ProviderTool Tool ToolExample ToolResult tool",
     "handrail.workers": "Worker WorkerRegistry",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
@@ -148,6 +148,7 @@ __all__ = [
     "Prompt",
     "PromptEvaluationError",
     "PromptResponse",
+    "ProviderTool",
     "RateLimitPolicy",
     "ReadBeforeWritePolicy",
     "RunParked",

@@ -132,9 +132,11 @@ class Agent(Generic[OutputT]):
     ) -> Operation[PromptResponse[OutputT]]:
         """Run the agent until its model is done.
 
-        `message` is the user's message; without one, the instructions must say everything. `params` fills the
-        templates. A second run on the same `session` continues the conversation. A failing tool never ends a
-        run; an error that does, such as a failed request or a limit, is raised as `PromptEvaluationError`.
+        `message` is the user's message. Leave it out if the instructions say what to do. `params` fills the
+        templates. A second run on the same `session` continues the conversation.
+
+        If a tool fails, the model is told, and the run continues. Raises `PromptEvaluationError` if the run can't
+        continue, for example after a failed request or at a limit, and `RunParked` if the run is parked.
         """
         check_names("run", RunArguments, arguments)
         return self.adapter.evaluate(self.prompt, params, message=message, **arguments)
@@ -142,7 +144,10 @@ class Agent(Generic[OutputT]):
     def stream(
         self, message: str | None = None, /, *, params: object = None, **arguments: Unpack[RunArguments]
     ) -> RunStream[OutputT]:
-        """Run the agent like `run`, and return a stream of events, for `async for`, or `for` in a script."""
+        """Return a run of the agent as a stream of events, for `async for`, or `for` in a script.
+
+        The arguments are those of `run`. The run starts when the stream is iterated or its `.response` is awaited.
+        """
         return self.adapter.stream(self.prompt, params, message=message, **arguments)
 
     def resume(
@@ -159,7 +164,7 @@ class Agent(Generic[OutputT]):
 
         The tool takes the prompt's params if the prompt has any, or else a `message`. It uses the caller's budget,
         deadline, session, files and environment, but its own model and workers. Its own resources come before the
-        caller's.
+        caller's. Raises `DefinitionError` if the agent has no description.
         """
         if not self.description.strip():
             raise DefinitionError(
@@ -224,10 +229,10 @@ class AgentTool(Tool[Any, Any]):
 
 
 def strongest(effects: Iterable[Effect]) -> Effect:
-    """Return the effect of calling an agent whose tools have these effects.
+    """Return the effect of a tool that runs an agent whose tools have these effects: `idempotent` or `irreversible`.
 
-    It is at least `idempotent`: a model's answers cost money and differ each time, so a call to an agent must not be
-    rerun as freely as a call whose effects are all in a transaction.
+    It is never weaker than `idempotent`. A model's answers cost money and differ each time, so such a call must not be
+    rerun as freely as one whose effects are all in a transaction.
     """
     most = max((EFFECTS[effect].strength for effect in effects), default=0)
     return "idempotent" if most <= EFFECTS["idempotent"].strength else "irreversible"

@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 
 class Callback(Generic[T]):
-    """Calls a function that may be async with one value after another, from any thread.
+    """Calls a function, which may be async, with one value after another, from any thread.
 
-    A plain function is called at once. The awaitables of an async one are awaited one by one, in the order of the
-    calls, and `finish` waits for the last one. An error is logged and does not affect the run.
+    The function is called at once. The awaitables that it returns are awaited later, one by one and in the order of the
+    calls. `finish` waits for the last one. An exception is logged and does not affect the run.
     """
 
     def __init__(self, function: Callable[[T], Awaitable[Any] | Any], name: str) -> None:
-        """Create a callback in the event loop in which its awaitables are to run."""
+        """Create a callback whose awaitables are awaited on the running event loop. `name` is for log messages."""
         self._function = function
         self._name = name
         self._loop = asyncio.get_running_loop()
@@ -30,7 +30,6 @@ class Callback(Generic[T]):
         self._task: asyncio.Task[None] | None = None
 
     def __call__(self, value: T) -> None:
-        """Call the function with this value."""
         try:
             came = self._function(value)
         except Exception:
@@ -44,7 +43,7 @@ class Callback(Generic[T]):
                 self._loop.call_soon_threadsafe(self._start)
 
     async def finish(self) -> None:
-        """Wait until everything has been awaited. If this is cancelled, what has not been awaited is dropped."""
+        """Wait until all awaitables have finished. If this is cancelled, the current one is cancelled and the rest are dropped."""
         self._start()
         while self._task is not None:
             task = self._task

@@ -32,7 +32,7 @@ log = logging.getLogger("handrail.cancellation")
 Watcher = Callable[[], None]
 
 _PAUSED = 0.05
-"""How often, in seconds, a paused deadline is looked at that would have passed otherwise."""
+"""Seconds until the timer of a paused deadline looks at the deadline again."""
 
 
 class TimedOut(Exception):
@@ -61,9 +61,9 @@ class CancelScope(msgspec.Struct, eq=False):
     _deadline: Deadline | None = None
     _deadline_timer: Timer | None = None
     notify: Callable[[], None] | None = None
-    """Tells the work that it must stop, before the cancellation lands; None if the work does not listen."""
+    """A function that tells the work to stop, one pass of the loop before it is cancelled; None if the work does not listen."""
     _landing: int = 0
-    """How many cancellations land in the next pass of the loop."""
+    """How many cancellations will be delivered in the next pass of the loop."""
     _watchdog: Timer | None = None
 
     @property
@@ -157,7 +157,7 @@ class CancelScope(msgspec.Struct, eq=False):
     def start_timeout(self, seconds: float, clock: TimerClock | None = None) -> None:
         """Cancel the work after this many seconds, or after the time that `continue_timeout` kept from an earlier timeout.
 
-        The seconds are those of `clock`. By default, time that listeners take from the loop does not count.
+        `clock` measures the seconds. By default, time in which listeners block the loop does not count.
         """
         timers = timers_of(self.task.get_loop())
         self._timeout = timers.start(seconds, self._run_out, clock, self._timeout_left)
@@ -169,7 +169,7 @@ class CancelScope(msgspec.Struct, eq=False):
             raise TimedOut(timer.seconds)
 
     def timeout_left(self) -> float:
-        """Return the seconds until the timeout, whether or not it was stopped; infinity if none was started."""
+        """Return how many seconds of the timeout are left, even if it was stopped; infinity if none was started."""
         return math.inf if self._timeout is None else self._timeout.left()
 
     def continue_timeout(self) -> None:
@@ -260,7 +260,8 @@ class _DeadlineClock(msgspec.Struct, eq=False):
 async def shielded(work: Coroutine[Any, Any, T]) -> T:
     """Await `work` to its end, even if this task is cancelled meanwhile, and return its value.
 
-    The cancellation is not lost: the task still counts it, and the scope around the work reports it.
+    The cancellation is not lost: the task still counts it, and the scope around the work reports it. If the work raises
+    `GeneratorExit`, this raises `RuntimeError` instead.
     """
     import anyio
 
@@ -290,15 +291,14 @@ _ENDED = object()
 
 
 def begin_isolated(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
-    """Run work that calls user code up to its first suspension. Await the returned value; None means the work is done.
+    """Run work that calls user code, until it first waits. Await the returned value for the rest; None if the work is done.
 
     The work runs in the current task, but in a copy of its context: context variables that it sets stay in it. A
     task of its own would do the same, at ten times the cost.
 
     Before Python 3.13, a task group whose member fails while the group waits at its end cancels the task
-    and never takes that back. The task then looks as if it had been cancelled from outside. The group may be
-    anywhere below the user code: the cancellation is delivered through here, and its traceback shows which
-    code caught it.
+    and never takes that back. The task then looks as if it had been cancelled from outside. So every cancellation
+    is delivered through here. If its traceback shows that such a group caught it, it is taken back.
     """
     context, steps = copy_context(), work.__await__()
     waiting = context.run(next, steps, _ENDED)
@@ -359,7 +359,7 @@ def _close(steps: Generator[Any, Any, None]) -> None:
 
 
 def _deliver(steps: Generator[Any, Any, None], error: Any, task: asyncio.Task[Any], counted: int) -> Any:
-    """Throw an error into suspended work, and return what the work waits for next.
+    """Throw an error into suspended work, and return what the work waits for next; `_ENDED` if the work is done.
 
     If the error is a cancellation that a task group requested and caught, take it back.
     """

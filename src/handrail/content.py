@@ -130,7 +130,7 @@ class Attachment:
 
     @property
     def filename(self) -> str:
-        """The last part of the name, for places where a folder has no meaning."""
+        """The last part of `name`, without folders. If nothing is left, a name that fits the media type."""
         return re.split(r"[/\\]", self.name)[-1].strip(" .") or _name_for(self.media_type)
 
     @property
@@ -148,7 +148,7 @@ class Attachment:
 
     @property
     def is_here(self) -> bool:
-        """Whether the bytes are in memory. Those of a reference from a journal are loaded before they are sent."""
+        """Whether the bytes are in memory. Those of a reference from a journal are not, until `load` is called."""
         return "_content" in self.__dict__
 
     def read(self) -> bytes:
@@ -156,7 +156,7 @@ class Attachment:
         return self.content
 
     def text(self) -> str:
-        """Return the bytes as text. Raises `ToolValidationError` if they are not UTF-8."""
+        """Return the bytes as text. Raises `ToolValidationError` if they are not UTF-8, or not in memory."""
         try:
             return self.content.decode()
         except UnicodeDecodeError:
@@ -166,7 +166,7 @@ class Attachment:
 
     @cached_property
     def is_text(self) -> bool:
-        """Whether the bytes are here and can be included in a message as text."""
+        """Whether the bytes are in memory, are valid UTF-8, and have the media type of a text format."""
         if not self.is_here or not (self.media_type.startswith("text/") or self.media_type in _TEXTS):
             return False
         try:
@@ -225,7 +225,7 @@ AttachmentSource = Attachment | Path | str
 def attachments_of(given: Iterable[AttachmentSource]) -> tuple[Attachment, ...]:
     """Return the attachments that a caller passed, made from paths and addresses where needed.
 
-    Raises `DefinitionError` for anything else.
+    Raises `DefinitionError` for anything else, and for a file that can't be read.
     """
     if isinstance(given, Attachment | Path | str | bytes):
         raise DefinitionError(

@@ -49,7 +49,10 @@ class Deadline:
     def after(
         cls, seconds: float, *, clock: Clock = SYSTEM_CLOCK, pauses_for_people: bool = False
     ) -> Deadline:
-        """Return a deadline this many seconds from now. Raises `DefinitionError` unless that is a positive number."""
+        """Return a deadline this many seconds from now.
+
+        Raises `DefinitionError` if that is not a positive number, or more than a thousand years.
+        """
         if not is_span(seconds):
             if type(seconds) in (int, float) and seconds > _CENTURIES:
                 raise DefinitionError(
@@ -88,7 +91,7 @@ class Deadline:
         self._pauses += 1
 
     def resume(self) -> None:
-        """Let the deadline continue, once `resume` has been called as often as `pause`."""
+        """Let the deadline continue, once `resume` has been called as often as `pause`. Does nothing if it is not paused."""
         if self._pauses == 0:
             return
         self._pauses -= 1

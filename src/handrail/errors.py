@@ -19,7 +19,7 @@ models in `models`, of serving in `serve.refusals`, and of simulations in `testi
     │   └── OutcomeUnknown (RuntimeError)          .what: it is unknown whether this happened
     ├── ContextError (RuntimeError)              a context was used in a way that is not allowed
     │   ├── ContextExpired                         .call: the call is over
-    │   ├── CapabilityMissing (LookupError)        .capability: this environment does not have it
+    │   ├── CapabilityMissing (LookupError)        .capability: this run does not have it
     │   ├── NotRendered (LookupError)              the prompt has not been rendered yet
     │   ├── NotSupported (NotImplementedError)     .member: a member of the context is not available
     │   └── TicketError (ValueError)               .problem: not a ticket, forged, expired or in use
@@ -168,8 +168,8 @@ class ToolValidationError(ToolError, ValueError):
 class TransientError(ToolError):
     """The call failed but may succeed if retried, after `retry_after` seconds if that is known.
 
-    The gate waits at most a minute, and never past the tool's timeout or the run's deadline. A call that would have
-    to wait longer fails at once, with a message that tells the model how long to wait.
+    The gate retries a call at most twice, and only if the tool's effect allows retries. It waits at most a minute, and
+    never past the tool's timeout or the run's deadline. A call that would have to wait longer fails at once.
     """
 
     retry_after: float | None = None
@@ -201,7 +201,7 @@ class ActFailed(ToolError, RuntimeError):
 
 
 class OutcomeUnknown(ToolError, RuntimeError):
-    """A step was in progress when the process ended, and its outcome is unknown."""
+    """Something was in progress when a process ended, and it is not known whether it happened."""
 
     def __init__(self, what: str, hint: str = "Find out before you do it again.") -> None:
         super().__init__(
@@ -215,11 +215,12 @@ class ContextError(HandrailError, RuntimeError):
 
 
 class ContextExpired(ContextError):
-    """The context can't be used any more, because its call is over."""
+    """The context can't be used any more, because its call is over. `call` is "" if the call is not known."""
 
     def __init__(self, call: str) -> None:
+        which = f"the call {call!r}" if call else "the call whose handler started this code"
         super().__init__(
-            f"the call {call!r} has ended, so its context can no longer be used. "
+            f"{which} has ended, so its context can no longer be used. "
             "Finish what needs the context before the handler returns; work that must outlive "
             "the call belongs in another call or run."
         )
@@ -227,7 +228,7 @@ class ContextExpired(ContextError):
 
 
 class CapabilityMissing(ContextError, LookupError):
-    """The tool requires a capability that this environment does not have."""
+    """The tool requires a capability that this run does not have."""
 
     def __init__(self, tool: str, capability: str, hint: str) -> None:
         super().__init__(f"tool {tool!r} needs {capability!r}, which this run does not have. {hint}")
@@ -428,7 +429,7 @@ class JournalError(StateError, ValueError):
         super().__init__(f"journal {journal!r}: {problem}. {hint}")
         self.journal = journal
         self.is_lost = is_lost
-        """Whether only the connection to the journal is lost, so that the same may succeed later."""
+        """Whether only the connection to the journal was lost. If so, the operation may succeed later."""
 
 
 class JournalAltered(JournalError):
@@ -537,7 +538,7 @@ class AnswerRefused(HandrailError, ValueError):
 
 
 class ModelError(HandrailError, RuntimeError):
-    """A request to a model failed. The run retries it if the failure is `transient`."""
+    """A request to a model failed. The run may retry it if `transient` is true."""
 
     transient = False
 
@@ -576,7 +577,7 @@ class PromptRenderError(HandrailError, ValueError):
 
 
 class PromptEvaluationError(HandrailError, RuntimeError):
-    """The run can't continue. A failed tool call never raises this."""
+    """The run can't continue. If only a tool fails, the model is told, and this is not raised."""
 
     def __init__(self, message: str, *, phase: str = "run", run_id: str | None = None) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""The facts that Handrail publishes. Each call has one `ToolStarted` and one `ToolInvoked`, unless its run stops first.
+"""The facts that Handrail publishes. A call has one `ToolStarted` and one `ToolInvoked`, unless its run is parked in between.
 
 Facts go to the subscribers of the event bus. All except `ToolStarted`, `Progress`, `Emitted`, `PromptRendered`,
 `ModelRequested` and the deltas are also kept in the session's logs. Only Handrail publishes facts: a tool publishes its
@@ -56,7 +56,7 @@ class ToolInvoked(Fact, frozen=True):
     """The exception, for telemetry. It is never shown to a model.
 
     Listeners see its traceback. Once they have returned, the traceback is removed, so that a session does not hold on to
-    calls that are over. An exception that also ends the run is a copy without a traceback.
+    calls that are over. If the exception also ends the run, this is a copy without a traceback.
     """
     run_context: RunContext
 
@@ -121,7 +121,7 @@ class ApprovalDecided(Fact, frozen=True):
 
 
 class ApprovalRemembered(Fact, frozen=True):
-    """A decision was remembered for more than one call. It holds in this session until it is revoked."""
+    """A decision was remembered for later requests. It applies in this session until it is revoked."""
 
     id: str
     """The id for revoking the decision. It is derived from the question and its subject."""
@@ -219,6 +219,18 @@ class SectionOpened(Fact, frozen=True):
     conversation: str
     path: str
     run_id: str
+
+
+class ToolWithheld(Fact, frozen=True):
+    """A tool that the model's provider runs itself is not offered to the model, because it is not allowed.
+
+    Either a policy denies it, or the run is inside a call whose effect does not allow the tool's. This is published once,
+    and again if the reason changes.
+    """
+
+    tool: str
+    reason: str
+    run_context: RunContext
 
 
 class ModelRequested(Fact, frozen=True):

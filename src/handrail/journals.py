@@ -3,7 +3,8 @@
 Each role is a small protocol, so code that only asks questions depends on `Questions` alone. One contract test suite
 covers every implementation.
 
-Only the process that owns a run adds to it. A role raises `RunBusy` in a process whose lease was taken over.
+Only the process that owns a run adds to it, except for answers, votes, deposits and requests to cancel. A process that
+has lost its lease to another gets `RunBusy`.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ class Runs(Protocol):
         ...
 
     async def take(self, run_id: str, /) -> RunRow:
-        """Take the lease of a run to resume it. Raises `RunBusy` while another process holds it.
+        """Take the lease of a run to resume it. Returns the run's previous row, with the new counts of legs and deaths.
 
-        Returns the run's row as it was before. Its `deaths` is the number of consecutive processes that ended without
-        leaving the run. The count starts over once the run makes progress.
+        Raises `RunUnknown` if there is no such run, `RunBusy` while another process holds it, and `RunError` while a
+        worker has another run of its session.
         """
         ...
 
@@ -114,8 +115,8 @@ class Runs(Protocol):
     async def verify(self, run_id: str | None = None, /) -> Verification:
         """Check a run and its session, or the whole journal, for changes made by anything other than Handrail.
 
-        `take`, `add` of a fork, and every method that returns records for a resume, an answer or an undo, make the same
-        check and raise the first `JournalAltered`.
+        Raises `RunUnknown` if there is no such run. `take`, `add` of a fork, and every method that returns records for a
+        resume, an answer or an undo, make the same check and raise the first `JournalAltered`.
         """
         ...
 
@@ -138,7 +139,8 @@ class Queue(Protocol):
         """Record a run for a worker to begin, as `queued`, and return its row.
 
         It is due at the time `at`, or now. With `host`, only workers on that host may take it. If the principal has
-        already submitted a run with this `key`, nothing is recorded, and the row of that run is returned.
+        already submitted a run with this `key`, nothing is recorded, and the row of that run is returned. Raises
+        `DefinitionError` if the run has no app, and `RunError` if its id is in use.
         """
         ...
 
@@ -149,8 +151,8 @@ class Queue(Protocol):
 
         Returns the run's previous row, with the new counts of legs and deaths.
 
-        With `run_id`, only that run is considered. If it is not due, no worker has it and it is not over, its count of
-        legs still increases, so that its next leg has a new number.
+        With `run_id`, only that run is considered. If it is not due, but has no owner and is not over, its count of legs
+        increases all the same, so that its next leg has a new number.
         """
         ...
 
@@ -224,7 +226,10 @@ class Calls(Protocol):
         ...
 
     async def note(self, run_id: str, entry: Entry, /, *, from_outside: bool = False) -> None:
-        """Record an entry in a run that this process owns; with `from_outside`, in a run that nobody owns."""
+        """Record an entry in a run that this process owns; with `from_outside`, in a run that nobody owns.
+
+        Raises `RunBusy` if another process owns the run.
+        """
         ...
 
     async def entries(self, run_id: str, /) -> Sequence[Entry]:
@@ -250,8 +255,9 @@ class Steps(Protocol):
     ) -> T:
         """Run `function`, or return its recorded value if it has already succeeded for this key.
 
-        The key is reserved before the function runs and settled afterwards. If an earlier process ended in between,
-        `unsettled`, if given, is called instead of the function, and its value settles the key.
+        The key is reserved before the function runs and settled afterwards. If the function raises, the reservation is
+        dropped. If an earlier process ended in between, `unsettled`, if given, is called instead of the function, and
+        its value settles the key.
         """
         ...
 
@@ -352,8 +358,8 @@ class Tickets(Protocol):
     async def claim(self, run_id: str, place: str, by: str, again: bool, /) -> bytes:
         """Claim a ticket to redeem it, or renew the claim. Returns the earlier deposit, or b"" if there is none.
 
-        If an earlier redemption was cut short, its outcome is unknown: this raises `OutcomeUnknown`, unless
-        the ticket may be redeemed `again`.
+        Raises `TicketError` while another process has the claim. If an earlier redemption was cut short, its outcome is
+        unknown: this raises `OutcomeUnknown`, unless the ticket may be redeemed `again`.
         """
         ...
 
@@ -381,7 +387,10 @@ class Blobs(Protocol):
         ...
 
     async def get(self, digest: str, /) -> bytes:
-        """Return the bytes with this digest. Raises `BlobNotFoundError` if there are none."""
+        """Return the bytes with this digest.
+
+        Raises `BlobNotFoundError` if there are none, and `JournalAltered` if they were changed or removed.
+        """
         ...
 
     async def has(self, digest: str, /) -> bool:

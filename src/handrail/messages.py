@@ -1,7 +1,7 @@
 """Messages between a run and its model: the conversation, requests, the parts of an answer, and usage.
 
-A conversation is a `Sent[Message]`, which only grows. Each message is encoded once for each wire and kept as bytes, so
-that the cost of encoding a turn does not grow with the conversation.
+A conversation is a `Sent[Message]`, which only grows. A *wire* is the request format of a provider. Each message is
+encoded once for each wire and kept as bytes, so that the cost of encoding a turn does not grow with the conversation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from handrail.content import Attachment
 
 if TYPE_CHECKING:
     from handrail.schema import Schema
-    from handrail.tools import Tool
+    from handrail.tools import ProviderTool, Tool
 
 T = TypeVar("T")
 
@@ -178,6 +178,8 @@ class Usage(msgspec.Struct, frozen=True):
     cache_writes: int = 0
     """Input tokens written to the provider's cache."""
     requests: int = 0
+    searches: int = 0
+    """Web searches that the provider ran itself and charges for, if it reports them."""
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -186,6 +188,7 @@ class Usage(msgspec.Struct, frozen=True):
             self.cached + other.cached,
             self.cache_writes + other.cache_writes,
             self.requests + other.requests,
+            self.searches + other.searches,
         )
 
     @property
@@ -245,9 +248,10 @@ ModelPart = SentPart | TextPart | ThinkingPart | CallPart | UsagePart | StopPart
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model answers, apart from its temperature and the length of its answers. A setting that is None is the model's default.
+    """How a model answers, apart from its temperature and the length of its answers.
 
-    Nested runs inherit each setting, and may replace it. A request with a setting that its provider does not have is
+    A setting that is None is left to the model. Nested runs inherit each setting, and may replace it. A request with a
+    setting that its provider does not have is
     refused, because a setting that is silently dropped would seem to work.
     """
 
@@ -264,7 +268,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: str | None = None
     """"auto", "required", "none", or the name of the tool that the model must call."""
     cache_key: str | None = None
-    """A key for requests with the same beginning, which the provider then finds in its cache more often."""
+    """A key that requests with the same beginning share, so that the provider finds it in its cache more often."""
     cache_ttl: Literal["5m", "1h"] | None = None
     """How long a provider keeps the beginning of a request in its cache."""
 
@@ -282,7 +286,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(name for name in self.__struct_fields__ if getattr(self, name) is not None)
 
     def over(self, outer: ModelSettings) -> ModelSettings:
-        """Return these settings, and those of an outer run where these have none."""
+        """Return these settings. A setting that is None is taken from `outer`, the settings of an outer run."""
         if outer is DEFAULT_SETTINGS or self is outer:
             return self
         return msgspec.structs.replace(outer, **{name: getattr(self, name) for name in self.chosen()})
@@ -339,10 +343,12 @@ class ModelRequest(msgspec.Struct, frozen=True):
     must_call: bool = False
     """Whether the model must answer with a call."""
     settings: ModelSettings = DEFAULT_SETTINGS
+    provider_tools: tuple[ProviderTool, ...] = ()
+    """The provider's own tools that the model may use. The request is refused if the model's traits lack one of their names."""
 
 
 class Price(msgspec.Struct, frozen=True):
-    """Prices in US dollars per million tokens."""
+    """Prices in US dollars, of a million tokens unless noted otherwise."""
 
     input: Decimal
     output: Decimal
@@ -350,6 +356,8 @@ class Price(msgspec.Struct, frozen=True):
     """Price of input tokens read from the provider's cache; None if they cost the same as other input tokens."""
     cache_writes: Decimal | None = None
     """Price of input tokens written to the provider's cache; None if they cost the same as other input tokens."""
+    searches: Decimal | None = None
+    """Price of a thousand web searches that the provider runs itself; None if they cost nothing."""
 
 
 class Takes(msgspec.Struct, frozen=True):
@@ -365,14 +373,14 @@ class Takes(msgspec.Struct, frozen=True):
         return Takes(_both(self.bytes, other.bytes), _both(self.addresses, other.addresses))
 
     def sends(self, attachment: Attachment) -> bool:
-        """Return whether an attachment is sent as it is."""
+        """Return whether an attachment is sent as bytes or by its address. A text file is sent as text instead."""
         if attachment.is_text or not (attachment.address or (attachment.is_here and attachment.size)):
             return False
         taken = self.addresses if attachment.address else self.bytes
         return attachment.media_type in taken or "*/*" in taken
 
     def problem(self, attachment: Attachment) -> str | None:
-        """Return why an attachment can't be sent, such as "it takes no audio"; None if it can."""
+        """Return why an attachment can't be sent, such as "it takes no audio"; None if it can be sent, also as text."""
         if self.sends(attachment) or attachment.is_text:
             return None
         if not attachment.address and not attachment.is_here:
@@ -406,6 +414,9 @@ class Traits(msgspec.Struct, frozen=True):
 
     takes: Takes = Takes()
     """The attachments that the model takes, as far as that is known."""
+
+    provider_tools: frozenset[str] = frozenset()
+    """The names of the provider's own tools that a request can ask for, such as `web_search`."""
 
 
 class Model(Protocol):

@@ -5,8 +5,8 @@ be allowed to write to an app's folder, so a file with such a name would run in 
 the modules beside an app are found only by imports in the app itself or in one of these modules. They never shadow an
 installed module or one from the standard library.
 
-A module has its plain name in `sys.modules`, by which records name its types. So two apps in one process can't each
-have a module of one name: the second would be given the first one's. Its import is refused.
+Such a module has its plain name in `sys.modules`, because records refer to its types by that name. So two apps in one
+process can't have different modules with the same name. The second app's import is refused.
 
 They are loaded from source only. Python would prefer the bytecode in `__pycache__`, or a compiled module of the same
 name, and a diff does not show what those do.
@@ -95,7 +95,10 @@ class _Neighbours(MetaPathFinder):
                 )
 
     def find_in_package(self, folder: str) -> FileFinder:
-        """Return a finder for a folder of a package that was loaded from an app folder. It is one of `sys.path_hooks`."""
+        """Return a finder for a folder of a package that was loaded from an app folder. This is one of `sys.path_hooks`.
+
+        Raises `ImportError` for any other folder, as a path hook must.
+        """
         if any(folder == package or folder.startswith(package + os.sep) for package in self.packages):
             return _sources_in(folder)
         raise ImportError(f"{folder} is not a neighbour", path=folder)
@@ -115,7 +118,7 @@ def _imported_names(source: bytes) -> Iterator[tuple[str, int]]:
 
 
 def _importer() -> str:
-    """Return the top-level name of the module that contains the import statement being resolved."""
+    """Return the top-level name of the module whose import is being resolved; "" if there is none."""
     frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]  # nothing else shows which module imports
     while frame is not None:
         name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -167,7 +170,8 @@ def is_neighbour(name: str) -> bool:
 def load_file(path: Path, name: str) -> ModuleType:
     """Import a file as a module with this name, and return it. The module can import others from the file's folder.
 
-    If the import fails, the module that had this name before, if any, has it again.
+    Raises `ImportError` if it is not a Python file. If the import fails, the previous module of this name, if any, is
+    restored.
     """
     loader = _SourceLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)

@@ -66,7 +66,11 @@ class Home:
                     scope.end()
 
     async def run(self, operation: Operation[T], factory: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run an operation's work and return its value. Raises `ContextExpired` if the home is closed meanwhile."""
+        """Run an operation's work and return its value.
+
+        Raises `ContextExpired` if the home is closed, before or during the work, and `OperationError` on any event loop
+        other than the call's.
+        """
         self.check()
         if asyncio.get_running_loop() is not self.loop:
             raise OperationError(
@@ -95,7 +99,7 @@ class Home:
 
     @contextlib.contextmanager
     def own(self, tasks: Sequence[asyncio.Task[Any]]) -> Generator[None]:
-        """Exempt these tasks from cancellation if the home is closed during the block. Whoever owns them ends them."""
+        """Exempt these tasks from cancellation if the home is closed during the block. The caller must end them."""
         owned = self._owned
         if owned is None:
             owned = self._owned = set()
@@ -147,7 +151,7 @@ class Operation(Coroutine[Any, Any, T]):
         Inside a call it runs on the call's own loop, from any thread. In a script it runs on one
         background loop that all operations share. Ctrl-C cancels it, waits for its cleanup, and then
         raises `KeyboardInterrupt`; a second Ctrl-C does not wait. On a thread that runs an event loop it
-        raises `WaitOnLoopThread`.
+        raises `WaitOnLoopThread`, once its call is over `ContextExpired`, and if its loop is closed `LoopGone`.
         """
         if asyncio._get_running_loop() is not None:  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
             self._factory = None

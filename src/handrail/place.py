@@ -143,7 +143,10 @@ class Place(msgspec.Struct, frozen=True):
         return self._step("run", number)
 
     def question(self, which: int | str) -> Place:
-        """Return the place of a question, given the number of the verb that asked it or the question's name."""
+        """Return the place of a question, given the number of the verb that asked it or the question's name.
+
+        Raises `ValueError` if the name is empty or a number.
+        """
         if isinstance(which, int):
             return self._step("question", which)
         if not which or which.isdecimal():

@@ -54,7 +54,7 @@ class Slice(Protocol[T_co]):
     def all(self) -> tuple[T_co, ...]: ...
     def where(self, predicate: Callable[[Any], bool], /) -> tuple[T_co, ...]: ...
     def get(self, key: Hashable, /) -> T_co | None:
-        """Return the item with this key, in a slice that keeps its items by key."""
+        """Return the item with this key; None if there is none. Raises `DefinitionError` unless the slice is keyed."""
         ...
 
     def __len__(self) -> int: ...
@@ -138,7 +138,7 @@ class Fork(Protocol):
         return ()
 
     def file_changes(self) -> Sequence[Any]:
-        """Return the files that were read and changed, as plain data, for `redo` in another process."""
+        """Return the files that were read and changed, as plain data, so that another process can redo the changes."""
         return ()
 
 
@@ -336,7 +336,7 @@ class ApprovalRecall(Protocol):
     """Set by the broker to the remembered decision that decided the request, if one did."""
 
     def find(self) -> ApprovalRemembered | None:
-        """Return the remembered decision that covers the request. Denials take precedence over approvals."""
+        """Return the remembered decision that covers the request; None if there is none. Denials come before approvals."""
         ...
 
     def keep(self, approved: bool, reason: str, by: str, scope: str | None = None) -> None:
@@ -419,9 +419,10 @@ class Environment(ABC):
         """Handle the start of a run that may be parked. Called on the run's loop."""
 
     def run_waiting(self, parking: Parking) -> None:
-        """Handle a run in which everything waits for answers. The default parks it; otherwise it stays in memory.
+        """Handle a run in which everything waits for answers. The default parks it.
 
-        Called on the run's loop, and again whenever a question has been asked or closed.
+        If an override does not call `parking.park`, the run stays in memory. This is called on the run's loop, and again
+        whenever a question has been asked or closed.
         """
         parking.park()
 

@@ -96,7 +96,10 @@ class Wording(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, kind: str, message: str | None, title: str | None) -> Wording:
-        """Return the wording of a question of this kind. A message or title that is None is made from the words of the kind."""
+        """Return the wording of a question of this kind. A message or title that is None is made from the words of the kind.
+
+        Raises `DefinitionError` if one that was given is blank or not a string.
+        """
         for name, given in (("message", message), ("title", title)):
             if given is not None and (not isinstance(given, str) or not given.strip()):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
                 raise DefinitionError(
@@ -122,7 +125,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     """The asker's name for the question: a `wait_for` kind, a permission, or a handoff's name."""
     message: str
-    """The reason for asking. Invisible characters in it are escaped."""
+    """The sentence that the person reads, such as the reason for an approval. Invisible characters in it are escaped."""
     payload: Any
     """The data to show, as plain JSON without secrets."""
     schema: dict[str, Any]
@@ -162,7 +165,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
         return by != self.principal and any(quorum.counts(vote) for quorum in self.quorums)
 
     def decided_by(self, votes: Iterable[Vote]) -> bool | None:
-        """Return False after any denial, True once every quorum is met, and None until then.
+        """Return False after any denial, True once every quorum is met, and None otherwise.
 
         Only votes on exactly this question by people who may vote count, and only the first vote of each person.
         """
@@ -180,7 +183,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_of_payload(kind: QuestionKind, payload: Any) -> tuple[Row, ...]:
-    """Return a question's payload as rows."""
+    """Return a question's payload as rows. For an approval, these are the call's arguments."""
     if kind == "approval" and isinstance(payload, dict):
         payload = cast(dict[str, Any], payload).get("arguments")
     if isinstance(payload, dict):

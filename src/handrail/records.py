@@ -56,7 +56,7 @@ Mark = tuple[float, str]
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run began. This record never changes."""
+    """How a run began. The record does not change, but a submitted run gets a new one when it begins."""
 
     id: str
     session_id: str
@@ -218,8 +218,9 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
     """The policies' decision: `allow`, `ask: why`, or `deny`; "" without policies."""
 
     def is_in(self, root: str, root_id: str) -> bool:
-        """Return whether the call worked in this folder. Folders are compared by their ids if both are known, or else by
-        their paths.
+        """Return whether the call worked in this folder.
+
+        Folders are compared by their ids if both are known, and by their paths otherwise.
         """
         if self.root_id and root_id:
             return self.root_id == root_id
@@ -270,4 +271,4 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The id of the decision. Its revocation has the same id."""
     at: float
     body: bytes
-    """The fact, encoded as sessions encode facts."""
+    """The encoded `ApprovalRemembered` or `ApprovalRevoked`."""

@@ -74,7 +74,7 @@ def escape_line(text: str, limit: int | None = None) -> str:
 
 
 def exact(text: str, *, tabs: bool = False) -> str:
-    """Return a string with every character made visible, so that no two strings look the same. Line breaks are kept.
+    """Return a string with every character made visible. Different strings give different texts. Line breaks are kept.
 
     A backslash that would make the string look like an escape is itself escaped. With `tabs`, tabs are kept too,
     since a diff of indented code could not be read otherwise.

@@ -31,9 +31,10 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def check_arguments(called: str, known: Iterable[str], given: Iterable[str]) -> None:
-    """Raise `TypeError` for the first given name that is not known, with the nearest one that is.
+    """Raise `TypeError` for the first given name that is not known.
 
-    `called` is the function as its caller wrote it. If no name is similar, the error lists all of them.
+    The message suggests a known name that is similar, or lists all of them if none is. `called` is the function as its
+    caller wrote it.
     """
     names = frozenset(known)
     for name in given:
@@ -45,10 +46,10 @@ def check_arguments(called: str, known: Iterable[str], given: Iterable[str]) -> 
 
 
 def checked_arguments(cls: C) -> C:
-    """Make the constructor of a class report an unknown argument like `check_arguments`, by the class's name.
+    """Make the constructor of a class report unknown arguments as `check_arguments` does, under the class's name.
 
-    For a constructor that names all its arguments, without `**options`. A subclass that inherits the constructor is
-    reported by its own name.
+    The constructor must name all its arguments, without `**options`. A subclass that inherits the constructor is
+    reported under its own name.
     """
     make: Any = cls.__init__
     code: CodeType = make.__code__

@@ -44,7 +44,10 @@ async def run_in_thread(function: Callable[[], T]) -> T:
 
 
 async def call_either(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Call an async function in this task, or a plain function in a thread, and return its value."""
+    """Call an async function in this task, or a plain function in a thread, and return its value.
+
+    If the plain function returns an awaitable, it is awaited in this task.
+    """
     if inspect.iscoroutinefunction(function):
         return await function(*given, **named)
     value = await run_in_thread(lambda: function(*given, **named))
@@ -144,7 +147,7 @@ def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: 
     """Run `work` as a task on `loop`, which runs in another thread, wait for it here, and return its value.
 
     Context variables are passed on. Ctrl-C cancels the task and waits for it before raising
-    `KeyboardInterrupt`; a second Ctrl-C does not wait.
+    `KeyboardInterrupt`; a second Ctrl-C does not wait. Raises `LoopGone` if the loop is closed.
     """
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
     context = contextvars.copy_context()

@@ -18,7 +18,7 @@ from handrail.threads import forget_closed
 _FEW = 64
 """The heap is cleaned up once it has more than this many invalid entries and they are more than half of it."""
 _LONGEST_EXCUSE = 60.0
-"""How long, in seconds, a listener that runs on a thread postpones a call's timeout at most, in case it never returns."""
+"""Maximum seconds by which a listener on a thread postpones a call's timeout, in case the listener never returns."""
 _threads = threading.Lock()
 """Guards what threads and the loop both change in a `WorkClock`."""
 _NO_CONTEXT = Context()
@@ -59,9 +59,9 @@ class TimerClock(Protocol):
     def time(self) -> float: ...
 
     def standstill(self, timer: Timer) -> float:
-        """Return for how many seconds from now the reading may stand still, at most.
+        """Return the maximum number of seconds from now for which the reading may stand still.
 
-        If it goes on earlier, the clock calls `timer.clock_moves`.
+        If it advances again earlier, the clock calls `timer.clock_moves`.
         """
         ...
 
@@ -76,7 +76,7 @@ class Timer(msgspec.Struct, eq=False):
     _due: float
     """The clock's reading at which the timer fires."""
     _when: float = 0.0
-    """When the timer is looked at next, on the loop's clock."""
+    """When the timer is checked next, on the loop's clock."""
     _left: float | None = None
     """The seconds that were left when the timer was paused; None if it is not paused."""
     _pauses: int = 0
@@ -122,18 +122,18 @@ class Timer(msgspec.Struct, eq=False):
         return self._call is not None and self._left is None and self._when == when
 
     def wait(self, left: float) -> None:
-        """Look at the timer again once its clock has advanced by `left`, as far as the clock can tell now."""
+        """Check the timer again when its clock is expected to have advanced by `left` seconds."""
         self._when = self._timers.loop.time() + left + self._clock.standstill(self)
         self._timers.put(self, self._when)
 
     def clock_moves(self) -> None:
-        """Note that the clock goes on, earlier than it said."""
+        """Reschedule the timer, because its clock advances again earlier than `standstill` said."""
         if self._call is not None and self._left is None:
             self.wait(self.left())
             self._timers.count_stopped()  # the former entry
 
     def fire(self) -> None:
-        """Call the function, or wait for what is still left."""
+        """Call the function if the time is up; otherwise wait for the rest."""
         left, now = self.left(), self._timers.loop.time()
         if now + left > now:  # otherwise what is left is too short for the loop's clock
             self.wait(left)
@@ -179,7 +179,7 @@ class Timers:
     ) -> Timer:
         """Start a timer that calls `call` after this many seconds, or after `left` seconds if that is given.
 
-        The seconds are those of `clock`. By default, the time in which listeners block the loop does not count.
+        `clock` measures the seconds. By default, time in which listeners block the loop does not count.
         """
         clock, left = clock or self, seconds if left is None else left
         timer = Timer(self, call, seconds, clock, clock.time() + left)
@@ -221,9 +221,9 @@ class Timers:
 
 
 class WorkClock(msgspec.Struct, eq=False):
-    """The clock of one call: the loop's, without what listeners take on the loop or on threads of the handler.
+    """The clock of one call: the loop's clock, minus the time that listeners take on the loop or on the handler's threads.
 
-    It stands still while such a listener runs on a thread, for up to a minute.
+    It stands still while a listener runs on a thread, for up to a minute.
     """
 
     _timers: Timers
@@ -277,7 +277,7 @@ class WorkClock(msgspec.Struct, eq=False):
                 self._timers.loop.call_soon_threadsafe(_move, held)
 
     def is_on(self, lost: LostTime) -> bool:
-        """Return whether the loop of this clock loses this time."""
+        """Return whether `lost` is the lost time of this clock's loop."""
         return self._timers.lost is lost
 
 

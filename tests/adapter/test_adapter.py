@@ -1064,7 +1064,7 @@ def test_marks_for_the_cache_can_be_left_out() -> None:
 
 @pytest.mark.parametrize("wire", ["chat", "responses", "anthropic"])
 def test_opening_leaves_every_byte_before_it(wire: str) -> None:
-    """Opening a section changes no byte of the prefix: messages stay, and tools are added at the end (SPEC 3)."""
+    """Opening a section changes no byte of the prefix: messages stay, and tools are added at the end."""
     from handrail.models import anthropic, openai, responses
     from handrail.models.anthropic import AnthropicModel
 

@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 from rich.cells import cell_len
 
-from handrail import Adapter, Prompt, ScriptedModel, ToolCall, ToolContext, tool
+from handrail import (
+    Adapter,
+    CapabilityPolicy,
+    Prompt,
+    ProviderTool,
+    ScriptedModel,
+    ToolCall,
+    ToolContext,
+    tool,
+)
 from handrail.cli.activity import (
     Activity,
     Row,
@@ -55,7 +64,7 @@ def test_streaming_does_not_change_the_lines(pieces: list[str], width: int):
 
 
 def test_a_line_ending_may_be_split_between_pieces():
-    """`\r\n` that is split between two pieces ends one line, and a lone `\r` is escaped."""
+    r"""`\r\n` that is split between two pieces ends one line, and a lone `\r` is escaped."""
     flow = TextFlow(40)
     assert flow.feed("one\r") == []
     assert flow.feed("\ntwo") == ["one"]
@@ -198,7 +207,22 @@ async def test_a_thought_is_folded(verbose: bool):
     if verbose:
         assert lines == ["∴ First I look.", "∴ Then I say\\x1b[2J it."]
     else:
-        assert lines == ["∴ First I look. (+1 lines; -v shows them)"]
+        assert lines == ["∴ First I look. (+1 line; -v shows it)"]
+
+
+async def test_what_the_provider_ran_is_not_folded():
+    """A line that says what the provider ran itself is always shown, and so is a tool that is not offered."""
+    thinks = Reply("Rain.", thinking="First I look.\nHm.\nweb_search, run by the provider: rain\n")
+    activity, lines = Activity(SYSTEM_CLOCK), list[str]()
+    deny = CapabilityPolicy({"net": "deny"})
+    prompt = Prompt("p", "x", tools=[ProviderTool("web_search")], policies=[deny])
+    async for event in Adapter(ScriptedModel([thinks])).stream(prompt, "Go."):
+        lines += [line.plain for line in activity.update(event)]
+    assert lines[:3] == [
+        "· web_search is not offered to the model: web_search is not allowed: web_search uses 'net', which is not allowed here.",
+        "∴ First I look. (+1 line; -v shows it)",
+        "∴ web_search, run by the provider: rain",
+    ]
 
 
 async def test_secrets_are_masked_in_lines():

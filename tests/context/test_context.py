@@ -99,7 +99,7 @@ def test_the_calls_own_facts_are_read_from_it_too(member: str):
 
 
 def test_the_table_of_the_specification_is_all_there():
-    """A context has every member and verb in the specification's table, and no other public names."""
+    """A context has exactly these public members and verbs."""
     this_call = {"call_id", "tool", "invocation"}
     the_run = {"prompt", "rendered_prompt", "adapter", "session", "event_bus", "run_context", "depth"}
     providers_side = {"request", "response_accumulator", "extras"}
@@ -400,7 +400,7 @@ def make_choice_sync(choices: list[str], context: ToolContext) -> str:
     ids=["user", "agent", "headless"],
 )
 def test_one_tool_in_any_environment(make: Callable[[], ToolContext], expected: str):
-    """The specification's example tool runs unchanged with a person, with a model, and with neither."""
+    """One tool runs unchanged with a person, with a model, and with neither."""
     params = make_choice.parse({"choices": ["coffee", "tea", "milk"]})
 
     async def main() -> None:

@@ -238,7 +238,7 @@ def test_an_exit_in_a_compensation_counts_as_its_failure(make: Callable[[], Base
 
 
 def test_a_group_is_told_by_its_leaves() -> None:
-    """The model is told the errors in a group, not how many there are."""
+    """The message for an exception group lists the errors in it."""
 
     async def fails(text: str, context: ToolContext) -> Any:
         async with asyncio.TaskGroup() as group:

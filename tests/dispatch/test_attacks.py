@@ -34,7 +34,10 @@ from support.rig import Note, Rig, leave_traces, nothing, staged
 
 
 def test_a_handled_failure_in_a_task_group_is_no_cancellation() -> None:
-    """A call that handles a failed task group is not cancelled, despite the cancel count left before Python 3.13."""
+    """A call that handles a failed task group is not treated as cancelled.
+
+    Before Python 3.13, such a group leaves the task's cancel count raised.
+    """
 
     @tool(effect="staged")
     async def outer(context: ToolContext) -> str:
@@ -466,7 +469,10 @@ def test_an_operation_of_a_call_is_refused_on_another_loop() -> None:
 
 
 def test_what_a_failed_inner_call_read_counts_for_the_outer_one() -> None:
-    """What a failed inner call read counts as read by the outer call, so of two calls that exclude each other, one succeeds."""
+    """What a failed inner call read counts as read by the outer call.
+
+    So only one of two concurrent claims is granted.
+    """
 
     async def main() -> None:
         meeting = asyncio.Barrier(2)

@@ -1,6 +1,6 @@
-"""SPEC part 1, the effect table: one test per cell for concurrency, retries and composition.
+"""The effect table: one test per cell for concurrency, retries and composition.
 
-The column *policy* is tested in test_policies.py, previews in test_preview.py, and crashes in test_crash_recovery.py.
+Policies are tested in test_policies.py, previews in test_preview.py, and crashes in test_crash_recovery.py.
 """
 
 from __future__ import annotations
@@ -164,7 +164,10 @@ def test_effects_compose(outer: Effect, inner: Effect) -> None:
 
 @pytest.mark.parametrize("effect", EFFECT_NAMES)
 def test_stale_read(effect: Effect) -> None:
-    """If something that a call read has changed, a serialisable call reruns. Any other call reports a stale read."""
+    """If something that a call read has changed, a `pure`, `read` or `staged` call reruns.
+
+    Any other call commits and reports a stale read.
+    """
 
     async def main() -> None:
         runs: list[tuple[list[str], str]] = []

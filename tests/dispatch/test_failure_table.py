@@ -1,4 +1,7 @@
-"""SPEC part 5, the failure table: one test per row, with the rollback checked in session and files."""
+"""The failure table: one test per way in which a call can fail.
+
+The rollback is checked in session and files.
+"""
 
 from __future__ import annotations
 

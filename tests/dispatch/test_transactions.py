@@ -145,7 +145,10 @@ class Programs:
 
 
 def caller_of(call_id: str) -> str | None:
-    """Return the id of the call that made this one. An id consists of the caller's id, the attempt and a number."""
+    """Return the id of the call that made this one, or None if no call did.
+
+    An inner call's id has its caller's id, the attempt if it is not the first, and a number.
+    """
     found = re.fullmatch(r"(.+?)(?:~\d+)?\.\d+", call_id)
     return found and found.group(1)
 

@@ -12,7 +12,10 @@ from support import PATIENCE, chaos, importing_support, postgres
 
 @pytest.mark.once
 async def test_a_worker_is_killed_while_it_executes_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The worker is killed once a run has begun. The other one, and one in its place, finish all runs."""
+    """One of two workers is killed once a run has begun.
+
+    Afterwards every run ends once, and the journal is intact.
+    """
     monkeypatch.setenv("HANDRAIL_KEY", postgres.KEY)
     some = chaos.Chaos(f"{postgres.new_url()}&lease=2", tmp_path, dispatcher="journal", workers=2, seed=1)
     try:

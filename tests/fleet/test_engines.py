@@ -111,7 +111,10 @@ async def test_a_leg_that_ended_or_was_lost_before_it_claimed_its_run_is_started
 async def test_a_submitted_run_is_started_by_the_engine_even_before_a_worker_is_up(
     engine: MakeEngine, tmp_path: Path
 ):
-    """The engine starts the legs by itself: nobody looks into the journal here. A delayed leg that is due starts at once."""
+    """The engine starts the legs by itself: in this test, no worker polls the journal.
+
+    A delayed leg that is due starts at once.
+    """
     app = FleetApp.load(str(Path(fleet_app.__file__)))
     journal = SqliteJournal(tmp_path / "runs.db")
     door, started = engine("door"), asyncio.Queue[str]()

@@ -205,7 +205,10 @@ async def test_a_queued_run_can_be_cancelled_but_not_resumed_or_forked(app: Flee
 async def test_a_worker_that_fails_leaves_its_runs_to_others(
     app: FleetApp, log: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ):
-    """Its runs are parked and due, not cancelled, although everything in its process is."""
+    """When a worker fails, its runs are parked and due, so that other workers can take them.
+
+    They are not cancelled.
+    """
     journal = MemoryJournal()
     run_id = (await submit(journal, app, "sleep 1000")).record.id
 

@@ -343,7 +343,7 @@ def test_only_a_truth_value_approves(value: Any):
 
 
 def test_schema_of_an_approval_is_plain():
-    """The approval schema is simple enough for any client to show it as a button and a text field."""
+    """An approval's schema requires a boolean `approved` and allows a text `reason`, which any client can show."""
     assert APPROVAL_SCHEMA["required"] == ["approved"]
     assert {key: value["type"] for key, value in APPROVAL_SCHEMA["properties"].items()} == {
         "approved": "boolean",

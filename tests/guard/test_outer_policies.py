@@ -239,12 +239,11 @@ def test_what_the_outer_run_denies_stays_denied(way: Any, how: str, tmp_path: Pa
     assert payments(way, [Forbids(DENIALS[how])], tmp_path) == 0
 
 
-@pytest.mark.parametrize("way", WAYS[:5])
+@pytest.mark.parametrize("way", [by_evaluate, by_two_runs, by_agent, by_worker])
 def test_what_the_outer_run_asks_about_is_left_to_the_nested_run(way: Any, tmp_path: Path):
     """Only denials are inherited. Whether a call needs approval is decided by the policies of the run that makes it."""
-    if way is not by_prompt_model:  # there the tools are under the run's own policies
-        policy = Forbids(PolicyDecision.ask("sure?"))
-        assert payments(way, [policy], tmp_path, environment=Person(approve=False)) == 1
+    policy = Forbids(PolicyDecision.ask("sure?"))
+    assert payments(way, [policy], tmp_path, environment=Person(approve=False)) == 1
 
 
 @pytest.mark.parametrize("way", [by_evaluate, by_two_runs, by_agent, by_worker])

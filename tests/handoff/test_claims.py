@@ -32,7 +32,7 @@ from support.parked_runs import park_and_resume
 
 
 class Till:
-    """A handoff whose `after` counts how often it has run, and ends as it is told."""
+    """A handoff whose `after` records who pays, and may end in a way that a test chooses."""
 
     def __init__(self) -> None:
         self.paid: list[str] = []
@@ -58,7 +58,10 @@ class Till:
 
 
 async def test_a_second_finish_is_refused() -> None:
-    """The first answer counts, also against a copy of the parked data, and against one at the same time."""
+    """Only the first `finish` succeeds.
+
+    A later one is refused, even with a copy of the parked data, and so is a concurrent one.
+    """
     till = Till()
     parked = await till.start()
     copied = Parked[Any, Any](parked.private, parked.public, parked.id)
@@ -84,7 +87,7 @@ async def test_parked_data_without_its_id_is_refused() -> None:
 
 @pytest.mark.parametrize("journaled", [False, True])
 async def test_what_was_undone_can_be_finished_again(journaled: bool) -> None:
-    """An `after` that fails or is cancelled claims nothing."""
+    """If `after` fails or is cancelled, the handoff can be finished again."""
     options: Any = {"journal": MemoryJournal()} if journaled else {}
     till = Till()
     begun = asyncio.Event()
@@ -142,7 +145,10 @@ asyncio.run(main())
 
 
 async def test_another_process_with_the_same_journal_is_refused(tmp_path: Path) -> None:
-    """The journal has the claim. If a process ended during `after`, what it did is unknown."""
+    """A handoff that one process finished is refused in another.
+
+    If a process ended during `after`, the outcome is unknown.
+    """
     path = str(tmp_path / "runs.db")
     till = Till()
 
@@ -169,7 +175,8 @@ async def test_another_process_with_the_same_journal_is_refused(tmp_path: Path) 
 
 
 async def test_a_resumed_run_keeps_its_claim_and_refuses_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handler that is entered again in another process gets the result of its `finish`, and is refused another."""
+    """A handler that is entered again gets the recorded result of its `finish`, and a second `finish` is
+    refused again."""
     till = Till()
     refused: list[str] = []
 

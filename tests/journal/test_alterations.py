@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 from handrail import SqliteJournal
 from handrail.cli.runs_commands import app
+from handrail.cli.runs_view import verification_lines
 from handrail.errors import AnswerRefused, JournalAltered, RunParked
 from handrail.question import Answer, Question, Vote
-from handrail.records import CommitUnit
+from handrail.records import CommitUnit, Verification
 from handrail.runs import cancel, export, fork, import_, undo
 from handrail.session import Session
 from support.recorded import PROMPT, Recorder, call
@@ -239,6 +240,14 @@ def test_verify_says_where(folder: Path, how: Alter, where: str):
     assert code == 1
     assert_found(said, where)
     assert runs_program(folder, "verify", "cake")[0] == (1 if "question FROM" in str(how) else 0)
+
+
+def test_verify_prints_the_whole_problem_of_a_run_with_a_long_id():
+    """The line of a run whose id is as long as a generated one is not cut."""
+    id = "a" * 32
+    altered = JournalAltered("runs.db", "run", id, 1, f"run {id}", "it is not what was recorded there")
+    found = Verification(records=1, altered=[altered], imported=[])
+    assert verification_lines(found)[0].plain == altered.place_and_problem
 
 
 def assert_found(said: str, where: str) -> None:

@@ -77,7 +77,7 @@ def test_a_person_answers_on_the_page(browser: Browser) -> None:
         page.goto(address)
         for token in ("wrong", TOKEN):
             page.get_by_label("Token").fill(token)
-            page.get_by_role("button", name="Go on").click()
+            page.get_by_role("button", name="Continue").click()
             if token == "wrong":
                 expect(page.get_by_role("alert")).to_contain_text("not the server's token")
         expect(page.get_by_text("Please answer: account.")).to_be_visible()

@@ -48,7 +48,11 @@ GOOD: dict[str, dict[str, Any]] = {
                 "content": [{"type": "output_text", "text": "x", "annotations": []}],
             },
         ],
-        "tools": [{"type": "function", "name": "f", "parameters": SCHEMA, "strict": False}],
+        "tools": [
+            {"type": "function", "name": "f", "parameters": SCHEMA, "strict": False},
+            {"type": "web_search", "filters": {"allowed_domains": ["a.com"]}},
+            {"type": "file_search", "vector_store_ids": ["vs"]},
+        ],
     },
     "messages": {
         "model": "m",
@@ -100,8 +104,10 @@ GOOD: dict[str, dict[str, Any]] = {
             {"role": "user", "parts": [{"inlineData": {"mimeType": "image/png", "data": "AA=="}}]},
         ],
         "tools": [
-            {"functionDeclarations": [{"name": "f", "description": "F.", "parametersJsonSchema": SCHEMA}]}
+            {"functionDeclarations": [{"name": "f", "description": "F.", "parametersJsonSchema": SCHEMA}]},
+            {"googleSearch": {}},
         ],
+        "toolConfig": {"includeServerSideToolInvocations": True},
     },
 }
 
@@ -135,6 +141,11 @@ def deep(levels: int) -> Any:
     for _ in range(levels):
         value = {"a": value}
     return value
+
+
+def hosted(tool: dict[str, Any]) -> Callable[[Any], None]:
+    """Return a function that adds one of the provider's own tools."""
+    return lambda request: request["tools"].insert(0, tool)
 
 
 CALL = ("messages", 2, "tool_calls", 0)
@@ -225,11 +236,36 @@ BAD: list[tuple[str, str, Callable[[Any], object]]] = [
     ("gemini", "data is missing", drop("contents", 4, "parts", 0, "inlineData", "data")),
     ("gemini", "at least one content", put("contents", [])),
     ("gemini", "novelty is unknown", put("novelty", 1)),
-    ("gemini", "toolConfig without tools", lambda r: (r.pop("tools"), r.update(toolConfig={}))),
+    ("gemini", "toolConfig without tools", drop("tools")),
     ("gemini", "two tools have one name", lambda r: r["tools"].append(r["tools"][0])),
     ("gemini", "no schema of an object", put(*DECLARED, "parametersJsonSchema", {})),
     ("gemini", "more than $ref", put(*DECLARED, "parametersJsonSchema", "x", {"$ref": "#", "default": 1})),
     ("gemini", "no function declarations", put("tools", [])),
+    ("gemini", "need includeServerSideToolInvocations", drop("toolConfig")),
+    ("gemini", "a tool has the fields ['bing']", put("tools", 1, {"bing": {}})),
+    ("gemini", "fileSearchStoreNames is missing", put("tools", 1, {"fileSearch": {}})),
+    ("responses", "max_uses is unknown", put("tools", 1, "max_uses", 3)),
+    ("responses", "vector_store_ids is missing", drop("tools", 2, "vector_store_ids")),
+    ("responses", "two of the provider's tools", lambda r: r["tools"].append(r["tools"][1])),
+    ("messages", "is named 'search'", hosted({"type": "web_search_20250305", "name": "search"})),
+    ("messages", "name is missing", hosted({"type": "code_execution_20250825"})),
+    (
+        "messages",
+        "max_uses is 0",
+        hosted({"type": "web_fetch_20250910", "name": "web_fetch", "max_uses": 0}),
+    ),
+    (
+        "messages",
+        "has both allowed_domains",
+        hosted(
+            {
+                "type": "web_search_20250305",
+                "name": "web_search",
+                "allowed_domains": [],
+                "blocked_domains": [],
+            }
+        ),
+    ),
 ]
 
 

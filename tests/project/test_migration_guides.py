@@ -35,7 +35,10 @@ QUIET = {"LANGSMITH_TRACING": "false", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
 
 
 def python_with(library: str) -> str:
-    """Return the Python in whose environment the library is installed."""
+    """Return the Python in whose environment the library is installed.
+
+    Skips the test if there is none, except in a deep run.
+    """
     if library == "pydantic_ai":
         return sys.executable
     python = ROOT / ".components/peers" / library / "bin/python"

@@ -216,7 +216,7 @@ async def test_what_can_not_be_undone_is_said(recorder: Recorder):
             await undo(recorder.journal, "r", id, **options)
     with pytest.raises(RunError, match="has no finished call 'nobody'"):
         await undo(recorder.journal, "r", "nobody")
-    with pytest.raises(RunError, match=f"Its id is '{written}'"):
+    with pytest.raises(RunError, match=f"has the id '{written}'"):
         await undo(recorder.journal, "r", ".2")
     await fork(recorder.journal, "r", 1, "f")
     with pytest.raises(UndoRefused, match="undo it there"):

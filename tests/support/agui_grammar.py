@@ -273,7 +273,10 @@ def _unknown(model: BaseModel) -> Iterator[str]:
 
 
 def patched(state: Any, operations: list[dict[str, Any]]) -> Any:
-    """Apply a JSON Patch to a state of the form `{name: [items]}`, and return the new state."""
+    """Apply a JSON Patch to a state of the form `{name: [items]}`, and return the new state.
+
+    Raises `Wrong` if an operation replaces a missing item.
+    """
     state = {name: list(items) for name, items in state.items()}
     for operation in operations:
         _, name, *last = operation["path"].split("/")

@@ -1,10 +1,12 @@
-"""Chaos: worker processes that are killed, frozen and cut off while they execute runs, and what must hold afterwards.
+"""Chaos tests: worker processes are killed, frozen and cut off while they execute runs.
 
-    python tests/support/chaos.py --workers 4 --runs 100 --seconds 60 --dispatcher dbos
+python tests/support/chaos.py --workers 4 --runs 100 --seconds 60 --dispatcher dbos
 
-It starts a PostgreSQL server and worker processes, as root each on its own host (`support.hosts`). Every second it kills a
-worker, or for three leases freezes one, cuts its network or sets its clock wrong by 30 seconds. Once it restarts PostgreSQL.
-Meanwhile it answers the questions of the runs. Then it lets all runs finish, and checks the ledger that the app writes and the journal. It ends only processes that it started.
+It starts a PostgreSQL server and worker processes. As root, each worker is on its own host (`support.hosts`).
+Every second it disturbs a worker: it kills the worker, freezes it, cuts its network or sets its clock wrong
+by 30 seconds. Each of the last three lasts for three leases. Once, it restarts PostgreSQL. Meanwhile it
+answers the questions of the runs. Then it lets all runs finish, and checks the journal and the ledger that
+the app writes. It ends only processes that it started.
 """
 
 from __future__ import annotations
@@ -107,7 +109,7 @@ def _free_port() -> int:
 
 
 class WorkerProcess:
-    """A worker, on its own host if we are root."""
+    """A worker process, on its own host if it was given one."""
 
     def __init__(
         self, number: int, dispatcher: str, environment: dict[str, str], log: Path, host: Host | None
@@ -199,7 +201,7 @@ class Chaos:
         self.journal.close()
 
     def faults(self) -> list[Callable[[], Any]]:
-        """Return the methods that disturb a worker. Cutting its network and its clock needs hosts."""
+        """Return the methods that disturb a worker. Without hosts, networks and clocks can't be disturbed."""
         return [self.kill, self.freeze, *([self.cut, self.skew] if self._hosts else [])]
 
     def _victim(self) -> WorkerProcess | None:
@@ -222,7 +224,7 @@ class Chaos:
         self.happened["kill -9"] += 1
 
     async def freeze(self) -> None:
-        """Freeze a worker for three leases."""
+        """Freeze a worker for three leases, if more than one is undisturbed."""
         worker = self._victim()
         if worker is not None:
             worker.freeze(True)
@@ -231,7 +233,7 @@ class Chaos:
             worker.freeze(False)
 
     async def cut(self) -> None:
-        """Cut the network of a worker's host for three leases."""
+        """Cut the network of a worker's host for three leases, if more than one worker is undisturbed."""
         worker = self._victim()
         if worker is not None and worker.host is not None:
             worker.host.cut(True)

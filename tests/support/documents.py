@@ -51,7 +51,7 @@ def is_story(document: Path) -> bool:
 
 
 def extract(document: Path, story: bool | None = None) -> list[Block]:
-    """Return the python blocks of a document, in order."""
+    """Return the python blocks of a document, in order. Raises `BadDocument`."""
     story = is_story(document) if story is None else story
     lines = document.read_text(encoding="utf-8").splitlines()
     blocks: list[Block] = []
@@ -104,7 +104,10 @@ def chains(document: Path, library: str | None = None) -> list[list[Block]]:
 
 
 def run(document: Path, blocks: list[Block], folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Run the blocks in order as a reader would, as `__main__` and in `folder`."""
+    """Run the blocks in order as a reader would, as `__main__` and in `folder`.
+
+    Fails the test if a block raises, or does not print what the document shows.
+    """
     patch.chdir(folder)
     module = ModuleType("__main__")
     patch.setitem(sys.modules, "__main__", module)

@@ -53,7 +53,10 @@ def make_way(files: Plain, folders: list[str]) -> None:
 
 
 def plainly(files: Plain, verb: str, *args: str) -> object:
-    """Apply a verb to files in a plain dict, and return its result."""
+    """Apply a verb to files in a plain dict.
+
+    Returns the verb's result, or raises a `FileError` as a filesystem would.
+    """
     path = args[0]
     if verb == "glob":
         return tuple(sorted(f"{p}/" if t is None else p for p, t in files.items() if GLOBS[path](p, t)))

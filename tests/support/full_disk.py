@@ -1,8 +1,9 @@
-"""A program that undoes a call on a disk that fills up at a chosen operation of the undo, for every operation in turn.
+"""A program that undoes a call on a disk that fills up at a chosen operation of the undo, for every operation
+in turn.
 
-It is run on a small disk that is really full: before the chosen operation and before each later one, all of its room is
-used up. Without such a disk, the operations fail as if it were full. In both cases, the undo is repeated once there is
-room again, and has to restore the old files.
+On a small disk, the disk is really full: before the chosen operation and before each later one, the program
+uses up all free space. Where no small disk can be mounted, these operations fail as if the disk were full. In
+both cases, the undo is repeated once there is free space again, and must restore the old files.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def change(files: Any) -> None:
 
 
 class Ballast:
-    """Uses up a disk's room: its bytes, or its inodes."""
+    """Uses up the free space of a disk: its bytes or its inodes."""
 
     def __init__(self, folder: Path, what: str) -> None:
         self._folder = folder
@@ -60,7 +61,7 @@ class Ballast:
         self._made = 0
 
     def fill(self) -> None:
-        """Use up the room that there is now."""
+        """Use up the space that is free now."""
         self._folder.mkdir(exist_ok=True)
         try:
             while True:
@@ -168,7 +169,8 @@ class Journaled:
 
 
 async def undo_once(base: Path, kind: Any, ballast: Ballast | Imagined, at: int) -> tuple[str, int]:
-    """Make a call, undo it on a disk that is full from operation `at` on, and undo it again when there is room.
+    """Make a call, undo it on a disk that is full from operation `at` on, and undo it again when space is
+    free.
 
     Returns how the first undo ended and the number of operations it took.
     """

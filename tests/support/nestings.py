@@ -64,7 +64,7 @@ OWN_MODEL = {"agent as tool", "Adapter.evaluate", "run_as_agent", "run_as_agent 
 
 
 class Nesting:
-    """A root run, a run inside it with a model chosen for it, and in that run one way to nest.
+    """One way to nest, tried in a run with a model of its own, inside a root run.
 
     `body` is what `probe` does.
     """

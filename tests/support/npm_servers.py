@@ -15,7 +15,10 @@ FOLDER = ROOT / ".components/mcp-servers"
 
 
 def command(name: str, *arguments: object) -> list[str]:
-    """Return the command of a server, such as "filesystem"."""
+    """Return the command of a server, such as "filesystem".
+
+    Fails the test if the servers are not installed.
+    """
     package = "old-filesystem" if name == "old-filesystem" else f"@modelcontextprotocol/server-{name}"
     if not (FOLDER / "stamp").exists():
         pytest.fail("the MCP servers from npm are not installed. Run: scripts/components")

@@ -84,7 +84,7 @@ async def use(operation: Operation[Any], way: str) -> Any:
 
 @pytest.fixture
 def nothing_is_logged(caplog: pytest.LogCaptureFixture):
-    """Fixture: asserts that nothing is logged during the test, such as a lost exception or a destroyed task."""
+    """Fixture: asserts that the test logs no warnings or errors, such as a lost exception or a destroyed task."""
     with caplog.at_level(logging.WARNING, logger="asyncio"):
         yield
         gc.collect()

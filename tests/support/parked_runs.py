@@ -14,9 +14,9 @@ from handrail.replay.parked_run import Parking
 
 
 class Resting(LaterEnvironment):
-    """An environment that records the run's `Parking`, and whether the run could be parked each time it only waited.
+    """An environment that never parks a run.
 
-    It parks no run.
+    It records the run's `Parking` and, whenever the run only waits, whether the run could be parked.
     """
 
     keeps_secrets = True

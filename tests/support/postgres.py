@@ -97,7 +97,11 @@ def schemas(url: str) -> list[str]:
 
 @cache
 def programs() -> Path:
-    """Return the folder of PostgreSQL's programs: Debian's newest, or else those that were installed from npm."""
+    """Return the folder of PostgreSQL's programs: Debian's newest, or else those that were installed from
+    npm.
+
+    Raises `RuntimeError` if there are none.
+    """
     versions = [each for each in _DEBIAN.glob("*") if each.name.isdecimal()]
     places = [each / "bin" for each in sorted(versions, key=lambda each: -int(each.name))]
     places += _INSTALLED.glob("*/native/bin")
@@ -128,7 +132,10 @@ def _started(pid: int) -> str:
 
 
 def _start(folder: Path, watched: int) -> None:
-    """Start a supervisor, and wait until its server accepts connections."""
+    """Start a supervisor, and wait until its server accepts connections.
+
+    Raises `RuntimeError` if it does not start.
+    """
     with open(f"{folder}.log", "wb") as log:
         supervisor = subprocess.Popen(
             [sys.executable, __file__, str(folder), str(watched)],
@@ -212,7 +219,10 @@ def _launch(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _prepare(folder: Path, server: subprocess.Popen[bytes]) -> None:
-    """Wait until the server accepts connections, and create the user who needs a password."""
+    """Wait until the server accepts connections, and create the user who needs a password.
+
+    Raises an error if the server ends, or if it accepts none in time.
+    """
     import psycopg
 
     until = time.monotonic() + _PATIENCE

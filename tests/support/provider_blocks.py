@@ -67,7 +67,10 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def _numbered(blocks: list[list[dict[str, Any]]], name: str) -> list[dict[str, Any]]:
-    """Number the ids, which a provider never repeats, and put the blocks of all groups in one list."""
+    """Return the blocks of all groups in one list, with the fields of each in their usual order.
+
+    The group's number is added to the fields in `name`, so that ids are unique.
+    """
     made: list[dict[str, Any]] = []
     for number, group in enumerate(blocks):
         for block in group:

@@ -155,7 +155,10 @@ class Server:
         return f"{self.url}/v1beta"
 
     def control(self, method: str, path: str, body: object = None) -> Any:
-        """Send a request to one of the server's control routes, and return the response."""
+        """Send a request to one of the server's control routes, and return the response.
+
+        Raises `ServerFailed` for an error status.
+        """
         host = self.url.removeprefix("http://")
         headers = {"content-type": "application/json"}
         with contextlib.closing(http.client.HTTPConnection(host, timeout=PATIENCE)) as connection:
@@ -262,9 +265,9 @@ def embedded() -> Generator[Embedded]:
 def running(*command: str) -> Generator[tuple[str, int]]:
     """Run a launcher until the block ends, and yield the address it printed and its process id.
 
-    A launcher ends when its stdin closes, so it also ends when this process is killed. It has its own process
-    group, so Ctrl-C reaches it only through this block. If it has not ended after END_SECONDS, its process group is
-    killed.
+    Raises `ServerFailed` if the launcher is missing or prints no address. A launcher ends when its stdin closes, so it
+    also ends when this process is killed. It has its own process group, so Ctrl-C reaches it only through this block.
+    If it has not ended after END_SECONDS, its process group is killed.
     """
     with tempfile.TemporaryFile() as log:
         try:

@@ -179,7 +179,10 @@ class Client:
     async def until(
         self, thread: str, ready: Callable[[Any], bool], headers: dict[str, str] | None = None
     ) -> Any:
-        """Poll the thread's snapshot until the condition holds for it, and return the snapshot."""
+        """Poll the thread's snapshot until the condition holds for it, and return the snapshot.
+
+        Raises `AssertionError` if it never holds.
+        """
         said = Said(0, {}, b"")
         for _ in range(6000):
             said = await self.ask("GET", f"/threads/{thread}", headers=headers)
@@ -217,7 +220,7 @@ class Stream:
             yield chunk
 
     async def events(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """Yield each event with its id."""
+        """Yield each event that has data, with its id."""
         left = b""
         async for chunk in self.chunks():
             left += chunk

@@ -194,7 +194,10 @@ def play(stage: Stage) -> Play:
 
 
 def paid_at_most_once(seen: Seen) -> str | None:
-    """Return a problem unless the bill was paid exactly once, or twice if another process took over the run."""
+    """Return a problem if the bill was not paid exactly once, and otherwise None.
+
+    If another process took over the run, it may be paid twice.
+    """
     paid = seen.world.count("paid")
     return None if paid == 1 or (seen.overtaken and paid == 2) else f"it was paid {paid} times"
 
@@ -205,7 +208,10 @@ def mailed_at_most_once(seen: Seen) -> str | None:
 
 
 def knew_its_own_price(seen: Seen) -> str | None:
-    """Return a problem unless `after` received the private part that `before` returned, whichever process it ran in."""
+    """Return a problem unless `after` received the private part that `before` returned, in whichever process.
+
+    Otherwise, return None.
+    """
     agreed = seen.world.all("agreed")
     return None if agreed and all(each.details["knew"] for each in agreed) else f"agreed: {agreed}"
 
@@ -403,7 +409,10 @@ def approvals_shown(world: World) -> set[str]:
 
 
 def asked_once_for_each(seen: Seen) -> str | None:
-    """Return a problem unless a person was asked once each about knocking, kicking and shouting, and nothing else."""
+    """Return a problem unless a person was asked once each about knocking, kicking and shouting, and nothing else.
+
+    Otherwise, return None.
+    """
     shown = approvals_shown(seen.world)
     return None if shown == approvals_shown(seen.uncrashed) and len(shown) == 3 else f"asked: {shown}"
 

@@ -63,7 +63,10 @@ class Window:
         return "\n".join(line.rstrip() for line in self._screen.display).rstrip()
 
     def line_colours(self, part: str) -> set[str]:
-        """Return the colours in which this text is shown, on the last line of the screen that contains it."""
+        """Return the colours in which this text is shown, on the last line of the screen that contains it.
+
+        Raises `AssertionError` if no line does.
+        """
         for row in range(self._screen.lines - 1, -1, -1):
             if part in self._screen.display[row]:
                 at = self._screen.display[row].index(part)

@@ -75,7 +75,7 @@ class Program:
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the program to end, and return its exit code."""
+        """Wait for the program to end, and return its exit code. Raises `subprocess.TimeoutExpired`."""
         code = self._ended(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0)
@@ -91,7 +91,10 @@ class Program:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait for the program to end, and return its remaining output."""
+        """Wait for the program to end, and return its remaining output.
+
+        Raises `subprocess.TimeoutExpired`.
+        """
         if self.stdin is not None:
             self.stdin.close()
         said: dict[int, str] = {}

@@ -120,7 +120,7 @@ def problems(wire: str, body: bytes) -> list[str]:
 
 
 def strict_json(data: bytes | str) -> Any:
-    """Decode JSON as strictly as the strictest of the providers' parsers."""
+    """Decode JSON as strictly as the strictest of the providers' parsers. Raises `_Problem`."""
     try:
         text = data if isinstance(data, str) else data.decode()
         value = json.loads(
@@ -246,6 +246,55 @@ def _tools(wire: str, tools: Any, functions: Sequence[Any]) -> Iterator[str]:
     names = [tool.get("name") for tool in functions]
     if len(set(names)) != len(names):
         yield f"two tools have one name: {names}"
+
+
+_HOSTED_TOOLS = {
+    "responses": {
+        "web_search": ("type", "filters search_context_size user_location external_web_access"),
+        "code_interpreter": ("type container", ""),
+        "file_search": ("type vector_store_ids", "max_num_results filters ranking_options"),
+    },
+    "messages": {
+        "web_search_20250305": (
+            "type name",
+            "max_uses allowed_domains blocked_domains user_location cache_control",
+        ),
+        "web_fetch_20250910": (
+            "type name",
+            "max_uses allowed_domains blocked_domains citations max_content_tokens cache_control",
+        ),
+        "code_execution_20250825": ("type name", "cache_control"),
+    },
+}
+"""The providers' own tools by their types: the fields that each needs, and those that it may have."""
+
+
+def _functions(wire: str, request: Mapping[str, Any]) -> list[Any]:
+    return [
+        tool
+        for tool in _list(request, "tools")
+        if not isinstance(tool, dict) or cast("dict[str, Any]", tool).get("type") not in _HOSTED_TOOLS[wire]
+    ]
+
+
+def _hosted_tools(wire: str, request: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the problems with the provider's own tools in a request."""
+    functions, names = _functions(wire, request), list[Any]()
+    for number, tool in enumerate(_list(request, "tools")):
+        if tool in functions:
+            continue
+        where = f"tools[{number}]"
+        needed, optional = _HOSTED_TOOLS[wire][tool["type"]]
+        yield from _fields(where, tool, needed, optional)
+        if wire == "messages" and not tool["type"].startswith(f"{tool.get('name')}_"):
+            yield f"{where} is named {tool.get('name')!r}"
+        if "max_uses" in tool and (type(tool["max_uses"]) is not int or tool["max_uses"] < 1):
+            yield f"{where}.max_uses is {tool['max_uses']!r}"
+        if {"allowed_domains", "blocked_domains"} <= set(tool):
+            yield f"{where} has both allowed_domains and blocked_domains"
+        names.append(tool["type"])
+    if len(set(names)) != len(names):
+        yield f"two of the provider's tools have one type: {names}"
 
 
 class _Pairs:
@@ -421,7 +470,8 @@ def _responses(request: dict[str, Any]) -> Iterator[str]:
     if not items:
         yield "input is not a list with at least one item"
     if "tools" in request:
-        yield from _tools("responses", request["tools"], _list(request, "tools"))
+        yield from _tools("responses", request["tools"], _functions("responses", request))
+        yield from _hosted_tools("responses", request)
     elif "tool_choice" in request:
         yield "tool_choice without tools"
     if "instructions" in request:
@@ -521,7 +571,8 @@ def _messages(request: dict[str, Any]) -> Iterator[str]:
     if type(most) is not int or most < 1:
         yield "max_tokens is missing"
     if "tools" in request:
-        yield from _tools("messages", request["tools"], _list(request, "tools"))
+        yield from _tools("messages", request["tools"], _functions("messages", request))
+        yield from _hosted_tools("messages", request)
     elif "tool_choice" in request:
         yield "tool_choice without tools"
     for block in _list(request, "system"):
@@ -690,7 +741,7 @@ def _gemini(request: dict[str, Any]) -> Iterator[str]:
         for part in _list(request["systemInstruction"], "parts"):
             yield from _gemini_text("systemInstruction", part)
     if "tools" in request:
-        yield from _declarations(_list(request, "tools"))
+        yield from _gemini_tools(request)
     elif "toolConfig" in request:
         yield "toolConfig without tools"
     last = "model"
@@ -772,6 +823,31 @@ def _gemini_name(where: str, name: Any) -> Iterator[str]:
     yield from _name(where, name)
     if isinstance(name, str) and not _FIRST.match(name):
         yield f"{where} {name!r:.80} does not begin with a letter or an underscore"
+
+
+_GEMINI_HOSTED = {
+    "googleSearch": "",
+    "urlContext": "",
+    "codeExecution": "",
+    "fileSearch": "fileSearchStoreNames",
+}
+"""The providers' own tools, each with the fields that it needs."""
+
+
+def _gemini_tools(request: Mapping[str, Any]) -> Iterator[str]:
+    tools = _list(request, "tools")
+    hosted = [tool for tool in tools if "functionDeclarations" not in tool]
+    if len(hosted) < len(tools) or not tools:
+        yield from _declarations([tool for tool in tools if "functionDeclarations" in tool])
+    for tool in hosted:
+        kinds = list(tool)
+        if len(kinds) != 1 or kinds[0] not in _GEMINI_HOSTED:
+            yield f"a tool has the fields {kinds}"
+        else:
+            yield from _fields(kinds[0], tool[kinds[0]], _GEMINI_HOSTED[kinds[0]], "metadataFilter topK")
+    shown = request.get("toolConfig", {}).get("includeServerSideToolInvocations")
+    if hosted and len(hosted) < len(tools) and shown is not True:
+        yield "the provider's own tools and functions need includeServerSideToolInvocations"
 
 
 def _declarations(tools: list[Any]) -> Iterator[str]:

@@ -86,7 +86,7 @@ def test_what_is_decided_for_the_session_survives_it_too():
 
 @pytest.mark.timeout(900)
 def test_a_call_that_began_is_charged_once_however_often_its_process_dies():
-    """Calls inside calls that are not repeated, inside repeated attempts and inside nested runs are charged as well."""
+    """Inner calls are charged once too: in calls that are not repeated, in repeated attempts and in nested runs."""
     report = crashed(DELIVERING, write_every=1 if ALL else 3, step_every=10, overtaken_every=0, again=True)
     report.assert_kept()
     assert report.tried["step"] > 4

@@ -880,7 +880,7 @@ def test_a_legacy_handler_without_annotations_takes_given_params():
 
 # --- effects -------------------------------------------------------------------------------------
 
-# The table in SPEC part 1: whether a call is retried, what happens after a crash, whether it is previewed, and the
+# The effect table: whether a call is retried, what happens after a crash, whether it is previewed, and the
 # decision of CapabilityPolicy.
 EFFECT_TABLE: dict[str, tuple[bool, str, bool, str]] = {
     "pure": (True, "run again", False, "allow"),
@@ -893,7 +893,7 @@ EFFECT_TABLE: dict[str, tuple[bool, str, bool, str]] = {
 
 
 def test_effects_are_those_of_the_specification():
-    """The effects are the six in the specification, in its order and with the values in its table."""
+    """There are six effects, in the order of the table above and with its values."""
     found = {
         effect: (rules.retried, rules.after_crash, rules.previewed, rules.policy)
         for effect, rules in EFFECTS.items()

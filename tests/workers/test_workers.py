@@ -43,7 +43,7 @@ MAIN = "---\ntools: [analyze_config]\nworkers: [config_parser]\n---\nLook at con
 
 
 async def test_the_example_of_the_source_runs_as_written(tmp_path: Path) -> None:
-    """The specification's example S3 runs as written: a function in tools.py calls a worker and returns its text."""
+    """A function in tools.py calls a worker and returns the worker's text, which the model gets as the result."""
     registry = sound(tmp_path, S3, main=MAIN, config_parser=PLAIN)
     main = ScriptedModel([ToolCall("analyze_config", {"raw": "a = 1"}), "It is fine."])
     parser = ScriptedModel(["one key"])

@@ -87,7 +87,7 @@ class Adapter:
 
     @property
     def filesystem(self) -> Filesystem | None:
-        """The files that this adapter's runs use by default."""
+        """The files that this adapter's runs use by default; None if there are none."""
         return self._options.filesystem
 
     @property
@@ -133,8 +133,9 @@ class Adapter:
         `params` fills the prompt's templates; a plain string is the user's message. Evaluating again on the
         same session continues its conversation. `arguments` take precedence over the adapter's own. If a tool's
         handler calls this, the run is part of the handler's call, as with `context.adapter.evaluate`.
-        A failing tool never ends a run. An error that does, such as a failed request or a limit, is raised as
-        `PromptEvaluationError`.
+
+        If a tool fails, the model is told, and the run continues. Raises `PromptEvaluationError` if the run can't
+        continue, for example after a failed request or at a limit, and `RunParked` if the run is parked.
         """
         options = self._given("evaluate", prompt, params, message, arguments)
         around = call_around()
@@ -153,10 +154,11 @@ class Adapter:
         message: str | None = None,
         **arguments: Unpack[RunArguments],
     ) -> RunStream[OutputT]:
-        """Run the prompt, and return a stream of its events, for `async for`, or `for` in a script.
+        """Return a run of the prompt as a stream of events, for `async for`, or `for` in a script.
 
-        `.response` is an operation that returns the response. Leaving the stream early, or cancelling its
-        response, cancels the run. Raises `DefinitionError` in a tool's handler.
+        `.response` is an operation that returns the response. The run starts when the stream is iterated or the response
+        is awaited. Leaving the stream early, or cancelling its response, cancels the run. Raises `DefinitionError` in a
+        tool's handler.
         """
         refuse_inside_call("stream")
         options = self._given("stream", prompt, params, message, arguments)
@@ -225,7 +227,7 @@ class Adapter:
         return await resume(self, run_id, prompt, options, heard)
 
     def settings(self) -> Settings:
-        """Return the default model settings of this adapter's runs."""
+        """Return how this adapter's runs ask their model by default."""
         return Settings(
             self.model,
             retry=self._retry,

@@ -51,7 +51,10 @@ class Advisers:
         return lambda event: self._seen.add(kind)
 
     async def advise(self) -> None:
-        """Ask every feedback provider that is due after a turn of calls, and pass its advice on to the model."""
+        """Ask every feedback provider that is due after a turn of calls, and pass its advice on to the model.
+
+        A replay repeats the recorded advice instead.
+        """
         seen, self._seen = self._seen, set()
         run_log, place = self._run.frame.log, self._next_place()
         if (before := run_log.find("advice", place, _Advice)) is not None:

@@ -47,6 +47,7 @@ from handrail.models import ModelAnswerBroken
 from handrail.models.blocks import outside_lines
 from handrail.models.grammar import is_object
 from handrail.models.prices import most_of
+from handrail.models.provider_tools import check_provider_tools
 from handrail.schema.read_only import read_only
 from handrail.tools.result import clean_text
 
@@ -154,10 +155,10 @@ class Answer:
         return tuple([_whole(pieces) for pieces in self._pieces.values()])
 
     def cut_off(self, calls: tuple[CallAsked, ...]) -> dict[str, str]:
-        """Return the calls that were or may have been cut off with the answer, by id, each with why it can't run.
+        """Return the ids of the calls that were, or may have been, cut off with the answer, each with a message for the model.
 
-        It depends on nothing but the recorded answer, so that a resumed run decides the same way. The last call of
-        an answer that was cut off may look complete although it is not.
+        The last call of an answer that was cut off may look complete although it is not. This depends only on the
+        recorded answer, so that a resumed run decides the same way.
         """
         why = None if self.stop is None else _WHY_CUT.get(self.stop.reason)
         if why is None or not calls:
@@ -317,6 +318,7 @@ def _plain(request: ModelRequest, messages: Sequence[Message]) -> Mapping[str, A
         "system": request.system,
         "messages": said,
         "tools": [offered.tool.name for offered in request.tools],
+        "provider_tools": [tool.name for tool in request.provider_tools],
     }
 
 
@@ -330,7 +332,7 @@ _PER_MESSAGE = 16
 
 
 async def ask_once(run: Run, attempt: int) -> tuple[Answer, float, Decimal | None]:
-    """Ask the run's model once, and return its complete answer, the seconds it took, and its cost.
+    """Ask the run's model once, and return its complete answer, the seconds it took, and its cost; None if that is unknown.
 
     A budget is charged for the request even if it fails. Raises `ModelError` or `BudgetExceededError`.
     """
@@ -346,6 +348,7 @@ async def ask_once(run: Run, attempt: int) -> tuple[Answer, float, Decimal | Non
             if frame.told.get(ModelRequested, True):
                 frame.publish(ModelRequested(model.name, attempt, len(request.messages), frame.run_context))
             began = frame.monotonic()
+            check_provider_tools(model.name, request, model.traits.provider_tools)
             parts = model.stream(request)
             try:
                 if request.stream:
@@ -400,9 +403,9 @@ def charge(
     seconds: float,
     recorded: RecordedAnswer | None = None,
 ) -> Decimal | None:
-    """Charge the answer to this run and every run above, and return its cost. A recorded answer is charged again.
+    """Charge the answer to this run and every run above, and return its cost; None if that is unknown.
 
-    Usage that the provider does not report is unknown, not zero: the reserved amount counts as spent.
+    A recorded answer is charged again. Usage that the provider does not report is unknown, not zero: the reserved amount counts as spent.
     """
     usage, frame = answer.usage, run.frame
     if recorded is not None and recorded.model != run.model.name:
@@ -423,7 +426,7 @@ def charge(
 def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation]:
     """Reserve an upper bound for the request's tokens and cost. If little of the budget remains, shorten the answer.
 
-    Returns the request and the reservation. The number of bytes is an upper bound, because no tokenizer produces more
+    Returns the request and the reservation, or raises `BudgetExceededError`. The number of bytes is an upper bound, because no tokenizer produces more
     tokens than that. Messages that the provider counted in an earlier turn are not estimated again.
     """
     left = budget.remaining()

@@ -13,7 +13,7 @@ from handrail.prompt import Prompt
 
 
 def code_of(app: str) -> str:
-    """Return a digest of an app's code, or "" if there is no app."""
+    """Return a digest of an app's code, or "" if there is no app. Raises `ImportError` if its module can't be imported."""
     if not app:
         return ""
     module, colon, _ = app.partition(":")
@@ -30,7 +30,7 @@ def code_of(app: str) -> str:
 
 
 def prompt_of(run_id: str, app: str) -> Prompt[Any]:
-    """Import the prompt that `app`, a reference of the form `module:name`, refers to, and return it. Raises `RunError` if there is none."""
+    """Import and return the prompt of an app, `module:name`. Raises `RunError` if it can't be found there."""
     module, colon, name = app.partition(":")
     if not colon or app.endswith(".md"):
         raise RunError(

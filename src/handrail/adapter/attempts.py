@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable
 from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -37,12 +36,16 @@ _MOST_SAID = 200
 
 
 async def ask(run: Run) -> Answer:
-    """Ask the model and return its complete answer. Raises `PromptEvaluationError` if there is none."""
+    """Return the recorded answer, or else ask the model and return its complete answer.
+
+    Raises `PromptEvaluationError` if there is none.
+    """
     frame = run.frame
     if frame.parking is not None and frame.parked:
         raise asyncio.CancelledError  # the run was parked during a shielded step
+    run.answers += 1
     if frame.log.is_kept:
-        place = run.next_place()
+        place = run.place_of_answer
         await tell_undone(run, place)
         recorded = frame.log.find("model answer", place, RecordedAnswer)
         if recorded is not None:
@@ -94,9 +97,11 @@ class Attempts:
         self._number = 0
         self._failed: list[FailedRequest] = []
 
-    def answer(self) -> Awaitable[Answer]:
+    async def answer(self) -> Answer:
         """Ask the run's model, or the candidates of a choice in order, and return the first complete answer."""
-        return self._choose() if self._run.chooses else self._ask(self._run.retry, None, False)
+        run = self._run
+        await run.judge_offers()
+        return await (self._choose() if run.chooses else self._ask(run.retry, None, False))
 
     async def _choose(self) -> Answer:
         run, candidates = self._run, self._candidates()
@@ -116,7 +121,10 @@ class Attempts:
         return await self._ask(run.retry, None, False)
 
     def _candidates(self) -> tuple[Candidate, ...]:
-        """Return the models to try in order, rotated so that the one that gave the run's last answer comes first."""
+        """Return the models to try in order, rotated so that the one that gave the run's last answer comes first.
+
+        Raises `PromptEvaluationError` if the choice can't be made.
+        """
         run = self._run
         try:
             found = candidates_of(run.settings.model, run.request())
@@ -129,7 +137,10 @@ class Attempts:
         return (*found[start:], *found[:start])
 
     async def _ask(self, retry: Retry, after: str | None, on_refusal: bool) -> Answer:
-        """Ask the run's model until it answers. Raises `_FellOver` if `after`, the next model, is to be asked instead."""
+        """Ask the run's model until it answers.
+
+        Raises `_FellOver` if `after`, the next model, is to be asked instead, and `PromptEvaluationError` if none is left.
+        """
         run, tries = self._run, 0
         while True:
             tries += 1

@@ -129,7 +129,7 @@ class CallAdapter:
 def bind_model(frame: Frame, adapter: Adapter, settings: Settings) -> None:
     """Let the calls of a run, and the runs nested in them, use the run's adapter and model.
 
-    An environment that has a model in a person's place keeps it.
+    If the environment has its own `prompt_model`, that one is used.
     """
     settings = settings.inherited()
     frame.model.adapter = lambda attempt: CallAdapter(adapter, settings, attempt)

@@ -1,4 +1,4 @@
-"""Conversations: the messages between runs and a model, always in a form that a provider accepts."""
+"""Conversations: the messages between runs and a model, in a form that every provider accepts."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _INTERRUPTED = (
 class Conversation:
     """The messages of one conversation in a session.
 
-    - It is well-formed whenever other code can read it: each call in a model's message has exactly one
-      result in the next message, and ids are unique in the session.
+    - It is well-formed whenever it is sent: each call in a model's message has exactly one result in the next
+      message, and ids are unique in the session.
     - It only grows. The session's log of `MessageAdded` is the record; this is the working copy.
     """
 
@@ -124,7 +124,7 @@ class Conversation:
         return tuple(renamed)
 
     def _stem(self) -> str:
-        """Return the prefix of generated ids. It differs between sessions, since sessions may share files.
+        """Return the prefix of generated ids. It differs between sessions, which may share a folder whose history has call ids.
 
         It also differs between conversations: a replayed run skips finished ones and must generate the same
         ids without them.
@@ -208,7 +208,7 @@ def sendable(message: Message) -> Message:
 
 
 def check_well_formed(messages: Iterable[Message]) -> None:
-    """Raise `DefinitionError` unless each call has exactly one result and each result has a call."""
+    """Raise `DefinitionError` unless every message with calls is followed by their results, one each and in order."""
     open_calls: list[str] | None = None
     for number, message in enumerate(messages, 1):
         if not isinstance(message, UserMessage | AssistantMessage | ToolMessage):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked

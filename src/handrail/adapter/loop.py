@@ -1,6 +1,7 @@
 """The loop: ask the model, run its calls and report their results, until the model is done.
 
-One loop serves all providers. The conversation is well-formed however the loop ends: each call has one result.
+One loop serves all providers. However the loop ends, each call has one result in the conversation, unless the run was
+parked or taken over by another process.
 """
 
 from __future__ import annotations
@@ -177,7 +178,10 @@ async def run_until_done(run: Run) -> Outcome:
 async def _run_calls(
     run: Run, calls: tuple[CallAsked, ...], message_id: str, cut_off: Mapping[str, str]
 ) -> tuple[ToolResult[Any], ...]:
-    """Run the calls of a turn through the gate. Each gets a result, even if the turn is cut short."""
+    """Run the calls of a turn through the gate, and return their results.
+
+    Raises the error that ends the run, if any, after the results were added to the conversation.
+    """
     turn = OpenTurn(run.gate, calls, message_id, cut_off)
     run.calls += len(calls)
     if run.replays and not turn.is_recorded():
@@ -209,7 +213,7 @@ async def _run_calls(
 
 
 def _opened(run: Run, call: CallAsked, result: ToolResult[Any]) -> tuple[str, ...]:
-    """Show the tools of the sections that a call opened, and return the names of the tools."""
+    """Show the tools of the sections that a call opened, and return their names; none if the call failed."""
     if not result.success:
         return ()
     paths = [path for path in result.value if path not in run.rendered.opened]

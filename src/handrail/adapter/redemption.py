@@ -58,7 +58,8 @@ def redeem(
     budget that the ticket carries, on the session as last committed. Nothing is committed here: the
     changes are deposited in the journal and become part of the issuing call if that call succeeds. A ticket
     is redeemed once; redeeming it again returns the same result. A forged or expired ticket, or one for
-    a different tool, raises `TicketError`, and so does one whose call is over or that another process is redeeming.
+    a different tool, raises `TicketError`, and so does one whose call is over or that another process is redeeming. If an
+    earlier redemption was cut short and the tool may not run again, `OutcomeUnknown` is raised.
 
     - `tools`: other tools that the handler may call.
     - `session`: an empty session with the recorded id, if the run's session was created with its own slice rules.

@@ -16,14 +16,16 @@ from handrail.adapter.response import ANSWER_TOOL, Output
 from handrail.adapter.settings import Settings
 from handrail.dispatch import Gate
 from handrail.dispatch.frame import Frame
+from handrail.dispatch.offers import why_withheld
 from handrail.errors import (
     BudgetExceededError,
     DeadlineExceededError,
+    DefinitionError,
     LimitError,
     PromptEvaluationError,
     PromptValidationError,
 )
-from handrail.events import PromptExecuted, PromptRendered
+from handrail.events import PromptExecuted, PromptRendered, ToolWithheld
 from handrail.guard.policy import check_verdicts, within_scope
 from handrail.messages import Message, Model, ModelRequest, Offered, Sent, Usage
 from handrail.models.choice import is_choice
@@ -33,7 +35,7 @@ from handrail.place import Place
 from handrail.prompt import RenderedPrompt
 from handrail.protocols import Filesystem, Forkable, SessionView
 from handrail.resources.bindings import CallResources
-from handrail.tools import Tool
+from handrail.tools import ProviderTool, Tool
 from handrail.tools.named_tools import check_named_tools
 
 log = logging.getLogger("handrail.adapter")
@@ -87,8 +89,13 @@ class Run:
         native = settings.model.traits.native_output
         self.answers_by_call = output is not None and (not native or output.schema.secret)
         """Whether the answer is given by a call. An answer with secrets always is, because only calls can be masked."""
+        self._added_provider_tools = tuple(tool for tool in added if isinstance(tool, ProviderTool))
+        self.provider_tools: tuple[ProviderTool, ...] = ()
+        """The provider's own tools that the next request offers."""
+        self._withheld: dict[str, str] = {}
+        """Why the provider's other tools are not offered, by their names."""
         self._extra_tools = [
-            *added,
+            *(tool for tool in added if not isinstance(tool, ProviderTool)),
             *extra_tools,
             *([output.tool()] if output and self.answers_by_call else []),
         ]
@@ -103,7 +110,7 @@ class Run:
         self._request: ModelRequest | None = None
         shown = [tool for tool in rendered.tools if frame.offers(tool)]
         self.tools: Sent[Offered] = Sent(Offered(tool) for tool in (*shown, *self._extra_tools))
-        every_tool = (*rendered.every_tool, *self._extra_tools)
+        every_tool = (*rendered.every_tool, *self._extra_tools, *self._added_provider_tools)
         if frame.workers is None:  # workers can be called by name too
             check_named_tools(
                 [scoped.policy for scoped in rendered.policies], [tool.name for tool in every_tool]
@@ -174,6 +181,7 @@ class Run:
                 self.settings.streaming,
                 self.answers_by_call,
                 self.settings.model_settings,
+                self.provider_tools,
             )
         return request
 
@@ -184,11 +192,6 @@ class Run:
             self.tariff = tariff_of(model.name, model.traits)
             self.counted = (0, 0)  # a different model may count the same messages differently
 
-    def next_place(self) -> Place:
-        """Count the model's next answer, and return its place."""
-        self.answers += 1
-        return self.place_of_answer
-
     @property
     def place_of_answer(self) -> Place:
         """The place in the record of the model's newest answer."""
@@ -197,7 +200,7 @@ class Run:
     def offered_size(self) -> int:
         """Return an upper bound for the number of bytes that describe the tools and the answer."""
         schema = None if self.output is None or self.answers_by_call else self.output.schema.json_schema
-        tools = sum(_size_of(offered.tool) for offered in self.tools)
+        tools = sum(_size_of(offered.tool) for offered in self.tools) + _AROUND * len(self.provider_tools)
         return tools if schema is None else tools + len(msgspec.json.encode(schema)) + _AROUND
 
     def uncounted_cost(self) -> Decimal | None:
@@ -206,6 +209,28 @@ class Run:
         return None if one is None or one else one
 
     # Tools.
+
+    async def judge_offers(self) -> None:
+        """Decide which of the provider's own tools the next request offers. Those that are not allowed are left out.
+
+        Raises `PromptEvaluationError` if a policy asks, because nobody can be asked before the provider runs the tool.
+        """
+        asked_for = (*self.rendered.provider_tools, *self._added_provider_tools)
+        if not asked_for:
+            return
+        try:
+            found = {tool: await why_withheld(self.gate, tool, self.place_of_answer) for tool in asked_for}
+        except DefinitionError as error:
+            raise self.failed(error, "request") from error
+        withheld = {tool.name: why for tool, why in found.items() if why is not None}
+        for name, why in withheld.items():
+            if self._withheld.get(name) != why:
+                self.frame.session.record(ToolWithheld(name, why, self.frame.run_context))
+        self._withheld = withheld
+        offered = tuple(tool for tool, why in found.items() if why is None)
+        if offered != self.provider_tools:
+            self.provider_tools = offered
+            self._request = None
 
     def open(self, paths: Sequence[str]) -> tuple[str, ...]:
         """Open sections, so that their tools can be called. Returns the names of these tools."""

@@ -148,7 +148,10 @@ async def note_deadline(
 def deadline_after(
     at: float | None, pauses: bool, row: RunRow, run_log: RunLog, clock: Clock
 ) -> Deadline | None:
-    """Return the deadline with which a run began, extended by the time that people have taken since if it pauses for them."""
+    """Return the deadline of a resumed run; None if it began without one.
+
+    If the deadline pauses for people, it is later by the time that they have taken since.
+    """
     if at is None:
         return None
     if pauses:

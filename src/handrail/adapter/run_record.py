@@ -206,10 +206,7 @@ def offer_of(tool: Tool[Any, Any]) -> str:
 
 
 def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequence[Tool[Any, Any]]) -> None:
-    """Raise `RunError` if the prompt is a different one, or if files or tools are missing.
-
-    This is checked before the run is acquired.
-    """
+    """Raise `RunError` if the run has not begun, if the prompt is a different one, or if files or tools are missing."""
     check_begun(row)
     record, begin = row.record, decode_begin(row.record)
     if prompt.name != record.prompt:
@@ -240,7 +237,11 @@ def check_resumed(row: RunRow, prompt: Prompt[Any], files: object, tools: Sequen
 async def carry_out(
     journal: Journal, frame: Frame, conversation: Conversation, work: Coroutine[Any, Any, Outcome]
 ) -> Outcome:
-    """Run `work` under the run's lease, and record how it ends. Raises `RunBusy` if another process has taken the run over."""
+    """Run `work` under the run's lease, and record how it ends. Errors of `work` are raised.
+
+    Raises `RunParked` if the run was parked, `RunBusy` if another process has taken it over, and
+    `PromptEvaluationError` if another process has cancelled it.
+    """
     run_id = frame.run_context.run_id
     began, shown = len(conversation.messages), len(conversation.opened)
     scope = open_scope(frame.cancellation)
@@ -297,10 +298,7 @@ async def carry_out(
 
 
 async def _unless_parked(journal: Journal, frame: Frame, work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Return the outcome of `work`. Raises `RunParked` if the run was parked, however the work ended.
-
-    Only `RunBusy` takes precedence.
-    """
+    """Return the outcome of `work`. Raises `RunParked` if the run was parked, however the work ended, except by `RunBusy`."""
     scope = open_scope(frame.cancellation)
     try:
         ended = await work
@@ -358,7 +356,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
         )
 
     def _workers(self, workers: Any) -> Any:
-        """Return the run's workers, with its attachments. Raises `RunError` if it has some and is resumed without its worker."""
+        """Return the run's workers, with its attachments. Raises `RunError` if it has attachments, but no worker was passed."""
         attachments = tuple(self.begin.attachments)
         if not attachments:
             return workers
@@ -378,7 +376,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
 async def load_resumed(journal: Journal, row: RunRow, session: Session | None, clock: Clock) -> ResumedRun:
     """Load a recorded run, with the session as it was when the run began.
 
-    Raises `RunError` if an earlier run of the session is not over.
+    Raises `RunError` if an earlier run of the session is not over, or if `session` or an attachment does not fit.
     """
     record = row.record
     units = await journal.calls.load_session(record.session_id)
@@ -437,7 +435,7 @@ def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone
 
 
 def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -> Session:
-    """Return the session before its first run, in the one that was passed, if any. Raises `RunError` if that is not empty."""
+    """Return the session as before its first run, in `session` if one was passed. Raises `RunError` if that one does not fit."""
     base = base_of(runs)
     if session is not None:
         if session.id != record.session_id or session.state or session.logs():

@@ -199,7 +199,7 @@ def one_message(params: str, message: str | None) -> str:
 
 
 def check_sampling(temperature: Any, max_tokens: Any) -> None:
-    """Raise `DefinitionError` for values that a provider would refuse in the middle of a run."""
+    """Raise `DefinitionError` for a temperature or a number of tokens that no provider accepts."""
     if temperature is not None and (
         isinstance(temperature, bool)
         or not isinstance(temperature, int | float)

@@ -23,7 +23,7 @@ class UndoneCall(msgspec.Struct, frozen=True):
 
     tool: str
     places: list[str]
-    """The paths and slices that were restored."""
+    """The paths and slices that were restored; if `discarded`, the paths that were never changed."""
     stands: list[str] = []
     """The call's external effects that could not be undone."""
     discarded: bool = False
@@ -60,7 +60,7 @@ async def undone_in(journal: Journal, session_id: str) -> UndoneCalls:
 async def tell_undone(run: Run, place: Place) -> None:
     """Tell the model of the outermost run, before a request, which calls were undone since its last request.
 
-    A replay repeats the message.
+    Does nothing in a nested run, or if there are none. A replay repeats the message.
     """
     log = run.frame.log
     if run.frame.outer is not None:

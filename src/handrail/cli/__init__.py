@@ -17,7 +17,7 @@ _EXTRA = ("typer", "rich", "jinja2", "yaml")
 
 
 def main() -> None:
-    """Run the `handrail` program."""
+    """Run the `handrail` program. Exits with a message if one of its packages is missing or its output can't be written."""
     _prepare_streams()
     try:
         try:

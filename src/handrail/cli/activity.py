@@ -36,10 +36,12 @@ from handrail.events import (
     ToolInvoked,
     ToolRolledBack,
     ToolStarted,
+    ToolWithheld,
 )
 from handrail.messages import Usage
+from handrail.models.blocks import OUTSIDE
 from handrail.place import RUN, Place, is_in_run
-from handrail.rendering import escape_line
+from handrail.rendering import counted, escape_line
 from handrail.schema import to_json
 
 if TYPE_CHECKING:
@@ -109,7 +111,7 @@ class Activity:
     """The number of calls that each run has made directly, by run id."""
 
     def update(self, event: object) -> list[Text]:
-        """Process one event and return the lines to print for it."""
+        """Process one event and return the lines to print for it, if any."""
         handle = _HANDLERS.get(type(event))
         return [] if handle is None else handle(self, event)
 
@@ -149,7 +151,7 @@ class Activity:
         return []
 
     def on_emitted(self, event: Emitted) -> list[Text]:
-        """Return the line for an event that a tool emitted: the tool, the number of its call, the event's type and its fields."""
+        """Return the line for an event that a tool emitted: the tool, the call's number, and the event's type and fields."""
         row = self.rows.get(event.call_id)
         path = (event.tool,) if row is None else row.path
         text = Text(indent((*path, "")))
@@ -164,7 +166,7 @@ class Activity:
         return [text]
 
     def _headings(self, path: tuple[str, ...]) -> list[Text]:
-        """Return the enclosing calls' headings to print above a call's line.
+        """Return the headings of the enclosing calls that are to be printed above a call's line, if any.
 
         Each heading is printed once, except that the nearest one is repeated after the inner calls of a different call.
         """
@@ -257,9 +259,10 @@ class Activity:
         return [Text(f"· {by} {verb}: {escape_line(event.text, _MAX_REASON)}", "dim")]
 
     def on_text(self, event: TextDelta) -> list[Text]:
-        """Update the row of the call whose nested run streamed this text. Returns the lines of the thought that preceded it, if any.
+        """Process streamed text.
 
-        The view prints the outermost run's text itself. A nested run's newest line is shown beside its call.
+        For the outermost run, returns the lines of the thought before it, if any. The view prints the text itself. For a
+        nested run, shows the newest line beside its call, and returns no lines.
         """
         run_id = event.run_context.run_id
         if run_id == self.root:
@@ -271,7 +274,7 @@ class Activity:
         return []
 
     def on_thought(self, event: ThoughtDelta) -> list[Text]:
-        """Show the newest line of a thought beside the model that is thinking. Returns no lines."""
+        """Show the newest line of the outermost run's thought beside its model. Returns no lines."""
         if event.run_context.run_id == self.root:
             self._thought += event.text
             if self.thinking is not None:
@@ -279,9 +282,9 @@ class Activity:
         return []
 
     def _fold_thought(self) -> list[Text]:
-        """Return the lines of the thought so far, and clear it.
+        """Return the lines of the thought so far, if any, and clear it.
 
-        Unless the view is verbose, return only the first line.
+        Unless the view is verbose, returns only the first line, and those that say what the provider has run itself.
         """
         lines = [line for line in self._thought.strip().splitlines() if line.strip()]
         self._thought = ""
@@ -289,8 +292,18 @@ class Activity:
             return []
         if self.verbose:
             return [Text(f"∴ {escape_line(line, _MAX_REASON)}", "dim italic") for line in lines]
-        more = f" (+{len(lines) - 1} lines; -v shows them)" if len(lines) > 1 else ""
-        return [Text(f"∴ {escape_line(lines[0], _MAX_THOUGHT)}{more}", "dim italic")]
+        first, outside = lines[0], [line for line in lines[1:] if OUTSIDE in line]
+        rest = len(lines) - 1 - len(outside)
+        more = f" (+{counted(rest, 'line')}; -v shows {'it' if rest == 1 else 'them'})" if rest else ""
+        shown = [
+            f"{escape_line(first, _MAX_THOUGHT)}{more}",
+            *(escape_line(line, _MAX_REASON) for line in outside),
+        ]
+        return [Text(f"∴ {line}", "dim italic") for line in shown]
+
+    def on_withheld(self, event: ToolWithheld) -> list[Text]:
+        tool, reason = escape_line(event.tool, _MAX_NAME), escape_line(event.reason, _MAX_REASON)
+        return [Text(f"· {tool} is not offered to the model: {reason}", "dim")]
 
     # --- work in progress ---
 
@@ -321,6 +334,7 @@ _HANDLERS: dict[type, Any] = {
     ModelResponded: Activity.on_responded,
     ModelFailed: Activity.on_failed,
     Advised: Activity.on_advised,
+    ToolWithheld: Activity.on_withheld,
     TextDelta: Activity.on_text,
     ThoughtDelta: Activity.on_thought,
 }
@@ -335,7 +349,7 @@ def indent(path: tuple[str, ...]) -> str:
 
 
 def call_line(event: ToolInvoked, cost: Decimal | None = None) -> Text:
-    """Format the line for a finished call. If the call did not succeed, the reason is on a second line."""
+    """Format a finished call: its line, a line for each attachment, and the reason if it did not succeed."""
     mark, colour = _MARKS[event.status]
     text = Text(indent(event.path))
     text.append(f"{mark} ", colour)
@@ -365,7 +379,10 @@ def attachment_line(attachment: Attachment) -> str:
 
 @lru_cache(maxsize=256)
 def _saved(attachment: Attachment) -> Path | None:
-    """Write an attachment to a file that only this user can read, and return its path; None if that fails."""
+    """Write an attachment to a file that only this user can read, and return its path.
+
+    Returns None if that fails, or if the attachment's bytes are not here.
+    """
     if not attachment.is_here:
         return None
     try:
@@ -379,7 +396,7 @@ def _saved(attachment: Attachment) -> Path | None:
 
 
 def _plain_arguments(params: Any) -> Any:
-    """Return a call's parsed arguments as plain JSON data with secrets masked, or None if they can't be shown."""
+    """Return arguments, or an event, as plain JSON data with secrets masked; None if there are none or they can't be shown."""
     if params is None:
         return None
     try:
@@ -437,7 +454,7 @@ def format_seconds(spent: float) -> str:
 
 
 def format_money(cost: Decimal | None) -> str:
-    """Format a cost in US dollars, or as unknown if it is None. Amounts below one cent keep two significant digits."""
+    """Format a cost in US dollars. None is an unknown cost. Amounts below one cent keep two significant digits."""
     if cost is None:
         return "cost unknown"
     if not cost:

@@ -199,7 +199,7 @@ def _relative(path: Path) -> str:
 
 
 def _read_message(prompt: str) -> str:
-    """Read a message of one or more lines. A line that ends in a backslash continues on the next line."""
+    """Read a message. A line that ends in a backslash continues on the next one. Raises `EOFError` at the end of input."""
     lines: list[str] = []
     while True:
         line = _read_line(prompt if not lines else "  " * bool(prompt))

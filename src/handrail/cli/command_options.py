@@ -131,7 +131,7 @@ class WorkerOptions:
         return Budget(*limits)
 
     def start_deadline(self) -> Deadline | None:
-        """Return a deadline that starts now, or None without `--deadline`.
+        """Return a deadline that starts now, or None without `--deadline`. Raises `UsageError` if the duration is invalid.
 
         Time spent waiting for a person's answer does not count.
         """
@@ -149,8 +149,8 @@ class WorkerOptions:
     def open_journal(self, files: object) -> AnyJournal | None:
         """Open the journal. Returns None with `--no-journal`, so that the run is not recorded.
 
-        Also returns None, with a warning, if the default journal can't be opened. Raises `UsageError` if a named journal
-        can't be opened, or if tools could change the journal.
+        If the default journal can't be opened, prints a warning and returns None. Raises `UsageError` if a named journal
+        can't be opened, if tools could change the journal, or if `--journal` and `--no-journal` are both given.
         """
         from handrail.errors import JournalExposed
 
@@ -296,7 +296,7 @@ class ServeOptions:
 
 
 def takes_options(options: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace a command's first parameter, an options dataclass, with one parameter for each field, as typer expects.
+    """Return a decorator that replaces a command's first parameter, an options dataclass, with one parameter for each field.
 
     The dataclass's first field comes first, then the command's own parameters, then the other fields.
     """
@@ -324,7 +324,7 @@ def takes_options(options: type[Any]) -> Callable[[Callable[..., None]], Callabl
 
 
 def with_signature(command: Callable[..., None], parameters: list[inspect.Parameter]) -> Callable[..., None]:
-    """Set the signature from which typer reads a command's options."""
+    """Set the signature from which typer reads a command's options, and return the command."""
     by_name = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
     command.__signature__ = inspect.Signature(by_name)  # pyright: ignore[reportFunctionMemberAccess]  # `inspect` reads this attribute
     command.__annotations__ = {}  # typer would read these annotations instead of the signature
@@ -335,7 +335,10 @@ def with_signature(command: Callable[..., None], parameters: list[inspect.Parame
 
 
 def parse_approvals(word: str, *, can_park: bool = False) -> Any:
-    """Return the approval mode for `--approve`. `later` is allowed only if the run can be parked."""
+    """Return the approval mode for `--approve`, or None for the default. Raises `UsageError` for an unknown word.
+
+    `later` is known only if the run can be parked.
+    """
     modes = {**_MODES, "later": None} if can_park else _MODES
     if word not in modes:
         raise UsageError(f"--approve {word!r} is not one of {', '.join(modes)}.")
@@ -348,9 +351,9 @@ def search_here() -> None:
 
 
 def find_model(named: str | None, folder: Path | None = None) -> Any:
-    """Return the model named `provider:name`, or `module:name` in the user's own code. Returns None if no name is given.
+    """Return the model with this name, or None without a name. Raises `DefinitionError` if there is no such model.
 
-    `folder` is searched for the module as well as the current one.
+    The module of a `module:name` is looked up in `folder` and in the current folder too.
     """
     if named is None:
         return None
@@ -365,7 +368,7 @@ def open_files(
 ) -> DirectoryFilesystem | None:
     """Open the folder that tools may change: the given one, or else `files` beside the worker.
 
-    Returns None if there is neither.
+    Returns None if there is neither. Raises `UsageError` if the given folder does not exist.
     """
     if files is not None and not files.is_dir():
         raise UsageError(f"--files {files}: no such folder. Create it first, or give another one.")
@@ -403,7 +406,10 @@ def open_journal(given: str | None, files: object = None) -> AnyJournal:
 
 
 def prepare_journal(given: str | None) -> Path:
-    """Return the journal's path, creating its folder if needed. The default folder is private to its owner."""
+    """Return the journal's path, creating its folder if needed. The default folder is private to its owner.
+
+    Raises `UsageError` if the folder can't be created, or if others could read or change the journal in it.
+    """
     from handrail.errors import JournalExposed
     from handrail.journal.location import create_folders, make_private_folder
 
@@ -428,7 +434,10 @@ def _is_named(journal: str | None) -> bool:
 
 
 def read_input(given: str | None) -> str:
-    """Return the run's message. If it is missing or `-`, it is read from standard input."""
+    """Return the run's message. If it is missing or `-`, it is read from standard input.
+
+    Raises `UsageError` if there is no input, or if the input is empty, too large or not UTF-8.
+    """
     if given is not None and given != "-":
         return given
     advice = 'Write it after the worker, "like this", or pipe it in.'
@@ -447,7 +456,10 @@ def read_input(given: str | None) -> str:
 
 
 def find_worker(named: str) -> Worker:
-    """Find a worker by `folder/main.md`, `folder/main` or `folder`. A folder stands for its `main` or its only worker."""
+    """Find a worker by `folder/main.md`, `folder/main` or `folder`. A folder stands for its `main` or its only worker.
+
+    Raises `WorkerError` if there is no such worker, or if it has a problem.
+    """
     from handrail.workers import WorkerRegistry
 
     search_here()  # its file may name a model in the user's own code

@@ -77,7 +77,10 @@ def _stop(stop: asyncio.Event, runner: object) -> None:
 
 
 def _engine(named: str | None, journal: Journal) -> Engine | None:
-    """Return the engine with this name, which uses the database at `HANDRAIL_DISPATCH_URL`; None without a name."""
+    """Return the engine with this name, which uses the database at `HANDRAIL_DISPATCH_URL`; None without a name.
+
+    Raises `UsageError` if the name is unknown or the variable is not set.
+    """
     if named is None:
         return None
     if named not in ("dbos", "procrastinate"):
@@ -164,7 +167,7 @@ def _load(options: FleetOptions) -> FleetApp:
 
 
 def parse_span(text: str, option: str) -> float:
-    """Parse a span of time, such as `15m`, and return it in seconds."""
+    """Parse a span of time, such as `15m`, and return it in seconds. Raises `UsageError` if it is invalid."""
     found = _SPAN.fullmatch(text)
     if found is None or not int(found[1]):
         raise UsageError(f"{option} {text!r} is not a span of time. Write 30s, 15m, 12h or 7d.")
@@ -174,7 +177,7 @@ def parse_span(text: str, option: str) -> float:
 def parse_due(text: str) -> float:
     """Parse the time at which a run is due: a date and time, by default in the local time zone, or a span from now.
 
-    Returns seconds since 1970.
+    Returns seconds since 1970. Raises `UsageError` if the text is neither.
     """
     if _SPAN.fullmatch(text):
         return (SYSTEM_CLOCK.now() + timedelta(seconds=parse_span(text, "--at"))).timestamp()

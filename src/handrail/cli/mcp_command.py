@@ -61,7 +61,7 @@ def serve(options: McpOptions) -> int:
 
 
 def _serve_gateway(options: McpOptions, servers: Path) -> int:
-    """Serve the tools of other MCP servers behind policies."""
+    """Serve the tools of other MCP servers behind policies, and return the exit code. An error is printed."""
     try:
         token = read_token(options.token_file) if options.http else None
         if options.policies is None:
@@ -148,7 +148,7 @@ async def _serve_http(options: McpOptions, app: App, served: ToolServer, token: 
 
 
 def _issuer_of(options: McpOptions, address: str) -> Issuer | None:
-    """Return the issuer of the options. An audience that is a URL is also the address at which clients see the server."""
+    """Return the issuer that the options name, or None. An audience that is a URL also becomes the server's address."""
     if options.issuer is None:
         return None
     from handrail.mcp.issuer import Issuer

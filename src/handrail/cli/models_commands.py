@@ -1,4 +1,4 @@
-"""`handrail models`, which lists what works here, and `handrail model serve`, which serves the embedded model."""
+"""`handrail models` lists the models that work here. `handrail model serve` serves the embedded model."""
 
 from __future__ import annotations
 

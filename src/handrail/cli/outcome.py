@@ -45,7 +45,7 @@ class UsageError(Exception):
 
 
 class Failure(NamedTuple):
-    """The reason that a command ended early, with its exit code."""
+    """The reason that a command failed or ended early, with its exit code."""
 
     code: int
     kind: str
@@ -86,7 +86,7 @@ def _parked_message(error: RunParked, journal: str) -> str:
 
 
 def classify_stop(stop_reason: str, denied: list[str]) -> tuple[int, str]:
-    """Return the exit code of a finished run, and a note to print beside its answer."""
+    """Return the exit code of a finished run, and a note to print with its answer, which may be ""."""
     notes = {
         "length": "The answer was cut off at the model's length limit.",
         "refused": "The model refused to answer.",
@@ -115,7 +115,7 @@ def journal_url(given: str | None) -> str | None:
 
 
 def runs_command(verb: str, run_id: str, journal: str) -> str:
-    """Return the `handrail runs` command to type for a run. An empty `journal` means the default one."""
+    """Return the `handrail runs` command to type for a run. It names the journal unless that is the default, or empty."""
     if is_url(journal):
         is_default = parse_url(journal_url(None) or "postgresql://").shown == journal
     else:

@@ -1,4 +1,4 @@
-"""Pictures that are drawn in the terminal, by the protocol of kitty or of iTerm2."""
+"""Pictures drawn in a terminal, with the protocol of kitty or of iTerm2."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _CHUNK = 4096
 
 
 def protocol_of(environment: Mapping[str, str]) -> Protocol | None:
-    """Return the protocol of the terminal, as its environment variables state it; None if there is none.
+    """Return the protocol that the terminal's environment variables suggest, or None if it is unknown.
 
-    A multiplexer, such as tmux, does not pass pictures on.
+    Inside a multiplexer, such as tmux, it is None, because pictures do not reach the terminal.
     """
     term = environment.get("TERM", "")
     if environment.get("TMUX") or environment.get("STY") or term.startswith(("screen", "tmux")):
@@ -49,7 +49,7 @@ def protocol_of(environment: Mapping[str, str]) -> Protocol | None:
 
 
 class Picture:
-    """A picture, as something that rich can print. It takes a number of lines, and the cursor is below it afterwards."""
+    """A picture that rich can print. The cursor is below it afterwards."""
 
     def __init__(self, sequence: str) -> None:
         self.sequence = sequence
@@ -60,7 +60,10 @@ class Picture:
 
 
 def pictures_in(attachments: Iterable[Attachment], protocol: Protocol | None) -> list[Picture]:
-    """Return those attachments that the terminal can draw."""
+    """Return a picture of each attachment that the terminal can draw and that is not too large.
+
+    Without a protocol, there are none.
+    """
     if protocol is None:
         return []
     draw = _kitty if protocol == "kitty" else _iterm

@@ -55,7 +55,10 @@ class Program(NamedTuple):
         return adapter
 
     def find_model(self, model: str | None, recorded: str) -> Model:
-        """Return the model with the given name, or else the one that the run began with."""
+        """Return the model with the given name, or else the one that the run began with.
+
+        Raises `UsageError` if the recorded model can't be found, and `DefinitionError` if the given one can't.
+        """
         folder = None if self.worker is None else self.worker.registry.folder
         if model is not None:
             return find_model(model, folder)
@@ -69,7 +72,7 @@ class Program(NamedTuple):
             ) from error
 
     def models(self, model: str | None, record: RunRecord) -> dict[str, Model]:
-        """Return the models of a worker's run by worker: those that it began with, or one for all of them."""
+        """Return the models of a worker's run, by worker: those that it began with, or `model` for all of them."""
         registry = self.worker.registry
         if model is not None:
             return registry.all_on(self.find_model(model, ""))
@@ -81,9 +84,10 @@ class Program(NamedTuple):
     async def with_servers(
         self, servers: Path | None, record: RunRecord
     ) -> tuple[Program, list[Any], list[str]]:
-        """Open the MCP servers that the run began with. Returns the program, the tools to add to it, and notes for the user.
+        """Load the MCP servers that the run began with. Returns the program, the tools to add to it, and notes for the user.
 
-        `servers` is an `mcp.json` to use in place of the one that the run began with.
+        `servers` is an `mcp.json` to use in place of the one that the run began with. Raises `UsageError` if the file
+        can't be used.
         """
         recorded = decode_begin(record).sources if record.begin else {}
         paths = list(recorded) if servers is None else [str(servers)]
@@ -114,7 +118,10 @@ class Program(NamedTuple):
         return self, tools, notes
 
     def render(self, message: str | None) -> Any:
-        """Render a worker's instructions from its current file. Returns None if the recorded ones must be used."""
+        """Render a worker's instructions from its current file. Returns None if the recorded ones must be used.
+
+        That is so without a worker or a message, and for a worker that may be given files.
+        """
         if self.worker is None or self.worker.attachments.count or message is None:
             return None
         return self.worker.render(message)
@@ -129,7 +136,10 @@ class RecordedRun:
 
     @classmethod
     async def find(cls, journal: AnyJournal, named: str) -> RecordedRun:
-        """Find a run by its id, or by a prefix that no other run's id has."""
+        """Find a run by its id, or by a prefix of its id.
+
+        Raises `RunUnknown` if there is no such run, and `UsageError` if several ids have the prefix.
+        """
         try:
             return cls(journal, await journal.runs.get(named))
         except RunUnknown:
@@ -153,7 +163,10 @@ class RecordedRun:
         return runs_command(verb, self.id, self.journal.path)
 
     def load_program(self, app: str | None) -> Program:
-        """Load the code that `app` names, or the code that the run began with."""
+        """Load the code that `app` names, or else the code that the run began with.
+
+        Raises `UsageError` or a `HandrailError` if it can't be loaded.
+        """
         record = self.row.record
         named = app or record.app
         try:
@@ -177,10 +190,11 @@ class RecordedRun:
     async def open_folder(
         self, files: Path | None, startup_files: Sequence[str] | None = None
     ) -> AsyncGenerator[Any]:
-        """Open the given folder, or the one recorded with the run. Yields None if the recorded folder does not exist.
+        """Open the given folder, or the one recorded with the run.
 
-        Raises `UsageError` if a different folder is at its path now, as its id shows.
-        Unless `startup_files` is given, the startup files that the run was allowed to change stay allowed.
+        Yields None if no folder is recorded, or if the recorded one does not exist. Raises `UsageError` if the given
+        folder does not exist, or if a different folder is at the recorded path now. Unless `startup_files` is given, the
+        startup files that the run was allowed to change stay allowed.
         """
         from handrail.resources.directory import DirectoryFilesystem
 
@@ -209,7 +223,10 @@ class RecordedRun:
                 folder.close()
 
     async def find_question(self, named: str | None) -> Question:
-        """Return the open question with this id or name. Without one, returns the only open question."""
+        """Return the open question with this id or name. Without one, returns the only open question.
+
+        Raises `UsageError` if there is no such question, or more than one.
+        """
         waiting = await self.journal.questions.open(self.id)
         found = [each for each in waiting if named is None or named in (each.id, each.name)]
         if len(found) == 1:
@@ -238,5 +255,5 @@ def _adapter_at(app: str) -> Adapter | None:
 
 
 def continuation(row: RunRow, resume: str) -> str:
-    """Say how a parked run continues once it is answered: by a worker if it was submitted, else by the command `resume`."""
+    """Return a sentence that says how an answered run continues: by a worker, or with the command `resume`."""
     return "A `handrail worker` of its app continues it." if row.queue else f"Continue with: {resume}"

@@ -86,7 +86,10 @@ class Subject(NamedTuple):
 
     @classmethod
     def find(cls, options: WorkerOptions) -> Subject:
-        """Find the worker or agent that the options name, and apply the options' model to it, if any."""
+        """Find the worker or agent that the options name, and apply the options' model and MCP servers to it.
+
+        Raises `UsageError` or `DefinitionError` if it can't be found or loaded.
+        """
         path = Path(options.worker)
         if path.is_dir() or path.suffix == ".md" or not is_module(options.worker):
             return cls._of_worker(find_worker(options.worker), options)
@@ -137,7 +140,7 @@ class Subject(NamedTuple):
 
 
 def _no_agent(module: ModuleType, module_name: str, name: str) -> str:
-    """Say that a module has no such agent, and what it has instead: other agents, or a prompt that can be served."""
+    """Return the message for a module without such an agent. It names what the module has instead, or says what to define."""
     from handrail.agent import Agent
     from handrail.prompt import Prompt
 
@@ -154,7 +157,7 @@ def _no_agent(module: ModuleType, module_name: str, name: str) -> str:
 
 
 def _servers(options: WorkerOptions, **more: Any) -> tuple[McpTools, ...]:
-    """Return the MCP servers of the file that `--mcp` names."""
+    """Return the MCP servers in the file that `--mcp` names, or none without `--mcp`."""
     if options.mcp is None:
         return ()
     from handrail.mcp import load_servers
@@ -204,14 +207,17 @@ class Conversation:
         return PlainView(SYSTEM_CLOCK, verbose=options.verbose, quiet=options.quiet)
 
     async def recover(self) -> None:
-        """Apply changes that a killed process recorded but did not apply. Must be called before the files are used."""
+        """Apply the changes that a killed process recorded but did not apply, and report those that can't be applied.
+
+        Call this before the files are used. Without files or a journal, it does nothing.
+        """
         if self.files is not None and self.journal is not None:
             recovered = await self.files.recover(self.journal)
             for each in recovered.unapplied:
                 self.view.note(f"{each} `handrail runs show {each.run_id}` says more.", "yellow")
 
     async def _begin(self, message: str) -> RunStream[Any]:
-        """Start a turn. Each turn has its own deadline, and all turns share one budget."""
+        """Connect the MCP servers and start a turn. Each turn has its own deadline, and all turns share one budget."""
         added: list[Any] = []
         for server in self.subject.servers:
             await server.connect()
@@ -230,9 +236,9 @@ class Conversation:
         )
 
     async def turn(self, message: str) -> Outcome:
-        """Run one turn and show its events. Ctrl-C cancels the turn. A second Ctrl-C ends the process.
+        """Run one turn and show its events. Ctrl-C or SIGTERM cancels the turn, and a second one ends the process.
 
-        A failed run raises no exception. The failure is part of the outcome.
+        A failed run raises no exception. Its failure is in the outcome.
         """
         loop, view, started = asyncio.get_running_loop(), self.view, SYSTEM_CLOCK.monotonic()
 
@@ -298,7 +304,7 @@ def _check_attachment(path: Path) -> Path:
 
 
 def run(options: WorkerOptions, given: str | None, attachments: list[Path], as_json: bool) -> int:
-    """Run a worker or an agent once and return the exit code."""
+    """Run a worker or an agent once, print the outcome, and return the exit code."""
     configure_logging(options.verbose)
     try:
         with divert_stdout(as_json):
@@ -364,7 +370,7 @@ class _EscapingFormatter(logging.Formatter):
 
 
 def configure_logging(verbose: bool) -> None:
-    """Print log records to standard error with `--verbose` or $HANDRAIL_DEBUG. Otherwise discard Handrail's own."""
+    """Print log records to standard error with `--verbose` or $HANDRAIL_DEBUG. Otherwise, discard Handrail's own."""
     if verbose or is_debugging():
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(_EscapingFormatter("%(name)s: %(message)s"))

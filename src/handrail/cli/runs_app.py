@@ -1,4 +1,4 @@
-"""The `handrail runs` app, which registers the commands, runs them and prints their reports."""
+"""The `handrail runs` app: it registers the commands, runs them and prints their reports."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _shared(journal: JournalFile = None, as_json: Json = False) -> None:
 
 
 def command(name: str, *, creates_journal: bool = False) -> Callable[[Command], Command]:
-    """Register a command. Its options are the shared ones and one for each parameter after the journal."""
+    """Return a decorator that registers a command. Each parameter after the journal becomes an argument or an option."""
 
     def register(command: Command) -> Command:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
@@ -104,7 +104,7 @@ def _run(
 
 
 def _journal_file(given: str | None, create: bool) -> Path:
-    """Return the path of the journal's file. The file must exist unless the command may create it."""
+    """Return the path of the journal's file. Raises `UsageError` if it does not exist and the command may not create it."""
     if create:
         return prepare_journal(given)
     path = journal_path(given)

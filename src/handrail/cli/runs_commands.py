@@ -476,7 +476,10 @@ async def forget(
 
 
 def _parse_time(text: str | None) -> datetime | None:
-    """Parse a date, or a duration that is subtracted from the current time."""
+    """Parse a date, or a duration that is subtracted from the current time. Returns None for None.
+
+    Raises `UsageError` if the text is neither.
+    """
     if text is None:
         return None
     duration = re.fullmatch(r"(\d+)([hdw])", text)

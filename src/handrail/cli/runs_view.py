@@ -31,7 +31,7 @@ _COLOURS = {
     "cancelled": "yellow", "ok": "green", "open": "yellow", "denied": "yellow",
 }  # fmt: skip
 _MARKS = {"ok": "✓", "open": "…", "denied": "⊘", "cancelled": "■"}
-_MAX_LINE, _MAX_DIFF = 100, 12
+_MAX_LINE, _MAX_PROBLEM, _MAX_DIFF = 100, 400, 12
 
 
 def print_item(item: Any) -> None:
@@ -89,7 +89,7 @@ def run_table(lines: Sequence[RunLine], now: float, workers: Sequence[WorkerRow]
 
 
 def waits_for(line: RunLine, workers: Sequence[WorkerRow], now: float) -> str:
-    """Return what a run waits for: answers, folders, its due time, or a worker, and which worker is missing."""
+    """Return what a run waits for, such as answers, folders, its due time or a worker; "" for nothing."""
     row = line.row
     counts = {"answer": row.questions, "folder": line.unapplied}
     found = [f"{count} {what}{'' if count == 1 else 's'}" for what, count in counts.items() if count]
@@ -102,7 +102,7 @@ def waits_for(line: RunLine, workers: Sequence[WorkerRow], now: float) -> str:
 
 
 def _worker_needed(row: RunRow, workers: Sequence[WorkerRow]) -> list[str]:
-    """Return which worker a run needs, if it is pinned to a host or no live worker may take it."""
+    """Return which worker a run needs, if it is pinned to a host or no live worker may take it; otherwise nothing."""
     app, _, code = row.queue.rpartition("@")
     pinned = f" on {escape(row.host)}" if row.host else ""
     own = [each for each in workers if row.queue in each.queues]
@@ -233,7 +233,7 @@ def _answered(asked: QuestionRecord) -> Text:
 
 
 def question_text(question: Question, full: bool = False) -> Text:
-    """Format an open question with its id and the first 16 digits of its digest, which are needed to answer it."""
+    """Format an open question with its id and the first 16 digits of its digest."""
     text = Text(f"? {_line(exact(question.message))}", "yellow")
     text.append(f"  {escape(question.id)}", "dim")
     width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else 240
@@ -248,7 +248,7 @@ def question_text(question: Question, full: bool = False) -> Text:
 
 
 def approval_line(number: int | None, kept: ApprovalRemembered) -> Text:
-    """Format a decision that is remembered for a session, with its number and its id, either of which can revoke it."""
+    """Format a decision that is remembered for a session, with its number, if any, and its id. Either can revoke it."""
     text = Text("" if number is None else f"{number}  ")
     text.append("approved" if kept.approved else "denied", "green" if kept.approved else "yellow")
     text.append(f"  {_line(kept.tool)}: {_line(kept.scope)}")
@@ -278,7 +278,7 @@ def verification_data(found: Verification) -> dict[str, Any]:
 
 def verification_lines(found: Verification) -> list[Text]:
     """Format the outcome of a verification: each altered record, the number of records, and the imported runs."""
-    lines = [Text(_line(each.place_and_problem), "red") for each in found.altered]
+    lines = [Text(_line(each.place_and_problem, _MAX_PROBLEM), "red") for each in found.altered]
     checked = f"{found.records} records checked"
     lines.append(
         Text(

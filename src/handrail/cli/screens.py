@@ -84,7 +84,7 @@ class View:
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Restore the terminal at once. Called when the process is about to end."""
+        """Restore the terminal at once, because the process is about to end."""
         raise NotImplementedError
 
     @contextlib.contextmanager
@@ -140,9 +140,9 @@ class PlainView(View):
         return [Text(f"{indent(row.path)}· {escape_line(row.name, 60)}: {progress}", "dim")]
 
     def _message(self, event: MessageAdded) -> list[Text]:
-        """Return the lines of a model's message, or none unless it is the outermost run's, has text and calls tools.
+        """Return the lines of a message in which the outermost run's model wrote text and called tools.
 
-        A message that calls no tool is the answer, which is printed separately.
+        Returns none for any other message. A message without calls is the answer, which is printed separately.
         """
         message = event.message
         if event.run_id != self.activity.root or not isinstance(message, AssistantMessage):
@@ -277,7 +277,7 @@ class LiveView(View):
             live.stop()
 
     def _below(self) -> Group:
-        """Build what is drawn below the finished lines: the line being written and the work in progress."""
+        """Return what is drawn below the finished lines: the line being written, and the work in progress."""
         tail = [self._markdown.style(self._flow.tail)] if self._flow.tail else []
         return Group(*tail, *self.activity.live_lines(max(self.console.height // 2, 3)))
 

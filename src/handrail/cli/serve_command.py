@@ -69,7 +69,7 @@ def serve(options: ServeOptions) -> int:
 
 
 def page_note() -> str:
-    """Return a note that the page is not built, as in a source checkout where `scripts/page` has not run; "" if it is."""
+    """Return a note if the page is not built, as in a fresh source checkout; otherwise ""."""
     from handrail.serve.pages import is_built
 
     return "" if is_built() else "; its page is not built yet: run scripts/page in the source checkout"
@@ -155,7 +155,10 @@ def tls_of(certificate: Path | None, key: Path | None) -> Tls | None:
 
 
 def _load(options: ServeOptions) -> Loaded:
-    """Load the app to serve. By default, a worker gets the `files` folder beside it, as with `run` and `chat`."""
+    """Load the app to serve. By default, a worker gets the `files` folder beside it, as with `run` and `chat`.
+
+    Raises `UsageError` if there is no such app.
+    """
     from handrail.serve.sources import load
 
     path = Path(options.app)

@@ -21,7 +21,10 @@ VARIABLE = "HANDRAIL_TOKEN"
 
 
 def read_token(file: Path | None) -> str | None:
-    """Return the token from the file or from $HANDRAIL_TOKEN, or None. The variable is removed from the environment."""
+    """Return the token from the file or from $HANDRAIL_TOKEN, or None. The variable is removed from the environment.
+
+    Raises `UsageError` if both are given, or if the file can't be read or others may read it.
+    """
     from_environment = take_variable(VARIABLE)
     if file is None:
         return from_environment
@@ -72,7 +75,7 @@ class BrowserFile:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def open(self, address: str) -> None:
-        """Open the address in a browser."""
+        """Write the file, and open it in a browser."""
         import webbrowser
 
         self._folder = tempfile.TemporaryDirectory(prefix="handrail-")  # created with mode 0700

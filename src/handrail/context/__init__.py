@@ -199,7 +199,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def prompt(self) -> PromptView:
-        """The prompt being run. `prompt.sections` is the unrendered tree."""
+        """The prompt being run. `prompt.sections` is the unrendered tree. Raises `NotSupported` if the run has no prompt."""
         return self._source.prompt
 
     @property
@@ -216,7 +216,10 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def adapter(self) -> BoundAdapter:
-        """The run's adapter, bound to this call. Evaluations inherit the call's limits."""
+        """The run's adapter, bound to this call. Evaluations inherit the call's limits.
+
+        Raises `NotSupported` if the run has no adapter.
+        """
         return self._source.adapter
 
     @property
@@ -226,7 +229,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def event_bus(self) -> EventBus:
-        """The bus on which events are published, which is also `session.dispatcher`."""
+        """The bus on which events are published. `session.dispatcher` is the same bus."""
         return self._source.event_bus
 
     @property
@@ -292,7 +295,10 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def filesystem(self) -> Filesystem:
-        """This call's fork of the files. It is the same object as `resources.get(Filesystem)`."""
+        """This call's fork of the files. It is the same object as `resources.get(Filesystem)`.
+
+        Raises `ResourceError` if the run has no files.
+        """
         return self._source.filesystem
 
     @property
@@ -318,12 +324,17 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         If a crash left it begun but not settled, `probe` is asked first whether it happened (None means unknown);
         then, with `on_unknown="ask"`, a person is asked. If nobody knows, `OutcomeUnknown` is raised. If it did
         happen, the value is None, since its result is lost.
+
+        Raises `EffectRefused` if the tool's effect is `pure`, `read` or `staged`.
         """
         self._source.home.check()
         return self._source.once(key, function, probe, on_unknown)
 
     def beat(self) -> Done:
-        """Renew the lease. After the handler's first beat, only its own beats renew the lease."""
+        """Renew the lease on the call's job, if there is one, and keep the promise of a tool with `heartbeat=`.
+
+        After the handler's first beat, only its own beats renew the lease.
+        """
         self._source.home.check()
         return self._source.beat()
 
@@ -335,7 +346,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
     def emit(self, event: object) -> Done:
         """Publish your own event immediately, under the tool's name.
 
-        Raises `EventRefused` for a plain value such as a dict, to which nobody could subscribe by type.
+        Raises `EventRefused` for a class, or a plain value such as a dict, to which nobody could subscribe by type.
         """
         self._source.home.check()
         return self._source.emit(event)
@@ -351,17 +362,26 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         return self._source.request_permission(kind)
 
     def call(self, name: str, /, **arguments: Any) -> Operation[ToolResult[Any]]:
-        """Call a tool or a worker by name, through the same gate as a model's call."""
+        """Call a tool or a worker by name, through the same gate as a model's call.
+
+        If the call fails, its result has `success=False`.
+        """
         self._source.home.check()
         return self._source.call_tool(name, arguments)
 
     def call_worker(self, name: str, input: Any, *, attachments: Sequence[Any] = ()) -> Operation[Any]:
-        """Run a worker inside this call and return its value. Raises `CallFailed` if it failed."""
+        """Run a worker inside this call and return its value.
+
+        Raises `CallFailed` if the worker fails, and `NotSupported` if the run has no workers.
+        """
         self._source.home.check()
         return self._source.call_worker(name, input, attachments)
 
     def ticket(self) -> str:
-        """Return a signed ticket, as text, with which another process can run this call's tool."""
+        """Return a signed ticket, as text, with which another process can run this call's tool.
+
+        Raises `NotSupported` if the run has no journal, and anywhere but in a tool's handler.
+        """
         self._source.home.check()
         return self._source.ticket()
 

@@ -46,7 +46,10 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def open(text: str, key: bytes) -> Ticket:
-        """Decode a sealed ticket. Raises `TicketError` unless it was signed with the same key."""
+        """Decode a sealed ticket.
+
+        Raises `TicketError` if the text is not a ticket, was altered, was signed with another key, or has another version.
+        """
         _check_key(key)
         encoded, dot, signature = str(text).partition(".")
         try:

@@ -94,7 +94,7 @@ class PromptModel(Protocol):
 
     `attachments` are files that come with the prompt: attachments, paths on disk or http addresses. `on_text` is
     called with each chunk of text as the model writes it. It may be async. Tools run through the gate, within the
-    call's limits.
+    call's limits. Raises `PromptEvaluationError` if the model gives no valid answer.
     """
 
     @overload

@@ -62,8 +62,9 @@ def approval_verb(
 
 
 _HIDDEN = (
-    "it can't be shown to a person as the tool would get it, so nobody was asked. The JSON of its type leaves something "
-    "out: a field that is excluded or has another's alias, a serializer, or keys that are written alike."
+    "it can't be shown to a person as the tool would get it, so nobody was asked. The JSON of its type does not show "
+    "everything. The cause may be an excluded field, an alias that two fields share, a serializer, or keys that are "
+    "written alike."
 )
 
 
@@ -201,7 +202,8 @@ async def decide(attempt: Attempt, asked: ApprovalRequest, recall: Recall) -> De
 
     An earlier answer to the same question, or a remembered decision that was used for it, takes precedence
     over anything decided since: an approved call stays approved, even if something was denied or revoked while
-    its process was down. The mode *strict* is the exception: it denies the call.
+    its process was down. The mode *strict* is the exception: it denies the call. Raises `TypeError` if the broker does
+    not return an `Approval`.
     """
     frame, log = attempt.frame, attempt.frame.log
     mode = frame.people.mode

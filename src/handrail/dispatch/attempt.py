@@ -87,7 +87,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     finished: Any = UNFINISHED
     """The handler's return value, even if the call failed afterwards; `UNFINISHED` if the handler has not returned."""
     decision: str = ""
-    """The combined decision of the policies; "" if there are no policies."""
+    """The policies' decision: `allow`, `deny`, or `ask: ` and the reason; "" if they have not decided, or there are none."""
     quorums: tuple[Quorum, ...] = ()
     """The approvals by people other than the principal that the policies require."""
     has_asked: bool = False
@@ -100,7 +100,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     approvals: int = 0
     """How many approvals this attempt has asked for."""
     inner: int = 0
-    """How many counted verbs the attempt has used: calls, questions, nested runs and tickets."""
+    """How many counted verbs the attempt has used: calls, questions, requests for approval, nested runs and tickets."""
     tickets: list[GivenTicket] | None = None
     """Tickets that this attempt has issued and not yet closed."""
     asking: int = 0
@@ -108,7 +108,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     waiting: int = 0
     """How many of the open questions were left to be answered later, possibly by another process."""
     grace: asyncio.TimerHandle | None = None
-    """Timer that gives the handler time to act on an answer."""
+    """A timer that gives the handler time to act on an answer before its run may be parked; None if it is not running."""
     ended: bool = False
     stopped: bool = False
     policy_context: ToolContext | None = None
@@ -174,7 +174,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
 
     @property
     def home(self) -> Home:
-        """The owner of this attempt's operations. It is closed when the attempt ends."""
+        """The owner of this attempt's operations. It is closed when the handler has ended."""
         home = self._home
         if home is None:
             with self.frame.session.lock:  # two threads may ask at once and must get the same home
@@ -378,7 +378,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
         """The call's transaction. Raises `NotSupported` if there is none."""
         transaction = self.transaction
         if transaction is None:
-            raise NotSupported("session", "The call's transaction opens when its handler starts.")
+            raise NotSupported("session", "Use it only while the call's policies or its handler run.")
         return transaction
 
     # Verbs.

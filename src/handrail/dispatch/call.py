@@ -34,14 +34,16 @@ class CallKind(msgspec.Struct, frozen=True):
     Its tool is passed in, and the outer call was already allowed and charged.
     """
     only_asks: bool = False
-    """Whether the call is a part that only asks a question. Without a recorded answer, the question is asked again."""
+    """Whether the call is a part that only asks a question. If its answer is not recorded, a resumed run asks again."""
     undoes: bool = False
-    """Whether the call undoes another call, finds out whether another call happened, or is inside such a call. Neither a
-    cancelled run nor a deadline stops it, and it is never replayed.
+    """Whether the call undoes another call, finds out whether another call happened, or is inside such a call.
+
+    Neither a cancelled run nor a deadline stops it, and it is never replayed.
     """
     is_auxiliary: bool = False
-    """Whether the call is a compensation or a probe, which passes the gate alongside the call it belongs to. It has a
-    transaction, events and a record. It needs no approval, uses no budget, has no number and is never undone.
+    """Whether the call is a compensation or a probe, which passes the gate alongside the call it belongs to.
+
+    It has a transaction, events and a record. It needs no approval, uses no budget, has no number and is never undone.
     """
 
 

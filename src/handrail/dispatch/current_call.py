@@ -50,7 +50,7 @@ def call_around() -> Attempt | None:
         return None
     attempt = found()
     if attempt is None:
-        raise ContextExpired("whose handler started this code")
+        raise ContextExpired("")
     while attempt is not None and attempt.ended and attempt in attempt.frame.live:
         attempt = attempt.parent  # the handler has returned, and its call is being settled
     if attempt is not None:

@@ -50,7 +50,7 @@ def once(
     probe: Callable[[], Any] | None,
     on_unknown: OnUnknown,
 ) -> Operation[Any]:
-    """Implement the verb `once` of one call. Raises `EffectRefused` if the tool's effect can be rolled back."""
+    """Implement the verb `once` of one call. Raises `EffectRefused` if the tool's effect is transactional."""
     if EFFECTS[attempt.tool.effect].transactional:
         raise EffectRefused(
             attempt.name,

@@ -217,7 +217,7 @@ def _what_to_correct(name: str, error: ToolValidationError) -> str:
 def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase: str) -> Failure:
     ending = PromptEvaluationError(f"{attempt.name}: {error}", phase=phase, run_id=attempt.run_context.run_id)
     ending.__cause__ = error
-    return Failure(status, f"{attempt.name} was not run: {error}", ending)
+    return Failure(status, f"{attempt.name} did not finish: {error}", ending)
 
 
 # --- groups of errors ---------------------------------------------------------------------------------

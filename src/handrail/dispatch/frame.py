@@ -73,7 +73,7 @@ NO_PROVIDER = NoProvider()
 
 
 class People(msgspec.Struct, frozen=True, eq=False):
-    """Who can be asked by a run and by every run nested in it."""
+    """Who a run can ask, and the key that signs its questions."""
 
     environment: Environment | None
     """The environment in which questions are asked; None if there is nobody to ask."""
@@ -88,7 +88,7 @@ class People(msgspec.Struct, frozen=True, eq=False):
 
 
 class World(msgspec.Struct, frozen=True, eq=False):
-    """The resources, files and steps that a run shares with every run nested in it."""
+    """The resources, files and steps of a run. A nested run that binds no resources itself shares them."""
 
     resources: RunResources
     filesystem: Forkable | None
@@ -114,9 +114,9 @@ class Costs:
     __slots__ = ("_charged", "_given", "_tracker", "models")
 
     def __init__(self, budget: BudgetTracker | None, outer: Costs | None, charged: int) -> None:
-        """Begin to count. `charged` is the number of calls that were charged to the run before its process ended.
+        """Start counting. `charged` is the number of calls that were charged to a resumed run before.
 
-        All of them are counted before the first call continues, so that a new call beside them can't use what they have used.
+        All of them are counted before any call continues, so that a new call can't use their part of the budget.
         """
         self.models = CostTracker(None if outer is None else outer.models)
         """Usage and cost of the models."""
@@ -348,7 +348,7 @@ class Frame:
         return environment is not None and environment.run_mode == "user" and self.mode_of(tool) == "user"
 
     def can_prompt(self, tool: Tool[Any, Any]) -> bool:
-        """Return whether a model answers this tool's questions instead of a person."""
+        """Return whether this tool may prompt a model."""
         return self.model.prompt_model is not None and self.mode_of(tool) == "agent"
 
     def offers(self, tool: Tool[Any, Any]) -> bool:
@@ -365,7 +365,7 @@ class Frame:
 
     @property
     def left_to_the_record(self) -> bool:
-        """Whether the run continues elsewhere, because it is parked or another process has taken it over."""
+        """Whether nothing more is recorded here, for example because the run is parked or was taken over."""
         return self.log.closed
 
     @property
@@ -386,7 +386,7 @@ def _world_of(options: RunOptions) -> World:
 def _nested_world(outer: World, options: RunOptions) -> World:
     """Return the world of a nested run that binds resources itself. It shares everything else with the run around it.
 
-    Raises `DefinitionError` if it binds a `Filesystem`.
+    Raises `DefinitionError` if it binds a `Filesystem` although the run around it has one.
     """
     if any(each.protocol is Filesystem for each in options.resources) and outer.resources.binds(Filesystem):
         raise DefinitionError(
@@ -425,7 +425,7 @@ def open_frame(
 
 
 def show_tools(frame: Frame, tools: Iterable[Tool[Any, Any]], policies: Iterable[ToolPolicy]) -> None:
-    """Set a run's tools and policies, and check that they fit together."""
+    """Set a run's tools and policies. Raises `DefinitionError` if one is invalid, or if they do not fit together."""
     check_kinds(policies=(policies, Iterable, "a list of policies: [CapabilityPolicy()]"))
     frame.show(tools, check_policies(policies))
     check_verdicts(frame.policies, frame.tools.values())

@@ -116,7 +116,10 @@ class Gate:
     def invoke(
         self, name: str, arguments: Arguments = "{}", *, call_id: str | None = None
     ) -> Operation[ToolResult[Any]]:
-        """Call a tool by name, with its arguments as JSON text or a mapping, as a model would."""
+        """Call a tool by name, with its arguments as JSON text or a mapping, as a model would.
+
+        A call that fails has a result with `success=False`. Awaiting the operation raises only errors that end the run.
+        """
         check_name(name)
         go = self.pass_through
         return Operation(lambda: go(new_call(self, name, arguments, call_id)), "invoke")
@@ -135,9 +138,10 @@ class Gate:
         return Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret))
 
     async def pass_through(self, call: Call, passage: Passage | None = None) -> ToolResult[Any]:
-        """Take a call through the eleven steps, which end in one `ToolInvoked`. `passage` receives the whole outcome.
+        """Take a call through the eleven steps and return its result. Raises the error that ends the run, if there is one.
 
-        The call has its own copy of the context variables, so that what its policies and its handler set stays in it.
+        A call whose end is recorded is replayed instead. `passage` receives the outcome, even if this raises. The call
+        has its own copy of the context variables, so that what its policies and its handler set stays in it.
         """
         passage = passage or Passage(call, Attempt(call, self.frame, 1, 0, call.has_secret))
         waiting = begin_isolated(self._take_steps(call, passage))
@@ -228,7 +232,7 @@ class Gate:
             raise ending
 
     async def _replay(self, passage: Passage) -> bool:
-        """Replay a call whose end is recorded. Returns False if the call has to continue at the interrupted attempt."""
+        """Replay the call if its end is recorded, and return whether it is. If not, the call continues at its last attempt."""
         passage.left = resume_attempt(passage.attempt)
         passage.result = await replay_call(passage.attempt)
         return passage.result is not None
@@ -236,7 +240,7 @@ class Gate:
     # 4
 
     async def _approve_first(self, passage: Passage) -> None:
-        """Ask for the call's approval before it runs, unless it can run first and have its changes approved."""
+        """Ask for the call's approval, unless it can run first and have its changes approved. Raises `Refused` if it is denied."""
         attempt, reason = passage.attempt, reason_to_ask(passage.attempt)
         if runs_first(attempt):
             attempt.preview = reason
@@ -286,7 +290,7 @@ class Gate:
             raise
 
     async def _timed(self, attempt: Attempt, context: ToolContext, scope: CancelScope) -> Any:
-        """Run the handler under its timeout, its watchdog and the lease of its job."""
+        """Run the handler under its timeout, its watchdog and the lease of its job. Raises `TimedOut` if its time is over."""
         start_timers(attempt, scope)
         try:
             attempt.finished = await self._start(attempt, context)  # kept even if its time is over
@@ -295,7 +299,7 @@ class Gate:
         return attempt.finished
 
     def _check_finished(self, attempt: Attempt, scope: CancelScope) -> Coroutine[Any, Any, None] | None:
-        """Check the handler's result, then close its context. Await the coroutine, if any. Raises `Unsuccessful` for a failure."""
+        """Check the handler's result, and close its context. Await the coroutine, if any. Raises `Unsuccessful` for a failure."""
         if scope.is_stopped():
             return cancelled_after_all()
         result = attempt.finished
@@ -310,7 +314,7 @@ class Gate:
     # 9
 
     def _commit(self, passage: Passage) -> bool:
-        """Commit the call's forks. Returns False if the call must run again. Raises `Refused` if the outer call is over."""
+        """Commit the call's forks. Returns False if it must run again. Raises `Refused` or `Conflict` if it can't commit."""
         call, attempt = passage.call, passage.attempt
         transaction: Any = attempt.transaction
         if call.parent is not None and call.parent.ended and not call.kind.is_auxiliary:
@@ -337,7 +341,7 @@ class Gate:
         return True
 
     async def _commit_journaled(self, passage: Passage) -> bool:
-        """Commit a call in a run with a journal: check, record and apply, with no other commit in between."""
+        """Commit a call in a run with a journal, or an inner call into its outer call. Returns False if it must run again."""
         attempt, result = passage.attempt, passage.attempt.finished
         journal, log, transaction = self.frame.journal, self.frame.log, attempt.open_transaction
         if journal is None or transaction.parent is not None:
@@ -363,7 +367,7 @@ class Gate:
     def _must_run_again(self, passage: Passage, transaction: Transaction) -> bool:
         """Return whether the call must run again: something that it read has changed, and it can be undone completely.
 
-        Raises `Conflict` if it may not run again.
+        Raises `Conflict` if it would have to, but has run too often already or asks questions itself.
         """
         stale, tool = transaction.stale(), passage.call.tool
         if stale and EFFECTS[tool.effect].transactional:
@@ -377,7 +381,7 @@ class Gate:
     async def _roll_back(
         self, passage: Passage, error: BaseException, scope: CancelScope
     ) -> BaseException | None:
-        """Undo the call and settle its outcome. Returns the error that ends the run, if any."""
+        """Set the outcome of a call that raised, and undo it unless it was already done. Returns the error that ends the run, if any."""
         attempt, name = passage.attempt, passage.call.name
         error = scope.explain(error, f"{name} was done")
         if isinstance(error, AlreadyDone):
@@ -443,7 +447,7 @@ class Gate:
     # 10
 
     async def _close(self, passage: Passage, ending: BaseException | None) -> BaseException | None:
-        """Close the call's own resources, and record its end. Returns the error that ends the run, if any."""
+        """Close the call's own resources, and record its end unless it is recorded. Returns the error that ends the run, if any."""
         try:
             await close_resources(passage.attempt)
             if self.frame.log.is_kept and not passage.recorded and passage.result is not None:

@@ -40,7 +40,11 @@ _LONGEST_PAUSE = 60.0
 
 
 def look_up(attempt: Attempt) -> Tool[Any, Any]:
-    """Look up the tool that a call names. Raises `Refused`, with a hint, if there is no such tool."""
+    """Look up the tool that a call names.
+
+    Raises `Refused`, with a hint, if there is no such tool, and `CapabilityMissing` if the tool requires something that
+    this run does not have.
+    """
     call, tools, workers = attempt.call, attempt.frame.tools, attempt.frame.workers
     tool = call.tool if call.kind.is_part else tools.get(call.name)
     if tool is None and workers is not None:
@@ -89,7 +93,7 @@ def context_in_worker(tool: Tool[Any, Any]) -> type[ToolContext]:
 
 
 def begin(handler: Any, params: Any, context: ToolContext) -> Any:
-    """Call a synchronous handler. This runs in a thread."""
+    """Call a synchronous handler, in a thread. Raises `SignatureMismatch` if it does not take params and a context."""
     try:
         return handler(params, context=context)
     except TypeError as error:
@@ -174,8 +178,8 @@ _is_ascii = str.isascii
 def check_result(tool: Tool[Any, Any], result: Any, attempt: Attempt) -> None:
     """Check that a handler's result can be shown and, if it is a success, has the declared type.
 
-    Raises `SignatureMismatch` if the result is not a `ToolResult`, and `WrongResult` otherwise. This happens before the
-    call is committed, so that the call fails and is undone.
+    Raises `SignatureMismatch` if the result is not a `ToolResult`, `Unsuccessful` if it is a failure whose value can't be
+    shown, and `WrongResult` otherwise. This happens before the call is committed, so that the call fails and is undone.
     """
     declared = tool.result_class
     if type(result) is _RESULT:
@@ -218,9 +222,11 @@ def _keep_json(result: ToolResult[Any], attempt: Attempt) -> bool:
 
 
 def _check_rendering(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Attempt) -> None:
-    """Check that a result can be rendered. Raises `WrongResult` for a success that can't, and `Unsuccessful` for a failure.
+    """Check that a result can be rendered.
 
-    The rendering is kept if it was corrected, or is slow to make and will be shown.
+    Raises `WrongResult` if its message is not text, or if the value of a success can't be shown. A failure whose value
+    can't be shown raises `Unsuccessful`, without the value. The rendering is kept if it was corrected, or is slow to
+    make and will be shown.
     """
     message: Any = result.message
     if not isinstance(message, str):
@@ -245,9 +251,9 @@ def _check_rendering(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Att
 
 
 def _render(tool: Tool[Any, Any], result: ToolResult[Any], attempt: Attempt) -> tuple[str, str | None]:
-    """Return the text of a result, and its value as JSON if that was needed. Raises `WrongResult` if it can't be shown.
+    """Return the text of a result, and its value as JSON, or None if that was not needed. The text of a part's result is "".
 
-    The text of a part's result is "".
+    Raises `WrongResult` if the value can't be shown.
     """
     value: Any = result.value
     json: str | None = None

@@ -104,8 +104,8 @@ def _check_adapter(adapter: Any) -> None:
 def _lend(frame: Frame, adapter: Adapter | None) -> None:
     """Let the calls of a gate use an adapter and its workers.
 
-    An environment that has a model in a person's place keeps it. Inside a call, the call's workers apply if the adapter
-    has none.
+    If the environment has its own `prompt_model`, that one is used. Inside a call, the call's workers apply if the
+    adapter has none.
     """
     if adapter is None:
         return

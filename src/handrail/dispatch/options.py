@@ -174,8 +174,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """Return these options updated with the arguments of a call. An argument that is None is ignored.
 
         `kind` is the `TypedDict` of the arguments that `verb` takes. Any other argument raises a `TypeError`
-        that names it, and an invalid value raises a `DefinitionError`. Resources are added to the existing
-        ones.
+        that names it, and an invalid value raises a `DefinitionError`. Resources and extras are added to the
+        existing ones.
         """
         if not arguments:
             return self
@@ -228,6 +228,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
           The same holds for each of its extras.
         - Session, approvals, files, journal, lease, clock and ids are always this run's.
         - What this run's `policies` deny stays denied.
+
+        Raises `DefinitionError` if its budget is a `BudgetTracker`.
         """
         from handrail.guard.outer_policy import outer_policies
 

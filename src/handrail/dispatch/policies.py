@@ -110,7 +110,7 @@ class PolicyCall(msgspec.Struct, eq=False):
         return self.resources.get(Filesystem) if files is None else self._attempt.fork(Filesystem, files)
 
     def changed_files(self) -> Iterable[tuple[str, bytes | None, bytes | None]]:
-        """Return the files that the call has changed so far, each with its old and its new bytes."""
+        """Return the files that the call has changed so far, each with its old and its new bytes; None for no file."""
         world = self._attempt.frame.world
         files = world.resources.made(Filesystem) if world.filesystem is None else world.filesystem
         fork = self._attempt.open_transaction.made_fork_of(files)
@@ -185,7 +185,7 @@ async def _check_waiting(
     rest: Iterator[ToolPolicy],
     asked: str | None,
 ) -> None:
-    """Await the decision of a policy, then check the call against the remaining policies."""
+    """Await the decision of a policy, then check the call against the rest, as `check_policies` does."""
     attempt.decision = "deny"  # until all of them have decided
     try:
         decision = await waiting
@@ -204,14 +204,17 @@ _UNKNOWN = "It has not run yet, because it runs commands, and what they can reac
 
 
 def reason_to_ask(attempt: Attempt) -> str:
-    """Return why the call needs approval, if the policies neither allow nor deny it."""
+    """Return why the call needs approval. Call this only if a policy has asked for approval."""
     reason, tool = attempt.decision.removeprefix(_ASK), attempt.tool
     reach = _UNKNOWN if tool.reach is None and "proc.exec" in tool.capabilities else tool.reach
     return f"{reason}. {reach}" if reach else reason
 
 
 def _reason_to_ask(attempt: Attempt, policy: ToolPolicy, decision: PolicyDecision, asked: str | None) -> str:
-    """Return the first reason to ask for approval. Raises `Refused` if the policy denies the call."""
+    """Return the first reason to ask for approval.
+
+    Raises `Refused` if the policy denies the call, or now requires people who did not take part in an earlier approval.
+    """
     if decision.kind != "ask":  # an unknown kind of decision also denies the call
         attempt.decision = "deny"
         raise Refused("denied", f"{attempt.name} is not allowed: {decision.reason}")
@@ -254,7 +257,7 @@ async def _tell_waiting(
     waiting: Awaitable[None],
     rest: Iterator[tuple[ToolPolicy, Any]],
 ) -> None:
-    """Await a policy's `on_result`, then tell the remaining policies."""
+    """Await a policy's `on_result`, then tell the rest, as `tell_policies` does."""
     try:
         await waiting
     except Exception as error:

@@ -94,7 +94,7 @@ async def ask_value(
     wanted: Schema[Any],
     timeout: float | None = None,
 ) -> Any:
-    """Ask a person for a value. Only an answer that matches the schema is accepted."""
+    """Ask a person for a value that matches the schema. Raises `NoAnswer` if there is no answer."""
     question = question_of(
         attempt, attempt.question_id(number), of, kind, wording, payload, wanted.json_schema, timeout
     )
@@ -186,7 +186,8 @@ class CallAsker:
         """Return the environment's answer.
 
         If it leaves the question open, wait until the question is answered or the run ends. Raises `QuestionCancelled`
-        if the call can't wait: there is no journal, or the call or an outer one was given a secret.
+        if the call can't wait: there is no journal, or the call or an outer one was given a secret and the environment
+        does not keep secrets.
         """
         answer = await self._environment.ask(question)
         if answer is not None:
@@ -296,11 +297,10 @@ def params_that_came(attempt: Attempt) -> Any:
 
 
 def canonical_arguments(attempt: Attempt) -> Any:
-    """Return a call's arguments as plain JSON, including secrets. It is the same for equal calls, however they are spelled.
+    """Return a call's arguments as plain JSON, including secrets. They are used only for digests and keys.
 
-    These are the validated arguments. If parsing their JSON does not give equal arguments, it does not say everything
-    about them, and the arguments that were sent are returned instead. They are used only for digests and keys, which
-    don't reveal them.
+    These are the validated arguments, so equal calls give equal JSON, however they were written. If parsing the JSON
+    does not give equal arguments, it does not say everything about them. Then the arguments that were sent are returned.
     """
     params = params_that_came(attempt)
     if params is not None:

@@ -26,14 +26,17 @@ def find_started(context: ToolContext) -> str | None:
 
 
 async def note_started(context: ToolContext, id: str) -> None:
-    """Record the id of the work that this call has started, and wait until it is durable."""
+    """Record the id of the work that this call has started, and wait until it is durable.
+
+    Nothing is recorded without a journal, or if the context was made for a test.
+    """
     attempt = _attempt_of(context)
     if attempt is not None:
         await attempt.frame.log.note_remote(attempt.place, id)
 
 
 def is_left(context: ToolContext) -> bool:
-    """Return whether the call ends only in this process: its run is parked or was taken over, so the work goes on."""
+    """Return whether the call's run is parked or was taken over. If so, the work must go on, because the call will continue."""
     attempt = _attempt_of(context)
     return attempt is not None and attempt.frame.log.closed
 

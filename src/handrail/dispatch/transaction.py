@@ -90,7 +90,7 @@ class Transaction(msgspec.Struct, eq=False):
             return self._session
 
     def fork_of(self, resource: Forkable) -> Any:
-        """Return this call's fork of a resource."""
+        """Return this call's fork of a resource. Raises `ContextExpired` if a new one is needed and the call is over."""
         if self._forks is not None:
             fork = self._forks.get(id(resource))
             if fork is not None:
@@ -131,7 +131,10 @@ class Transaction(msgspec.Struct, eq=False):
         return [place for fork in self.touched for place in fork.written_places()]
 
     def startup_files(self) -> list[tuple[str, str]]:
-        """Return each changed startup file with the program that runs it, except the files that are allowed by name."""
+        """Return each changed startup file with the program that runs it, except the files that are allowed by name.
+
+        For an inner call this is empty, because its changes are part of the outer call's.
+        """
         if self.parent is not None:
             return []  # the outer call is asked, once it is known what becomes part of the folder
         forks = self.durable or ()

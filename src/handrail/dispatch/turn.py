@@ -52,7 +52,7 @@ class OpenTurn:
             self._calls.append(gate.open(call))
 
     def run(self) -> Coroutine[Any, Any, BaseException | None]:
-        """Run all calls. Returns the error that ends the run; None if there is none."""
+        """Run all calls. Returns the error that ends the run; None if there is none. Raises `CancelledError` if cancelled."""
         if len(self._calls) == 1:
             return _run_one(self._gate, self._calls[0])
         return self._run_groups()
@@ -75,9 +75,10 @@ class OpenTurn:
 
 
 async def run_turn(gate: Gate, calls: Sequence[ToolCall], message_id: str | None = None) -> Turn:
-    """Run the calls of one turn. Each gets exactly one result, whatever happens.
+    """Run the calls of one turn, and return a result for each of them.
 
-    A call that ends the run stops the other calls of the turn, which still get their results.
+    A call that ends the run stops the other calls of the turn, which still get their results. If this is cancelled, it
+    raises `CancelledError`.
     """
     turn = OpenTurn(gate, calls, message_id)
     ending = await turn.run()

@@ -28,7 +28,7 @@ class CallBus:
         self._attempt = attempt
 
     def publish(self, event: object, /) -> None:
-        """Publish an event, as `context.emit(event)` does."""
+        """Publish an event, as `context.emit(event)` does. Raises `EventRefused` for one of Handrail's own facts."""
         self._attempt.home.check()
         if isinstance(event, Fact):
             raise reserved(event)
@@ -80,7 +80,7 @@ class CallSession:
     def dispatch(self, event: object, /) -> None:
         """Reduce an event into the call's fork. State reaches the session when the call commits; logs do so immediately.
 
-        Raises `EffectRefused` if the tool's effect does not allow the event.
+        Raises `EffectRefused` if the tool's effect allows no changes, and `EventRefused` for one of Handrail's own facts.
         """
         attempt = self._attempt
         attempt.check()

@@ -1,4 +1,4 @@
-"""Environments, which answer a run's questions. Any object with `run_mode` and `ask` is an environment.
+"""Environments: they answer a run's questions. Any object with `run_mode` and `ask` is an environment.
 
 The environments without a person are defined here. The terminal is imported on first use.
 """
@@ -68,7 +68,7 @@ class AgentEnvironment(Environment):
             self.adapter = adapter.bound_to
 
     async def ask(self, question: Question, /) -> Answer:
-        """Decline every question. Questions are meant for a person, and a model approves nothing on a person's behalf."""
+        """Raise `Declined` for every question. Questions are for a person, and a model approves nothing in their place."""
         raise Declined(question.name, "a model answers here, and there is nobody to ask")
 
 

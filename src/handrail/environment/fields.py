@@ -51,7 +51,7 @@ def _lookup(reference: str, root: JsonSchema) -> JsonSchema:
 
 
 def alternatives(schema: JsonSchema, root: JsonSchema) -> tuple[list[JsonSchema], bool]:
-    """Return the resolved schemas, except null, that a value may match, and whether the value may be null."""
+    """Return the alternatives of a schema, except null, and whether the value may be null."""
     of = schema.get("anyOf") or schema.get("oneOf")
     if isinstance(of, list):
         rest = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf", "discriminator")}
@@ -126,10 +126,7 @@ def _parse_string(schema: JsonSchema, typed: str) -> str:
 
 
 def _matches(pattern: str, text: str) -> bool:
-    """Return whether a text matches a pattern. Returns True if the pattern can't be matched in bounded time.
-
-    The tool validates the answer again.
-    """
+    """Return whether a text matches a pattern. An unsupported pattern matches, because the tool checks the answer again."""
     try:
         return compile_pattern(pattern).found_in(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""Forms that are built from a JSON Schema and filled in line by line.
+"""Forms in a terminal: built from a JSON Schema, and filled in line by line.
 
-The form for approving a call shows the call, its changes and the choices. A choice is a key followed by
-Enter. Enter alone decides nothing, so nothing is approved by accident.
+The form for approving a call shows the call, its changes and the choices. A choice is made with a key and Enter. Enter
+alone decides nothing, so nothing is approved by accident.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class Dialog(Protocol):
         ...
 
     async def hidden_line(self, prompt: str) -> str:
-        """Read a line without showing what is typed."""
+        """Read a line without showing what is typed. Raises `Declined` on Ctrl-D."""
         ...
 
 
 class _Nothing:
-    """The type of `NOTHING`, which means that there is no value. None can't mean that, because null is a value."""
+    """The type of `NOTHING`, which stands for no value. None can't, because null is a value."""
 
 
 NOTHING = _Nothing()
@@ -72,7 +72,7 @@ class Form:
         self._dialog = dialog
 
     async def fill(self, before: Any = NOTHING) -> Any:
-        """Ask for a value, field by field. With `before`, Enter keeps the earlier value."""
+        """Ask for a value, field by field. With `before`, Enter keeps the earlier value. Raises `Declined` on Ctrl-D."""
         return await self._value(self._root, "", before, depth=0)
 
     async def _value(self, schema: JsonSchema, name: str, before: Any, *, depth: int) -> Any:
@@ -101,7 +101,7 @@ class Form:
     async def _scalar(
         self, schema: JsonSchema, name: str, before: Any, depth: int, *, ends: bool = False
     ) -> Any:
-        """Ask for a value on one line. With `ends`, an empty line returns `NOTHING`."""
+        """Ask for a value on one line until it is valid. With `ends`, an empty line returns `NOTHING`."""
         listed = list_options(schema)
         indent = "  " * (depth + 1)
         kept = before if before is not NOTHING else schema.get("default", NOTHING)
@@ -159,7 +159,7 @@ class Form:
         return filled
 
     async def _wants_object(self, schema: JsonSchema, name: str, before: Any, depth: int) -> bool:
-        """Return whether to fill in an object. Asks only if the object has a default and no earlier value."""
+        """Return whether to fill in an object. The person is asked only if it has a default and no earlier value."""
         if "default" not in schema or isinstance(before, dict):
             return True
         return await self._yes(f"fill in {escape_line(name) or 'it'}?", depth)
@@ -222,7 +222,7 @@ class Form:
         return await self._value(schema, str(number), NOTHING, depth=depth)
 
     async def _kind(self, kinds: list[JsonSchema], name: str, depth: int) -> JsonSchema:
-        """Ask which of several kinds of value to fill in."""
+        """Ask which of a union's alternatives to fill in."""
         indent = "  " * (depth + 1)
         names: list[str] = []
         for each in map(_kind_name, kinds):
@@ -361,7 +361,10 @@ def describe(question: Question, title: str, width: int, *, whole: bool = False)
 
 
 def _message(question: Question, width: int) -> list[str]:
-    """Return the question's message behind a bar, so that it can't imitate this form."""
+    """Return the question's message, or else its reason, behind a bar, so that it can't imitate this form.
+
+    Empty if it has neither.
+    """
     message = question.message or str(_payload(question).get("reason") or "")
     return barred(escape(message), width) if message else []
 
@@ -373,7 +376,10 @@ def diff_lines(
     limit: int | None = DIFF_LINES,
     more: str = "v to view all",
 ) -> list[str]:
-    """Return the diff in colour behind a bar, cut to at most `limit` lines. `more` says how to see the rest."""
+    """Return the question's diff in colour behind a bar, or no lines if it has none.
+
+    The diff is cut to at most `limit` lines, and `more` says how to see the rest.
+    """
     diff = _payload(question).get("diff")
     if not isinstance(diff, str) or not diff:
         return []
@@ -395,9 +401,9 @@ def _shorten(lines: Sequence[str], limit: int | None, width: int, more: str = "v
 async def fill_in_approval(
     question: Question, dialog: Dialog, style: Styler, size: os.terminal_size
 ) -> dict[str, Any]:
-    """Show what needs approval and return the chosen answer. Raises `Declined` if Ctrl-D is typed instead of a choice.
+    """Show what needs approval, and return the chosen answer. Raises `Declined` if Ctrl-D is typed instead of a choice.
 
-    Text from models, tools and files is wrapped behind a bar. The prompt repeats the tool's name.
+    Text from models, tools and files is wrapped behind a bar, so that it can't imitate the form.
     """
     width = size.columns
     first, *lines = describe(question, "? Allow {name}?", width)
@@ -437,7 +443,7 @@ async def fill_in_approval(
 
 
 async def _view(question: Question, dialog: Dialog, style: Styler, page: int, width: int) -> None:
-    """Show the whole question, one screen at a time."""
+    """Show the whole question, one screen at a time, until its end or until the person stops."""
     lines = describe(question, "? Allow {name}?", width, whole=True)[1:]
     lines += diff_lines(question, style, width, None)
     for start in range(0, len(lines), page):

@@ -33,10 +33,7 @@ class Keyboard:
         self._typed = b""
 
     async def line(self) -> str | None:
-        """Read the next line without its line ending. Returns None for Ctrl-D or a closed terminal.
-
-        Only Enter sends what was typed.
-        """
+        """Read the next line, without its line ending. Returns None for Ctrl-D or a closed terminal."""
         loop = asyncio.get_running_loop()
         while b"\n" not in self._typed:
             ready: asyncio.Future[None] = loop.create_future()
@@ -57,7 +54,7 @@ class Keyboard:
         return typed.decode("utf-8", "replace").rstrip("\r")
 
     def clear(self) -> None:
-        """Discard everything typed so far, because it can't be meant for a question that has not been shown yet."""
+        """Discard everything typed so far, so that it does not answer a question that was not shown yet."""
         import termios
 
         self._typed = b""
@@ -66,7 +63,10 @@ class Keyboard:
 
     @contextlib.contextmanager
     def echo(self, on: bool) -> Generator[None]:
-        """Show or hide what is typed inside this block, and restore the earlier setting afterwards."""
+        """Show or hide what is typed inside this block, and restore the earlier setting afterwards.
+
+        Does nothing if the terminal has no such setting.
+        """
         import termios
 
         try:
@@ -128,9 +128,9 @@ class TerminalEnvironment(Environment):
         self._last: dict[str, Any] = {}
 
     async def ask(self, question: Question, /) -> Answer:
-        """Ask a question, after all earlier questions have been answered.
+        """Ask a question, after all earlier ones are over. Ctrl-D gives an answer that declines.
 
-        Raises `QuestionCancelled` if there is no keyboard.
+        Raises `QuestionCancelled` if there is no terminal.
         """
         keyboard = self._keyboard
         if keyboard is None:
@@ -164,7 +164,7 @@ class TerminalEnvironment(Environment):
     def _size(self) -> os.terminal_size:
         """Return the terminal's size, or 80 by 24 if it is unknown, but at least the minimum.
 
-        `COLUMNS` is ignored. If it were wrong, the terminal would wrap long lines itself.
+        `COLUMNS` is ignored, because it may be wrong.
         """
         try:
             size = os.get_terminal_size(cast(TextIO, self._out).fileno())

@@ -22,7 +22,7 @@ NAME_CELLS = 20
 Style = Literal["bold", "dim", "red", "green", "yellow", "cyan"]
 
 _FIRST_WIDE = "\u1100"
-"""This character and all that follow it in Unicode count as two cells wide."""
+"""This character, and all with a higher code point, count as two cells wide."""
 
 _CODES: dict[Style, str] = {
     "bold": "1",
@@ -111,7 +111,10 @@ def compact(value: Any) -> str:
 
 
 def format_arguments(arguments: Any, limit: int) -> str:
-    """Format a call's arguments on one line of at most `limit` characters, such as `path=notes.md text="a b"`."""
+    """Format a call's arguments on one line of at most `limit` characters, such as `path=notes.md text="a b"`.
+
+    Returns "" if there are none.
+    """
     if arguments is None or arguments == {}:
         return ""
     if not isinstance(arguments, dict):

@@ -1,7 +1,7 @@
 """A fleet: worker processes, on any number of machines, that execute the runs in one journal.
 
-A run is executed in *legs*. A leg is one worker's execution of a run, until the run is over or parked or the worker is
-lost. The journal decides which worker has a run, so a leg that starts twice does nothing the second time, and any queue
+A run is executed in *legs*. A leg is one worker's execution of a run, until the run is over or parked, or the worker is
+lost. The journal decides which worker has a run. So a leg that starts twice does nothing the second time, and any queue
 that delivers at least once can start legs.
 """
 

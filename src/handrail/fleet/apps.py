@@ -30,7 +30,10 @@ class FleetApp:
     def load(
         cls, named: str, *, model: Model | None = None, approvals: Any = None, files: Any = None
     ) -> FleetApp:
-        """Load an app: a module (`pkg.mod`, `pkg.mod:prompt`, `app.py`), a worker's file, or a folder of workers."""
+        """Load an app: a module (`pkg.mod`, `pkg.mod:prompt`, `app.py`), a worker's file, or a folder of workers.
+
+        Raises `DefinitionError` if it can't be loaded.
+        """
         source = load(named, model=model, approvals=approvals, files=files).source
         return cls(named, source, code_of(source.app), model, approvals)
 

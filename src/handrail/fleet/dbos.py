@@ -29,7 +29,7 @@ _VERSION = "handrail-1"
 
 
 class DbosDispatcher:
-    """Starts legs with DBOS, which keeps its tables in the database at `url`. Only one works in a process at a time.
+    """Starts legs with DBOS, which keeps its tables in the database at `url`. A process can have only one at work.
 
     - `executor`: a name that no other process has or had. When a process starts, DBOS restarts only the workflows of
       its own executor. Handrail restarts lost legs itself, because their leases show that they are lost.
@@ -48,7 +48,7 @@ class DbosDispatcher:
         self._ready = asyncio.Event()
         self._threads = ThreadPoolExecutor(1, "handrail-dbos")
         self._begun: dict[str, str] = {}
-        """The leg of each run that had begun when the run was last woken here."""
+        """For each run, the workflow that was already running when this process last woke the run."""
 
     async def submit(self, run: RunRow, /, at: float | None = None) -> None:
         """Enqueue the first leg. With `at`, DBOS delays it until then.
@@ -74,16 +74,16 @@ class DbosDispatcher:
             client.destroy()
 
     async def wake(self, run: RunRow, /) -> None:
-        """Start the next leg. A lost leg is cancelled first, because DBOS still counts it as running."""
+        """Enqueue the next leg, once DBOS is launched. A lost leg is cancelled first, because DBOS counts it as running."""
         await self._ready.wait()
         await self._in_thread(lambda: self._wake(run))
 
     def _wake(self, run: RunRow) -> None:
-        """Enqueue the next leg, unless it waits in its queue.
+        """Enqueue the next leg, unless it already waits in its queue.
 
         DBOS starts nothing twice under one id. So a leg that has ended without claiming its run is enqueued under a new id.
-        A leg that this process finds running for the second time is cancelled, and also enqueued under a new id: it would
-        have claimed its run by now, so its process is gone.
+        So is a leg that this process finds running for the second time, after it is cancelled: it would have claimed its
+        run by now, so its process must be gone.
         """
         if run.owner and run.legs:
             DBOS.cancel_workflow(leg_id(run, run.legs))
@@ -106,16 +106,19 @@ class DbosDispatcher:
                 return
 
     async def cancel(self, run: RunRow, /) -> None:
-        """Cancel the run's next leg."""
+        """Cancel the run's next leg, once DBOS is launched."""
         await self._ready.wait()
         await self._in_thread(lambda: DBOS.cancel_workflow(next_leg(run)))
 
     def _in_thread(self, work: Callable[[], object]) -> Awaitable[object]:
-        """Call DBOS in the dispatcher's own thread, since it takes over the default executor of a loop that awaits it."""
+        """Call DBOS in the dispatcher's own thread. On the event loop, DBOS would replace the loop's default executor."""
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def work(self, execute: Execute, queues: Sequence[str], limit: int, /) -> None:
-        """Launch DBOS, execute the legs that it starts, and shut it down when cancelled."""
+        """Launch DBOS, execute the legs that it starts, and shut it down when cancelled.
+
+        Raises `DefinitionError` if another dispatcher is at work in this process.
+        """
         if DbosDispatcher._current is not None:
             raise DefinitionError(
                 "this process already has a DbosDispatcher. Use one worker in each process."
@@ -148,7 +151,7 @@ class DbosDispatcher:
             DBOS.register_queue(name, worker_concurrency=limit, polling_interval_sec=self._poll)
 
     async def execute_here(self, run_id: str) -> None:
-        """Execute a leg on the worker's event loop. DBOS calls workflows on a different one."""
+        """Execute a leg on the worker's event loop. DBOS runs workflows on a different one."""
         assert self._execute is not None, "DBOS starts workflows while it is launched"
         assert self._loop is not None, "DBOS starts workflows while it is launched"
         started = asyncio.run_coroutine_threadsafe(_awaited(self._execute, run_id), self._loop)
@@ -156,7 +159,7 @@ class DbosDispatcher:
 
     @classmethod
     def current(cls) -> DbosDispatcher | None:
-        """Return the dispatcher that is working in this process, or None."""
+        """Return the dispatcher that is at work in this process, or None."""
         return cls._current
 
 
@@ -166,7 +169,7 @@ async def _awaited(execute: Execute, run_id: str) -> None:
 
 @DBOS.workflow(name=_LEG, max_recovery_attempts=None)
 async def _leg(run_id: str) -> None:
-    """Execute a leg. DBOS counts it as finished even if the run is only parked."""
+    """Execute a leg, if a dispatcher is at work. DBOS counts the leg as finished even if the run is only parked."""
     worker = DbosDispatcher.current()
     if worker is not None:
         await worker.execute_here(run_id)

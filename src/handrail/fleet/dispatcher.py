@@ -1,4 +1,4 @@
-"""`Dispatcher`: the seam between the journal, which knows what has to be done, and a queue that starts legs on workers."""
+"""`Dispatcher`: the interface between the journal, which records the runs, and a queue that starts their legs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ Execute = Callable[[str], Awaitable[None]]
 
 
 class Dispatcher(Protocol):
-    """Has workers execute legs of runs.
+    """Starts legs of runs on workers.
 
     The journal is authoritative: a run is recorded there first, and only the journal decides which worker executes it.
-    So a dispatcher may start a leg twice, or late. Workers look for due runs that no leg was started for, so a
-    dispatcher may even lose one.
+    So a dispatcher may start a leg twice or late. It may even lose one, because workers also look for due runs.
     """
 
     async def submit(self, run: RunRow, /, at: float | None = None) -> None:
@@ -54,7 +53,7 @@ def leg_id(run: RunRow, number: int) -> str:
 
 
 def next_leg(run: RunRow) -> str:
-    """Return the id of the leg that comes next."""
+    """Return the id of a run's next leg."""
     return leg_id(run, run.legs + 1)
 
 
@@ -77,7 +76,10 @@ class JournalDispatcher:
 
 
 def missing_engine(name: str, error: ModuleNotFoundError) -> Exception:
-    """Return the error to raise if an engine can't be imported: one that names its extra, unless another package is missing."""
+    """Return the error to raise if an engine can't be imported.
+
+    It names the extra to install, or is the original error if an unrelated package is missing.
+    """
     if (error.name or "").partition(".")[0] not in (name, "psycopg"):
         return error
     return DefinitionError(

@@ -24,7 +24,7 @@ log = logging.getLogger("handrail.fleet")
 
 _TASK = "handrail.leg"
 _PAUSE = 0.5
-"""Seconds before a lost connection to the database is opened again."""
+"""Seconds to wait before a lost connection to the database is opened again."""
 _WORKER_SECONDS = 5.0
 """Seconds between procrastinate's polls of its table. NOTIFY wakes it earlier."""
 
@@ -44,10 +44,10 @@ class ProcrastinateDispatcher:
         await self._execute(run_id)
 
     async def submit(self, run: RunRow, /, at: float | None = None) -> None:
-        """Do nothing: the journal says when the run is due, and a worker that looks there wakes it."""
+        """Do nothing. Workers look in the journal for due runs, and wake them."""
 
     async def wake(self, run: RunRow, /) -> None:
-        """Add a job for the next leg, unless there is one.
+        """Add a job for the next leg, unless there already is one.
 
         A lost job does not block later ones, because each leg has its own lock.
         """
@@ -58,10 +58,13 @@ class ProcrastinateDispatcher:
             await task.defer_async(run_id=run.record.id)
 
     async def cancel(self, run: RunRow, /) -> None:
-        """Do nothing: a leg of a run that is over does nothing."""
+        """Do nothing. A leg of a run that is over does nothing."""
 
     async def work(self, execute: Execute, queues: Sequence[str], limit: int, /) -> None:
-        """Execute the legs that procrastinate starts, until cancelled. If the connection to the database is lost, it is opened again."""
+        """Execute the legs that procrastinate starts, until cancelled.
+
+        A lost connection to the database is opened again. If the first one fails, the error is raised.
+        """
         self._execute = execute
         has_worked = False
         while True:

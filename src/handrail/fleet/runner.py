@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.fleet")
 
 _LOOK_SECONDS = 0.5
-"""Longest time between two checks of the journal for due runs and for runs to cancel."""
+"""Maximum seconds between two checks of the journal for due runs and for runs to cancel."""
 _ANNOUNCE_SECONDS = 10.0
-"""How long a worker counts as alive after it was last announced."""
+"""Seconds for which a worker counts as alive after it was last announced."""
 _PARK_AFTER = 0.2
-"""Seconds that a run stays in memory while everything in it waits for people, so that expired questions can end."""
+"""Seconds before a run is parked after everything in it waits for people."""
 _AGAIN_SECONDS = 5.0
 """Seconds after which a run that is still due is handed to the engine again, because its leg may have been lost."""
 _RETRY_SECONDS = 15.0
-"""Seconds until a run is tried again after a leg failed without ending it, for example because the folder is missing."""
+"""Seconds until a run is tried again after a leg failed without ending the run."""
 
 
 class _LegEnvironment(LaterEnvironment):
@@ -103,7 +103,7 @@ class Runner:
         """The runs of failed legs that could not be released, because the journal failed too."""
         self._draining = False
         self._ended = False
-        """Set before the duties are cancelled, since a wait that ends at the same moment may swallow the cancellation."""
+        """Whether `_tend` must end. It checks this too, because a wait that ends just then can swallow a cancellation."""
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -116,10 +116,10 @@ class Runner:
         return tuple(self._legs)
 
     async def run(self, stop: asyncio.Event, *, grace: float = 30.0) -> None:
-        """Execute legs until `stop` is set. Then take no more runs, and finish the current ones within `grace` seconds.
+        """Execute legs until `stop` is set. Then take no more runs, and give the current legs `grace` seconds to finish.
 
-        Runs that are left after that are interrupted, as if the process had ended, and are due for other workers at
-        once. So are all runs if this worker fails or is cancelled.
+        Legs that are left after that are interrupted, and their runs are due for other workers at once. The same happens
+        without the `grace` if this worker fails or is cancelled.
         """
         duties = [self._tend(), self._claim() if self._engine is None else self._work(self._engine)]
         tasks = [asyncio.ensure_future(each) for each in duties]
@@ -159,7 +159,7 @@ class Runner:
     # Duties.
 
     async def _claim(self) -> None:
-        """Claim due runs from the journal while there is room for them."""
+        """Claim due runs from the journal, and execute up to `limit` of them at once, until the worker drains."""
         while not self._draining:
             try:
                 if len(self._tasks) < self.limit:
@@ -189,7 +189,7 @@ class Runner:
         await engine.work(execute, self.queues, self.limit)
 
     async def _tend(self) -> None:
-        """Cancel runs that are to be stopped, announce that this worker is alive, and hand due runs to the engine."""
+        """Stop cancelled runs, announce that this worker is alive, and hand due runs to the engine, until the worker ends."""
         announced = 0.0
         handed: dict[str, float] = {}
         while not self._ended:
@@ -209,7 +209,10 @@ class Runner:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def _hand_over(self, handed: dict[str, float], now: float) -> dict[str, float]:
-        """Wake every run that is due, and again after a while if it is still due. Returns when each leg was handed over."""
+        """Hand every due run to the engine, and again after a while if it is still due.
+
+        Returns the time at which each leg was handed over.
+        """
         kept: dict[str, float] = {}
         for row in await self.journal.queue.due(self.queues, host=self.host, limit=1000):
             leg = f"{row.record.id}/{row.legs}"
@@ -277,9 +280,10 @@ class Runner:
         )
 
     async def _failed(self, leg: _Leg, error: Exception) -> None:
-        """Record the failure of a run that could not begin.
+        """Release the run of a failed leg.
 
-        Make a run that has begun, or could not begin because of the journal, due again later.
+        A run that could not begin is recorded as failed. A run that had begun, or could not begin because the journal
+        failed, is due again later. A run that is over, or that another worker has, is left alone.
         """
         self._report(f"{leg.run_id}: {type(error).__name__}: {error}")
         journal, run_id = self.journal, leg.run_id
@@ -309,7 +313,7 @@ class Runner:
     async def _release(self) -> None:
         """Release the runs that could not be released when their legs failed.
 
-        This process would otherwise hold them as long as it lives, because its lease is renewed for its other runs.
+        Otherwise this process would hold them as long as it lives, because it keeps renewing its lease.
         """
         for run_id in tuple(self._unreleased - self._legs.keys()):
             row = await self.journal.runs.get(run_id)
@@ -320,7 +324,7 @@ class Runner:
             self._unreleased.discard(run_id)
 
     async def _cut_off(self) -> None:
-        """Park the runs that are still executing by force, and make them due for other workers."""
+        """Interrupt the legs that are still executing, and make their runs due for other workers."""
         for leg in tuple(self._legs.values()):
             if leg.environment.parking is not None:
                 leg.environment.parking.park(by_force=True)

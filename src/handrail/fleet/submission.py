@@ -52,7 +52,7 @@ async def submit(
 
     - `session_id`: the session that the run continues. The runs of a session take turns. Default: a new session.
     - `at`: when the run is due, in seconds since 1970. Default: now.
-    - `every`: seconds after which the run is submitted again, until the next one is cancelled.
+    - `every`: seconds between repeated runs. Each run submits the next one, so cancelling that ends the repetition.
     - `key`: submitting again with the same key, as the same principal, returns the first run.
     - `folder`: the folder that the run works in.
     - `host`: the only host whose workers take the run. Default: this host if there is a `folder`, otherwise any host.
@@ -96,9 +96,10 @@ async def submit(
 async def repeat(
     journal: Journal, row: RunRow, request: RunRequest, dispatcher: Dispatcher, clock: Clock
 ) -> None:
-    """Submit the next of repeated runs. Its key contains its time, so it is submitted once, whichever worker does it.
+    """Submit the next run of a series. Does nothing for a run that is not repeated.
 
-    Times that have passed are skipped. A run that is not repeated has no next one.
+    Times that have passed are skipped. The new run's key contains its time, so that it is submitted only once, even by
+    several workers.
     """
     if request.every is None:
         return

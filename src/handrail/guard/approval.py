@@ -47,7 +47,7 @@ APPROVAL_SCHEMA: dict[str, Any] = {
 
 @runtime_checkable
 class PreviewBroker(Protocol):
-    """A broker that declares whether to ask it about a staged call after the call has run in its fork, with a diff."""
+    """A broker that says whether it is asked about a staged call only after the call has run in its fork, with a diff."""
 
     @property
     def shows_previews(self) -> bool: ...
@@ -182,7 +182,11 @@ def _checked(value: Any, request: ApprovalRequest) -> ApprovalAnswer:
 
 
 def decision(answer: Answer, request: ApprovalRequest) -> Approval:
-    """Return the decision that an answer gives. If the answer asks to be remembered, remember it."""
+    """Return the decision that an answer gives. If the answer asks to be remembered, remember it.
+
+    An answer whose quorums are not met counts as a denial. Raises `ToolValidationError` if the answer does not match
+    what was offered.
+    """
     if answer.outcome != "answered":
         outcomes: dict[str, ApprovalOutcome] = {"declined": "denied", "timed out": "timed out"}
         return Approval(False, answer.reason, answer.by, outcomes.get(answer.outcome, "cancelled"))

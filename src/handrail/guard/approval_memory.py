@@ -1,8 +1,8 @@
 """Approval memory: the decisions of a session that apply to later calls. They can be listed and revoked.
 
-A remembered decision is recorded under a key, and covers the requests that have this key among their own. The
-keys of a request and the scopes offered for it are both computed here, so what a person is offered and what
-is covered afterwards can't differ.
+A remembered decision is recorded under a key, and covers every request that has this key. The keys of a request and
+the scopes offered for it are both computed here, so what a person is offered and what is covered afterwards can't
+differ.
 """
 
 from __future__ import annotations
@@ -86,10 +86,12 @@ def coverage_of(
 ) -> Coverage:
     """Return the keys of a request.
 
-    `whose` is the session's id and principal. `arguments` are the call's arguments in canonical form, and `shown` is
-    what a person sees of them. `paths` are the normalised paths that the call names, or None if they are not known;
-    `spelled` maps each path as it was written to its normal form. `secret` is the key for digests of arguments that
-    are not shown in full, so that nobody can guess them from the request's keys.
+    - `whose`: the session's id and principal.
+    - `arguments`: the call's arguments in canonical form, and `shown`: what a person sees of them.
+    - `paths`: the normalised paths that the call names, or None if they are not known.
+    - `spelled`: maps each path as it was written to its normal form.
+    - `secret`: the key for digests of arguments that are not shown in full, so that nobody can guess these arguments
+      from the request's keys.
     """
     secret = _KEY if secret is None else secret
     written = json.dumps([arguments, shown], sort_keys=True)
@@ -198,7 +200,7 @@ def _key(*parts: Any) -> str:
 
 
 class ApprovalMemory:
-    """The decisions that apply to more than one call of this session.
+    """The remembered decisions of a session, which apply to its later calls.
 
     They are facts in the session's log: they outlive a failed call, are saved and loaded with the session,
     and are recorded in the journal of its runs. An approval has no effect in another session, and no decision
@@ -297,7 +299,10 @@ class Recall:
         return next((each for each in found if each.approved and each.key in approving), None)
 
     def keep(self, approved: bool, reason: str, by: str, scope: str | None = None) -> None:
-        """Remember an answer, either for one of the offered scopes or for exactly this request."""
+        """Remember an answer for one of the offered scopes, or for exactly this request if `scope` is None.
+
+        Does nothing if the question's answers can't be remembered.
+        """
         session = self._session
         fact = remembered_as(self._question, approved, reason, by, scope, self._clock.now())
         if fact is None:

@@ -182,7 +182,7 @@ def _no_files(checker: str) -> DefinitionError:
 
 
 class OutputFilled:
-    """A checker that lets a run end once these fields of the structured output are filled."""
+    """A checker that lets a run end once none of these fields of the structured output is empty."""
 
     def __init__(self, *fields: str, cap: int = CAP, name: str = "output") -> None:
         if not fields:
@@ -246,7 +246,7 @@ class _Composed:
         self.name = f"{how} of ({', '.join(checker.name for checker in checkers)})"
 
     async def _each(self, state: RunState) -> list[str | None]:
-        """Ask every checker, even if one of them fails: for `any_of`, another one may be enough."""
+        """Return what each checker says is missing, or None. All are asked, even if one of them fails."""
         found: list[str | None] = []
         for checker in self.checkers:
             said = await ask(checker.name, partial(checker.missing, state))
@@ -285,7 +285,7 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 async def ask(name: str, asked: Callable[[], Any]) -> Reply:
-    """Ask a provider or checker. It has failed if it raises, awaits something cancelled, or returns neither text nor None.
+    """Ask a provider or checker. If it raises, or returns neither text nor None, the reply's `problem` says so.
 
     Only a cancellation of the current task and exceptions such as `SystemExit` are raised here.
     """

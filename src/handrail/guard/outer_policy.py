@@ -52,9 +52,9 @@ def outer_policies(policies: Iterable[ToolPolicy]) -> tuple[OuterPolicy, ...]:
 
 
 def with_outer(own: tuple[ToolPolicy, ...], outer: Iterable[OuterPolicy]) -> tuple[ToolPolicy, ...]:
-    """Return a nested run's own policies and those of the runs around it. A policy that is among both counts as its own.
+    """Return a nested run's own policies, followed by those of the runs around it. A policy in both is its own only.
 
-    Raises `DefinitionError` if two different policies have the same name and the nested run's is a rate limit.
+    Raises `DefinitionError` if an outer policy has the same name as a different rate limit of the nested run.
     """
     for each in outer:
         alike = next((one for one in own if one.name == each.name), None)

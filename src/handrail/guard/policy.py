@@ -43,7 +43,7 @@ class PolicyNote(msgspec.Struct, frozen=True):
 class ChangePolicy(Protocol):
     """The role of a policy that also judges the paths that a call has changed, before the call is committed.
 
-    Its `on_result` then refuses what nobody was asked about.
+    Its `on_result` must refuse changes that nobody was asked about.
     """
 
     def paths_outside(self, tool: Tool[Any, Any], *, context: ToolContext) -> list[str]:
@@ -117,9 +117,9 @@ class CapabilityPolicy:
     A worker called as a tool is allowed unless its capability, `worker`, says otherwise: its own policies
     decide about its calls.
 
-    A tool that may write is allowed within `scope` only: a path outside it asks, even if the tool only reads it, and
-    even if a link inside the scope leads to it. After the call has run in its fork, the paths that it has really
-    changed are judged too, including those that a command changed: if one is outside, the call asks before it is
+    A tool that may write is allowed within `scope` only. If an argument names a path outside it, or a link that leads
+    there, the call asks, even if the tool only reads the path. After the call has run in its fork, the paths that it has
+    really changed are judged too, including those that a command changed. If one is outside, the call asks before it is
     committed, with its diff. A nested call, and a call on files in memory, can't ask at that point, so it is rejected
     unless somebody has approved the paths by name.
     """
@@ -347,7 +347,10 @@ class Scoped:
 
 
 class ScopedChanges(Scoped):
-    """A section's `ChangePolicy`. It judges the section's tools, and is not notified of the results of others."""
+    """A section's `ChangePolicy`. It judges the section's tools.
+
+    It is notified of the results of other tools only if it is a `ResultsNoter`.
+    """
 
     def __init__(self, policy: ToolPolicy, judge: ChangePolicy, tools: frozenset[str]) -> None:
         super().__init__(policy, tools)
@@ -372,7 +375,7 @@ def within_scope(policy: ToolPolicy, tools: frozenset[str] | None) -> ToolPolicy
 
 
 def check_verdicts(policies: Iterable[ToolPolicy], tools: Collection[Tool[Any, Any]]) -> None:
-    """Raise `DefinitionError` if a policy names a misspelt capability that none of these tools has."""
+    """Raise `DefinitionError` if a `CapabilityPolicy` names a capability that is probably misspelt."""
     for policy in policies:
         if isinstance(policy, CapabilityPolicy):
             policy.check_tools(tools)

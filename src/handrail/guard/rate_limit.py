@@ -24,7 +24,7 @@ from handrail.tools import Tool
 
 
 class CallCounted(msgspec.Struct, frozen=True):
-    """A call that counts towards a rate limit, whatever its result."""
+    """A call is about to count towards a rate limit, whatever its result."""
 
     policy: str
     call: str
@@ -52,8 +52,9 @@ def _admit(cells: Any, event: CallCounted) -> Any:
 class RateCell(msgspec.Struct, frozen=True):
     """A part of a rate's window. It is kept even if the calls fail.
 
-    The calls are numbered, and call `n` is in the cell `n % size`. `total` has the number of calls and the size of the
-    ring in `numbers`. `bucket` cells have the indexes of the calls whose ids have the same hash.
+    - `call`: one call. Calls are numbered, and call `n` is in the cell `n % size`.
+    - `total`: the number of calls so far, and the size of the ring, in `numbers`.
+    - `bucket`: the indexes, in `numbers`, of the calls whose ids have the same hash.
     """
 
     policy: str
@@ -87,7 +88,7 @@ class RateWindow:
         return self._call((self.total - most) % self.size).at
 
     def is_full(self, most: int, seconds: float, now: float) -> bool:
-        """Return whether there were already as many calls as the rate allows."""
+        """Return whether there were already `most` calls within this many seconds of `now`."""
         oldest = self.oldest(most)
         return oldest is not None and _within(seconds, oldest, now)
 
@@ -138,7 +139,7 @@ class RateWindow:
 def _within(seconds: float, at: float, now: float) -> bool:
     """Return whether `at` is less than this many seconds away from `now`.
 
-    Future times count as well, unless they are so far off that they must come from another machine's clock.
+    A time in the future counts as well. If it is further away than that, it comes from another machine's clock.
     """
     return abs(now - at) < seconds
 

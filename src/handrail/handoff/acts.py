@@ -105,7 +105,7 @@ def read_act(handoff: str, function: Callable[..., Any], act: str, form: str, pa
 def parked_types(handoff: str, act: Act) -> tuple[Any, Any, Any]:
     """Return the private type, the public type and the early result type from the annotation of `before`.
 
-    Raises `ToolDefinitionError` if it has none.
+    Raises `ToolDefinitionError` unless the annotation has exactly one `Parked[...]`, alone or with a `ToolResult`.
     """
     hint = "Annotate it `-> Parked[Private, Public]`, or `-> Parked[Private, Public] | ToolResult[Result]`."
     members = _members(act.returns)
@@ -141,7 +141,7 @@ def schema_for(handoff: str, what: str, annotation: Any, namespace: Mapping[str,
 
 
 def check_fit(handoff: str, what: str, given: Any, whose: str, wanted: Any) -> None:
-    """Raise `ToolDefinitionError` for a class that is unrelated to the expected one. Type checkers check the rest."""
+    """Raise `ToolDefinitionError` if `given` is a class that does not fit the class `wanted`. Protocols are not checked."""
     given, wanted = (type(None) if each is None else each for each in (given, wanted))
     if any(each in (Any, MISSING) or not isinstance(each, type) for each in (given, wanted)):
         return
@@ -204,7 +204,7 @@ class ActRunner:
         return await attempt.gate.pass_through(part)
 
     def note(self, kind: type[HandoffParked] | type[HandoffAnswered], data: Any) -> None:
-        """Record how far the handoff is."""
+        """Record that the handoff was parked or answered, with this data."""
         attempt = self._attempt
         fact = kind(attempt.id, attempt.name, attempt.path, data, attempt.run_context)
         attempt.frame.session.record(fact)
@@ -237,7 +237,10 @@ class Acts:
     ends: Tool[Any, Any]
 
     async def play(self, params: Any, context: ToolContext) -> ToolResult[Any]:
-        """Run one call of the handoff. Apart from its acts it has no effects, so it can be run again."""
+        """Run one call of the handoff: its acts in order, up to the first that fails or ends it early.
+
+        Apart from its acts it has no effects, so it can be run again.
+        """
         runner = ActRunner(context)
         begun = await self.begin(runner, params)
         if not begun.success:
@@ -259,7 +262,7 @@ class Acts:
         return ended
 
     async def begin(self, runner: ActRunner, params: Any) -> ToolResult[Any]:
-        """Run `before`, if there is one. The value of the result is a `Begun`."""
+        """Run `before`, if there is one. The value of a successful result is a `Begun`."""
         if self.before is None:
             return ToolResult("", Begun[Any, Any, Any](Parked(None, params)))
         return await runner.run(_with(self.begins, self.before, None, self._begun, without_words))
@@ -465,9 +468,9 @@ def _with(
 
 
 def without_words(error: Exception) -> Exception:
-    """Replace an act's error with one that has no message, because the message may contain private data.
+    """Return an error without the message of an act's error, because the message may contain private data.
 
-    Errors that contain no private data are returned unchanged.
+    An error that contains no private data is returned unchanged.
     """
     if isinstance(error, _TOLD) or _concerns_the_run(error):
         return error

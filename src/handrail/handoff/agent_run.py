@@ -133,7 +133,10 @@ def run_as_agent(
 
 
 def _act(handoff: Handoff[Any, Any], public: object, params: Any) -> tuple[Tool[Any, Any], bytes]:
-    """Return the `client` act of a handoff for this public data, and its arguments."""
+    """Return the `client` act of a handoff for this public data, and its arguments.
+
+    Raises `DefinitionError` if the act takes params and none were given.
+    """
     acts = handoff.acts
     act = copy.copy(acts.asking(acts.public.parse_value(public)))
     fill(act, "run_mode", "agent")
@@ -151,7 +154,10 @@ def _act(handoff: Handoff[Any, Any], public: object, params: Any) -> tuple[Tool[
 
 
 def _whole(tool: Tool[Any, Any], params: Any) -> tuple[Tool[Any, Any], bytes]:
-    """Return a tool that runs with a model in a person's place, and its arguments."""
+    """Return a copy of a tool that runs with a model in a person's place, and its arguments.
+
+    Raises `DefinitionError` if the tool has no handler, or needs a person.
+    """
     tool.check_complete()
     if tool.handler is None:
         raise DefinitionError(f"{tool.name!r} has no handler, so there is nothing to run. Give it one.")

@@ -1,7 +1,7 @@
-"""Claims: a handoff that `start` parked is finished at most once.
+"""Claims, which ensure that a handoff that `start` parked is finished at most once.
 
-The first `finish` that succeeds claims the handoff, by the id of its parked data. The claim is kept by this process
-and, if the half has a journal, in the journal, where every process finds it.
+The first `finish` that succeeds claims the handoff, by the id of its parked data. The claim is kept in this process
+and, if `finish` was given a journal, in the journal, where every process finds it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Claim:
     async def run(self, work: Work) -> ToolResult[Any]:
         """Run the call and claim the handoff if it succeeds. Raises `AnswerRefused` if another call has claimed it.
 
+        Raises `OutcomeUnknown` if an earlier process ended during the call, unless this call belongs to a resumed run.
+
         A call that is entered again, because its run was resumed or the call around it was attempted again, has the
         same key and keeps its claim.
         """
@@ -58,7 +60,7 @@ class Claim:
         return result
 
     async def _run_recorded(self, work: Work) -> ToolResult[Any]:
-        """Run the call and record the claim in the journal, if there is one."""
+        """Run the call and record the claim in the journal, if there is one. Raises the errors that `run` names."""
         journal = self._frame.journal
         if journal is None:
             return await work()

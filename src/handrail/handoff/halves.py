@@ -36,14 +36,14 @@ T = TypeVar("T")
 def start(
     acts: Acts, params: Any, policies: Iterable[ToolPolicy], arguments: GateArguments
 ) -> Operation[Parked[Any, Any] | ToolResult[Any]]:
-    """Take a handoff through the gate up to the end of its `before`."""
+    """Return the operation that takes a handoff through the gate up to the end of its `before`."""
     return _operation("start", acts, arguments, lambda frame: _start(frame, acts, params, policies))
 
 
 def finish(
     acts: Acts, parked: Parked[Any, Any], answer: Any, params: Any, arguments: GateArguments
 ) -> Operation[ToolResult[Any]]:
-    """Take the answer to a handoff that `start` parked, and run its `after`."""
+    """Return the operation that validates the answer to a parked handoff and runs its `after`."""
     return _operation("finish", acts, arguments, lambda frame: _finish(frame, acts, parked, answer, params))
 
 

@@ -269,7 +269,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         )
 
     def _complete(self) -> Acts:
-        """Create the acts from the functions that were defined."""
+        """Create the acts from the functions that were defined. Raises `ToolDefinitionError` if they do not fit together."""
         before, client, after = (self._defined.get(name) for name in ("before", "client", "after"))
         self._check_alone(before, client, after)
         private, public, early = (

@@ -271,7 +271,7 @@ class SqliteSteps:
         return tuple(sorted(records.steps.items()))
 
     async def _reserved(self, key: str, run_id: str) -> tuple[bytes | None] | None:
-        """Reserve a step, as `_reserve` does. If the run's steps are known, this is a single write."""
+        """Reserve a step, and return what `_reserve` returns. If the run's steps are known, this is a single write."""
         if run_id and key not in self._known.get(run_id, {key: None}):
             with contextlib.suppress(RunBusy):  # the new owner may have settled the step
                 now = self._database.now()

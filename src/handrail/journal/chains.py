@@ -97,7 +97,7 @@ def is_damage(error: sqlite3.Error) -> bool:
 
 @contextlib.contextmanager
 def reading(chains: Chains, chain: str, link: int, what: str = "") -> Generator[None]:
-    """Raise `JournalAltered`, which names the chain and the record, if SQLite can't read the damaged file."""
+    """If SQLite finds damage in the block, raise `JournalAltered`, which names the chain and the record."""
     try:
         yield
     except sqlite3.Error as error:
@@ -158,7 +158,7 @@ class Chains:
     def __init__(self, journal: str, path: str, key: bytes) -> None:
         self._journal = journal
         self.path = path
-        self._heads: dict[str, tuple[int, int, bytes]] = {}
+        self._heads: dict[str, tuple[int, int, bytes | bytearray]] = {}
         """The row number, number of links, and seal of each chain's head, as this process last wrote it.
 
         The seal is compared with the stored one before a head is replaced.
@@ -178,7 +178,7 @@ class Chains:
         key: str,
         at: float,
         session_id: str,
-        seal: bytes,
+        seal: bytes | bytearray,
         body: bytes,
     ) -> bytes:
         hashed = self._keyed.copy()
@@ -198,26 +198,28 @@ class Chains:
         state: str = "",
     ) -> int:
         """Add a record to a chain, in the open transaction. Returns its position in the chain."""
-        file = cast(sqlite3.Connection, connection)
+        # Binary values are bytearrays: sqlite3 looks for an adapter of every `bytes`, which takes longer than binding it.
+        cursor = cast(sqlite3.Connection, connection).cursor()
         known = self._heads.get(chain)
         row, links, seal = known or self._head(connection, chain)
         link, number = links + 1, self._last + 1
-        digest = self._digest(chain, number, link, kind, key, at, session_id, seal, body)
+        digest = bytearray(self._digest(chain, number, link, kind, key, at, session_id, seal, body))
         mac, new = digest[:MAC_BYTES], digest[MAC_BYTES:]
         if not links:
-            row = file.execute(_INSERT_HEAD, (chain, link, new)).lastrowid or 0
-        elif not connection.execute(_REPLACE_HEAD, (link, new, row, seal)).rowcount:
+            row = cursor.execute(_INSERT_HEAD, (chain, link, new)).lastrowid or 0
+        elif not cursor.execute(_REPLACE_HEAD, (link, new, row, seal)).rowcount:
             # Another process has added to the chain, or a transaction was rolled back.
             self._heads.pop(chain, None)
             assert known is not None, "the head was read in this transaction"
             return self.append(connection, chain, kind, key, body, at=at, session_id=session_id, state=state)
-        added = file.execute(INSERT, (chain, link, kind, key, at, session_id, body, mac, state)).lastrowid
+        values = (chain, link, kind, key, at, session_id, bytearray(body), mac, state)
+        added = cursor.execute(INSERT, values).lastrowid
         if added != number:  # another process has added to the journal, or a transaction was rolled back
             number = added or 0
-            digest = self._digest(chain, number, link, kind, key, at, session_id, seal, body)
+            digest = bytearray(self._digest(chain, number, link, kind, key, at, session_id, seal, body))
             mac, new = digest[:MAC_BYTES], digest[MAC_BYTES:]
-            connection.execute(_CORRECT_HEAD, (new, row))
-            connection.execute(_CORRECT_RECORD, (mac, number))
+            cursor.execute(_CORRECT_HEAD, (new, row))
+            cursor.execute(_CORRECT_RECORD, (mac, number))
         self._last = number
         if len(self._heads) >= _MOST_HEADS:
             self._heads.clear()
@@ -299,7 +301,7 @@ class Chains:
         return found
 
     def _rows(self, connection: Connection, chain: str) -> list[Any]:
-        """Return the rows of a chain. If SQLite can't read all of them, the error names the first that it can't."""
+        """Return the rows of a chain. If SQLite can't read one, raises a `JournalAltered` that names the first such record."""
         try:
             return fetch(connection, _READ, chain)
         except sqlite3.Error as error:

@@ -141,7 +141,7 @@ class Database:
     async def transact(self, work: Work[T], *, synced: bool = True, single: bool = False) -> T:
         """Run `work` in a transaction and return its value once the transaction is committed.
 
-        Without `synced`, the commit may be lost in a power cut. `single` says that `work` is at most one statement that writes.
+        If `work` raises, the transaction is rolled back and the error is raised here. Without `synced`, the commit may be lost in a power cut. `single` says that `work` is at most one statement that writes.
         """
         if self._connection is not None:
             return self._run_inline(self._connection, Job(work, synced=synced, single=single))
@@ -151,10 +151,7 @@ class Database:
         return await future
 
     def transact_now(self, work: Work[T]) -> T:
-        """Run `work` in a transaction synchronously, from any thread.
-
-        Returns its value once the transaction is committed.
-        """
+        """Run `work` as `transact` does, but synchronously, from any thread."""
         job = Job(work)
         if self._connection is not None:
             return self._run_inline(self._connection, job)
@@ -225,7 +222,7 @@ class Database:
         return await self.transact(lambda connection: connection.execute(query, values).fetchall())
 
     def is_intact(self, connection: Connection) -> bool:
-        """Return whether the runs and questions agree with their indexes, which lists rely on. Checked once."""
+        """Return whether the runs and questions agree with their indexes, which lists rely on. This is checked only once."""
         if self._intact is None:
             self._intact = self.path == MEMORY or are_intact(
                 cast(sqlite3.Connection, connection), "runs", "questions"
@@ -433,7 +430,7 @@ def _prepare(
 ) -> tuple[str, bytes]:
     """Create the tables in an empty database, or check existing ones, and return the journal's id and key.
 
-    Raises `JournalError` if the key is not the one that the journal was created with.
+    Raises `JournalError` if the tables are not a journal's, or if the key is not the one that it was created with.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:

@@ -51,7 +51,7 @@ def key_beside(journal: str, is_new: bool) -> bytes:
     if len(key) != _KEY_BYTES:
         raise JournalError(
             journal,
-            f"its key {path.name!r} has {len(key)} bytes",
+            f"its key {path.name!r} has {len(key)} bytes instead of {_KEY_BYTES}",
             "Restore the original file.",
         )
     return key
@@ -61,8 +61,8 @@ def shared_key(journal: str, file: str | None) -> bytes:
     """Return the key of a journal that many machines share: from a file, or derived from `HANDRAIL_KEY`.
 
     The file is the given one, or else the one that `HANDRAIL_KEY_FILE` names. Raises `JournalError` if there is neither
-    a file nor a variable, or if others can access the file. A key is never created here, since other machines would not
-    have it.
+    a file nor a variable, or if the file is empty, can't be read, or can be accessed by others. A key is never created
+    here, since other machines would not have it.
     """
     given = os.environ.get(KEY_VARIABLE)
     file = file or (None if given else os.environ.get(KEY_FILE_VARIABLE))
@@ -113,7 +113,9 @@ def _kept_key(path: Path) -> bytes:
     check_private(str(path), path)
     key = path.read_bytes()
     if len(key) != _KEY_BYTES:
-        raise JournalError(str(path), f"it has {len(key)} bytes", "Restore the original file.")
+        raise JournalError(
+            str(path), f"it has {len(key)} bytes instead of {_KEY_BYTES}", "Restore the original file."
+        )
     return key
 
 

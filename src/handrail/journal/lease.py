@@ -83,7 +83,7 @@ class Leases(Protocol):
     """An SQL condition that is true for every run that may be free now. `:now` is the time."""
 
     def until(self, connection: Connection, now: float) -> float:
-        """Begin or renew this process's lease, and return when it ends, as a run's row records it."""
+        """Begin or renew this process's lease, and return when it ends; 0 if a run's row does not record that."""
         ...
 
     def renew(self, connection: Connection, chains: Chains, row: StoredRun, now: float) -> None:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 log = logging.getLogger("handrail.questions")
 
 _KEPT_ANSWERS = 100
-"""How many questions that are over are kept, for answers that are repeated or late."""
+"""How many closed questions are kept, so that a repeated or late answer to one of them is recognised."""
 _TRIES = 3
 """How many invalid answers a person may give before the question counts as declined."""
 
@@ -271,7 +271,10 @@ class LocalQuestions:
         )
 
     def deliver(self, answer: Answer) -> None:
-        """Wake the asker with an answer that was recorded elsewhere. Raises `AnswerRefused` if the answer is invalid."""
+        """Wake the asker with an answer that was recorded elsewhere. Raises `AnswerRefused` if the answer is invalid.
+
+        Does nothing if no asker waits for it here, or if its secrets are masked.
+        """
         pending = self._questions.get(answer.question_id)
         if pending is not None and pending.answer is None and not answer.seal:
             check_sender(pending.question, answer)

@@ -104,7 +104,7 @@ def create_folders(folder: Path) -> None:
 
 
 def create_private_file(path: str) -> None:
-    """Create a journal's file, for its owner only, if it does not exist. SQLite gives its other files the same mode."""
+    """Create a file for its owner only, if it does not exist. SQLite gives the files beside a journal the same mode."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 

@@ -82,7 +82,7 @@ class SqliteQuestions:
         return answer
 
     def _find(self, connection: Connection, question: Question) -> tuple[bool, QuestionRecord | None]:
-        """Return whether the question's run is recorded, and the question if it was asked before."""
+        """Return whether the question's run is recorded, and the recorded question; None if it was not asked before."""
         query = (
             "SELECT EXISTS (SELECT 1 FROM runs WHERE id = ?), EXISTS (SELECT 1 FROM questions WHERE id = ?)"
         )
@@ -227,7 +227,10 @@ class SqliteQuestions:
         await self._database.transact(self._withdraw("substr(id, 1, length(?)) = ?", prefix, prefix))
 
     def _record(self, answer: Answer) -> None:
-        """Record a final answer before the asker is notified. Raises `AnswerRefused` if a different one is recorded."""
+        """Record an answer before the asker is notified, unless it means that the question may be asked again.
+
+        Raises `AnswerRefused` if a different answer is recorded.
+        """
         if answer.outcome not in ("answered", "declined"):
             return  # the question may be asked again
         encoded = encode(answer, f"the answer to {answer.question_id!r} is")
@@ -312,7 +315,7 @@ class Watch:
 
     @contextlib.contextmanager
     def watching(self, question_id: str) -> Generator[None]:
-        """Look for the answer to this question until the block ends."""
+        """Look for the answer to this question until the block ends: periodically if this watch is on, and in `look_now`."""
         loop = asyncio.get_running_loop()
         waiting = self._waiting.setdefault(loop, {})
         waiting[question_id] = None
@@ -330,7 +333,7 @@ class Watch:
 
     @property
     def is_on(self) -> bool:
-        """Whether answers from other processes are looked for."""
+        """Whether answers from other processes are looked for periodically."""
         return self._every is not None
 
     def look_now(self, question_id: str | None) -> None:

@@ -247,7 +247,10 @@ _LONG_GONE = 3600.0
 
 
 def make_due(connection: Connection, chains: Chains, run_id: str, at: float) -> None:
-    """Note that one of a run's questions was answered, so that a worker continues the run once it is parked."""
+    """Note that one of a run's questions was answered, so that a worker continues the run once it is parked.
+
+    Does nothing for a run that was not submitted, or that is neither running nor parked.
+    """
     query = "SELECT 1 FROM runs WHERE id = ? AND queue != '' AND status IN ('running', 'parked')"
     if connection.execute(query, (run_id,)).fetchone():
         row = find_run(connection, chains, run_id)

@@ -21,7 +21,7 @@ def acquire(
     claims: bool = False,
     **changes: Any,
 ) -> StoredRun:
-    """Take the lease of a run that is free, after verifying its session. Returns the new row.
+    """Take the lease of a run that is free, after verifying its session. Returns the new row, or raises `JournalAltered`.
 
     `changes` are made only if this process did not own the run before. So a run that is to be stopped stays marked
     between a worker's claim and the `take` that follows it. With `claims`, a new leg begins in any case.

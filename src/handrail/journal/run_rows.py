@@ -71,7 +71,7 @@ class StoredRun(NamedTuple):
 _OWN = StoredRun._fields
 COLUMNS = ", ".join(f"runs.{each}" for each in (*_OWN, "mac"))
 WAITING = "(SELECT count(*) FROM questions WHERE run_id = runs.id AND answer IS NULL)"
-"""Counts the open questions of a run."""
+"""An SQL expression for the number of a run's open questions."""
 _INSERT = f"INSERT INTO runs ({', '.join(_OWN)}, mac) VALUES ({', '.join('?' * (len(_OWN) + 1))})"
 _UPDATE = f"UPDATE runs SET {', '.join(f'{each} = ?' for each in (*_OWN, 'mac'))} WHERE id = ?"
 _REAL = ("leased_until", "began_at", "changed_at", "due_at")

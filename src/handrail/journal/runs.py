@@ -369,7 +369,7 @@ def put_unit(connection: Connection, chains: Chains, unit: CommitUnit, encoded: 
 
 
 def withdraw(connection: Connection, chains: Chains, now: float, where: str, *values: str) -> None:
-    """Delete questions without an answer, and record that they were withdrawn."""
+    """Delete the questions without an answer that match the SQL condition `where`, and record that they were withdrawn."""
     query = f"DELETE FROM questions WHERE answer IS NULL AND {where} RETURNING id, run_id"
     for id, run_id in sorted(connection.execute(query, values).fetchall()):
         chains.append(connection, run_chain(run_id), WITHDRAWN, id, b"", at=now)

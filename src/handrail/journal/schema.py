@@ -82,9 +82,9 @@ Schema = Mapping[str, tuple[str, str, str | None]]
 
 
 def is_blank(path: str) -> bool:
-    """Return whether a file is empty, so that a journal may be created in it; False for a journal.
+    """Return whether a file is empty, so that a journal may be created in it; False for a journal or an unreadable file.
 
-    Raises `JournalError` for the database of another program. SQLite is not asked before the file is known to be a
+    Raises `JournalError` for any other file, such as the database of another program. SQLite is not asked before the file is known to be a
     journal, because it would apply and delete the files beside the database, and create others.
     """
     try:
@@ -160,13 +160,13 @@ def _authorize(
 
 
 def read_schema(connection: sqlite3.Connection) -> Schema:
-    """Return what a database contains, without reading any of its rows."""
+    """Return the tables, indexes, triggers and views of a database."""
     return {str(name): (type, table, sql) for type, name, table, sql in connection.execute(_READ)}
 
 
 @cache
 def expected_schema(statements: Sequence[str] = TABLES) -> Schema:
-    """Return what a database contains after these statements, which are a journal's by default."""
+    """Return the tables and indexes that these statements create. By default, they are those of a journal."""
     connection = sqlite3.connect(":memory:")
     try:
         for each in statements:
@@ -187,7 +187,7 @@ def describe_difference(found: Schema, expected: Schema) -> str:
 
 
 def find_alteration(connection: sqlite3.Connection, path: str) -> JournalError | None:
-    """Return the error for a schema that was altered since the journal was opened, or None if it was not."""
+    """Return the error for a schema that was altered since the journal was opened; None if it was not, or can't be read."""
     try:
         return _alteration(path, read_schema(connection))
     except (sqlite3.Error, UnicodeError):  # it can't be read at all, which the caller reports

@@ -118,7 +118,10 @@ def read_decisions(connection: Connection, chains: Chains, session_id: str, prin
 def _begun(
     chains: Chains, chain: str, records: Iterable[Record], forgettable: str
 ) -> dict[tuple[str, str], Record]:
-    """Return the records of what began and was not forgotten, by kind and key."""
+    """Return the records of what began and was not forgotten, by kind and key.
+
+    Raises `JournalAltered` if something began twice.
+    """
     begun: dict[tuple[str, str], Record] = {}
     for each in records:
         if each.kind == FORGOTTEN:

@@ -102,7 +102,7 @@ class RunRecords:
 
     @property
     def questions(self) -> dict[str, tuple[bytes, bytes | None, float | None]]:
-        """The questions, each with its answer and the time of that answer."""
+        """The encoded questions by id, each with its encoded answer and the time of that answer; None until it is answered."""
         asked: dict[str, Record] = {}
         for each in self.own:
             if each.kind == QUESTION:
@@ -125,7 +125,7 @@ class RunRecords:
 
     @property
     def open_questions(self) -> dict[str, bytes]:
-        """The questions that have no answer."""
+        """The encoded questions that have no answer, by id."""
         return {id: question for id, (question, answer, _) in self.questions.items() if answer is None}
 
     @property
@@ -336,9 +336,9 @@ def _check_tickets(connection: Connection, chains: Chains, run_id: str, records:
 
 
 def verify_session(connection: Connection, chains: Chains, run_id: str) -> RunRecords:
-    """Verify a run and everything that it builds on: the other runs of its session, and the session's decisions.
+    """Verify a run and everything that it builds on: the other runs of its session, and its principal's decisions there.
 
-    Returns the run's own records.
+    Returns the run's own records. Raises the first `JournalAltered`.
     """
     records = verified(connection, chains, run_id)
     try:
@@ -366,7 +366,7 @@ def verify_journal(connection: Connection, chains: Chains, run_id: str | None) -
 
 
 def _alterations(connection: Connection, chains: Chains, run_id: str | None) -> Iterator[JournalAltered]:
-    """Yield the first alteration in each run, session and other chain, and each altered blob.
+    """Yield the first alteration in each run, session and other chain, each altered blob, and damage to the file.
 
     If `run_id` is given, yield only the first alteration in that run's session.
     """

@@ -50,7 +50,7 @@ class Heartbeat:
         self.last_beat: float | None = None
         self.beats_itself = False
         self.heard: Callable[[], None] | None = None
-        """Called for each of the handler's own beats, if its tool promises them."""
+        """A function that is called for each of the handler's own beats; None if its tool does not promise any."""
         self._lease = lease
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
@@ -67,7 +67,7 @@ class Heartbeat:
     def keep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Send beats for the handler from now on, until it calls `beat` itself or `stop` is called.
 
-        A failure to extend the lease is logged and retried, and does not affect the call.
+        Nothing is sent without a lease. A failure to extend the lease is logged and retried, and does not affect the call.
         """
         self.stop()
         self._over = False

@@ -34,7 +34,7 @@ class App(NamedTuple):
 
 
 def app_of(found: Any, adapter: Adapter | None = None) -> App:
-    """Return an agent or a prompt as an app. An agent that has a description is a tool itself."""
+    """Return an agent or a prompt as an app. An agent that has a description is also served as a tool."""
     prompt: Any = found
     more: tuple[Tool[Any, Any], ...] = ()
     if isinstance(found, Agent):
@@ -71,7 +71,7 @@ def serve_agent(agent: Agent[Any], **arguments: Any) -> ToolServer:
 def load_app(named: str, model: Model | None = None) -> App:
     """Load an app: a module (`pkg.mod`, `pkg.mod:agent`, `app.py`), a worker's file, or a folder of workers.
 
-    Raises `DefinitionError` if there is nothing to serve.
+    Raises `DefinitionError` if it can't be loaded, or if there is nothing to serve in it.
     """
     path = Path(named)
     if path.is_dir() or path.suffix == ".md":

@@ -32,7 +32,7 @@ NAME = "mcp:call"
 
 
 class CallMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """The user's message of such a run: the call, with its secrets masked, and the id of the run."""
+    """The user's message in a run of one call: the call, with its secrets masked, and the id of the run."""
 
     run_id: str
     tool: str

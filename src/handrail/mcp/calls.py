@@ -1,7 +1,7 @@
 """`Calls`: the calls of a server's clients, each of which is a run.
 
-A call that asks a question stays in memory for a while, because the answer may come soon. Then it is parked, and the
-answer resumes it from the journal, as it does after a restart of the server.
+A call that asks a question stays in memory for a while, because the answer may come soon. A recorded call is then parked,
+and the answer resumes it from the journal, as it does after a restart of the server.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Calls:
     async def _invoke(
         self, prompt: Prompt[Any], name: str, arguments: Mapping[str, Any], options: GateArguments
     ) -> ToolResult[Any]:
-        """Make a call that is not recorded: a run that needs no model and no conversation."""
+        """Make a call that is not recorded, directly through a gate."""
         gate = open_gate(prompt=prompt, adapter=self.tools.adapter(), **options)
         try:
             return await gate.invoke(name, arguments)
@@ -183,7 +183,7 @@ class Calls:
     async def answer(self, run_id: str, principal: str, responses: Mapping[str, Any]) -> None:
         """Record the answers to the open questions of a call that this process does not execute.
 
-        Refused answers are ignored here. The resumed call asks again, and says why they were refused.
+        Refused answers are ignored, because the resumed call asks again. Raises `CallUnknown` if there is no such call.
         """
         await self.row(run_id, principal)
         questions = self.journal_of_tasks().questions
@@ -196,7 +196,7 @@ class Calls:
     async def resume(
         self, run_id: str, *, principal: str, asks: bool, opens: bool = False, report: Report | None = None
     ) -> LiveCall | ToolResult[Any]:
-        """Continue a recorded call that this process does not execute. Returns its result if it is over.
+        """Continue a recorded call. Returns its result if it is over, and the live call if this process executes it.
 
         Raises `CallUnknown` if this principal has no such call, and `RunBusy` if a different process executes it.
         """
@@ -347,7 +347,7 @@ class LiveCall:
         return self.task.done()
 
     def cancel(self) -> None:
-        """Cancel the call. Its run is recorded as cancelled."""
+        """Cancel the call. If its run is recorded, it is recorded as cancelled."""
         self.task.cancel()
 
     def leave(self) -> None:
@@ -386,7 +386,7 @@ class LiveCall:
         return taken
 
     def give(self, answer: Answer) -> None:
-        """Give an open question its answer. Raises `AnswerRefused` if it is not valid."""
+        """Answer an open question. Raises `AnswerRefused` if the answer is invalid, or the question is not open."""
         self._accept(answer)
         self.problems.pop(answer.question_id, None)
         self.questions.pop(answer.question_id, None)
@@ -413,9 +413,9 @@ class LiveCall:
         future.set_result(answer)
 
     async def ask(self, question: Question) -> Answer | None:
-        """Put a question to the client. Returns None if there is a journal, through which the answer then comes.
+        """Put a question to the client. With a journal, returns None, because the answer comes through the journal.
 
-        A question that asks for a secret is cancelled if the client's person can't be sent to a page.
+        Raises `QuestionCancelled` if the question asks for a secret and the client's person can't be sent to a page.
         """
         if question.secret and not self._opens:
             raise QuestionCancelled(question.name, NO_PAGE)

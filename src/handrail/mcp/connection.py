@@ -1,4 +1,4 @@
-"""`Connection`: the connection to one MCP server, which is opened again with backoff when it is lost.
+"""`Connection`: the connection to one MCP server. If it is lost, it is opened again, with backoff.
 
 A separate task owns each connection, so that it outlives the call that opened it. Calls use the connection from their own
 tasks on the same event loop.
@@ -32,15 +32,15 @@ from mcp import Client, MCPError
 log = logging.getLogger("handrail.mcp")
 
 CONNECT_TIMEOUT = 30.0
-"""How many seconds a server has to start, to introduce itself and to list its tools."""
+"""Seconds that a server has to introduce itself and list its tools, once its process has started."""
 PROBE_TIMEOUT = 5.0
-"""How many seconds a server that did not answer a call has to list its tools, before it is given up."""
+"""Seconds that a server which did not answer a call has to list its tools, before the connection is closed."""
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds between attempts to connect: the first wait, doubled after each failure up to the longest."""
 PATIENCE = 5.0
-"""How many seconds a call waits for the next attempt. If the wait is longer, the call fails at once."""
+"""Maximum seconds that a call waits for the next attempt. If that is further away, the call fails at once."""
 MAX_REOPENED = 5
-"""How many times a lost connection is opened again before a call needs it."""
+"""Maximum number of times that a lost connection is opened again before the next call needs it."""
 REFRESH_EVERY = 1.0
 """Minimum seconds between two readings of a list that the server keeps announcing as changed."""
 _MAX_WORDS = 600
@@ -70,7 +70,10 @@ class Owner(Protocol):
         """Take the server's tools. Called each time they have been listed."""
 
     async def ask_login(self, address: str, /) -> str:
-        """Ask a person to log in at an address. Returns the address at which the browser ended, or ""."""
+        """Ask a person to log in at an address. Returns the address at which the browser ended, or "".
+
+        Raises `LoginNeeded` if nobody can be asked or nobody answers.
+        """
         ...
 
     async def elicit(self, context: Any, params: Any) -> Any:
@@ -88,7 +91,7 @@ class Connection:
         self.loop = asyncio.get_running_loop()
         self._client: Client | None = None
         self._owners: list[asyncio.Task[None]] = []
-        """The tasks that own the connection, the newest last. The others end earlier connections."""
+        """The tasks that own connections, the newest last. The others are still closing earlier ones."""
         self._end: asyncio.Event | None = None
         self._opening: asyncio.Future[Client] | None = None
         self._failures = 0
@@ -118,7 +121,8 @@ class Connection:
     async def client(self) -> Client:
         """Return the client. Opens the connection if it is not open, and lists the tools again if they have changed.
 
-        Raises `ServerUnavailable` if the connection can't be opened.
+        Raises `ServerUnavailable` if the connection can't be opened, and the request's own error if the tools can't be
+        listed.
         """
         client = self._client
         if client is None:
@@ -153,7 +157,10 @@ class Connection:
         return self.loop.create_task(work, context=contextvars.Context())
 
     async def _own(self, opening: asyncio.Future[Client], wait: float) -> None:
-        """Open the connection, wake the tasks that wait for it, and hold it open until it is lost or closed."""
+        """Open the connection, wake the tasks that wait for it, and hold it open until it is lost or closed.
+
+        If it can't be opened, the waiting tasks get the error.
+        """
         end = self._end = asyncio.Event()
         error: BaseException | None = None
         listening: asyncio.Task[None] | None = None
@@ -205,7 +212,10 @@ class Connection:
 
     @contextlib.asynccontextmanager
     async def _within(self, seconds: float) -> AsyncGenerator[asyncio.Timeout]:
-        """Limit the server's time. Raises `TimeoutError` when it is over. The time that a person takes to log in does not count."""
+        """Limit the time that the server has inside this block. Raises `TimeoutError` when it is over.
+
+        The time that a person takes to log in does not count.
+        """
         async with asyncio.timeout(seconds) as limit:
             self._limits[limit] = seconds
             try:
@@ -218,7 +228,7 @@ class Connection:
         limit.reschedule(None)
 
     async def _ask_login(self, address: str) -> str:
-        """Ask a person to log in, for at most `LOGIN_SECONDS`. Then the server has its whole time again.
+        """Ask a person to log in, for at most `LOGIN_SECONDS`. Afterwards, the limits on the server's time start again.
 
         Raises `LoginNeeded` if nobody can be asked or nobody answers in time.
         """
@@ -248,7 +258,10 @@ class Connection:
         opening.exception()  # it is not an error if nobody waits any more
 
     def _lost(self, why: str, end: asyncio.Event | None) -> None:
-        """Note that the server is gone, and open a new connection soon, so that the model's next request has its current tools."""
+        """Note that the server is gone. If the connection was open, a new one is opened soon.
+
+        So the model's next request has the server's current tools. Does nothing if `end` is of an earlier connection.
+        """
         if end is not self._end:
             return  # an earlier connection, which was lost before
         was_open = self._client is not None
@@ -264,7 +277,7 @@ class Connection:
             self._end.set()
 
     async def _reopen(self) -> None:
-        """Open the connection again, at once and then with backoff. A server that keeps failing is left to the next call."""
+        """Open the connection again, at once and then with backoff. After `MAX_REOPENED` attempts, the next call opens it."""
         while self._client is None and self._reopened < MAX_REOPENED:
             backoff = min(FIRST_WAIT * 2 ** (self._reopened - 1), LONGEST_WAIT) if self._reopened else 0.0
             self._reopened += 1
@@ -283,7 +296,10 @@ class Connection:
             self._changed()
 
     async def _listen(self, client: Client) -> None:
-        """Listen for changes to the tools of a server that uses protocol version 2026-07-28, while the connection is open."""
+        """Listen for changes to the tools of a server with protocol version 2026-07-28, while the connection is open.
+
+        Ends early if the server refuses.
+        """
         wait = FIRST_WAIT
         while self._client is client:
             try:
@@ -302,7 +318,7 @@ class Connection:
             wait = min(wait * 2, LONGEST_WAIT)
 
     def _changed(self) -> None:
-        """Note that the list has changed, and read it soon, so that the model's next request has the new tools."""
+        """Note that the list of tools has changed, and read it soon, so that the model's next request has the new tools."""
         self._stale = True
         if self._refreshing is None or self._refreshing.done():
             self._refreshing = self._task(self._refresh())
@@ -322,7 +338,10 @@ class Connection:
             self._stale = True
 
     async def _list(self, client: Client) -> None:
-        """List all pages of the server's tools, and pass the tools to the section."""
+        """List all pages of the server's tools, and pass the tools to the section.
+
+        Raises `ServerUnavailable` if there are too many.
+        """
         self._listed_at = self.loop.time()
         found: list[Described] = []
         cursor: str | None = None
@@ -339,7 +358,7 @@ class Connection:
         self._of.listed(found)
 
     async def _probe(self, client: Client) -> None:
-        """Give up a server that did not answer the last call and does not list its tools either."""
+        """List the tools of a server that did not answer the last call. If that fails too, the connection is lost."""
         self._is_doubtful = False
         try:
             async with self._within(PROBE_TIMEOUT):

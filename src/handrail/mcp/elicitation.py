@@ -19,7 +19,7 @@ URL = "mcp.url"
 """The kind of a question that asks a person to open an address. The answer is whether they did."""
 
 LOGIN = "mcp.login"
-"""The kind of a question that asks a person to log in at an address. The answer is the address at which the browser ended."""
+"""The kind of a question that asks a person to log in. The answer is the address at which the browser ended, or ""."""
 
 _UNCHECKED = frozenset(["format", "enumNames"])
 _REFUSED = -32602
@@ -82,7 +82,10 @@ def _defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def ask_login(server: str, context: ToolContext | None, address: str) -> str:
-    """Ask the person to log in to a server. Raises `LoginNeeded` if nobody can be asked or nobody answers."""
+    """Ask the person to log in to a server, and return the address that they answer with, which may be "".
+
+    Raises `LoginNeeded` if nobody can be asked or nobody answers.
+    """
     wait_for = None if context is None else context.wait_for
     if wait_for is None:
         raise LoginNeeded("it needs a login")

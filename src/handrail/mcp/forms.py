@@ -66,10 +66,10 @@ def message_of(question: Question, problem: str = "") -> str:
 
 
 def answer_of(question: Question, response: Any) -> Answer | None:
-    """Return a client's response as an answer; None if the response is invalid or not an answer.
+    """Convert a client's response to an answer. Returns None if the response is invalid.
 
-    A response that is not valid JSON becomes an answer that does not match the question's schema, and is refused. A client
-    never answers a question that asks for a secret: if it accepts, the person has opened the address.
+    If the answer should be JSON text and is not, its value is null. For a question that asks for a secret, a response
+    that accepts means that the person has opened the address. It is not an answer, so this returns None.
     """
     if isinstance(response, Mapping):
         try:
@@ -117,7 +117,7 @@ def _is_object(schema: Mapping[str, Any]) -> bool:
 
 
 def _fields(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the fields of a form for answers of this schema; None if a flat form can't have them."""
+    """Return the fields of a form for answers with this schema, or None if a flat form can't have them."""
     properties: Mapping[str, Any] = schema.get("properties", {}) if _is_object(schema) else {_VALUE: schema}
     fields = {name: _field(field) for name, field in properties.items()}
     extra = _is_object(schema) and schema.get("additionalProperties", False) not in (False, True)

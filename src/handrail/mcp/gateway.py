@@ -93,7 +93,7 @@ def load_rules(path: Path, *, trust_client: bool = False) -> Rules:
 
 
 class _Shifted(Finder):
-    """Collects problems by line. The fence that was added before the file's text does not count."""
+    """Collects problems with the line numbers of the file, to which a fence line was added in front."""
 
     def add(self, line: int, problem: str, hint: str, column: int | None = None) -> None:
         hint = hint.replace("worker.schema.json defines", "the policies of a worker's file define")

@@ -141,9 +141,9 @@ class HttpServer:
 
 
 class _Admission:
-    """Admits the requests of people who have the right to run things, each principal's up to a maximum at once.
+    """Refuses requests from people whose role may not run tools, and requests beyond each principal's maximum at once.
 
-    A request lasts as long as its call or its stream, so one principal could take up all connections.
+    A request lasts as long as its call or its stream, so one principal could otherwise take up all connections.
     """
 
     def __init__(self, app: ASGIApp, most: int) -> None:

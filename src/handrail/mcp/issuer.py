@@ -70,7 +70,10 @@ class Issuer:
         return found.subject
 
     async def verify_token(self, token: str) -> AccessToken | None:
-        """Return the claims of a token, or None if it is not valid here. Raises `RequestRefused` if the issuer can't be reached."""
+        """Return the claims of a token, or None if it is not valid here.
+
+        Raises `RequestRefused` if the issuer's keys can't be read.
+        """
         try:
             named = jwt.get_unverified_header(token)
             key = await self._key(str(named.get("kid", "")))
@@ -99,7 +102,10 @@ class Issuer:
         )
 
     async def _key(self, id: str) -> Any:
-        """Return the issuer's key with this id. An issuer with a single key need not name it."""
+        """Return the issuer's key with this id, or None if there is none. An issuer with a single key need not name it.
+
+        Raises `RequestRefused` if the keys can't be read.
+        """
         async with self._reading:
             if id not in self._keys and self._clock.monotonic() >= self._read_again:
                 self._read_again = self._clock.monotonic() + _RETRY_SECONDS
@@ -123,7 +129,10 @@ class Issuer:
             raise _unreachable(type(error).__name__) from error
 
     async def _read_metadata(self, http: httpx2.AsyncClient) -> dict[str, Any]:
-        """Return the issuer's metadata: of OAuth (RFC 8414), or of OpenID Connect."""
+        """Return the issuer's metadata, from OAuth's address (RFC 8414) or from that of OpenID Connect.
+
+        Raises `ValueError` if it names a different issuer, and the client's error if it can't be read.
+        """
         where = urlsplit(self.address)
         oauth = where._replace(path=f"/.well-known/oauth-authorization-server{where.path}").geturl()
         answer = await http.get(oauth)

@@ -1,4 +1,7 @@
-"""Login to an MCP server by OAuth, through the SDK. The person is asked to open an address; the tokens are kept in a private file."""
+"""Login to an MCP server by OAuth, through the SDK.
+
+The person is asked to open an address. The tokens are kept in a private file.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,10 @@ class Login:
     """The https address of a document about this client, for servers that accept it in place of a registration."""
 
     def provider(self, url: str, ask: AskLogin) -> OAuthClientProvider:
-        """Return the SDK's authentication for the server at this address."""
+        """Return the SDK's authentication for the server at this address.
+
+        Raises `DefinitionError` if the SDK refuses this `Login`.
+        """
         about = OAuthClientMetadata(
             client_name="Handrail",
             redirect_uris=[self.redirect],  # pyright: ignore[reportArgumentType]  # it is parsed

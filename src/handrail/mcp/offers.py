@@ -40,7 +40,7 @@ class SectionPrompts:
         return bool(self._prompts)
 
     async def list(self, request: Any, params: Any) -> wire.ListPromptsResult:
-        """Return the prompts, in the order of their names."""
+        """Return the prompts, sorted by name."""
         return wire.ListPromptsResult(
             prompts=[
                 wire.Prompt(
@@ -54,7 +54,10 @@ class SectionPrompts:
         )
 
     async def get(self, request: Any, params: wire.GetPromptRequestParams) -> wire.GetPromptResult:
-        """Return a section's text, with its placeholders filled in."""
+        """Return a section's text, with its placeholders filled in.
+
+        Raises `MCPError` if there is no such prompt, or if the arguments are invalid.
+        """
         prompt = self._prompts.get(params.name)
         if prompt is None:
             raise MCPError(wire.INVALID_PARAMS, f"there is no prompt {params.name!r}")
@@ -73,7 +76,10 @@ class SectionPrompts:
         return wire.GetPromptResult(messages=[message])
 
     async def complete(self, request: Any, params: wire.CompleteRequestParams) -> wire.CompleteResult:
-        """Return the values of an argument that begin with what was typed, if its type lists them."""
+        """Return the values of an argument that begin with what was typed, if its type lists them.
+
+        Raises `MCPError` if there is no such prompt.
+        """
         found: Sequence[str] = ()
         if isinstance(params.ref, wire.PromptReference):
             prompt = self._prompts.get(params.ref.name)
@@ -91,7 +97,7 @@ class SectionPrompts:
 
 
 def _fields(params: Any) -> list[tuple[str, bool]]:
-    """Return the name of each field of a params type, and whether it is required."""
+    """Return the name of each field of a params type, and whether it is required. Empty without a params type."""
     if params is None:
         return []
     schema = TypeAdapter[Any](params).json_schema()
@@ -99,7 +105,7 @@ def _fields(params: Any) -> list[tuple[str, bool]]:
 
 
 def _values(params: Any, name: str) -> Sequence[str]:
-    """Return the values that a field can have, if its type is an enum, a literal or a union of them."""
+    """Return the strings that a field can be, if its type is an enum, a literal or a union of them."""
     if params is None:
         return ()
     schema: dict[str, Any] = TypeAdapter[Any](params).json_schema()
@@ -132,7 +138,7 @@ class FileResources:
         self._principal_of = principal_of
 
     async def list(self, request: Any, params: Any) -> wire.ListResourcesResult:
-        """Return a page of the files, in the order of their paths."""
+        """Return a page of the files, sorted by path. Raises `MCPError` if the cursor is invalid."""
         files = self._files(self._principal_of(request))
         if files is None:
             return wire.ListResourcesResult(resources=[])

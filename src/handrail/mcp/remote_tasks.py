@@ -24,13 +24,13 @@ from handrail.mcp.tasks import EXTENSION, TaskParams, UpdateParams
 from mcp import Client, MCPError
 
 MAX_LOST = 8
-"""How many requests for the state of a task may fail in a row, because the server can't be reached."""
+"""Maximum number of requests for the state of a task that may fail in a row because the server can't be reached."""
 SHORTEST_POLL, LONGEST_POLL = 0.02, 60.0
-"""Limits of the seconds between two requests for the state of a task. The server suggests a time."""
+"""Minimum and maximum seconds between two requests for the state of a task. The server suggests the time."""
 REQUEST_SECONDS = 60.0
 """Seconds that a server has to answer a request about a task."""
 MAX_ASKED = 20
-"""How many times a task may require input."""
+"""Maximum number of times that a task may require input."""
 CANCEL_SECONDS = 5.0
 """Seconds that a server has to take the cancellation of a task."""
 _POLL_MS = 1000
@@ -128,7 +128,10 @@ class RemoteTask:
         return self._result_of(state)
 
     async def _state(self) -> TaskState:
-        """Request the state. A server that can't be reached is asked again, with growing waits."""
+        """Request the state. A server that can't be reached is asked again, with growing waits.
+
+        Raises `ServerLost` after too many failures, and `MCPError` if the server refuses.
+        """
         lost = 0
         while True:
             try:
@@ -154,7 +157,8 @@ class RemoteTask:
     async def _answer_all(self, asked: Mapping[str, Any], context: ToolContext) -> bool:
         """Answer the requests for input that are new. Returns whether the server has taken new answers.
 
-        Answers that did not reach the server are sent again with the next ones, and nobody is asked again for them.
+        Answers that did not reach the server are sent again with the next ones, without asking again. Raises `MCPError`
+        if the task asks too often, or if a request is invalid.
         """
         for key, each in asked.items():
             if self._answered.get(key) != each:
@@ -194,13 +198,13 @@ class RemoteTask:
 
 
 def _seconds(milliseconds: float | None) -> float:
-    """Return the time until the next request, within limits."""
+    """Return the seconds until the next request: the server's suggestion, or the default, within the limits."""
     suggested = _POLL_MS if milliseconds is None else milliseconds
     return min(max(suggested / 1000, SHORTEST_POLL), LONGEST_POLL)
 
 
 def _input_of(request: Any) -> Any:
-    """Return a request for input. Raises `MCPError` if it is invalid."""
+    """Parse a request for input. Raises `MCPError` if it is invalid."""
     try:
         return _INPUT.validate_python(request, by_name=False)
     except ValidationError:

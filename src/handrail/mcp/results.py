@@ -35,9 +35,10 @@ def describe(tool: Tool[Any, Any]) -> wire.Tool:
 
 
 def content_of(result: ToolResult[Any]) -> wire.CallToolResult:
-    """Return a result as MCP content: its text and attachments, and its value, if the call succeeded.
+    """Return a result as MCP content: its text, its attachments, and its value.
 
-    Only a value that is an object and that is not excluded is returned. The text is left out if there are only attachments.
+    The value is left out unless the call succeeded and the value is an object that is not excluded. The text is left out
+    if there are only attachments.
     """
     text = shown_text(result)
     is_bare = result.attachments and result.value is None and not result.message

@@ -32,7 +32,7 @@ def is_secret_name(name: str) -> bool:
 
 
 class Secrets:
-    """A set of secret values, which it hides in texts, bytes and JSON values."""
+    """Secret values, with methods that hide them in texts, bytes and JSON values."""
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         found: set[str] = set()
@@ -65,7 +65,7 @@ class Secrets:
         return content
 
     def hide_in_model(self, model: _Model, *, except_for: str = "") -> _Model:
-        """Return a message of the protocol without the secrets, except for those in one field."""
+        """Return a message of the protocol with its secrets hidden, except in the field `except_for`."""
         if not self.values:
             return model
         hidden: Any = self.hide_in(model.model_dump(by_alias=True, exclude_unset=True))

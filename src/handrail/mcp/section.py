@@ -181,7 +181,10 @@ class _Server:
     # --- login ---
 
     async def ask_login(self, address: str) -> str:
-        """Ask the person of the oldest call in progress to log in. Without one, the model is offered a tool that asks."""
+        """Ask the person of the oldest call in progress to log in.
+
+        Raises `LoginNeeded` if there is no call, or nobody logs in. Without a call, the model is offered a tool that asks.
+        """
         self._needs_login = not self.calls
         return await elicitation.ask_login(self.name, self.calls[0] if self.calls else None, address)
 
@@ -212,7 +215,10 @@ class _Server:
     # --- the list of tools ---
 
     def listed(self, described: list[Described]) -> None:
-        """Build the tools of a new list. Those that have not changed are kept, and a change is noted for the model."""
+        """Build the tools from a list. Tools that have not changed are kept, and changes are noted for the model.
+
+        A tool that can't be used is left out, with a warning in the log.
+        """
         described = [self._secrets.hide_in_model(each, except_for="name") for each in described]
         if described == self._described:
             return
@@ -273,9 +279,9 @@ class _Server:
         return self._noted(_result_of(answer, self._secrets))
 
     async def _answer_of(self, tool: McpTool, arguments: dict[str, Any], context: ToolContext) -> Any:
-        """Call the tool and return its answer. If the call becomes a task, wait for its result.
+        """Call the tool and return its answer. If the call becomes a task, wait for the task's result.
 
-        A call that started a task in an earlier process is not made again: the same task is waited for.
+        A call that started a task in an earlier process is not made again. The same task is followed instead.
         """
         task = find_started(context)
         if task is None:
@@ -300,7 +306,7 @@ class _Server:
         )
 
     def _noted(self, result: ToolResult[Any]) -> ToolResult[Any]:
-        """Add the notes for the model to a result."""
+        """Return a result with the notes for the model added. Each note is added only once."""
         if not self._notes:
             return result
         notes, self._notes = self._notes, []
@@ -337,7 +343,10 @@ class _Server:
         raise MCPError(-32603, f"it asked more than {_MAX_ROUNDS} times within one call")
 
     async def _answer(self, context: ToolContext, request: Any) -> Any:
-        """Answer one request for input from a server with protocol version 2026-07-28."""
+        """Answer one request for input from a server with protocol version 2026-07-28.
+
+        Raises `MCPError` if it is not a question to a person, or if the question can't be shown.
+        """
         if not isinstance(request, ElicitRequest):
             raise MCPError(-32601, "it requires input other than an answer from a person")
         found = await elicitation.ask(self.name, context, self._secrets.hide_in_model(request.params))
@@ -354,10 +363,10 @@ class _Server:
             self.calls.remove(context)
 
     async def elicit(self, context: Any, params: Any) -> ElicitResult | ErrorData:
-        """Ask a question from a server with an older protocol version, which does not say which call the question belongs to.
+        """Ask a question from a server with an older protocol version, which does not say to which call it belongs.
 
-        The question is asked on behalf of the oldest call in progress. If the calls are of different principals, nobody is asked,
-        because one of them would see a question about what a different one did, and answer for them.
+        The question is asked on behalf of the oldest call in progress. If the calls have different principals, nobody is
+        asked, because one principal could see and answer another's question.
         """
         principals = {each.session.principal for each in self.calls}
         context = self.calls[0] if len(principals) == 1 else None

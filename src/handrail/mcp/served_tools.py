@@ -40,11 +40,14 @@ class ServedTools:
 
     @property
     def model(self) -> Model:
-        """The app's own model, for the runs that calls contain."""
+        """The app's own model, for runs that are nested in calls."""
         return self._adapter.model
 
     async def load(self) -> Prompt[Any]:
-        """Return the prompt of a run that calls one of the tools. It has the tools as they are now, and fixed text."""
+        """Connect the live sections, and return the prompt of a run that calls one of the tools.
+
+        It has the current tools, and a fixed text. Raises a `HandrailError` if a section can't be connected.
+        """
         await self.prompt.connect()
         rendered = self.prompt.render()
         if rendered is self._rendered and self._calls is not None:
@@ -62,7 +65,7 @@ class ServedTools:
         return self._calls
 
     async def all(self) -> Mapping[str, Tool[Any, Any]]:
-        """Return the tools by name."""
+        """Return the current tools, by name. Raises a `HandrailError` if a section can't be connected."""
         await self.load()
         return self._tools
 

@@ -38,7 +38,7 @@ from mcp import MCPError
 STATE_SECONDS = 30 * 24 * 3600.0
 """Seconds for which a client may call again with the answer to a question."""
 OPEN_SECONDS = 30.0
-"""Seconds for which a 2026-07-28 client that has opened a page waits for the answer, before it is sent there again."""
+"""Seconds to wait for the answer from a page that was opened, before a 2026-07-28 client is sent there again."""
 LOCAL = "local"
 """The principal of a client on standard input and output."""
 _STATE = b"handrail mcp request state"
@@ -109,7 +109,7 @@ class ToolServer:
         self.server.middleware.append(RequestStateBoundary(security, default_audience=prompt.name))
 
     def make_calls(self, **options: Any) -> Calls:
-        """Create the `Calls` of this server. A subclass overrides it to decide who is asked."""
+        """Create the `Calls` of this server. A subclass overrides this to decide who answers questions."""
         return Calls(self.tools, **options)
 
     async def serve_stdio(self) -> None:
@@ -169,7 +169,10 @@ class ToolServer:
     async def continue_call(
         self, request: Any, run_id: str, principal: str, responses: Mapping[str, Any] = _NONE
     ) -> LiveCall | ToolResult[Any]:
-        """Return a call that waits, resumed with these responses if needed, or its result if it is over."""
+        """Return a call that waits, resumed with these responses if needed, or its result if it is over.
+
+        Raises `MCPError` if there is no such call, or if a different process executes it.
+        """
         found = self.calls.find(run_id, principal)
         if found is not None:
             found.report = request.session.report_progress
@@ -202,7 +205,10 @@ class ToolServer:
         return self.page is not None and offered is not None and offered.url is not None
 
     def ask_of(self, request: Any, call_id: str, question: Question, problem: str = "") -> wire.ElicitRequest:
-        """Return a question as a request to the client: a form, or the address of a page if it asks for a secret."""
+        """Return a question as a request to the client: a form, or the address of a page if it asks for a secret.
+
+        Raises `MCPError` if it asks for a secret and the server has no page.
+        """
         if not question.secret:
             return wire.ElicitRequest(params=form_of(question, problem))
         if self.page is None:
@@ -210,7 +216,10 @@ class ToolServer:
         return wire.ElicitRequest(params=address_of(question, self.page(request, call_id, question)))
 
     async def _elicit(self, request: Any, call: LiveCall, question: Question) -> None:
-        """Ask a client with an older protocol version, and give the call the answer."""
+        """Ask a client with an older protocol version, and give the call the answer.
+
+        For a secret, the client opens an address at which the person answers, and is told when that is done.
+        """
         params: Any = self.ask_of(request, call.run_id, question, call.problems.get(question.id, "")).params
         if not question.secret:
             found = await request.session.elicit_form(
@@ -224,9 +233,10 @@ class ToolServer:
             await request.session.send_elicit_complete(question.id, request.request_id)
 
     async def _finish(self, request: Any, call: LiveCall, opened: set[str]) -> Answered:
-        """Wait until a call has ended or asks, and return its result or its questions.
+        """Wait for a call, and return its result, or its questions for a client that calls again with the answers.
 
-        `opened` are the ids of questions whose page the person has just opened. Their answers are awaited first.
+        A client with an older protocol version is asked meanwhile. `opened` are the ids of questions whose page the person
+        has just opened. Their answers are awaited first. If this request ends early, the call is cancelled.
         """
         is_modern = request.protocol_version in MODERN_PROTOCOL_VERSIONS
         try:

@@ -67,12 +67,15 @@ class Tasks:
         served.server.extensions[EXTENSION] = {}
 
     def check(self, request: Any, tool: Tool[Any, Any]) -> None:
-        """Raise `MCPError` if only clients that support tasks can call the tool, and this one has not declared the extension."""
+        """Raise `MCPError` if only clients that support tasks can call the tool, and this client does not."""
         if TASK_REQUIRED in tool.capabilities and not has_tasks(request):
             require_client_extension(request, EXTENSION)
 
     async def consider(self, request: Any, call: LiveCall, tool: Tool[Any, Any]) -> dict[str, Any] | None:
-        """Return a call as a new task; None if the client does not support tasks, or if the call ended or asked a question first."""
+        """Return a call as a new task.
+
+        Returns None if the client does not support tasks, or if the call ended or asked a question first.
+        """
         if not has_tasks(request):
             return None
         if not {TASK, TASK_REQUIRED} & tool.capabilities:
@@ -157,7 +160,7 @@ class Tasks:
     # Helpers.
 
     def _check(self, request: Any, params: TaskParams) -> str:
-        """Check the client's capability and the header that names the task. Returns the principal."""
+        """Return the principal. Raises `MCPError` if the client does not support tasks, or a header names a different one."""
         from handrail.mcp.server import principal_of
 
         if request.protocol_version not in MODERN_PROTOCOL_VERSIONS:

@@ -172,7 +172,7 @@ def _copied(params: Any, arguments: str | bytes | Mapping[str, Any]) -> Any:
 
 
 def _references(schema: Any) -> Iterator[str]:
-    """Yield every reference in a schema, whose size is already bounded."""
+    """Yield every reference in a schema."""
     left = [schema]
     while left:
         part = left.pop()
@@ -187,9 +187,9 @@ def _references(schema: Any) -> Iterator[str]:
 def map_names(remote: Sequence[str], prefix: str) -> dict[str, str]:
     """Return a callable name for each of a server's names, in the same order.
 
-    Characters that models can't write become `_`. If that makes two names equal, the one that needed no change keeps it. The
-    others, and names that are too long, end with a digest of the server's name. So no name depends on the order, and a server
-    can't take over the name of a tool by adding one that looks like it.
+    Characters that a tool's name can't contain become `_`. If that makes two names equal, the one that needed no change
+    keeps it. The others, and names that are too long, end with a digest of the original name. So no name depends on the
+    order, and a server can't take over the name of a tool by adding one that looks like it.
     """
     return _mapped({name: prefix + _UNFIT.sub("_", name) for name in remote}, prefix)
 

@@ -1,7 +1,7 @@
 """The standard streams of a command as a transport to an MCP server.
 
-What a server may send is limited: a message has a maximum size, and a server that sends a great many messages that nobody
-asked for, or lines that are not JSON-RPC, is killed. The last lines that it writes to standard error are kept for the
+What a server may send is limited. A server is killed if it sends a message that is too large, too many messages that are
+not answers, or too many lines that are not JSON-RPC. The last lines that it writes to standard error are kept for the
 error that says why it ended.
 """
 
@@ -52,7 +52,7 @@ _WINDOW = 60.0
 
 
 class Server(Protocol):
-    """The location of a server, and the way to connect to it. `StdioServer` and `UrlServer` are the usual ones."""
+    """Where a server is, and how to connect to it. `StdioServer` and `UrlServer` implement it."""
 
     @property
     def mode(self) -> Mode: ...
@@ -63,9 +63,9 @@ class Server(Protocol):
         ...
 
     def open(self, lost: Lost, ask: AskLogin, /) -> AbstractAsyncContextManager[Any]:
-        """Return the transport to the server: a context that gives a stream to read from and a stream to write to.
+        """Return the transport to the server: a context manager that gives a stream to read from and one to write to.
 
-        If the server needs a login, `ask` asks the person.
+        `lost` is called if the server goes away. If the server needs a login, `ask` asks the person.
         """
         ...
 
@@ -105,7 +105,7 @@ class StdioServer:
 
 
 class Flood:
-    """Counts the messages of a server that nobody asked for."""
+    """Counts a server's messages that are not answers to requests."""
 
     def __init__(self) -> None:
         self._now = asyncio.get_running_loop().time
@@ -113,7 +113,10 @@ class Flood:
         self._since = 0.0
 
     def add(self, message: object) -> str:
-        """Count a message. Returns why the server is to be disconnected, or "" if it may go on."""
+        """Count a message, or reset the count if it is a response.
+
+        Returns why the server is to be disconnected, or "" if it may continue.
+        """
         if isinstance(message, JSONRPCResponse | JSONRPCError):
             self._unasked = 0
             return ""

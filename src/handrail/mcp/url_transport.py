@@ -56,7 +56,7 @@ class UrlServer:
         return Secrets.of({}, self.headers, self.secrets)
 
     def __str__(self) -> str:
-        """Return the address without its query, which may contain a key."""
+        """Return the address with its secrets hidden, and without its query, which may contain a key."""
         return self.hidden.hide(self.url.partition("?")[0])
 
     def open(self, lost: Lost, ask: AskLogin) -> AbstractAsyncContextManager[Any]:

@@ -32,6 +32,7 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
+from handrail.models import provider_tools
 from handrail.models.blocks import emptied, joined, parsed_input, with_calls
 from handrail.models.breakpoints import marked, marked_messages, marked_tools
 from handrail.models.failures import failure_in_answer
@@ -100,7 +101,7 @@ class AnthropicModel:
         address = address_of(self.name, row, base_url)
         wire = ANTHROPIC_TAKES
         taken = row.takes_at(address, name, wire) if takes is None else wire.within(takes)
-        self.traits = Traits(price, native_output, taken)
+        self.traits = Traits(price, native_output, taken, frozenset(provider_tools.ANTHROPIC))
         self._endpoint = Endpoint(
             self.name,
             address,
@@ -152,13 +153,14 @@ class AnthropicModel:
         if has_system:
             system = b'{"type":"text","text":%s}' % text_json(request.system)
             written["system"] = (b"[", system if mark is None else marked(system, mark), b"]")
-        if len(request.tools):
+        own = provider_tools.written(self.name, request, provider_tools.ANTHROPIC)
+        if len(request.tools) or own:
             tools = (
                 request.tools.encoded(_tool)
                 if has_system or mark is None
                 else marked_tools(request, _tool, mark)
             )
-            written["tools"] = (b"[", tools, b"]")
+            written["tools"] = provider_tools.joined_tools(own, tools)
         return body_of(more, **written)
 
     def __repr__(self) -> str:
@@ -211,7 +213,7 @@ def _content(said: UserMessage | CallAnswered, takes: Takes) -> list[dict[str, A
 
 @lru_cache(maxsize=64)
 def _encoder(takes: Takes, wire: str) -> Encode:
-    """Return the function that encodes messages for such a model.
+    """Return the function that encodes messages for a model that takes these attachments.
 
     The same function is returned each time, because encoded messages are cached by it.
     """
@@ -296,7 +298,7 @@ def _whole(wire: str, answer: Any) -> Iterator[ModelPart]:
 
 
 def _input_text(given: Any) -> str:
-    """Return a call's input as JSON text, which is how it is streamed. The gate checks whether it is an object."""
+    """Return a call's input as JSON text, or "" if it has none. The gate checks whether it is an object."""
     return "" if given is None else encode(given).decode()
 
 
@@ -306,7 +308,9 @@ def _usage(usage: Mapping[str, Any]) -> Usage:
         count(usage.get("cache_creation_input_tokens")),
     )
     sent = count(usage.get("input_tokens")) + read + written
-    return Usage(sent, count(usage.get("output_tokens")), read, written, 1)
+    ran = usage.get("server_tool_use")
+    searches = count(ran.get("web_search_requests")) if isinstance(ran, dict) else 0
+    return Usage(sent, count(usage.get("output_tokens")), read, written, 1, searches)
 
 
 def _kept(wire: str, blocks: list[Any], reason: StopReason) -> Kept | None:
@@ -344,11 +348,11 @@ class _Pieces:
         self._endpoint = endpoint
         self._wire = wire
         self._inputs: dict[int, list[str]] = {}
-        """The pieces of the inputs of the provider's own tools."""
+        """The pieces so far of the inputs to the provider's own tools, by block."""
         self._blocks: dict[int, dict[str, Any]] = {}
         self._calls: dict[int, int] = {}
         self._given: dict[int, Any] = {}
-        """The inputs that calls began with, which count if no pieces of the input follow."""
+        """The inputs that arrived with the start of a call. Each is used only if no pieces of it follow."""
         self._usage: dict[str, Any] = {}
         self._stop = "end_turn"
 

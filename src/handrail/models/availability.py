@@ -1,4 +1,4 @@
-"""Availability: which models would work here, and what the others need."""
+"""Availability: which providers' models would work here, and what the others need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from handrail.models.http import Endpoint
 from handrail.models.providers import BRIDGED, PROVIDERS, Provider
 
 SECONDS = 2.0
-"""How long a server has to list its models."""
+"""Maximum seconds to wait for a server to list its models."""
 
 State = Literal["ready", "no key", "no address", "down", "refused", "not installed", "installed"]
 
@@ -26,13 +26,16 @@ class Availability(msgspec.Struct, frozen=True):
     provider: str
     state: State
     detail: str
-    """The key, the address or the package that the models use, or what to do so that they work."""
+    """How the models are reached, or what to do so that they work."""
     models: tuple[str, ...] = ()
-    """The names of the provider's models, if they are known without asking a vendor."""
+    """The full names of the models, if they are built in or the server lists them."""
 
 
 async def survey() -> list[Availability]:
-    """Return the availability of every provider. Only self-hosted servers and servers that replace a vendor's are contacted."""
+    """Return the availability of every provider, with those that are ready first.
+
+    Only self-hosted servers, and servers that replace a provider's own, are contacted.
+    """
     found = await asyncio.gather(*(_look(name, row) for name, row in PROVIDERS.items()))
     return [*sorted(found, key=lambda each: each.state != "ready"), _bridge()]
 
@@ -55,7 +58,10 @@ async def _look(name: str, row: Provider) -> Availability:
 
 
 async def _ask(name: str, row: Provider, address: str) -> Availability:
-    """Ask a server which models it has."""
+    """Ask a server for its models, and return whether it can be used.
+
+    A server that answers is ready even if it does not list its models, unless it refuses the key.
+    """
     variable = row.addresses[0].variable
     path = "/v1/models" if row.wire == "anthropic" else "/models"
     try:
@@ -70,7 +76,7 @@ async def _ask(name: str, row: Provider, address: str) -> Availability:
         return Availability(name, "down", f"Nothing answers at {address}. {start} {variable}.")
     except ModelError as error:
         if error.status in (401, 403):
-            return Availability(name, "refused", f"{address} wants a key. Set {row.keys[0].variable}.")
+            return Availability(name, "refused", f"{address} requires a key. Set {row.keys[0].variable}.")
         models = ()  # not every server lists its models
     return Availability(name, "ready", f"at {address}", models)
 

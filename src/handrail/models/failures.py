@@ -47,7 +47,10 @@ _KINDS: tuple[tuple[str, type[ModelError]], ...] = (
 
 
 def failure_in_answer(endpoint: Endpoint, error: Any) -> ModelError:
-    """Create the error for a failure that the provider reported inside an answer. An unknown kind is retried."""
+    """Create the error for a failure that the provider reported inside an answer.
+
+    A failure of an unknown kind becomes `ModelUnavailable`, which is retried.
+    """
     said = error.get("message") or error if isinstance(error, dict) else error
     kind, status = _kind(error)
     problem = f"it failed in the middle of its answer: {endpoint.quoted(said)}"
@@ -68,7 +71,7 @@ def _kind(error: Any) -> tuple[type[ModelError], int | None]:
 
 
 def _marks(error: Any) -> Iterator[Any]:
-    """Yield the values that tell the kind of an error, the most specific first."""
+    """Yield the values that identify the kind of an error, beginning with its code."""
     if not isinstance(error, dict):
         return
     for name in ("code", "status", "status_code", "type"):

@@ -36,7 +36,14 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
-from handrail.models import ModelAnswerBroken, ModelRateLimited, ModelRequestRefused, ModelUnavailable
+from handrail.models import (
+    ModelAnswerBroken,
+    ModelRateLimited,
+    ModelRequestRefused,
+    ModelUnavailable,
+    provider_tools,
+)
+from handrail.models.blocks import outside_line
 from handrail.models.grammar import GEMINI_ID, id_for_wire, is_object, name_for_wire, raw_object
 from handrail.models.http import Endpoint, body_of, count, decode, encode, text_json
 from handrail.models.partial_calls import PartialCall
@@ -49,7 +56,7 @@ WIRE = "gemini"
 _EMPTY = "(nothing)"
 """Text that is sent instead of empty text, which the API refuses."""
 _BEGINNING = b'{"role":"user","parts":[{"text":"(nothing)"}]}'
-"""What is sent before a conversation that does not begin with a user's message, which the API refuses."""
+"""The message sent before a conversation that does not begin with a user's message. The API requires one."""
 _FOREIGN = "skip_thought_signature_validator"
 """The signature that Google documents for calls that a Gemini model did not make itself, or made without thinking."""
 _OLDER = re.compile(r"(?:models/)?gemini-(?:1|2)\b")
@@ -64,7 +71,7 @@ _FAILED = frozenset(
     {"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "TOO_MANY_TOOL_CALLS", "MALFORMED_RESPONSE"}
     | {"MISSING_THOUGHT_SIGNATURE", "OTHER", "IMAGE_OTHER", "NO_IMAGE"}
 )
-"""Reasons to stop that mean that the answer can't be used, and that a second attempt may give a better one."""
+"""Finish reasons that mean that the answer can't be used, but that another attempt may succeed."""
 
 
 @checked_arguments
@@ -103,7 +110,7 @@ class GeminiModel:
         can_constrain = not _OLDER.match(name) if native_output is None else native_output
         wire = GEMINI_TAKES
         taken = row.takes_at(address, name, wire) if takes is None else wire.within(takes)
-        self.traits = Traits(price, can_constrain, taken)
+        self.traits = Traits(price, can_constrain, taken, frozenset(provider_tools.GEMINI))
         self._encode = _encoder(taken)
         self._endpoint = Endpoint(
             self.name,
@@ -113,13 +120,14 @@ class GeminiModel:
             headers={**row.find_headers(), **(headers or {})},
             silence=silence,
         )
+        self._name = name
         self._path = f"/{quote(name if '/' in name else f'models/{name}')}"
         self._options = dict(options or {})
         self._writes = gemini_writes(name, _name)
 
     def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
         endpoint, body = self._endpoint, self._body(request)
-        pieces = _Pieces(endpoint, _renamed(request.tools))
+        pieces = _Pieces(endpoint, _renamed(request.tools), bool(_OLDER.match(self._name)))
         if not request.stream:
             return endpoint.parts(f"{self._path}:generateContent", body, whole=pieces.take_whole)
         return endpoint.parts(f"{self._path}:streamGenerateContent?alt=sse", body, take=pieces.take)
@@ -138,6 +146,8 @@ class GeminiModel:
             config["responseJsonSchema"] = _schema(request.output.json_schema)
         if config:
             more["generationConfig"] = config
+        if request.provider_tools:
+            self._combine(more, len(request.tools))
         if request.must_call:
             more["toolConfig"] = {**more.get("toolConfig", {}), "functionCallingConfig": {"mode": "ANY"}}
         written: dict[str, tuple[bytes | bytearray, ...]] = {
@@ -145,9 +155,27 @@ class GeminiModel:
         }
         if request.system.strip():
             written["systemInstruction"] = (b'{"parts":[{"text":%s}]}' % text_json(request.system),)
+        own = provider_tools.written(self.name, request, provider_tools.GEMINI)
         if len(request.tools):
-            written["tools"] = (b'[{"functionDeclarations":[', request.tools.encoded(_tool), b"]}]")
+            functions = (b'{"functionDeclarations":[', request.tools.encoded(_tool), b"]}")
+            written["tools"] = provider_tools.joined_tools(own, *functions)
+        elif own:
+            written["tools"] = provider_tools.joined_tools(own)
         return body_of(more, **written)
+
+    def _combine(self, fields: dict[str, Any], functions: int) -> None:
+        """Ask for the calls of the provider's own tools as parts, which combining them with functions requires.
+
+        Raises `ModelRequestRefused` for an older model with functions, because it refuses the combination.
+        """
+        if not _OLDER.match(self._name):
+            fields["toolConfig"] = {**fields.get("toolConfig", {}), "includeServerSideToolInvocations": True}
+        elif functions:
+            raise ModelRequestRefused(
+                self.name,
+                "it can't have the provider's own tools together with others. Use a Gemini 3 model, or give the "
+                "ProviderTool to an agent of its own and pass that with agent.as_tool()",
+            )
 
     def __repr__(self) -> str:
         return f"GeminiModel({self.name!r})"
@@ -198,7 +226,7 @@ def _schema(schema: Any) -> Any:
 
 
 def _conversation(messages: Sent[Message], encode_message: Encode) -> tuple[bytes | bytearray, ...]:
-    """Encode a conversation, in pieces, so that user and model alternate. Each message is encoded only once."""
+    """Encode a conversation, in pieces. It begins with the user, and user and model alternate."""
     if not len(messages):
         return (_BEGINNING,)
     said = (_opening(messages[0]), messages.encoded(encode_message, _between), b"]}")
@@ -206,7 +234,7 @@ def _conversation(messages: Sent[Message], encode_message: Encode) -> tuple[byte
 
 
 def _between(before: Message, after: Message) -> bytes:
-    """Return what separates the parts of two messages. Those of the same role are one content."""
+    """Return the separator between two messages. Messages of the same role become one content."""
     return b"," if _role(before) == _role(after) else b"]},%s" % _opening(after)
 
 
@@ -220,7 +248,7 @@ def _role(message: Message) -> str:
 
 @lru_cache(maxsize=64)
 def _encoder(takes: Takes) -> Encode:
-    """Return the function that encodes the parts of messages for such a model.
+    """Return the function that encodes the parts of messages for a model that takes these attachments.
 
     The same function is returned each time, because encoded messages are cached by it.
     """
@@ -277,9 +305,9 @@ def _result(result: CallAnswered, takes: Takes) -> dict[str, Any]:
 
 
 def _with_thought(parts: list[Any], message: AssistantMessage) -> list[Any]:
-    """Return the parts of an answer as they came, but with Handrail's form of its calls.
+    """Return the kept parts of an answer, with the message's calls put back into them.
 
-    Returns [] if the parts do not have as many calls as the answer.
+    Returns [] if the parts do not have as many calls as the message.
     """
     back: list[Any] = []
     made = 0
@@ -300,11 +328,15 @@ def _with_thought(parts: list[Any], message: AssistantMessage) -> list[Any]:
 class _Pieces:
     """Converts one answer, complete or streamed, to parts."""
 
-    __slots__ = ("_calls", "_endpoint", "_open", "_parts", "_renamed", "_stop")
+    __slots__ = ("_calls", "_endpoint", "_older", "_open", "_parts", "_renamed", "_searched", "_stop")
 
-    def __init__(self, endpoint: Endpoint, renamed: Mapping[str, str]) -> None:
+    def __init__(self, endpoint: Endpoint, renamed: Mapping[str, str], older: bool = False) -> None:
         self._endpoint = endpoint
         self._renamed = renamed
+        self._older = older
+        """Whether the model is older than Gemini 3. Its searches are charged for once in a request."""
+        self._searched: dict[str, None] = {}
+        """What the provider searched the web for, in order."""
         self._parts: list[dict[str, Any]] = []
         """The parts of the answer so far, as they must be sent back."""
         self._calls = 0
@@ -313,18 +345,20 @@ class _Pieces:
         self._stop: StopReason | None = None
 
     def take_whole(self, answer: Any) -> Iterator[ModelPart]:
-        """Convert a complete answer."""
+        """Convert a complete answer. Raises `ModelError` if it failed, and `LookupError` if it has no finish reason."""
         yield from self.take(answer)
         if self._stop is None:
             raise LookupError("finishReason")
 
     def take(self, chunk: Any) -> Iterator[ModelPart]:
-        """Convert one event of a stream."""
+        """Convert one event of a stream. Raises `ModelError` if the answer failed."""
         if chunk.get("error"):
             raise _failure(self._endpoint, chunk["error"])
         for candidate in (chunk.get("candidates") or ())[:1]:
             for part in (candidate.get("content") or {}).get("parts") or ():
                 yield from self._part(part)
+            queries = (candidate.get("groundingMetadata") or {}).get("webSearchQueries") or ()
+            self._searched.update((query, None) for query in queries if isinstance(query, str))
             reason = candidate.get("finishReason")
             if reason in _FAILED:
                 said = candidate.get("finishMessage") or "no reason was given"
@@ -335,14 +369,20 @@ class _Pieces:
         if (chunk.get("promptFeedback") or {}).get("blockReason"):
             self._stop = "refused"
         if chunk.get("usageMetadata"):
-            yield UsagePart(_usage(chunk["usageMetadata"]))
+            searches = min(len(self._searched), 1) if self._older else len(self._searched)
+            yield UsagePart(_usage(chunk["usageMetadata"], searches))
         if self._stop is not None:
             yield from self._close()
+            if self._searched and not any("toolCall" in part for part in self._parts):
+                yield ThinkingPart(f"{outside_line('google_search', ', '.join(self._searched))}\n")
             reason = "calls" if self._stop == "done" and self._calls else self._stop
             yield StopPart(reason, self._kept())
 
     def _close(self) -> Iterator[ModelPart]:
-        """End a call whose last piece did not arrive. It is cut off with the answer, or the answer is broken."""
+        """Yield a call whose last piece did not arrive, as far as it came.
+
+        Raises `ModelAnswerBroken` if the answer ended normally, because then the piece is missing.
+        """
         if self._open is None:
             return
         if self._stop == "done":
@@ -391,7 +431,7 @@ _ABOUT = frozenset({"thought", "thoughtSignature", "partMetadata", "videoMetadat
 
 
 def _is_wellformed(part: Any) -> bool:
-    """Return whether a part of an answer can be sent back: it has at most one content, known or not, and is valid JSON."""
+    """Return whether a part of an answer has fields of the right types and at most one content, so that it can be sent back."""
     return (
         isinstance(part.get("thought", False), bool)
         and isinstance(part.get("thoughtSignature", ""), str)
@@ -420,14 +460,14 @@ def _thinks(part: Mapping[str, Any]) -> bool:
     return bool(part.get("thought"))
 
 
-def _usage(usage: Mapping[str, Any]) -> Usage:
-    """Return the tokens of a request.
+def _usage(usage: Mapping[str, Any], searches: int) -> Usage:
+    """Return the token usage of a request, with the number of searches that are charged for.
 
     Thoughts count as output, and the results of the provider's own tools count as input.
     """
     sent = count(usage.get("promptTokenCount")) + count(usage.get("toolUsePromptTokenCount"))
     said = count(usage.get("candidatesTokenCount")) + count(usage.get("thoughtsTokenCount"))
-    return Usage(sent, said, count(usage.get("cachedContentTokenCount")), 0, 1)
+    return Usage(sent, said, count(usage.get("cachedContentTokenCount")), 0, 1, searches)
 
 
 def _failure(endpoint: Endpoint, error: Any) -> ModelError:

@@ -1,8 +1,8 @@
 """The calls of a conversation in the form that the providers' APIs accept.
 
-A model can write any name, id and arguments for a call. Handrail refuses what is wrong and keeps it as it was written,
-for people and for the journal. It is also sent back to the provider with every later request of the conversation, and
-there an API refuses the whole request for one malformed name. The functions here normalise what is sent back:
+A model can write any name, id and arguments for a call. Handrail refuses an invalid call, but keeps it unchanged in the
+conversation. The conversation is sent back to the provider with every later request, and an API refuses the whole
+request for one malformed name. The functions here normalise what is sent back:
 
 - Each depends on nothing but its argument, so that a message is encoded the same way in every request.
 - What an API accepts is returned unchanged.
@@ -39,7 +39,7 @@ MISTRAL_ID = re.compile(r"[a-zA-Z0-9]{9}")
 _NORMALISED = re.compile(r"hr-[0-9a-f]{32}")
 
 _DEEPEST = 50
-"""Maximum nesting of arguments that are sent unchanged. The strictest parsers in use read 64 levels, those of the request included."""
+"""Maximum nesting of arguments that are sent unchanged. Some parsers read only 64 levels, including the request's own."""
 _LONGEST_NUMBER = 300
 """Maximum digits of a number. A longer one does not fit a float, which many parsers use for all numbers."""
 _DIGITS = re.compile(rf"\d{{{_LONGEST_NUMBER + 1}}}")

@@ -1,8 +1,7 @@
 """`Endpoint`: requests to one provider over HTTP.
 
-It reads JSON or a stream of events, and converts every failure to a `ModelError`. aiohttp is used only here, and
-is imported with the first request. The helpers that all HTTP models share are also here: they encode JSON and adapt
-schemas to providers.
+It reads JSON or a stream of events, and raises a `ModelError` for every failed request. aiohttp is imported with the
+first request. This module also has the helpers that all models over HTTP share.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -55,7 +54,10 @@ _DONE = b"[DONE]"
 
 
 def _exact(text: str) -> msgspec.Raw:
-    """Keep a number as it was written, so that it is sent back with the same digits."""
+    """Return a number as it was written, so that it is sent back with the same digits.
+
+    Raises `ValueError` if it is too large for a float.
+    """
     if math.isinf(float(text)):
         raise ValueError(f"the number {text[:20]} is out of range")
     return msgspec.Raw(text.encode())
@@ -74,7 +76,7 @@ class Endpoint:
     """The address, headers and key of one model's requests.
 
     The key is read from the environment for each request and appears nowhere else: not in a view of the
-    request, not in an error, not in a repr.
+    request, not in an error, not in a repr. Raises `DefinitionError` if the address or a header is invalid.
     """
 
     def __init__(
@@ -128,10 +130,11 @@ class Endpoint:
         take: Read | None = None,
         done: Callable[[], StopPart | None] | None = None,
     ) -> AsyncGenerator[ModelPart]:
-        """Send one request and yield the parts of its answer, with the stop reason last.
+        """Send one request, and yield what was sent, then the parts of the answer. The stop reason, if any, is last.
 
         Pass `whole` to convert a complete answer, or `take` to convert each event of a stream. `done` returns the
-        stop reason of a stream that ended with `[DONE]` and gave none.
+        stop reason of a stream that ended with `[DONE]` and gave none. Raises `ModelError` if the request fails or the
+        answer can't be converted.
         """
         if whole is not None:
             sent, answer = await self.fetch(path, body)
@@ -168,13 +171,19 @@ class Endpoint:
             yield stop
 
     async def fetch(self, path: str, body: bytes) -> tuple[SentPart, Any]:
-        """Send one request and return what was sent, and the complete answer as decoded JSON."""
+        """Send one request. Returns what was sent, and the complete answer as decoded JSON.
+
+        Raises `ModelError` if the request fails or the answer is not JSON.
+        """
         async with self._post(path, body) as response:
             raw = await response.read()
             return self._sent(body, response), self.decoded(raw)
 
     async def events(self, path: str, body: bytes) -> AsyncGenerator[SentPart | bytes]:
-        """Send one request, and yield what was sent, then the data of each event as it arrives, up to `_DONE`."""
+        """Send one request, and yield what was sent, then the data of each event as it arrives, up to `_DONE`.
+
+        Raises `ModelError` if the request fails or the answer is not a stream of events.
+        """
         async with self._post(path, body) as response:
             yield self._sent(body, response)
             if "event-stream" not in response.headers.get("content-type", ""):
@@ -207,7 +216,7 @@ class Endpoint:
         return self._without_key(_shown(said))[:most]
 
     def broken(self, what: str, said: object) -> ModelAnswerBroken:
-        """Create the error for an answer that has an unexpected form."""
+        """Create the error for an answer in an unexpected form. It quotes the beginning of `said`."""
         return ModelAnswerBroken(self.model, f"{what}: {self.quoted(said, 200)}")
 
     def decoded(self, data: bytes) -> Any:
@@ -305,7 +314,7 @@ def _fits_header(text: str) -> bool:
 
 
 def _shown(value: object) -> str:
-    """Return any value from a provider as text. If it is too deep or too long to be shown, only its type is named."""
+    """Return any value from a provider as text. If Python can't convert it, the text names only its type."""
     try:
         return str(value)
     except (ValueError, RecursionError):
@@ -327,7 +336,7 @@ def _checked(part: ModelPart) -> ModelPart:
 
 
 def _message_in(raw: bytes) -> str:
-    """Return the message in a provider's error response. Several common forms are recognised."""
+    """Return the message in a provider's error response, or the whole response if its form is unknown."""
     try:
         data: Any = decode(raw)
     except _UNREADABLE:
@@ -419,7 +428,7 @@ _kept_json = lru_cache(maxsize=64)(encode)
 
 
 _MOST_TOKENS = 1 << 53
-"""Maximum token count. A larger one is the server's mistake, and no journal can hold it."""
+"""Maximum token count. A larger count is the server's mistake, and journals can't store it."""
 
 
 def count(value: Any) -> int:

@@ -47,7 +47,7 @@ Turn = tuple[str, str]
 
 @checked_arguments
 class LocalModel:
-    """The embedded SmolLM2: a **135M demo model**, about 28 tokens a second on one core.
+    """The embedded SmolLM2: a **135M demo model** that writes about 28 tokens a second on one core.
 
     Given a few examples it extracts and classifies well. It can't choose among tools, it can't
     calculate, and its facts are often wrong. So it never calls a tool by itself. Name a tool in
@@ -126,7 +126,7 @@ class LocalModel:
             await answer.aclose()
 
     def complete(self, text: str, *, choices: Sequence[str]) -> Operation[str]:
-        """Return the choice that is the most likely continuation of the text.
+        """Return the choice that is the most likely continuation of the text. Raises `DefinitionError` without choices.
 
         The model classifies best by example: give it a few lines that each end in a label, then the new case, ending
         where its label belongs.
@@ -153,7 +153,10 @@ class LocalModel:
         return engine_of(self.name, self._settings)
 
     def _to_call(self, request: ModelRequest) -> Tool[Any, Any] | None:
-        """Return the tool that this answer must call; None if the answer is text."""
+        """Return the tool that this answer must call, or None if the answer is text.
+
+        Raises `ModelRequestRefused` if the tool is not offered, or if the model would have to choose one.
+        """
         last = request.messages[-1]
         by_user = isinstance(last, UserMessage) and not last.by_run
         wanted = self._first_call if by_user else None
@@ -240,7 +243,7 @@ def _chat(turns: Iterable[Turn]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return text in which nothing can be read as a turn marker."""
+    """Return the text with its turn markers broken up, so that the model does not read them as such."""
     return text.replace("<|", "< |")
 
 

@@ -23,16 +23,17 @@ from handrail.spelling import nearest
 _MODULE = re.compile(r"(?:[^\W\d]\w*\.)*[^\W\d]\w*")
 
 _made: dict[tuple[str, str], Model] = {}
-"""Models by name, and by their server's address or their module's file. Users of the same model share its connections."""
+"""Models by name, and by their server's address or their worker's folder. Users of a model share its connections."""
 _modules: dict[Path, ModuleType] = {}
 """The modules that were loaded from the folder of a worker, by file."""
 
 
 def model_named(name: str, folder: Path | None = None) -> Model:
-    """Return the model of this name, which all callers share. Keys are read from the environment, with each request.
+    """Return the model with this name. Raises `DefinitionError` if there is none.
 
-    A module is looked up among the installed ones, then in `folder`, which is that of the worker that names the model,
-    and then where the command line looks for apps. What it names is a model, or an adapter or agent that has one.
+    A module is looked up among the installed ones, then in `folder`, the folder of the worker that names the model,
+    and then where the command line looks for apps. The name in it may be that of a model, an adapter or an agent.
+    Several names, separated by commas, give a choice of these models.
     """
     if "," in name:
         return _first_of(name, folder)
@@ -50,7 +51,10 @@ def model_named(name: str, folder: Path | None = None) -> Model:
 
 
 def check_name(name: str, folder: Path | None = None) -> None:
-    """Raise `DefinitionError` for a name that no module and no provider has. The model itself is not created."""
+    """Raise `DefinitionError` if a name, or one of several, is malformed or names no provider or module.
+
+    The model itself is not created.
+    """
     for each in split_names(name):
         _check_one(each, folder)
 
@@ -62,12 +66,12 @@ def _check_one(name: str, folder: Path | None) -> None:
 
 
 def split_names(names: str) -> list[str]:
-    """Return the names in a text of one or more names, separated by commas."""
+    """Split names of models at the commas between them."""
     return [each.strip() for each in names.split(",")]
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return the two halves of a model's name. Raises `DefinitionError` if it does not have two."""
+    """Split a model's name into its provider or module, and the rest. Raises `DefinitionError` if a half is missing."""
     provider, colon, model = name.partition(":")
     if not colon or not provider or not model:
         raise DefinitionError(
@@ -78,14 +82,14 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def reference_to(model: Model | str) -> str:
-    """Return the name under which a model can be found again: the one that it was looked up by, or else its own."""
+    """Return the name by which a model can be found again: the name that it was looked up by, or else its own."""
     if isinstance(model, str):
         return model
     return next((name for (name, _), made in _made.items() if made is model), model.name)
 
 
 def is_model(value: Any) -> bool:
-    """Return whether a value has the attributes of a model. A class does not count, because it is not a model yet."""
+    """Return whether a value has the attributes of a model and is not a class."""
     return not isinstance(value, type) and all(hasattr(value, each) for each in ("name", "traits", "stream"))
 
 

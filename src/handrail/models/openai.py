@@ -38,7 +38,7 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
-from handrail.models import responses
+from handrail.models import provider_tools, responses
 from handrail.models.blocks import is_block, joined, without
 from handrail.models.failures import failure_in_answer
 from handrail.models.grammar import arguments_text, id_for_wire, name_for_wire, object_text
@@ -110,6 +110,7 @@ class OpenAIModel:
             price,
             quirks.native_output if native_output is None else native_output,
             taken,
+            frozenset() if api == "chat" else frozenset(provider_tools.RESPONSES),
         )
         self._stream = stream if api == "chat" else responses.stream
         self._wire = f"{WIRE if api == 'chat' else responses.WIRE}:{provider}"
@@ -142,7 +143,10 @@ _STOPS: dict[str, StopReason] = {
 def stream(
     endpoint: Endpoint, fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks, wire: str
 ) -> AsyncGenerator[ModelPart]:
-    """Send one request and yield the parts of its answer."""
+    """Send one request to the chat completions API, and yield the parts of its answer.
+
+    Raises `ModelError` if the request fails.
+    """
     body = _body(fields, request, quirks, wire)
     if not request.stream:
         return endpoint.parts("/chat/completions", body, whole=partial(_whole, endpoint, wire))
@@ -151,12 +155,12 @@ def stream(
 
 
 def _body(fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks, wire: str) -> bytes:
+    name = f"{wire.partition(':')[2]}:{fields['model']}"
+    provider_tools.check_provider_tools(name, request, frozenset())
     system = b'{"role":"system","content":%s},' % text_json(request.system) if request.system else b""
     said = (b"[", system, _conversation(request.messages, quirks, wire), b"]")
     more: dict[str, Any] = dict(fields)
-    merge_fields(
-        more, settings_fields(f"{wire.partition(':')[2]}:{fields['model']}", request, CHAT, quirks.lacks)
-    )
+    merge_fields(more, settings_fields(name, request, CHAT, quirks.lacks))
     if quirks.seed != "seed" and "seed" in more:
         more[quirks.seed] = more.pop("seed")
     if request.temperature is not None:
@@ -185,7 +189,7 @@ def _tool(offered: Offered) -> bytes:
 
 
 def _conversation(messages: Sent[Message], quirks: Quirks, wire: str) -> bytearray:
-    """Encode a conversation, separated by commas. Each message is encoded once."""
+    """Encode a conversation as messages of the API, separated by commas."""
     encode_message = _encoder(quirks, wire)
     return messages.encoded(encode_message, None if quirks.user_after_tool else _between(quirks))
 
@@ -199,7 +203,10 @@ def _encode(quirks: Quirks, wire: str, message: Message) -> bytes:
 
 @lru_cache(maxsize=64)
 def _encoder(quirks: Quirks, wire: str) -> Encode:
-    """Return the function that encodes messages for servers with these quirks. The same function is returned each time, because encoded messages are cached by it."""
+    """Return the function that encodes messages for servers with these quirks.
+
+    The same function is returned each time, because encoded messages are cached by it.
+    """
     return partial(_encode, quirks, wire)
 
 
@@ -445,7 +452,7 @@ def _is_thinking(*parts: Mapping[str, Any]) -> bool:
 
 
 def _text(content: Any) -> str:
-    """Return the text of a message's content, which some servers send as a list of parts."""
+    """Return the text of a message's content. Some servers send it as a list of parts."""
     if isinstance(content, list):
         return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content)
     return content or ""

@@ -1,7 +1,7 @@
-"""Calls whose arguments arrive in pieces on Gemini's wire, as `streamFunctionCallArguments` makes them.
+"""Calls whose arguments arrive in pieces from the Gemini API, as with `streamFunctionCallArguments`.
 
-The first piece has the name. Each further one has values of the arguments, and says where they belong by a JSON path. The
-last one does not say that the call continues.
+The first piece has the name. Each further piece has values of arguments, with JSON paths that say where they belong.
+Every piece but the last has `willContinue`.
 """
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -27,7 +27,7 @@ class PartialCall:
         self._arguments: dict[str, Any] = {}
 
     def take(self, part: Mapping[str, Any]) -> bool:
-        """Add one piece, and return whether it was the last. Raises `ValueError` for a path that leads nowhere."""
+        """Add one piece, and return whether it was the last. Raises `ValueError` or `LookupError` for an invalid path."""
         call = part["functionCall"]
         self._part |= part
         self._call |= {name: call[name] for name in ("id", "name") if call.get(name)}
@@ -53,7 +53,10 @@ class PartialCall:
 
 
 def _entered(into: Any, step: str | int, new: Any) -> Any:
-    """Return the member of a list or object at this step, which is `new` if there is none yet."""
+    """Return the member of a list or object at this step. If there is none yet, `new` is added and returned.
+
+    Raises `ValueError` if the value is neither, and `IndexError` if the step is beyond the end of a list.
+    """
     if isinstance(step, str):
         return _of(into, dict).setdefault(step, new)
     if step == len(_of(into, list)):
@@ -68,7 +71,7 @@ def _of(value: Any, kind: type) -> Any:
 
 
 def _steps(path: str) -> list[str | int]:
-    """Return the names and indexes of a path such as `$.foo.bar[0]["a b"]`."""
+    """Split a path such as `$.foo.bar[0]["a b"]` into names and indexes. Raises `ValueError` if it is invalid."""
     steps: list[str | int] = []
     at = 1
     while at < len(path):

@@ -1,6 +1,6 @@
-"""Attachments on the wires: what each provider's API takes, and in which form it is sent.
+"""Attachments in requests: which of them each provider's API takes, and in which form.
 
-An attachment that a model takes becomes a part of the message. A text file is included as text, which every model reads.
+An attachment that a model takes becomes a part of the message. A text file that it does not take is included as text.
 Anything else is described in words, so that a model always knows what it was not shown.
 """
 
@@ -38,12 +38,12 @@ RETURNED = "This is from the result of {} above, not from a person:"
 
 
 def encoded(attachment: Attachment) -> str:
-    """Return the bytes in base64."""
+    """Return the attachment's bytes in base64."""
     return base64.b64encode(attachment.content).decode()
 
 
 def data_url(attachment: Attachment) -> str:
-    """Return the bytes as a data URL, or the attachment's address."""
+    """Return the attachment's address, or, if it has none, its bytes as a data URL."""
     return attachment.address or f"data:{attachment.media_type};base64,{encoded(attachment)}"
 
 
@@ -56,7 +56,7 @@ def in_words(attachment: Attachment, takes: Takes) -> str:
 
 
 def with_fence(attachment: Attachment) -> str:
-    """Return the text of an attachment in a code fence that is longer than any inside it."""
+    """Return the attachment's description, followed by its text in a code fence that does not occur in the text."""
     text, fence = attachment.text(), "```"
     while fence in text:
         fence += "`"
@@ -64,7 +64,7 @@ def with_fence(attachment: Attachment) -> str:
 
 
 def text_with(text: str, attachments: Sequence[Attachment], takes: Takes) -> str:
-    """Return the text of a message, followed by the attachments that can't be sent as they are."""
+    """Return the text of a message, followed by the text or a description of each attachment that can't be sent."""
     left = [in_words(each, takes) for each in attachments if not takes.sends(each)]
     return "\n\n".join(filter(None, (text, *left)))
 
@@ -127,7 +127,7 @@ def _anthropic_block(attachment: Attachment) -> dict[str, Any]:
 
 
 def gemini_parts(text: str, attachments: Sequence[Attachment], takes: Takes) -> list[dict[str, Any]]:
-    """Return the parts of a user's content of the Gemini API; [] if there is nothing to say."""
+    """Return the parts of a user's content of the Gemini API, or [] if there is neither text nor an attachment."""
     said = text_with(text, attachments, takes)
     parts: list[dict[str, Any]] = [{"text": said}] if said.strip() else []
     return parts + [

@@ -11,6 +11,7 @@ from typing import Any
 from handrail.messages import Price, Traits, Usage
 
 _MILLION = 1_000_000
+_THOUSAND = 1_000
 _FREE = Decimal(0)
 
 Tariff = Callable[[Usage], Decimal | None]
@@ -18,7 +19,7 @@ Tariff = Callable[[Usage], Decimal | None]
 
 
 def tariff_of(model: str, traits: Traits) -> Tariff:
-    """Return the tariff of a model. The tariff returns None for an unknown price, never zero."""
+    """Return the tariff of a model. If its price is unknown, the tariff returns None, never zero."""
     if traits.price is not None:
         price = traits.price
         return lambda usage: cost_at(price, usage)
@@ -36,13 +37,14 @@ def most_of(tariff: Tariff, input: int, output: int) -> Decimal | None:
 
 def cost_at(price: Price, usage: Usage) -> Decimal:
     """Return the cost of a usage at a known price."""
-    if not (price.input or price.output):
+    if not (price.input or price.output or price.searches):
         return _FREE
     cached = price.input if price.cached is None else price.cached
     writes = price.input if price.cache_writes is None else price.cache_writes
     fresh = max(usage.input - usage.cached - usage.cache_writes, 0)
     sent = price.input * fresh + cached * usage.cached + writes * usage.cache_writes
-    return (sent + price.output * usage.output) / _MILLION
+    searches = (price.searches or _FREE) * usage.searches / _THOUSAND
+    return (sent + price.output * usage.output) / _MILLION + searches
 
 
 @lru_cache(maxsize=256)
@@ -67,6 +69,7 @@ def _from_table(model: str) -> Tariff:
             output_tokens=usage.output,
             cache_read_tokens=cached or None,
             cache_write_tokens=min(usage.cache_writes, usage.input - cached) or None,
+            web_searches=usage.searches or None,
         )
         return table.calc_price(used, model_ref=name, provider_id=provider).total_price
 

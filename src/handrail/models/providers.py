@@ -1,7 +1,6 @@
-"""The table of providers: for each, the wire that it speaks, its address, its keys, and where it differs from that wire.
+"""The table of providers: for each, its API (its wire), its address, its keys, and its differences from that API.
 
-A provider that speaks an existing wire is a row here, and nothing else. Providers that are not in the table are
-reached through the bridge.
+A provider whose API is supported needs only a row in the table. Other providers are reached through the bridge.
 """
 
 from __future__ import annotations
@@ -84,7 +83,7 @@ class Address(msgspec.Struct, frozen=True):
     """The port to use if the variable has only a host, as in `OLLAMA_HOST=10.0.0.5`."""
 
     def find(self) -> str:
-        """Return the address in the variable, or "" if it has none."""
+        """Return the address in the variable, with the port and the path added if they are missing, or "" if it is not set."""
         given = os.environ.get(self.variable, "").strip().rstrip("/")
         if not given:
             return ""
@@ -126,7 +125,10 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in found.items() if value}
 
     def needs_key(self, address: str) -> bool:
-        """Return whether a server at this address refuses requests without a key."""
+        """Return whether requests to a server at this address need a key.
+
+        A self-hosted server does not need one, nor does one that replaces the provider's own.
+        """
         return not self.is_own and (not self.address or address == self.address)
 
     def quirks_at(self, address: str) -> Quirks:
@@ -142,7 +144,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     def takes_at(self, address: str, model: str, wire: Takes) -> Takes:
         """Return which of the attachments that a wire can send are taken by a model at this address.
 
-        A server that replaces the provider has its own models, about which nothing is known.
+        Nothing is known about the models of a server that replaces the provider's own, so they may be sent everything.
         """
         if self.address and address != self.address and not self.is_own:
             return wire
@@ -208,7 +210,7 @@ def address_of(model: str, row: Provider, given: str | None) -> str:
 
 
 def refuse_key(given: object, keys: tuple[Key, ...]) -> None:
-    """Raise `DefinitionError` if a key was passed in code, which is a common first mistake."""
+    """Raise `DefinitionError` if a key was passed in code instead of the environment."""
     if given is not None:
         variable = keys[0].variable if keys else "a variable"
         raise DefinitionError(

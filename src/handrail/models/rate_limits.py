@@ -27,14 +27,14 @@ _MOST_DIGITS = 15
 
 
 def requests_left(headers: Mapping[str, str]) -> int | None:
-    """Return how many requests the provider still accepts, or None if it did not say."""
+    """Return how many requests the provider still accepts, or None if no header says so."""
     return _number(
         headers.get("x-ratelimit-remaining-requests") or headers.get("anthropic-ratelimit-requests-remaining")
     )
 
 
 def tokens_left(headers: Mapping[str, str]) -> int | None:
-    """Return how many tokens the provider still accepts, or None if it did not say."""
+    """Return how many tokens the provider still accepts, or None if no header says so."""
     return _number(
         headers.get("x-ratelimit-remaining-tokens") or headers.get("anthropic-ratelimit-tokens-remaining")
     )
@@ -48,7 +48,7 @@ def resets_at(headers: Mapping[str, str], clock: Clock) -> datetime | None:
 
 
 def retry_after(headers: Mapping[str, str], body: bytes, clock: Clock) -> float | None:
-    """Return how many seconds to wait before the next request, or None if the provider did not say."""
+    """Return how many seconds to wait before the next request, or None if neither the headers nor the body say so."""
     milliseconds = headers.get("retry-after-ms")
     said = headers.get("retry-after")
     try:
@@ -68,7 +68,7 @@ def retry_after(headers: Mapping[str, str], body: bytes, clock: Clock) -> float 
 
 
 def _retry_delay(body: bytes, clock: Clock) -> float | None:
-    """Return the delay in the `RetryInfo` of a Google error, such as `"retryDelay": "34.07s"`."""
+    """Return the seconds in the `RetryInfo` of a Google error, such as `"retryDelay": "34.07s"`, or None."""
     if b"retryDelay" not in body:
         return None
     try:
@@ -86,7 +86,7 @@ def _retry_delay(body: bytes, clock: Clock) -> float | None:
 
 
 def _moment(text: str, clock: Clock) -> datetime | None:
-    """Parse a time, or a duration such as `6m0s` or `20ms`. Returns None if the string is neither."""
+    """Parse an ISO 8601 time, or a duration from now such as `6m0s` or `20ms`. Returns None if the string is neither."""
     try:
         if _SPAN.fullmatch(text):
             return clock.now() + sum(

@@ -1,4 +1,4 @@
-"""`Recorder`: sees what models send over HTTP, and may answer in a provider's place."""
+"""`Recorder`: intercepts the requests that models send over HTTP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Send = Callable[[], AbstractAsyncContextManager[Any]]
 
 
 class Recorder(Protocol):
-    """Sees all requests of all models over HTTP while it is in use, and may answer them itself."""
+    """Intercepts the requests that models send over HTTP while it is in use, and may answer them itself."""
 
     @property
     def replays(self) -> bool:
@@ -28,7 +28,7 @@ _recorders: list[Recorder] = []
 
 @contextmanager
 def recording(recorder: Recorder) -> Generator[None]:
-    """Let a recorder see all requests in this process. If several are in use, only the newest one sees them."""
+    """Let a recorder intercept all requests in this process. If several are in use, only the newest one does."""
     _recorders.append(recorder)
     try:
         yield
@@ -37,5 +37,5 @@ def recording(recorder: Recorder) -> Generator[None]:
 
 
 def current_recorder() -> Recorder | None:
-    """Return the recorder that sees the next request, if there is one."""
+    """Return the recorder in use, or None."""
     return _recorders[-1] if _recorders else None

@@ -1,4 +1,4 @@
-"""The fields of a request for its `ModelSettings`, on each wire."""
+"""Request fields for `ModelSettings`, for each provider's API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def settings_fields(
 ) -> dict[str, Any]:
     """Return the fields of a request for its settings. Objects of the same name are merged.
 
-    Raises `ModelRequestRefused` with the name of the first setting that the provider does not have.
+    In a request without tools, the settings about calls are left out.
+
+    Raises `ModelRequestRefused` for a setting that the provider does not have, a value that the model does not have,
+    and a `tool_choice` of a tool that is not offered.
     """
     settings, fields = request.settings, dict[str, Any]()
     if settings is DEFAULT_SETTINGS:
@@ -27,7 +30,7 @@ def settings_fields(
         write = writes.get(name)
         if write is None or name in lacks:
             raise ModelRequestRefused(model, f"it has no {name}. Remove {name} from ModelSettings")
-        if name in ("tool_choice", "parallel_calls") and not len(request.tools):
+        if name in ("tool_choice", "parallel_calls") and not (len(request.tools) or request.provider_tools):
             continue  # providers refuse these in a request without tools
         if name == "tool_choice":
             _check_offered(model, request)
@@ -46,7 +49,7 @@ def _check_offered(model: str, request: ModelRequest) -> None:
 
 
 def merge_fields(fields: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Add fields to those of a request. Two objects of the same name become one."""
+    """Add fields to a request, replacing those with the same name. Two objects with the same name are merged."""
     for name, value in more.items():
         before: Any = fields.get(name)
         if isinstance(before, dict) and isinstance(value, dict):
@@ -92,9 +95,9 @@ ANTHROPIC: Mapping[str, Write] = {
 
 
 def anthropic_choice(fields: dict[str, Any], must_call: bool) -> None:
-    """Complete the `tool_choice` of a request, whose fields depend on each other.
+    """Make the `tool_choice` of a request valid.
 
-    With `must_call` the model has to call a tool, but may choose which. A choice of "none" loses its other fields,
+    With `must_call`, the model has to call a tool, but may choose which. A choice of "none" loses its other fields,
     because the API refuses them.
     """
     choice = fields.get("tool_choice")
@@ -108,7 +111,10 @@ def anthropic_choice(fields: dict[str, Any], must_call: bool) -> None:
 
 
 def gemini_writes(name: str, wire_name: Callable[[str], str]) -> Mapping[str, Write]:
-    """Return the functions for a Gemini model. Models before Gemini 3 take a token budget instead of a level of effort."""
+    """Return the functions that write a Gemini model's settings.
+
+    Models before Gemini 3 take a token budget instead of a level of effort.
+    """
     before_3 = re.match(r"(?:models/)?gemini-(?:1|2)\b", name)
 
     def effort(level: str) -> Mapping[str, Any]:
@@ -142,5 +148,5 @@ BRIDGE: Mapping[str, Write] = {
 _WORDS = ("auto", "required", "none")
 _GEMINI_WORDS = {"auto": "AUTO", "required": "ANY", "none": "NONE"}
 _GEMINI_BUDGETS = {"none": 0, "minimal": 1024, "low": 1024, "medium": 8192, "high": 24576}
-"""Thinking budgets in tokens, by the levels of effort that Google maps to them."""
+"""Thinking budgets in tokens, by level of effort, as Google maps them."""
 _ANTHROPIC_WORDS = {"auto": "auto", "required": "any", "none": "none"}

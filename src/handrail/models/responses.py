@@ -1,4 +1,4 @@
-"""OpenAI's responses API: `POST /responses`, with nothing stored by the provider."""
+"""OpenAI's responses API, `POST /responses`. Requests tell the provider to store nothing."""
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # Provider data is untyped until it is validated.
@@ -27,6 +27,7 @@ from handrail.messages import (
     Usage,
     UsagePart,
 )
+from handrail.models import provider_tools
 from handrail.models.blocks import emptied, with_calls, without
 from handrail.models.failures import failure_in_answer
 from handrail.models.grammar import RESPONSES_ID, arguments_text, id_for_wire, name_for_wire, object_text
@@ -45,7 +46,10 @@ _PLAIN = frozenset({"type", "id", "role", "content", "status"})
 def stream(
     endpoint: Endpoint, fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks, wire: str
 ) -> AsyncGenerator[ModelPart]:
-    """Send one request and yield the parts of its answer."""
+    """Send one request to the responses API, and yield the parts of its answer.
+
+    Raises `ModelError` if the request fails.
+    """
     body = _body(fields, request, wire, quirks.takes)
     if not request.stream:
         return endpoint.parts("/responses", body, whole=partial(_whole, endpoint, wire))
@@ -56,7 +60,8 @@ def _body(
     fields: Mapping[str, Any], request: ModelRequest, wire: str, takes: Takes = RESPONSES_TAKES
 ) -> bytes:
     more: dict[str, Any] = {"store": False, "include": ["reasoning.encrypted_content"], **fields}
-    merge_fields(more, settings_fields(f"{wire.partition(':')[2]}:{fields['model']}", request, RESPONSES))
+    name = f"{wire.partition(':')[2]}:{fields['model']}"
+    merge_fields(more, settings_fields(name, request, RESPONSES))
     if request.temperature is not None:
         more["temperature"] = request.temperature
     if request.max_tokens is not None:
@@ -74,8 +79,9 @@ def _body(
     }
     if request.system:
         written["instructions"] = (text_json(request.system),)
-    if len(request.tools):
-        written["tools"] = (b"[", request.tools.encoded(_tool), b"]")
+    own = provider_tools.written(name, request, provider_tools.RESPONSES)
+    if len(request.tools) or own:
+        written["tools"] = provider_tools.joined_tools(own, request.tools.encoded(_tool))
     return body_of(more, **written)
 
 
@@ -94,7 +100,7 @@ def _tool(offered: Offered) -> bytes:
 
 @lru_cache(maxsize=64)
 def _encoder(takes: Takes, wire: str) -> Encode:
-    """Return the function that encodes messages for such a model.
+    """Return the function that encodes messages for a model that takes these attachments.
 
     The same function is returned each time, because encoded messages are cached by it.
     """
@@ -163,7 +169,7 @@ def _whole(endpoint: Endpoint, wire: str, answer: Any) -> Iterator[ModelPart]:
 
 
 def _end(endpoint: Endpoint, wire: str, answer: Any, items: list[Any]) -> Iterator[ModelPart]:
-    """Yield the usage and the stop reason of a complete response. Raises `ModelError` for a failed one."""
+    """Yield the usage and the stop reason of a response that has ended. Raises `ModelError` if it failed."""
     if answer.get("status") == "failed":
         raise failure_in_answer(endpoint, answer.get("error") or {})
     usage = answer.get("usage")
@@ -176,9 +182,18 @@ def _end(endpoint: Endpoint, wire: str, answer: Any, items: list[Any]) -> Iterat
                 count(details.get("cached_tokens")),
                 0,
                 1,
+                sum(map(_is_search, items)),
             )
         )
     yield StopPart(_reason(answer, items), _kept(wire, items))
+
+
+def _is_search(item: Any) -> bool:
+    """Return whether an item is a web search that is charged for. Opening a page and searching in it are not."""
+    action = item.get("action")
+    return item["type"] == "web_search_call" and (
+        not isinstance(action, dict) or action.get("type") == "search"
+    )
 
 
 def _reason(answer: Any, items: list[Any]) -> StopReason:
@@ -194,8 +209,8 @@ def _reason(answer: Any, items: list[Any]) -> StopReason:
 def _kept(wire: str, items: list[Any]) -> Kept | None:
     """Return the items of a response to be sent back; None if they are at most one text followed by calls.
 
-    Nothing is stored by the provider, so reasoning can be sent back only if it is encrypted. Without its reasoning, an
-    item must not be sent with its id.
+    Reasoning can be sent back only if it is encrypted, because the provider stores nothing. If some of it can't be,
+    the other items are sent without their ids.
     """
     if all(map(_is_plain, items)) and all(item["type"] != "message" for item in items[1:]):
         return None
@@ -224,7 +239,7 @@ def _is_plain(item: Any) -> bool:
 
 
 def _is_readable(item: Any) -> bool:
-    """Return whether the provider can read an item that is sent back to it."""
+    """Return whether an item can be sent back: reasoning must be encrypted, and a message must have valid content."""
     match item["type"]:
         case "reasoning":
             sealed, summary = item.get("encrypted_content"), item.get("summary")
@@ -298,5 +313,5 @@ def _call(index: int, item: Any) -> CallPart:
 
 
 def _id(event: Any) -> str:
-    """Return the key that identifies an item. Servers differ in which fields they send."""
+    """Return the key that identifies an event's item. Servers differ in which fields they send."""
     return str(event.get("item_id") or event.get("item", {}).get("id") or event.get("output_index"))

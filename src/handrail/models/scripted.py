@@ -40,17 +40,18 @@ from handrail.models import ModelRequestRefused
 from handrail.rendering import counted
 from handrail.schema import to_json
 from handrail.spelling import checked_arguments
+from handrail.tools.provider_tool import PROVIDER_TOOLS
 
 _PIECE = 8
 """Number of characters of a call's arguments in each streamed chunk."""
 
 
 _EVERY = frozenset({"*/*"})
-"""Every media type: a script has no provider that could refuse one."""
+"""Matches every media type."""
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """A scripted answer with details that text or calls alone can't express, such as a delay or an error."""
+    """A scripted answer with details, such as a delay, a stop reason or an error."""
 
     text: str = ""
     calls: Sequence[ToolCall] = ()
@@ -58,16 +59,13 @@ class Reply(msgspec.Struct, frozen=True):
     delay: float = 0.0
     """Seconds to wait before the first part."""
     error: Exception | None = None
-    """An error to raise after the text and the calls. No usage and no stop reason follow."""
+    """An error to raise after the text and the calls, in place of the usage and the stop reason."""
     stop: StopReason | None = None
-    """The stop reason. If None, it is derived from the content.
-
-    To cut the answer off, pass an `error` or `cut=True`.
-    """
+    """The stop reason. If None, it is `calls` for a reply with calls, and otherwise `done`."""
     cut: bool = False
     """Whether to end the stream without a stop reason, as a lost connection does."""
     pieces: Sequence[str] = ()
-    """The text, split into the chunks in which it is streamed."""
+    """The chunks of text to yield in place of `text`."""
     usage: Usage = Usage(requests=1)
 
 
@@ -82,7 +80,7 @@ class ScriptedModel:
 
         ScriptedModel([ToolCall("weather", {"city": "Oslo"}), "It rains."])
 
-    Every request is kept in `requests` for tests to inspect. A request after the last answer
+    Every request is kept in `requests` for tests to inspect. A request after the last answer in the list
     raises `ModelRequestRefused`.
     """
 
@@ -92,7 +90,9 @@ class ScriptedModel:
         if isinstance(script, str | ToolCall | Reply):
             raise DefinitionError(f"a script is a list of answers. Write ScriptedModel([{script!r}]).")
         self.name = name
-        self.traits = traits or Traits(native_output=True, takes=Takes(_EVERY, _EVERY))
+        self.traits = traits or Traits(
+            native_output=True, takes=Takes(_EVERY, _EVERY), provider_tools=PROVIDER_TOOLS
+        )
         self._function = script if callable(script) else None
         self._answers: Iterator[Scripted] = iter(() if callable(script) else tuple(script))
         self.requests: list[ModelRequest] = []
@@ -220,7 +220,7 @@ def _is_said(message: Message) -> bool:
 
 
 def _next(said: str, results: list[CallAnswered], offered: set[str], first: bool) -> Reply:
-    """Return the next answer: read the notes, have them reviewed, ask for details in a form, write, and report."""
+    """Return the next answer: read the notes, have them reviewed, show a form if one was requested, write, and report."""
     names = [result.name for result in results]
     last = results[-1] if results else None
     if last is None:

@@ -1,4 +1,4 @@
-"""Prompts, which are trees of instructions, tools and policies, and their rendering for a model."""
+"""Prompts: trees of instructions, tools and policies, and their rendering for a model."""
 
 from handrail.prompt.plan import OPENER
 from handrail.prompt.prompt import Prompt

@@ -74,18 +74,21 @@ class Overrides:
         return self.folder / f"{prompt.name}.toml"
 
     def check(self, prompt: Prompt[Any]) -> tuple[OverrideReport, ...]:
-        """Read the prompt's file again, and return a report on each of its overrides."""
+        """Read the prompt's file again, and return a report on each of its overrides.
+
+        Raises `PromptDefinitionError` if the file, or a text in it, is invalid.
+        """
         return self.apply(prompt, prompt.params_type).reports
 
     def apply(self, prompt: Prompt[Any], params_type: Any) -> TunedWords:
         """Return the prompt's texts with its overrides applied.
 
-        Raises `PromptDefinitionError` if the file is invalid.
+        Raises `PromptDefinitionError` if the file, or a text in it, is invalid.
         """
         return TunedWords(self.file_of(prompt), tuple(originals(prompt)), params_type)
 
     def write_starter(self, prompt: Prompt[Any]) -> Path:
-        """Write a file with every text that can be overridden, as a starting point for editing.
+        """Write a file with every text that can be overridden, for editing, and return its path.
 
         Raises `FileInTheWay` if the file exists.
         """
@@ -101,7 +104,7 @@ class Overrides:
 
 
 def stale_overrides(prompt: Prompt[Any]) -> tuple[OverrideReport, ...]:
-    """Return a report on each of a prompt's overrides whose original has changed."""
+    """Return a report on each stale override of a prompt, which is one whose original has changed."""
     reports = () if prompt.overrides is None else prompt.overrides.check(prompt)
     return tuple(report for report in reports if report.state == "stale")
 
@@ -127,7 +130,10 @@ class TunedWords(Words):
         return self._tools.get(id(tool), tool)
 
     def _apply(self, override: Override) -> OverrideReport:
-        """Apply one override, and report whether it was applied or why not."""
+        """Apply one override if its original has not changed and accepts it. Returns a report.
+
+        Raises `PromptDefinitionError` if the new text is invalid.
+        """
         found = [one for one in self._known if (one.kind, one.path) == (override.kind, override.path)]
         accepting = [one for one in found if one.accepts]
         fitting = [one for one in accepting if one.replaces == override.replaces]
@@ -192,6 +198,7 @@ class Original:
     replaces: str
     """The hash by which an override identifies this original."""
     accepts: bool
+    """Whether the section or tool accepts overrides."""
     tool: AnyTool | None = None
 
 
@@ -241,7 +248,7 @@ class Override:
 def read_overrides(file: Path) -> tuple[Override, ...]:
     """Read every override in a file. Returns an empty tuple if the file does not exist.
 
-    Raises `PromptDefinitionError` if it is invalid.
+    Raises `PromptDefinitionError` if the file can't be read or is invalid.
     """
     import tomllib  # imported only if overrides are used
 
@@ -336,7 +343,7 @@ _HEAD = """\
 
 
 def starter(prompt: str, known: Iterable[Original]) -> str:
-    """Return the content of a starter file, in which every text is the one from the code."""
+    """Return the content of a starter file: every original that accepts overrides, as it is in the code."""
     blocks = [_HEAD.format(prompt=prompt)]
     written: set[tuple[str, str]] = set()
     for original in known:
@@ -377,7 +384,7 @@ def toml_key(*parts: str) -> str:
 
 
 def toml_string(text: str) -> str:
-    """Format a text as a TOML string. Line breaks are kept."""
+    """Format a text as a TOML string. A text with line breaks becomes a multi-line string."""
     if "\n" not in text:
         return f"'{text}'" if _LITERAL.match(text) else _quoted(text)
     return f'"""\n{_ESCAPED_LONG.sub(_escape, text)}"""'

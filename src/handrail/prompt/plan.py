@@ -64,7 +64,10 @@ class Planned(msgspec.Struct, frozen=True):
     children: tuple[Planned, ...]
 
     def resolve(self, prompt: str, values: Mapping[str, Any], given: Mapping[str, Any]) -> Node | None:
-        """Fill in the placeholders with these values. Returns None if the section is disabled for these params and session."""
+        """Fill in the placeholders with these values. Returns None if the section is disabled.
+
+        `given` has the params and the session. Raises `PromptRenderError` if a condition can't be evaluated.
+        """
         section = self.section
         if not self.enabled.evaluate(prompt, self.path, given):
             return None
@@ -127,7 +130,10 @@ def plan(
 def resolved(
     prompt: str, plans: Sequence[Planned], values: Mapping[str, Any], given: Mapping[str, Any]
 ) -> tuple[Node, ...]:
-    """Return the enabled sections of a plan, with all placeholders filled in."""
+    """Return the enabled sections of a plan, with all placeholders filled in.
+
+    Raises `PromptRenderError` if a condition can't be evaluated.
+    """
     nodes = (one.resolve(prompt, values, given) for one in plans)
     return tuple(node for node in nodes if node is not None)
 

@@ -91,7 +91,7 @@ class Prompt(Generic[OutputT]):
     resources: tuple[Binding[Any], ...]
     overrides: Overrides | None
     model_settings: ModelSettings
-    """How the model answers in this prompt's runs. A run's own settings come before these."""
+    """Settings for the model in this prompt's runs. A run's own settings take precedence."""
 
     params_type: Any = dataclasses.field(init=False, repr=False, compare=False)
     """The type of the params, which all sections share, or None if no section takes params."""
@@ -169,7 +169,10 @@ class Prompt(Generic[OutputT]):
         return hash(self.name)
 
     def extended(self, sections: Sequence[Section[Any]]) -> Prompt[OutputT]:
-        """Return a copy of the prompt with these sections after its own."""
+        """Return a copy of the prompt with these sections after its own.
+
+        Raises `PromptDefinitionError` if the copy would be invalid, for example if two sections have the same key.
+        """
         given: dict[str, Any] = {
             field: getattr(self, field)
             for field in (
@@ -180,7 +183,10 @@ class Prompt(Generic[OutputT]):
         return cast("Prompt[OutputT]", Prompt(sections=(*self.sections, *sections), **given))
 
     async def connect(self) -> None:
-        """Connect the sections whose tools come from elsewhere. Runs do this before they render the prompt."""
+        """Connect the live sections, whose tools come from elsewhere. A run does this before it renders the prompt.
+
+        Raises a `HandrailError` if the run can't begin without a section's tools.
+        """
         if self._checked.is_live:
             await connect(self.sections)
 
@@ -195,9 +201,11 @@ class Prompt(Generic[OutputT]):
         """Render the prompt for a model.
 
         `params` is an instance of the sections' params type, or a mapping with its fields. `opened` lists the paths
-        of summaries to show in full, together with the sections that contain them; paths that are disabled, or not
-        currently summaries, are ignored. If a prompt has no params and all its conditions are plain values, its renderings are
-        cached, one for each set of opened sections.
+        of summaries to show in full, together with the sections that contain them. Sections that are disabled, or not
+        shown as summaries, are ignored there.
+
+        Raises `PromptRenderError` if the params are invalid, if `opened` has an unknown path, or if a condition can't be
+        evaluated. Raises `PromptDefinitionError` if two enabled tools, or two different policies, have the same name.
         """
         checked = self._checked
         opened = (opened,) if isinstance(opened, str) else opened
@@ -234,7 +242,10 @@ class Prompt(Generic[OutputT]):
 
 
 def _check(prompt: Prompt[Any]) -> Checked:
-    """Check a new prompt, convert its lists to tuples, and return the derived values. Errors say what to correct."""
+    """Check a new prompt, convert its lists to tuples, and return the derived values.
+
+    Raises `PromptDefinitionError` if the prompt is invalid.
+    """
     check = _Check(prompt)
     check.name()
     check.parts()
@@ -313,7 +324,10 @@ class _Check:
             object.__setattr__(prompt, field, value)
 
     def having(self, field: str, members: Sequence[str], hint: str) -> tuple[Any, ...]:
-        """Return one of the prompt's lists as a tuple. Raises `PromptDefinitionError` if an item lacks a member or has an invalid cap."""
+        """Return one of the prompt's lists as a tuple.
+
+        Raises `PromptDefinitionError` if an item is a class, lacks a member, or has an invalid cap.
+        """
         found = tuple(getattr(self.prompt, field))
         for index, one in enumerate(found):
             missing = [member for member in members if not hasattr(one, member)]
@@ -345,7 +359,11 @@ class _Check:
         return found
 
     def texts(self, params_type: Any) -> tuple[Planned, ...]:
-        """Plan the sections. Raises `PromptDefinitionError` if a placeholder has no field, or if a field is certainly unused."""
+        """Plan the sections, and check their placeholders.
+
+        Raises `PromptDefinitionError` if a placeholder has no field, if a condition takes params and no section declares
+        their type, or if no text or condition can use a field.
+        """
         plans = plan(self.prompt.sections, Words())
         fields = fields_of(params_type)
         for one in all_of(plans):
@@ -420,9 +438,10 @@ class _Check:
             raise self.error(f"its output: {problem}", hint) from error.__cause__
 
     def overrides(self, params_type: Any) -> Words | None:
-        """Return the prompt's texts with overrides applied, or None if it has no overrides.
+        """Return the prompt's texts with overrides applied, or None if the prompt has no `overrides`.
 
-        Overrides that are not applied are logged.
+        Logs a warning about overrides that are not applied. Raises `PromptDefinitionError` if the prompt's `overrides`, or
+        its file, is invalid.
         """
         if self.prompt.overrides is None:
             return None
@@ -453,7 +472,7 @@ def _named(plans: Sequence[Planned]) -> frozenset[str]:
 
 
 def _unused(plans: Sequence[Planned], fields: frozenset[str]) -> list[str]:
-    """Return the fields that no text uses, or none if a function takes the params, because it may read any field."""
+    """Return the fields that no text uses. If a condition takes the params, returns none, because it may read any field."""
     every = list(all_of(plans))
     if any(condition.may_read_params for one in every for condition in (one.enabled, one.visibility)):
         return []

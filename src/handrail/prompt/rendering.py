@@ -16,6 +16,7 @@ from handrail.errors import PromptDefinitionError, PromptValidationError, ToolVa
 from handrail.prompt.plan import OPENER, AnyTool, Node
 from handrail.protocols import ToolPolicy
 from handrail.schema import Problem, Schema
+from handrail.tools import ProviderTool
 
 OutputT = TypeVar("OutputT", default=Any)
 
@@ -107,7 +108,7 @@ class Tree:
         return Tree(self.prompt, nodes, self.tools, self.examples, self.own_policies, self.output_schema)
 
     def summaries(self, paths: Iterable[str]) -> frozenset[str]:
-        """Return the paths of the summaries to open so that these sections, and those around them, are shown in full."""
+        """Return the paths of all summaries among these sections and the sections that contain them."""
         wanted = {prefix for path in paths for prefix in _prefixes(path)}
         return frozenset(path for path in wanted if path in self._by_path and self._by_path[path].is_summary)
 
@@ -129,7 +130,7 @@ class Tree:
             raise ToolValidationError(said, [*problems, Problem("", hint)])
 
     def outermost(self, paths: frozenset[str]) -> list[Node]:
-        """Return the sections with these paths, except those that are inside another of them, in order."""
+        """Return the sections with these paths, in declaration order, without those that are inside another of them."""
         return [
             node
             for path, node in self._by_path.items()
@@ -153,6 +154,7 @@ class Tree:
                 ClosedSection(node.path, node.title) for node in shown if not _is_open(node, opened)
             ),
             opened=opened,
+            provider_tools=tuple(tool for tool in tools if isinstance(tool, ProviderTool)),
             _tree=self,
         )
 
@@ -172,11 +174,13 @@ class RenderedPrompt(Generic[OutputT]):
     """The sections shown as summaries."""
     opened: frozenset[str]
     """The paths of the opened summaries. `render` with these paths, params and session returns the same prompt again."""
+    provider_tools: tuple[ProviderTool, ...]
+    """The tools of the same prompt and sections that the model's provider runs itself."""
     _tree: Tree = dataclasses.field(repr=False, compare=False)
 
     @property
     def secretive(self) -> bool:
-        """Whether the output can contain a secret, or a tool takes one, even if it is not shown."""
+        """Whether the output, or the arguments of any tool, can contain a secret. Tools that are not shown count too."""
         return self._tree.secretive
 
     @property
@@ -187,8 +191,8 @@ class RenderedPrompt(Generic[OutputT]):
     def refreshed(self) -> RenderedPrompt[OutputT]:
         """Return the prompt with the current tools of live sections, and the same text.
 
-        Returns the prompt itself if nothing has changed. Raises `PromptValidationError` if two tools now have the
-        same name.
+        Returns the prompt itself if nothing has changed. Raises `PromptValidationError` if two tools have the same name
+        now.
         """
         tree = self._tree.refreshed()
         if tree is self._tree:
@@ -230,7 +234,7 @@ class Opening(msgspec.Struct, Generic[OutputT], frozen=True):
 
 
 def text_of(node: Node, opened: frozenset[str]) -> str:
-    """Return a section's text, either in full or as its summary with a note on how to open it."""
+    """Return a section's text: in full, or as its summary with a note on how to open it."""
     if _is_open(node, opened):
         examples = f"Examples:\n\n{node.examples}" if node.examples else ""
         blocks = [node.heading, node.body, examples, *(text_of(child, opened) for child in node.children)]

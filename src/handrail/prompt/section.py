@@ -32,8 +32,8 @@ _GIVEN = ("params", "session")
 class Condition:
     """A section's `enabled` or `visibility`: a plain value or a function.
 
-    A function may take `params`, `session`, both or neither; `**given` takes both. Any other required parameter
-    raises `PromptDefinitionError`.
+    A function may take `params`, `session`, both or neither; `**given` takes both. Raises `PromptDefinitionError` for a
+    value that is not allowed, for an async or generator function, and for a function with any other required parameter.
     """
 
     __slots__ = ("_allowed", "_function", "_takes", "_takes_all", "_value", "_what")
@@ -98,7 +98,8 @@ class Condition:
     def evaluate(self, prompt: str, path: str, given: Mapping[str, Any]) -> Any:
         """Return the condition's value. A function is called with the params and session of a rendering.
 
-        Raises `PromptRenderError` if it raises, or if it takes the session and there is none.
+        Raises `PromptRenderError` if the function raises or returns a value that is not allowed, or if it takes the session
+        and there is none.
         """
         function = self._function
         if function is None:
@@ -145,17 +146,17 @@ class _OfSession(Protocol[Answer_co]):
 class Section(Generic[ParamsT], abc.ABC):
     """One node of a prompt: text, tools, policies and child sections.
 
-    `Section[Params]` is a class that knows the type of its params. A section without that type takes its prompt's
-    params. `enabled` and `visibility` may be functions of `params`, of `session`, of both or of neither, which are
-    called with these parameter names at every rendering. If a section is disabled, so are its subtree, tools
-    and policies. A section shown as a summary hides its body, children and tools until it is opened.
+    `Section[Params]` declares the type of the section's params. A plain `Section` takes its prompt's params. `enabled`
+    and `visibility` may be functions with a parameter `params`, `session`, both or neither. They are called at every
+    rendering. If a section is disabled, so are its subtree, tools and policies. A section shown as a summary hides its
+    body, children and tools until it is opened.
     """
 
     params_type: ClassVar[Any] = None
     """The `Params` of `MarkdownSection[Params]`, or None if the section takes its prompt's params."""
 
     needs_files: ClassVar[bool] = False
-    """Whether the section's tools need a filesystem. If they do, a run without one is refused before it begins."""
+    """Whether the section's tools need a filesystem. If so, a run without one is refused before it begins."""
 
     title: str
     key: str
@@ -240,11 +241,11 @@ class LiveSection(MarkdownSection[Any]):
 
     @abc.abstractmethod
     def current_tools(self) -> tuple[Tool[Any, Any], ...]:
-        """Return the tools as they are now. It returns the same tuple until they change."""
+        """Return the current tools: the same tuple each time, until they change."""
 
 
 async def connect(sections: Sequence[Section[Any]]) -> None:
-    """Connect every live section among these and their children."""
+    """Connect every live section among these and the sections below them."""
     for _, section in walk(sections):
         if isinstance(section, LiveSection):
             await section.connect()
@@ -258,7 +259,7 @@ class PlainSection(MarkdownSection[Any]):
 
 
 def as_sections(given: Any) -> Any:
-    """Return a prompt's sections, with each plain string converted to a section."""
+    """Return a prompt's sections, with each string converted to a section. Anything invalid is returned unchanged."""
     if isinstance(given, str):
         given = [given] if given.strip() else ()
     if not isinstance(given, list | tuple):
@@ -328,14 +329,14 @@ def _check(section: Section[Any]) -> None:
 
 
 def condition_of(section: Section[Any], what: str) -> Condition:
-    """Create the condition for a section's `enabled` or `visibility`."""
+    """Create the condition for a section's `enabled` or `visibility`. Raises `PromptDefinitionError` if it is invalid."""
     return Condition(
         getattr(section, what), what, (True, False) if what == "enabled" else ("full", "summary")
     )
 
 
 def read_template(place: str, what: str, text: str) -> Template:
-    """Parse a section's template or summary. Raises `PromptDefinitionError`, which names the section, if it is invalid."""
+    """Parse a section's template or summary. If it is invalid, raises a `PromptDefinitionError` that names `place`."""
     if what == "summary" and not text.strip():
         raise PromptDefinitionError(
             place, "the summary is empty", "Say in a sentence what the section contains."
@@ -353,7 +354,7 @@ def read_template(place: str, what: str, text: str) -> Template:
 def check_placeholders(
     place: str, what: str, template: Template, fields: frozenset[str] | None, params: Any
 ) -> None:
-    """Raise `PromptDefinitionError` for a placeholder without a field. `fields` is None if they are not known yet."""
+    """Raise `PromptDefinitionError` for a placeholder without a field. If `fields` is None, nothing is checked."""
     for name in sorted(template.names - (template.names if fields is None else fields)):
         if params is None:
             problem = f"its {what} uses ${name}, and no section declares the type of the params"
@@ -366,7 +367,7 @@ def check_placeholders(
 
 
 def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
-    """Return the items as a tuple. Raises `PromptDefinitionError`, with advice, if one is not a tool."""
+    """Return the items as a tuple. Raises a `DefinitionError` if one is not a tool, or is an incomplete one."""
     if isinstance(given, Tool):
         raise PromptDefinitionError(place, "tools is a single tool", f"Pass a list of tools: [{given.name}].")
     found: tuple[Any, ...] = _listed(place, "tools", given)
@@ -388,7 +389,7 @@ def check_tools(place: str, given: Iterable[Any]) -> tuple[Tool[Any, Any], ...]:
 
 
 def check_policies(place: str, given: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the items as a tuple. Raises `PromptDefinitionError` if one is not a policy, for example a policy's class."""
+    """Return the items as a tuple. Raises `PromptDefinitionError` if one is not a policy, for example a policy class."""
     found = _listed(place, "policies", given)
     for index, one in enumerate(found):
         if isinstance(one, type) or not all(hasattr(one, part) for part in ("name", "check", "on_result")):

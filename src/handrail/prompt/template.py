@@ -75,7 +75,7 @@ def _wrong(text: str, at: int, first: int) -> PromptDefinitionError:
 
 
 def fields_of(kind: Any) -> frozenset[str]:
-    """Return the names that a template may use, which are the fields of the params type."""
+    """Return the names that a template may use: the fields of the params type, or none if it is None."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     origin = get_origin(kind) or kind
@@ -98,7 +98,10 @@ class ParamsReader:
         self._schema: Schema[Any] | None = None
 
     def read(self, given: object) -> Any:
-        """Return an instance of the params type. Raises `PromptRenderError` if the params are invalid."""
+        """Return the params as an instance of the prompt's params type, or None if the prompt has no params.
+
+        Raises `PromptRenderError` if params are invalid, missing, or given to a prompt that has none.
+        """
         kind = self._kind
         if kind is None:
             if given is not None:

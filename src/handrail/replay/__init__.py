@@ -7,4 +7,5 @@ finished_calls    takes a finished call from its record
 interrupted_calls decides whether an interrupted call runs again, is undone or has an unknown outcome
 marks             marks the calls that must not run twice before they begin
 parked_run        parks a run that waits only for answers
+attachments       stores and loads the bytes of attachments
 """

@@ -22,8 +22,8 @@ async def load(
 ) -> None:
     """Load the bytes of attachments that are only references. Equal bytes are kept in memory once.
 
-    Raises `RunError` if the process ended before it had stored them, and `JournalAltered` if they were altered since.
-    With `some`, those that are not in the journal stay references.
+    Raises `RunError` if some are not in the journal, because the process ended before it had stored them. With `some`,
+    these stay references instead. Raises `JournalAltered` if the bytes were altered.
     """
     found: dict[str, bytes] = {}
     for each in attachments:

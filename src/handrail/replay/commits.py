@@ -23,9 +23,9 @@ log = logging.getLogger("handrail.gate")
 
 
 async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStatus) -> bool:
-    """Record the end of a call that changed nothing, unless the call ended because its whole run is ending.
+    """Record the end of a call that has not been recorded as a commit, and return whether it was recorded.
 
-    Returns whether the end was recorded.
+    Nothing is recorded if there is no journal, if the log is closed, or if the call or its run was cancelled.
     """
     log = attempt.frame.log
     if not log.is_kept or log.closed:

@@ -42,7 +42,8 @@ CALL_AGAIN = "Call it again if it is still needed."
 async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
     """Return this call's recorded outcome and apply its recorded effects; None if the call has to run.
 
-    Raises `OutcomeUnknown` if the effects conflict with later changes, and the call may not run again.
+    Raises `OutcomeUnknown` if the outer handler now makes a different call here, or if the effects conflict with later
+    changes and the call may not run again. A call that was given a secret raises `Conflict` in the second case.
     """
     log = attempt.frame.log
     if attempt.kind.undoes:
@@ -128,7 +129,7 @@ def _is_asked_again(attempt: Attempt, log: RunLog) -> bool:
 
 
 def end_as_recorded(attempt: Attempt, status: Any, written: bytes, seconds: float) -> ToolResult[Any]:
-    """End the call with its recorded result. The event is logged but not published, because listeners already had it."""
+    """End the call with its recorded result, and return it. The event is logged in the session but not published."""
     result = read_result(attempt.tool, written)
     attempt.close()
     frame = attempt.frame
@@ -154,7 +155,7 @@ def end_as_recorded(attempt: Attempt, status: Any, written: bytes, seconds: floa
 
 
 def apply_inner(attempt: Attempt, inner: InnerCall) -> None:
-    """Apply an inner call's changes to its outer call, from a record or a deposit."""
+    """Apply an inner call's changes to its outer call, from a record or a deposit. Raises `Conflict` if they don't apply."""
     transaction = attempt.transaction = new_transaction(attempt, attempt.tool)
     transaction.writable = True
     for event in inner.events:
@@ -210,7 +211,10 @@ def bill_nested(attempt: Attempt, before: int | None = None) -> None:
 
 
 async def bill_tickets(attempt: Attempt, log: RunLog) -> dict[str, bytes]:
-    """Close the tickets of a call from the record, and charge what was spent under them. Returns the deposits by place."""
+    """Close the tickets of a call from the record, and charge what was spent under them.
+
+    Returns the deposits by place; b"" for a ticket that was claimed and has no deposit.
+    """
     places = log.tickets_under(attempt.call.place)
     found = dict(await log.journal.tickets.close(log.run_id, places)) if places else {}
     for body in found.values():

@@ -49,12 +49,13 @@ def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
 
 
 async def decide_interrupted(attempt: Attempt) -> None:
-    """Decide the outcome of a call that had begun when the process ended and must not run again.
+    """Decide what becomes of a call that may have been interrupted when the process ended.
 
-    Returns if the call can run after all, for example because its work goes on elsewhere. Otherwise it raises `AlreadyDone` or `Unsuccessful`, which carry the call's
-    result, or `OutcomeUnknown`. A call with a secret can't run again: in arguments from a model, the record has a mask,
-    which parsing rejects; a secret from a person would have to be requested again, although the call may have used the
-    first answer already.
+    Returns if the call may run: it had not begun, can run again, never took effect, or continues work that goes on
+    elsewhere. Otherwise raises `AlreadyDone` or `Unsuccessful`, which carry the call's result, or `OutcomeUnknown`.
+
+    A call with a secret can't run again. In arguments from a model, the record has a mask, which parsing rejects. A
+    secret from a person would have to be requested again, although the call may have used the first answer already.
     """
     if attempt.kind.is_auxiliary:
         return
@@ -138,7 +139,10 @@ async def _undo_inner(attempt: Attempt, deposited: Mapping[str, bytes] = {}) -> 
 
 
 def _left_by(attempt: Attempt, deposited: Mapping[str, bytes]) -> str:
-    """Describe the external effects of an interrupted call's inner calls and of work under its tickets."""
+    """Return a sentence that names what remains of an interrupted call's inner calls and of work under its tickets.
+
+    Returns "" if no external effect remains.
+    """
     log = attempt.frame.log
     records = [msgspec.msgpack.decode(body, type=InnerCall) for body in log.under(attempt.call.place)]
     effects = [each for record in records for each in record.settled] + _by_tickets(deposited)

@@ -109,7 +109,7 @@ class RunLog:
 
     @property
     def closed(self) -> bool:
-        """Whether recording has stopped, because the run is parked or another process has taken it over."""
+        """Whether recording has stopped, for example because the run is parked or another process has taken it over."""
         return self._closed
 
     def close(self) -> None:
@@ -197,7 +197,10 @@ class RunLog:
         return True
 
     async def note_remote(self, call: Place, id: str) -> None:
-        """Record the id of the work that an attempt at a call has started elsewhere, and wait until it is durable."""
+        """Record the id of the work that an attempt at a call has started elsewhere, unless the log is closed.
+
+        Returns once the record is durable.
+        """
         if await self.note(REMOTE, call, id):
             self._found[REMOTE, str(call)] = msgspec.msgpack.encode(id)
 

@@ -111,7 +111,7 @@ class Parking:
                 self.park()
 
     def ended(self, attempt: Attempt) -> None:
-        """Note that a call has ended, so that its outer call may continue."""
+        """Note that a call has ended. Its outer call, if there is one, gets time to continue."""
         self.ending.discard(attempt)
         if attempt.parent is None:
             self.consider()

@@ -1,4 +1,4 @@
-"""Bindings, which define how resources that tools request by protocol are created and closed.
+"""Bindings: how the resources that tools request by protocol are created and closed.
 
 A resource is created on first use. Resources are closed in reverse order of creation.
 """
@@ -164,7 +164,7 @@ class RunResources:
             raise ExceptionGroup("closing resources", errors)
 
     async def close_logged(self, ended: BaseException | None = None) -> tuple[Exception, ...]:
-        """Close the run's resources once it has ended, without changing its outcome. Returns the errors that closing raised.
+        """Close the run's resources after it has ended, without changing its outcome. Returns the errors that closing raised.
 
         The errors are logged. If `ended` is the error that ended the run, they are also added to it as notes. A nested
         run with a forkable resource leaves the closing to the run around it.
@@ -219,7 +219,10 @@ class CallResources:
         return self._owner.home
 
     def get(self, protocol: type[T], /) -> T:
-        """Return the resource bound to `protocol`, creating it if necessary."""
+        """Return the resource bound to `protocol`, creating it if necessary.
+
+        Raises `ResourceError` if nothing is bound to it or its provider is async, and `ContextExpired` after the call.
+        """
         self._owner.check()
         found: Any = self.get_for(protocol, "fresh", ())
         return found
@@ -300,7 +303,7 @@ class CallResources:
         return self._keep(binding, inside, thing, closer)
 
     def _there(self, protocol: type, within: Scope) -> Any:
-        """Return the resource if it already exists, or `_NOTHING`."""
+        """Return the resource if it already exists, or `_NOTHING`. Raises `ResourceError` if it may not be requested here."""
         ready = self._given.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
         if ready is not None:
             return ready()
@@ -417,7 +420,10 @@ _NOTHING = object()
 
 
 def _first(binding: Binding[Any], made: Any) -> tuple[Any, Callable[[], Any] | None]:
-    """Return the object that a provider created and, for a generator, a function that resumes it to close the object."""
+    """Return the object that a provider created and, for a generator, a function that resumes it to close the object.
+
+    Raises `ResourceError` if the generator yields nothing.
+    """
     if not inspect.isgenerator(made):
         return made, None
     generator = made

@@ -22,8 +22,8 @@ Data = bytes | Content | None
 def diff(changes: Iterable[tuple[str, Node, Node]], facts_of: FactsOf, run_by: Mapping[str, str]) -> str:
     """Format changes as a unified diff. Each change is a path, its new node and its old node.
 
-    `run_by` maps each changed startup file to the program that runs it. The diff marks these files. It says
-    `no change` of a file that was written again with the same content and attributes.
+    `run_by` maps each changed startup file to the program that runs it. The diff marks these files. A file that was
+    written again with the same content and attributes is shown as `no change`.
     """
     found = sorted(((path, node, base) for path, node, base in changes), key=lambda change: change[0])
     went = {id(base.data): path for path, node, base in found if base.data is not None and not node.version}

@@ -32,7 +32,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
 
     mode: int
     uid: int = -1
-    """The owner, or -1 for the one that a new file gets."""
+    """The id of the owner, or -1 for the owner that a new file gets."""
     gid: int = -1
     """The group, or -1 for the one that a new file gets."""
     attributes: Attributes = ()
@@ -44,7 +44,10 @@ def facts_at(at: str | os.PathLike[str] | int, status: os.stat_result) -> Facts:
 
 
 def read_attributes(at: str | os.PathLike[str] | int, *, follow: bool = False) -> Attributes:
-    """Return the attributes that a copy of this file should have. Without `follow`, a link is not followed."""
+    """Return the attributes that a copy of this file should have, except those that can't be read.
+
+    Without `follow`, a link is not followed.
+    """
     follow = follow or isinstance(at, int)
     try:
         names = os.listxattr(at, follow_symlinks=follow)
@@ -71,7 +74,7 @@ def is_portable(name: str) -> bool:
 def write_facts(at: str | os.PathLike[str] | int, wanted: Facts) -> None:
     """Give a file or folder these facts, as far as this process may. It must not be a link.
 
-    Only root can change the owner. Other users can set at least the group, if they are members of it.
+    Only root can change the owner. Other users can still set the group, if they are members of it.
     """
     now = os.stat(at)
     uid, gid = (now.st_uid if wanted.uid < 0 else wanted.uid), (now.st_gid if wanted.gid < 0 else wanted.gid)

@@ -99,7 +99,8 @@ class FileFork(Overlay):
     def apply(self) -> None:
         """Commit the changes to the files that were forked, or discard them if the outer fork has ended or is sealed.
 
-        The reads then count as reads by the outer fork, if there is one. Raises `ContextError` unless the fork is prepared.
+        The reads then count as reads by the outer fork, if it is still open. Raises `ContextError` unless the fork is
+        prepared.
         """
         shared = self._shared
         shared.acquire()
@@ -121,7 +122,7 @@ class FileFork(Overlay):
             shared.release()
 
     def drop(self) -> None:
-        """Close the fork and discard its changes. Its reads then count as reads by the fork it was forked from, if any."""
+        """Close the fork and discard its changes. Its reads then count as reads by the outer fork, if there is an open one."""
         with self._shared.lock:
             if self._state != OVER and self._line and not any(fork._state for fork in self._line):
                 self._line[-1]._adopt(self)
@@ -276,7 +277,7 @@ class FileFork(Overlay):
             self._parent._claimed.pop(self, None)
 
     def _left_in(self, path: str, over: Over) -> Iterator[str]:
-        """Return the paths that someone else added to a folder that this fork removes."""
+        """Return an iterator over the paths that someone else added to a folder that this fork removes."""
         gone = over.get(path, {})
         return (join(path, name) for name in self._parent._names(path) if name not in gone)
 

@@ -324,9 +324,10 @@ class Layer:
         self._put(folder, name, new, self._look(folder, name))
 
     def _make_folders(self, path: str, *, before: int = 0, force: bool = False) -> None:
-        """Create a folder and its missing parents, or none if there is no room for them and for `before` more entries.
+        """Create a folder and its missing parents.
 
-        With `force`, limits and existing files are not checked.
+        Raises `FileError` if a file is in the way, or if there is no room for them and for `before` more entries. Then
+        nothing is created. With `force`, neither is checked.
         """
         missing: list[str] = []
         while not self._has_folder(path):

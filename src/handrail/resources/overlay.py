@@ -123,7 +123,7 @@ class Overlay(Layer):
         return TOP if not node.is_folder and name in self._kept_in(folder) else node
 
     def _kept_in(self, folder: str) -> Iterable[str]:
-        """Return the subfolders that contain a change or a read. They stay visible here even if someone deletes them."""
+        """Return the subfolders that contain a change or a read. They stay visible here even if someone else deletes them."""
         if self._kept is None:
             self._kept = {}
             for path in self._over or ():

@@ -108,7 +108,7 @@ def parse_path(path: str) -> ParsedPath:
 
 
 def parse_file_path(path: str) -> ParsedPath:
-    """Parse the path of a file. Raises `PathRefused` if it is written as a folder's path, such as `docs/`."""
+    """Parse the path of a file. Raises `PathRefused` if it is invalid, or written as a folder's path, such as `docs/`."""
     try:
         return _file_paths[path]
     except (KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Scopes, each of which holds the resources created for a run or a call, and closes them.
+"""Scopes: each holds the resources created for a run or a call, and closes them.
 
 Resources are closed in reverse order of creation. If closing one fails, the others are still closed.
 """

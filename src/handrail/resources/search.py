@@ -40,7 +40,7 @@ def find(pattern: str, look: Look, members: Members) -> tuple[str, ...]:
 
     A glob that ends in `/` matches folders, which are returned with a trailing `/`. `*`, `?` and `[...]` match within
     one name. `**` matches any number of folders; at the end of a glob it matches every file at any depth. A name
-    without wildcards is looked up, so its folder does not count as listed.
+    without wildcards is looked up, so its folder does not count as listed. Raises `PathRefused` if the glob is invalid.
     """
     segments, folders = _segments(pattern)
     listed: dict[str, Mapping[str, bool]] = {}
@@ -206,7 +206,7 @@ def count_replaceable(path: str, text: str, old: str, new: str, *, every: bool) 
 def sorted_matches(pattern: str, files: Iterable[tuple[str, bytes]]) -> tuple[Match, ...]:
     """Return the lines that match in these files, which must be in path order.
 
-    Raises `FileLimitReached` if more than `MAX_MATCHES` lines match.
+    Raises `FileError` if the pattern is invalid, and `FileLimitReached` if more than `MAX_MATCHES` lines match.
     """
     compiled = line_pattern(pattern)
     found: list[Match] = []

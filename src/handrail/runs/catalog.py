@@ -159,11 +159,12 @@ UNFINISHED = Unfinished(
 
 
 async def cancel(journal: Journal, run_id: str) -> RunRow:
-    """Cancel a run, and return its row. Raises `RunUnknown` if there is no such run.
+    """Cancel a run, and return its row.
 
     If no process is executing the run, it has ended when this returns, and each of its calls has a result, so that later
     runs of its session can continue. Otherwise the process that executes it, which may be this one, stops it within
-    seconds, and the returned row has `stopping` set. A finished run is left unchanged.
+    seconds, and the returned row has `stopping` set. A finished run is left unchanged. Raises `RunUnknown` if there is no
+    such run, and `RunError` if a worker has another run of its session.
     """
     row = await journal.runs.get(run_id)
     if row.status in OVER:

@@ -38,13 +38,13 @@ class Lineage(msgspec.Struct, frozen=True):
     said: list[Message]
     shown: list[str]
     denied: list[bytes] = []
-    """Denials that apply to the whole session, and their revocations. Approvals never apply to another session."""
+    """The remembered denials of the session, and its revocations. Approvals never apply to another session."""
 
 
 async def lineage_of(journal: Journal, row: RunRow) -> Lineage:
-    """Return the session that earlier runs left to this one. Raises `RunError` if one of them is not over.
+    """Return the session that earlier runs left to this one. Events are not decoded, so their types are not needed.
 
-    Events are not decoded, so their types are not needed.
+    Raises `RunError` if this run has not begun, or if an earlier one is not over.
     """
     record = row.record
     check_begun(row)
@@ -214,7 +214,7 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
 
     The file contains the session as it was when the run began, so no other run is needed. It does not contain secrets (the
     journal masks them), questions (open ones are asked again), or data that folders keep for undo. Raises `RunError` if the
-    file can't be written.
+    run has not begun, if an earlier run of its session is not over, or if the file can't be written.
     """
     row = await journal.runs.get(run_id)
     check_begun(row)
@@ -257,7 +257,9 @@ async def import_(
 ) -> RunRow:
     """Import an exported run, and return its row. It keeps its id unless `run_id` is passed.
 
-    Raises `RunError` if the file is not an exported run, or if the journal already has a run with this id.
+    It keeps its session's id unless `session_id` is passed. If the journal already has that session, the run gets one of
+    its own. Raises `RunError` if the file can't be read, is damaged or is not an exported run of a known format, and if the
+    journal already has a run with this id.
     """
     copy = _read(Path(path))
     was, record = copy.row.record.id, copy.row.record

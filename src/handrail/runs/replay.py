@@ -108,7 +108,7 @@ async def replay(
     that is dropped. The recorded result is used for all other calls, and for calls that asked somebody, were
     given a secret, ran a nested prompt, or worked on files that have changed since. `filesystem` has
     the files as they were when the run began; without it, calls that used files are not run. `params`
-    override the recorded ones.
+    override the recorded ones. Raises `HandrailError` if the replay itself fails.
     """
     row = await journal.runs.get(run_id)
     resumed = await load_resumed(journal, row, session, clock)
@@ -309,7 +309,7 @@ class _Walk:
         return self._differs(step, "tools", unit, unit.tool, f"there is no tool {unit.tool!r}")
 
     def _open(self, step: int, unit: CommitUnit) -> Divergence | None:
-        """Open a section that the recorded model opened, so that its tools can be called from here on."""
+        """Open the sections that the recorded model opened, so that their tools can be called. Returns a difference, or None."""
         self._tally.taken += 1
         if unit.status != "ok":
             return None
@@ -328,7 +328,7 @@ class _Walk:
     ) -> tuple[Divergence | None, Any]:
         """Parse the arguments of a call with the current code.
 
-        Returns the difference if there is one, otherwise the params as JSON if they are valid.
+        Returns a difference, or None, and the params as JSON; None if they are invalid or differ.
         """
         try:
             now = tool.dump(tool.parse(asked.arguments)).decode()
@@ -345,7 +345,7 @@ class _Walk:
     async def _decide(
         self, outer: Attempt, step: int, tool: Tool[Any, Any], asked: CallAsked, unit: CommitUnit
     ) -> Divergence | None:
-        """Check a call against the current policies, without running it. Returns a difference if they decide differently."""
+        """Check a call against the current policies, without running it. Returns None if they decide as they did before."""
         was, now = unit.decision or "allow", "allow"
         if self._frame.policies:
             call = new_call(self._gate, tool.name, asked.arguments, parent=outer)

@@ -119,7 +119,10 @@ class RunTree(msgspec.Struct, kw_only=True):
 
 
 async def show(journal: Journal, run_id: str) -> RunTree:
-    """Return the tree of a run, with its turns, calls, times, costs, diffs and questions."""
+    """Return the tree of a run, with its turns, calls, times, costs, diffs and questions.
+
+    Raises `RunUnknown` if there is no such run.
+    """
     row = await journal.runs.get(run_id)
     tree = _Builder(
         row,
@@ -234,7 +237,7 @@ class _Builder:
         self._attach(node)
 
     def _attach(self, node: CallNode) -> None:
-        """Attach a call to the call or run that contains it."""
+        """Attach a call to the call or nested run that contains it, if there is one."""
         outer = node.place.outer
         if outer is None:
             return
@@ -280,7 +283,7 @@ _NOTHING = RunBegin(
 
 
 def _reach_back(node: CallNode) -> float | None:
-    """Move the start of a call back to the start of the first item inside it, if that is earlier, and return the start.
+    """Move the start of a call back to that of the first thing inside it, if that is earlier. Returns it; None if unknown.
 
     The record of a call that was run again has only the last attempt, and an open call has no record.
     """
@@ -320,7 +323,7 @@ def _sum(turns: Sequence[Turn]) -> tuple[Usage, Decimal | None]:
 
 
 def text_of(result: bytes) -> str:
-    """Return the text that the model was given, taken from a recorded result."""
+    """Return the text that the model was given, taken from a recorded result; "" if there is none."""
     found: Any = pydantic_core.from_json(result) if result else {}
     return str(found.get("text", "")) if isinstance(found, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  # plain JSON
 

@@ -36,7 +36,7 @@ async def discard(
 
     What the call changed in the session stays, and the model is told in the session's next turn that the files were not
     changed. If the folder is opened later, those changes that had already reached it are reverted. Raises `RunError` if
-    the call has no such changes.
+    the call has no such changes, and `RunBusy` if a live process owns a run of the session.
     """
     row = await journal.runs.get(run_id)
     await check_nobody_works(journal, row)

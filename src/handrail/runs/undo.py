@@ -46,7 +46,7 @@ async def undo(
     session: Session | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Undoing:
-    """Undo a committed call, so that files and state are as if it had never run.
+    """Undo a committed call: restore its files, and drop its changes to the session. External effects are not undone.
 
     The model is told about the undo in the session's next turn. Pass the `session` if this process has it in memory, so
     that it drops the call immediately; otherwise that happens when the session is next evaluated.
@@ -104,7 +104,9 @@ async def _unit_of(journal: Journal, run_id: str, call_id: str) -> CommitUnit:
     found = next((unit for unit in units if call_id in (unit.call_id, unit.place)), None)
     if found is None or found.call_id != call_id:
         near = (
-            f"Its id is {found.call_id!r}." if found is not None else "`handrail runs show` lists its calls."
+            f"The call at that place has the id {found.call_id!r}."
+            if found is not None
+            else "`handrail runs show` lists its calls."
         )
         raise RunError(run_id, f"it has no finished call {call_id!r}", near)
     if found.status != "ok":

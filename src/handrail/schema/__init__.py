@@ -41,7 +41,7 @@ JsonSchema = dict[str, Any]
 Validate = Callable[..., Any]
 
 _MANY_ERRORS = 1_000
-"""If there are more errors than this, pydantic is not asked to describe them all, because each takes microseconds."""
+"""If an input has more errors than this, only the first in each list are described, because descriptions take time."""
 _MASKED = "is masked: secrets are not stored, so the value is unknown. Send it again"
 
 
@@ -88,7 +88,7 @@ class Schema(Generic[T]):
         """Whether values of the type can contain a secret."""
 
     def parse(self, data: str | bytes) -> T:
-        """Parse JSON text into the type. Raises a `ToolValidationError` that lists the problems."""
+        """Parse JSON text into the type. Raises a `ToolValidationError` with the problems if it is invalid."""
         suspect = self._may_hold_floats and _SUSPECT[type(data)].search(data)
         found: list[tuple[str, str]] = []
         others = 0
@@ -127,7 +127,10 @@ class Schema(Generic[T]):
         return found, count - len(found)
 
     def parse_value(self, value: object) -> T:
-        """Convert a Python value to JSON and parse it, as if a model had sent it."""
+        """Convert a Python value to JSON and parse it, as if a model had sent it.
+
+        Raises `ToolValidationError` if the value can't be converted, or does not fit the type.
+        """
         if isinstance(value, BaseModel) or dataclasses.is_dataclass(value):
             return self.parse(self.clear(value))
         return self.parse(clear_json(value))
@@ -141,13 +144,19 @@ class Schema(Generic[T]):
         return True
 
     def parse_given(self, value: object) -> T:
-        """Parse a person's answer. If the type can contain secrets, an answer that contains a mask is refused."""
+        """Parse a person's answer.
+
+        Raises `ToolValidationError` if the answer is invalid, or if it contains a mask and the type can contain secrets.
+        """
         if self.secret:
             refuse_masks(clear_json(value))
         return self.parse_value(value)
 
     def clear(self, value: object) -> bytes:
-        """Return a value as JSON text with its secrets unmasked. Parse the text immediately, and never keep it."""
+        """Return a value as JSON text with its secrets unmasked. Parse the text immediately, and never keep it.
+
+        Raises `ToolValidationError` if the value can't be written as JSON.
+        """
         if not is_instance(value, get_origin(self.annotation) or self.annotation):
             return clear_json(value)
         try:
@@ -158,7 +167,7 @@ class Schema(Generic[T]):
             raise _unwritable(error) from None
 
     def dump(self, value: T) -> bytes:
-        """Return a value as JSON text with its secrets masked. The text can be parsed again."""
+        """Return a value of the type as JSON text with its secrets masked. Without secrets, the text can be parsed again."""
         written = self._serializer.to_json(value, by_alias=True, round_trip=True)
         if not self.secret:
             return written
@@ -181,7 +190,7 @@ class Schema(Generic[T]):
             return WITHHELD
 
     def hide(self, value: object) -> Any:
-        """Return a value as plain JSON with its secrets masked."""
+        """Return a value as plain JSON with its secrets masked, or withheld entirely if it does not match the type."""
         return pydantic_core.from_json(self.mask(self.clear(value)))
 
     def __repr__(self) -> str:
@@ -189,7 +198,7 @@ class Schema(Generic[T]):
 
 
 def is_instance(value: object, annotation: Any) -> bool:
-    """Return whether a value is an instance of a class. False for `Any`, a TypedDict and everything else that is not one."""
+    """Return whether the annotation is a class and the value an instance of it. False for `Any` and for a TypedDict."""
     try:
         return isinstance(annotation, type) and isinstance(value, annotation)
     except TypeError:
@@ -198,14 +207,15 @@ def is_instance(value: object, annotation: Any) -> bool:
 
 @lru_cache(maxsize=512)
 def schema_of(annotation: type[T]) -> Schema[T]:
-    """Return the schema of a type, from a cache. This is for types that are needed often, for example by `wait_for`."""
+    """Return the schema of a type. Recently used schemas are cached. Raises `DefinitionError` if the type has none."""
     return Schema(annotation)
 
 
 def to_json(value: object) -> bytes:
     """Return a Python value as JSON text.
 
-    Supports dataclasses, models, enums, dates and paths. Secrets are masked.
+    Supports dataclasses, models, enums, dates and paths. Secrets are masked. Raises `ToolValidationError` if the value
+    can't be written as JSON.
     """
     try:
         return pydantic_core.to_json(value, inf_nan_mode="constants")
@@ -224,7 +234,7 @@ def refuse_masks(data: str | bytes) -> None:
 
 
 def list_problems(error: ToolValidationError) -> str:
-    """Return the problems of an input as lines for a model. Their size is limited, even if a handler raised the error."""
+    """Return the problems in an input as lines for a model. Their total size is limited."""
     problems = error.problems or (Problem("", words_of(error)),)
     if (
         len(problems) > MAX_PROBLEMS + 1
@@ -238,7 +248,8 @@ def list_problems(error: ToolValidationError) -> str:
 def clear_json(value: object) -> bytes:
     """Return a Python value as JSON text with its secrets unmasked.
 
-    Parse the text immediately, and never show or keep it.
+    Parse the text immediately, and never show or keep it. Raises `ToolValidationError` if the value can't be written
+    as JSON.
     """
     written = to_json(value)
     return in_clear(value) if MASK.encode() in written else written
@@ -253,9 +264,9 @@ def _is_json(data: str | bytes) -> bool:
 
 
 def _stands_at(value: Any, location: tuple[str | int, ...]) -> Any:
-    """Return the part of an input that an error is about.
+    """Return the part of an input at a location. Labels that pydantic adds for union members are skipped.
 
-    Labels that pydantic adds for union members are skipped.
+    If there is no such item or key, returns None or the nearest part that contains it.
     """
     here = value
     for part in location:

@@ -1,4 +1,4 @@
-"""Checks that JSON text shows everything that a value contains.
+"""Checks that a value's JSON shows everything that the value contains.
 
 People are shown the JSON of a call's arguments. Pydantic can be configured to write something other than what it
 parsed: a field can be excluded, written under another field's name, or changed by a serializer, and different keys of
@@ -36,7 +36,7 @@ def first_hidden(value: object, shown: object, where: str = "", *, masked: bool 
 
 
 def in_order(value: Any, shown: Any) -> Any:
-    """Return the JSON of a value with the items of its sets sorted. A set has no order that outlives the process."""
+    """Return the JSON of a value with the items of its sets sorted, because their order differs between processes."""
     if isinstance(value, RootModel):
         value = cast("RootModel[Any]", value).root
     if isinstance(value, Set) and isinstance(shown, list):

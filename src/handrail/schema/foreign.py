@@ -1,4 +1,4 @@
-"""Foreign schemas: checks a JSON Schema that comes from outside, such as that of a client's own tool.
+"""Foreign schemas: a check of JSON Schemas that come from outside, such as that of a client's own tool.
 
 Code that later walks the schema relies on this check: the keywords have the right shapes, and the schema is neither
 large nor deeply nested. It may still refer to itself, so code that follows references must count its steps.
@@ -40,7 +40,7 @@ _LISTS = frozenset(["enum", "required", "examples"])
 
 
 def check_foreign(schema: object, owner: str) -> None:
-    """Raise `DefinitionError` unless the value is a JSON Schema within the limits. `owner` says what it belongs to."""
+    """Raise `DefinitionError` unless the value is a JSON Schema within the limits. Messages name its `owner`."""
     _check_size(schema, owner)
     left: list[tuple[Any, _Place | None]] = [(schema, None)]
     while left:
@@ -53,7 +53,7 @@ def check_foreign(schema: object, owner: str) -> None:
 
 
 class _Place(NamedTuple):
-    """The place of a part in its schema. Its text is only written for an error, since names may be long."""
+    """The place of a part in its schema, such as `/properties/name`."""
 
     outer: _Place | None
     name: str | int

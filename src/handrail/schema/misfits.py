@@ -1,10 +1,9 @@
 """Misfits: the definite mistakes in a value, found with its JSON Schema alone.
 
-A process that accepts an answer for another process does not have the Python type, and a client's tool has none. The
+Only the schema is available to a process that accepts an answer for another process, and for a client's own tool. The
 schema may come from outside, so the work is bounded. Each part of the schema is compared with each part of the value at
 most once; otherwise, unions that refer to themselves would double the work at each level. The number of comparisons and
-the number of mistakes are limited. Messages are written only for the mistakes that are reported, and quote only the
-beginning of a value.
+the number of mistakes are limited. Messages quote only the beginning of a value.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class _TooCostlyError(Exception):
 
 
 class _Spot:
-    """A part of the value, by its path. There is one object for each part, however often the part is reached."""
+    """The path of a part of the value. There is only one object for each path, so that it can be a key."""
 
     __slots__ = ("_inner", "_outer", "_step")
 
@@ -96,7 +95,7 @@ class _Spot:
         self._inner: dict[str | int, _Spot] = {}
 
     def inside(self, step: str | int) -> _Spot:
-        """Return the part with this name or index."""
+        """Return the spot of the field or item with this name or index."""
         spot = self._inner.get(step)
         if spot is None:
             spot = self._inner[step] = _Spot(self, step)
@@ -161,7 +160,7 @@ class Comparison:
         return found
 
     def _resolved(self, schema: Any) -> Any:
-        """Return the schema that a schema's references lead to. A cycle of references matches anything."""
+        """Return the schema that a schema's references lead to. Cycles and unknown references match anything."""
         followed: list[int] = []
         target = schema
         while isinstance(target, dict):
@@ -206,7 +205,7 @@ class Comparison:
         return []
 
     def _nearest(self, forms: list[Any], value: Any, at: _Spot) -> list[_Mistake]:
-        """Return no mistakes if one member of a union matches, else those of the member that matches best."""
+        """Return no mistakes if a member of a union matches. Otherwise, return those of the member that matches best."""
         tried: list[list[_Mistake]] = []
         for form in forms:
             wrong = self._compare(form, value, at)
@@ -287,7 +286,7 @@ def _beginning(value: Any, depth: int = 0) -> object:
 
 
 class _Word:
-    """Text that is quoted without quotation marks."""
+    """Text whose repr has no quotation marks."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -22,7 +22,7 @@ Location = tuple[str | int, ...]
 MAX_PROBLEMS = 20
 """Maximum number of problems described for one input. The others are counted."""
 _MAX_BYTES = 3_500
-"""Maximum size of the descriptions of one input's problems, as UTF-8, so that a refusal stays below 4 kB."""
+"""Maximum size of the descriptions of one input's problems, in bytes of UTF-8. It keeps a refusal below 4 kB."""
 _MAX_WHERE, _MAX_WHAT = 200, 600
 """Maximum length of the location and of the description of one problem, in characters."""
 NOT_FINITE = "must be a finite number; NaN and infinities are not allowed"
@@ -34,7 +34,7 @@ _PLAIN_FORM = re.compile(r"[\w., |\[\]]+\Z")
 
 
 def describe(annotation: Any) -> str:
-    """Format a type as its author would write it."""
+    """Format a type for a message, without the names of modules."""
     if isinstance(annotation, str):
         return repr(annotation)
     name = None if get_args(annotation) else getattr(annotation, "__qualname__", None)
@@ -55,9 +55,9 @@ def location_of(location: Location) -> str:
 def problems_of(
     errors: Iterable[Mapping[str, Any]], data: str | bytes, schema: Mapping[str, Any], secret: bool = False
 ) -> Iterator[tuple[str, str]]:
-    """Yield the first `MAX_PROBLEMS` errors as `(where, what to do)`, without duplicates.
+    """Yield a location and a description for each of the first `MAX_PROBLEMS` errors, without duplicates.
 
-    With `secret`, nothing that was sent is repeated: a model may put a secret into the wrong argument.
+    With `secret`, descriptions repeat nothing that was sent, because a model may put a secret into the wrong argument.
     """
     try:
         sent: Any = pydantic_core.from_json(data)
@@ -95,7 +95,7 @@ def bounded(problems: Sequence[tuple[str, str]], others: int) -> list[tuple[str,
 
 
 def cut(text: str, length: int) -> str:
-    """Return a text, or its beginning with an ellipsis if it is longer than this."""
+    """Return the text, or, if it has more than `length` characters, its beginning and an ellipsis."""
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
@@ -223,7 +223,7 @@ def _counted(count: int, value: Any) -> str:
 
 
 def _tag(location: Location, context: Mapping[str, Any], schema: Mapping[str, Any], secret: bool) -> str:
-    """Describe what is wrong with a discriminator that is missing or unknown."""
+    """Describe a missing or unknown discriminator of a union."""
     known = context.get("expected_tags")
     if known is None:
         tags = {tag: None for part in schemas_at(schema, location) for tag in _tags(part)}
@@ -237,7 +237,7 @@ def _tag(location: Location, context: Mapping[str, Any], schema: Mapping[str, An
 
 
 def _tags(part: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the members of a discriminated union by tag."""
+    """Return the references to the members of a discriminated union, by tag. Empty for any other schema."""
     return part.get("discriminator", {}).get("mapping", {})
 
 
@@ -326,7 +326,7 @@ def forms_of(part: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mapping[s
 
 
 def _forms(parts: Sequence[Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the alternatives with references and unions resolved. Each schema is visited once, so the steps are bounded."""
+    """Return the alternatives with references and unions resolved. Each schema is visited once, so cycles end."""
     defs = root.get("$defs", {})
     seen: set[int] = set()
     forms: list[Mapping[str, Any]] = []

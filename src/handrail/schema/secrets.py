@@ -17,7 +17,7 @@ from pydantic_core import core_schema
 from handrail.schema.problems import Location, forms_of, inside, location_of
 
 MASK = str(SecretStr("any"))
-"""The text that replaces a secret wherever a person or a journal could read it."""
+"""The text that replaces a secret in everything that is shown or recorded."""
 WITHHELD = pydantic_core.to_json({MASK: "not shown: it may contain a secret"}).decode()
 """The JSON text that replaces arguments if any part of them may be secret."""
 
@@ -57,9 +57,9 @@ def _parts(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def masked(value: Any, schema: Mapping[str, Any], root: Mapping[str, Any] | None = None) -> Any:
-    """Return plain JSON with a mask in place of each secret, which is a value that the JSON Schema marks `writeOnly`.
+    """Return plain JSON with a mask in place of each value that the JSON Schema marks `writeOnly`.
 
-    `root` is the complete schema, if `schema` is a part of one.
+    Empty values are not masked. `root` is the complete schema, if `schema` is a part of one.
     """
     root = schema if root is None else root
     return _masked(value, forms_of(schema, root), root)
@@ -80,7 +80,10 @@ def _masked(value: Any, forms: list[Mapping[str, Any]], root: Mapping[str, Any])
 
 
 def _is_meant(value: Any, form: Mapping[str, Any]) -> bool:
-    """Return whether a value is a secret where one is expected: it is not empty, and is text if the schema requires text."""
+    """Return whether a value can be the secret that a schema describes.
+
+    It can't if it is None or empty, or if the schema requires text and it is not text.
+    """
     if value is None or value == "":
         return False
     return isinstance(value, str) or form.get("type") != "string"
@@ -99,7 +102,7 @@ def is_masked(value: Any) -> bool:
 
 
 def masks_in(value: Any, location: Location = ()) -> Iterator[str]:
-    """Yield the location of each mask in plain JSON. The value itself has the location ""."""
+    """Yield the location of each mask in plain JSON. The location of the value itself is ""."""
     if isinstance(value, str):
         if value == MASK:
             yield location_of(location)

@@ -1,7 +1,7 @@
 """Limits on the number of values in a call's arguments, so that parsing them never takes long.
 
-Arguments are parsed on the event loop. Parsing a long text is fast, but a value that is invalid takes fifty times as
-long as a valid one, and integers beyond 64 bits can be chosen so that building a set of them takes quadratic time.
+Arguments are parsed on the event loop. Parsing a long text is fast, but an invalid value takes fifty times as long as
+a valid one. Integers beyond 64 bits can be chosen so that building a set of them takes quadratic time.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ _BEYOND = 1 << 63
 
 
 def exceeds(value: Any, limit: int) -> bool:
-    """Return whether a parsed JSON value contains more than this many values. Stops counting there."""
+    """Return whether a parsed JSON value contains more than `limit` values, counting itself."""
     return any(True for _ in islice(_values_in(value), limit, limit + 1))
 
 
 def check_size(data: str | bytes) -> None:
-    """Raise `ToolValidationError` if JSON text contains too many values."""
+    """Raise `ToolValidationError` if JSON text contains too many values, or too many large integers.
+
+    Text that is not JSON passes, because parsing reports it.
+    """
     commas = data.count(",") if isinstance(data, str) else data.count(b",")
     if commas < MOST_BIG_INTEGERS:
         return

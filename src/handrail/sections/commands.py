@@ -28,9 +28,9 @@ can't rename a folder; move the files in it instead."""
 def run_command_tool(shell: Shell) -> Tool[Any, Any]:
     """Create the tool `run_command`, which runs commands in this shell.
 
-    A command's changes to the folder belong to the call and are undone with it. If commands can reach
-    more, such as the network or an exposed folder, they can have other effects too. The tool is then irreversible, so
-    that a `CapabilityPolicy` asks before each command, unless it is configured otherwise.
+    A command's changes to the folder belong to the call and are undone with it. If the shell lets commands reach
+    more, such as the network or an exposed folder, they can have other effects too. The tool's effect is then
+    `irreversible`, so a `CapabilityPolicy` asks before each command, unless it is configured otherwise.
     """
 
     @tool(effect="irreversible" if shell.reach else "staged", capabilities={"proc.exec", "fs.write"})

@@ -1,6 +1,6 @@
 """`FileTools`: a section with tools that read, search and change files.
 
-Searches read every file, so they run on threads. Meanwhile other runs continue, and timeouts take effect on time.
+Searches may read many files, so they run on threads. Other runs continue meanwhile, and timeouts take effect on time.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from handrail.spelling import checked_arguments
 from handrail.tools import PathArg, Tool, ToolResult, tool
 
 PAGE_LINES = 400
-"""Maximum number of a file's lines to show at once."""
+"""Maximum number of lines that `read_file` shows at once."""
 _LONG_LINE = 2000
 _STEP = 1 << 16
-"""Number of characters in which line endings are counted at a time."""
+"""Number of characters to search for line endings at a time."""
 _PAGE_ITEMS = 200
 """Maximum number of entries or matches to show at once."""
 

@@ -44,7 +44,8 @@ class ServedApp:
 
     Requests are authenticated by `authenticate`, by the users in `people`, or by `token`. Without any of these, the
     page is opened with a link that works once. The app logs that link when an ASGI server starts it. Only the
-    page's files, sign-in and `/health` need no authentication.
+    page's files, sign-in and `/health` need no authentication. `oidc` needs users: without any, `DefinitionError` is
+    raised.
     """
 
     def __init__(
@@ -163,9 +164,10 @@ asgi = ServedApp
 def on_stop_signal(stop: Callable[[], object]) -> Generator[None]:
     """Schedule `stop` in the event loop on SIGINT or SIGTERM, and then call the handler that was installed before.
 
-    A server shuts its app down only when all connections are closed, and a stream closes only when
-    the app ends it, so each would wait for the other. If no handler was installed, the signal still ends the
-    process. Outside the main thread this does nothing, because only the main thread receives signals.
+    Without this, server and app would wait for each other: the server shuts the app down only when all connections are
+    closed, and a stream's connection closes only when the app ends the stream. A signal without a handler, or with
+    Python's own, keeps its effect. Outside the main thread this does nothing, because only the main thread receives
+    signals.
     """
     loop = asyncio.get_running_loop()
     handlers: dict[int, Callable[[int, Any], Any]] = {}

@@ -60,7 +60,10 @@ def parts_of(text: str, attachments: Sequence[Attachment]) -> str | list[dict[st
 
 
 def received(place: str, data: str | bytes, name: str, media_type: str | None = None) -> Attachment:
-    """Return a file that a client sent, as bytes or in base64. Raises `RequestRefused` if it is invalid."""
+    """Return the attachment for a file that a client sent, as bytes or in base64.
+
+    Raises `RequestRefused` if the file is invalid.
+    """
     try:
         content = data if isinstance(data, bytes) else base64.b64decode(data, validate=True)
         return Attachment(content, name, media_type=media_type or None)
@@ -88,7 +91,7 @@ def check_total(attachments: Iterable[Attachment], limit: int) -> None:
         raise RequestRefused(
             413,
             "AttachmentsTooLarge",
-            f"the attachments have {total} bytes together, and at most {limit} are allowed. Attach less.",
+            f"the attachments have {total} bytes together, and at most {limit} are allowed. Attach fewer or smaller files.",
         )
 
 

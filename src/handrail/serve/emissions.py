@@ -19,14 +19,14 @@ from handrail.serve.agui.wire_events import plain_json
 log = logging.getLogger("handrail.serve")
 
 _MOST = 100
-"""How many events of a call are kept. The page shows as many."""
+"""Maximum number of events that are kept for each call. The page shows the same number."""
 
 
 class Emissions:
     """The newest events that each call of a live run emitted.
 
-    They are recorded for a call when it ends, and for all other calls when this process no longer executes the run. A
-    call that is entered again emits its events again, which replace those in the record.
+    The events of a call are recorded when it ends, or when this process no longer executes the run. A call that is
+    executed again emits its events again, and these replace the recorded ones.
     """
 
     def __init__(self, journal: Journal, run_id: str, clock: Clock) -> None:
@@ -47,7 +47,7 @@ class Emissions:
         return dict(self._calls)
 
     def end_call(self, call_id: str) -> None:
-        """Begin to record the events of a call that has ended."""
+        """Start recording the events of a call that has ended."""
         if call_id in self._unrecorded:
             task = asyncio.get_running_loop().create_task(self._record(call_id))
             self._recording.add(task)
@@ -61,7 +61,10 @@ class Emissions:
             await self._record(call_id, is_over=True)
 
     async def _record(self, call_id: str, *, is_over: bool = False) -> None:
-        """Record the events of a call. Does nothing if the run is no longer owned, unless `is_over` says so."""
+        """Record the events of a call. If this process no longer owns the run, does so only with `is_over`.
+
+        A failure is logged.
+        """
         shown = self._calls[call_id]
         entry = Entry("emitted", call_id, self._clock.now().timestamp(), msgspec.msgpack.encode(shown))
         note = self._journal.calls.note

@@ -100,7 +100,7 @@ class Feed:
         return f"{self._boot}-{number}"
 
     def number_of(self, id: str) -> int | None:
-        """Return an event's position, or None if its id is from another feed or a later event is no longer kept."""
+        """Return an event's position, or None if its id is from another feed or the event after it is no longer kept."""
         boot, _, number = id.rpartition("-")
         if boot != self._boot or not (number.isascii() and number.isdecimal()) or len(number) > 18:
             return None
@@ -162,7 +162,8 @@ class Feed:
     async def after(self, number: int, seconds: float | None = None) -> Sequence[Item]:
         """Return the next events after a position.
 
-        If there are none yet, waits up to `seconds` for one. Returns an empty list if none arrives in that time.
+        If there are none yet, waits up to `seconds` for one. Returns an empty list if none arrives in that time. Raises
+        `FellBehind` if the next event is no longer kept.
         """
         if number >= self._last:
             if self._changed is None:

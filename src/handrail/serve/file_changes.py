@@ -18,7 +18,7 @@ def paths_in(writes: Iterable[str]) -> list[str]:
 
 
 async def unapplied_calls(journal: Journal, live: LiveRun | None) -> Container[tuple[str, str]]:
-    """Return the run and call ids of the calls whose file changes are recorded but not applied.
+    """Return pairs of a run id and a call id, for the calls whose file changes are recorded but not applied.
 
     Calls of the active run are left out, because it is about to apply them. The reasons are left out too, because
     they contain paths of this machine. `handrail runs show` prints them.
@@ -28,7 +28,10 @@ async def unapplied_calls(journal: Journal, live: LiveRun | None) -> Container[t
 
 
 async def file_changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
-    """Return the file changes that a thread's calls made, oldest first."""
+    """Return the file changes that a thread's successful calls made, oldest first.
+
+    Raises `ThreadUnknown` if the thread has no runs.
+    """
     await seen.check_known()
     marks = await journal.calls.marks(seen.session_id)
     undone = {entry.key for _, entry in marks if entry.kind == "undone"}

@@ -18,9 +18,9 @@ from handrail.serve.threads import Threads
 log = logging.getLogger("handrail.serve")
 
 GATEWAY = "mcp-gateway"
-"""The name of the prompt of a gateway's runs.
+"""The prompt name in the records of an MCP gateway's runs.
 
-They are not threads of an app, but the same people answer their questions.
+Such a run is not a thread of an app, but the same people answer its questions.
 """
 
 
@@ -60,8 +60,8 @@ class Inbox:
     async def vote(self, person: Person, given: Answer, approved: bool) -> bool | None:
         """Record a person's vote and return the decision, or None if more votes are needed.
 
-        The deciding vote continues the run. Raises `AnswerRefused` for a question that this person may not vote on,
-        with the same message as for a question that does not exist.
+        The deciding vote continues the run. Raises `AnswerRefused` if the question has changed or expired, or if this
+        person may not vote on it. In the last case the message is the same as for a question that does not exist.
         """
         for question in await self._journal.questions.open():
             thread = await self._thread_for(question, person) if question.id == given.question_id else None

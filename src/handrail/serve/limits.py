@@ -21,7 +21,7 @@ class Limits:
     attachment_bytes: int = 8 * 2**20
     """Maximum size of all attachments of one message."""
     attachments: int = 50
-    """Maximum number of attachments of one message. Each of them takes a transaction of the journal."""
+    """Maximum number of attachments of one message. Each is recorded in a transaction of its own."""
     body_seconds: float = 20.0
     """Seconds that a request body may take to arrive."""
     header_bytes: int = 16 * 1024
@@ -63,7 +63,7 @@ class Limits:
 def network_of(address: str) -> str:
     """Return the key under which a client is counted: its address, or for IPv6 its /64 network.
 
-    A single client usually has a whole /64 network.
+    A single client usually has a whole /64 network. An IPv6 address that maps an IPv4 address counts as that address.
     """
     try:
         found = ipaddress.IPv6Address(address.partition("%")[0])

@@ -52,7 +52,7 @@ def refuse(metrics: Metrics, kind: str) -> None:
 
 
 def end_leg(metrics: Metrics, event: Mapping[str, Any]) -> None:
-    """Count a run's end, given the event that ends a leg. Interrupted and parked runs have not ended and are not counted."""
+    """Count the end of a run by its outcome, given the event that ends a leg. Interrupts and parked runs are not counted."""
     if event["type"] == "RUN_ERROR":
         outcome = "parked" if event.get("code") == "ServerStopping" else "error"
     else:

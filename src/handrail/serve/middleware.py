@@ -382,7 +382,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _route(scope: Scope) -> str:
-    """Return the path template of the route, never the requested path."""
+    """Return the path template of the route, or `none` if there is no route. Never returns the requested path."""
     return getattr(scope.get("route"), "path", "") or "none"
 
 

@@ -1,6 +1,6 @@
 """OpenAI's responses API for the embedded model's server: it converts requests to chat completions, and writes answers.
 
-Nothing is stored, so a request must contain its whole conversation. Items of reasoning are ignored.
+Nothing is stored, so a request must contain its whole conversation. Reasoning items are ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from handrail.messages import CallPart, Model, ModelRequest, StopPart, TextPart,
 def chat_body(body: dict[str, Any]) -> dict[str, Any]:
     """Return a request of the responses API as one of chat completions.
 
-    Raises `LookupError` or `TypeError` if it is malformed.
+    Raises `LookupError`, `TypeError` or `AttributeError` if it is malformed.
     """
     given: Any = body.get("input")
     said: list[Any] = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -44,7 +44,7 @@ def chat_body(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add(item: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-    """Add an item of the input to the messages of a chat."""
+    """Add an item of the input to the messages of a chat. Raises `LookupError` if its type is not supported."""
     match item.get("type", "message"):
         case "message":
             content: Any = item["content"]
@@ -96,7 +96,7 @@ class ResponsesAnswer:
         return self._response()
 
     async def events(self) -> AsyncGenerator[bytes]:
-        """Yield the events of the stream. A failure is an event too, since the status has been sent."""
+        """Yield the events of the stream. If the model fails, the last event says so."""
         yield self._event("response.created", response={**self._head, "status": "in_progress", "output": []})
         try:
             async for number, piece, is_new in self._changes():

@@ -209,9 +209,10 @@ def _is_local(host: str) -> bool:
 def request_of(
     body: dict[str, Any], convert: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: body
 ) -> ModelRequest:
-    """Convert the body of a request for a completion. Raises `BadRequest` if it has an unexpected form.
+    """Convert the body of a request for an answer.
 
-    `convert` is called first, and returns the request in the form of chat completions.
+    `convert` is called first, and returns the request in the form of chat completions. Raises `BadRequest` if the body
+    has an unexpected form, and `DefinitionError` if a schema in it can't be used.
     """
     try:
         return _request_of(convert(body))
@@ -281,7 +282,10 @@ def _text(content: Any) -> str:
 
 
 def _tools(body: dict[str, Any], by_user: bool) -> tuple[list[_ClientTool], bool]:
-    """Return the tools that are offered, and whether the answer must be a call."""
+    """Return the tools that are offered, and whether the answer must be a call.
+
+    Raises `BadRequest` if `tool_choice` does not fit the tools, and `DefinitionError` if a tool's schema can't be used.
+    """
     tools: list[_ClientTool] = []
     for each in body.get("tools") or ():
         function = each["function"]

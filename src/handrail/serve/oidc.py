@@ -128,7 +128,7 @@ class OidcProvider:
     async def begin(self, redirect: str) -> tuple[str, str]:
         """Return the provider's URL to send the browser to, and a secret for the browser's cookie.
 
-        The cookie binds the sign-in to the browser.
+        The cookie binds the sign-in to the browser. Raises `RequestRefused` if the provider can't be reached.
         """
         metadata = await self._read_metadata()
         browser, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
@@ -166,7 +166,10 @@ class OidcProvider:
         return name
 
     async def _exchange(self, metadata: dict[str, Any], pending: _Pending, code: str) -> dict[str, Any]:
-        """Exchange a code for an ID token. Returns the token's claims after validating them."""
+        """Exchange a code for an ID token. Returns the token's claims after validating them.
+
+        Raises `RequestRefused` or the libraries' errors if the exchange fails or a claim is wrong.
+        """
         from joserfc import jwt
         from joserfc.jwk import KeySet
 

@@ -66,7 +66,10 @@ class Pages:
         return self.file(request, path)
 
     def file(self, request: Request, path: Path) -> Response:
-        """Return a file with its media type and an ETag, or a 304 if the client already has it."""
+        """Return a file with its media type and an ETag, or a 304 if the client already has it.
+
+        Raises `RequestRefused` if the file can't be read, or if its suffix is not a known one.
+        """
         kind = _TYPES.get(path.suffix)
         try:
             stat = path.stat()

@@ -37,7 +37,10 @@ def folder_name(principal: str) -> str:
 
 
 class PrincipalFiles:
-    """The folders that match a pattern such as `work/{principal}`. A folder is created when it is first used."""
+    """The folders that match a pattern such as `work/{principal}`. A folder is created when it is first used.
+
+    Raises `DefinitionError` if the pattern is invalid, or if the folder that contains the others does not exist.
+    """
 
     def __init__(self, pattern: str, startup_files: Collection[str] = ()) -> None:
         path = Path(pattern)
@@ -57,7 +60,10 @@ class PrincipalFiles:
         self._startup_files = startup_files
 
     def of(self, principal: str) -> DirectoryFilesystem:
-        """Return the filesystem of one principal. Creates the folder if it does not exist."""
+        """Return the filesystem of one principal. Creates the folder if it does not exist.
+
+        Raises `DefinitionError` if the folder is a symbolic link.
+        """
         path = self.root / f"{self._before}{folder_name(principal)}{self._after}"
         path.mkdir(mode=0o700, exist_ok=True)
         return self._at(path)

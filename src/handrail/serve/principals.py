@@ -147,7 +147,11 @@ class Principals:
         return self.new_link(name, HANDOVER_SECONDS, browser)
 
     async def of(self, request: Request) -> Person:
-        """Return the person who sent a request. Raises `RequestRefused`: 401, or 429 after many wrong secrets."""
+        """Return the person who sent a request.
+
+        Raises `RequestRefused`: 401 without a valid secret, 429 after many wrong ones, and 500 if the app's own hook
+        returns an invalid name.
+        """
         if self._authenticate is not None:
             return self._person(await self._call_hook(self._authenticate, request))
         found = self._by_cookie(request)
@@ -166,7 +170,11 @@ class Principals:
     # Signing in and out.
 
     async def sign_in(self, request: Request, body: LoginBody) -> Cookie:
-        """Exchange a link, a token, or a name and password for a session. Raises `RequestRefused` if they are wrong."""
+        """Exchange a link, a token, or a name and password for a session.
+
+        Raises `RequestRefused` if they are wrong, if the request is from another site's page, or if the app
+        authenticates requests itself.
+        """
         if self._authenticate is not None:
             raise RequestRefused(
                 404, "NotFound", "this server has no sign-in, because the app authenticates requests"
@@ -258,7 +266,10 @@ class Principals:
             raise self._wrong_secret(request, "TokenWrong", f"this is not the server's token. {_HINT}")
 
     def _take_link(self, request: Request, code: str) -> str:
-        """Return the name of the person that a link signs in, and invalidate the link."""
+        """Return the name of the person that a link signs in, and invalidate the link.
+
+        Raises `RequestRefused` if the link is unknown, used, expired or bound to a different browser.
+        """
         self._check_patience(request)
         link = self._links.pop(_digest(code), None)
         browser = _digest(request.cookies.get(link_cookie_name(request), ""))
@@ -364,7 +375,7 @@ def cookie_name(request: Request) -> str:
 
 
 def address_of(request: Request) -> str:
-    """Return the address that a request came from."""
+    """Return the address that a request came from, or "" if it is unknown."""
     return request.client.host if request.client is not None else ""
 
 

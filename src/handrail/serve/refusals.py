@@ -148,7 +148,7 @@ def exception_handlers(refused: Callable[[str], None]) -> dict[Any, Any]:
 
 
 def error_body(kind: str, message: str, fields: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
-    """Return the JSON body of a refusal: `{"error": {"kind", "message", "fields"}}`."""
+    """Return the JSON body of a refusal: `{"error": {"kind", "message", "fields"}}`. `fields` is optional."""
     error: dict[str, Any] = {"kind": kind, "message": message}
     if fields:
         error["fields"] = [{"path": path, "message": what} for path, what in fields]

@@ -75,7 +75,10 @@ class EmptyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def parse(data: bytes, kind: type[T]) -> T:
-    """Parse a body as a value of `kind`. Raises `RequestRefused`, which names the invalid field."""
+    """Parse a body as a value of `kind`.
+
+    Raises `RequestRefused` if the body is not valid JSON, or if a field is invalid. In that case the refusal names it.
+    """
     value: Any = parse_json(data) if data or kind is not EmptyBody else {}
     try:
         return msgspec.convert(value, kind)
@@ -90,7 +93,7 @@ def parse(data: bytes, kind: type[T]) -> T:
 
 
 def parse_json(data: bytes) -> Any:
-    """Parse JSON that can be stored and shown unchanged. Raises `RequestRefused` for all other JSON.
+    """Parse a JSON body that can be stored and shown unchanged. Raises `RequestRefused` for any other body.
 
     Duplicate names in an object, infinite numbers, NaN, integers of more than 64 bits, lone surrogates and more than
     64 levels of nesting are refused.
@@ -165,9 +168,9 @@ def check_id(value: object) -> str:
 
 
 def limit_of(request: Request) -> int:
-    """Return the value of `?limit=`, or 50 without one. A higher value than 200 becomes 200.
+    """Return the value of `?limit=`, or 50 if it is absent. A value above 200 becomes 200.
 
-    Raises `RequestRefused` if it is not a positive whole number.
+    Raises `RequestRefused` if it is not a positive whole number of at most six digits.
     """
     text = request.query_params.get("limit", "50")
     if not (text.isascii() and text.isdecimal()) or len(text) > 6 or not int(text):
@@ -178,7 +181,8 @@ def limit_of(request: Request) -> int:
 def before_of(request: Request) -> Mark | None:
     """Return the value of `?before=` as a mark, or None if it is absent.
 
-    The value is the `next` of an earlier page, or a time in ISO 8601 (UTC by default). Raises `RequestRefused` for any other.
+    The value is the `next` of an earlier page, or a time in ISO 8601, in UTC by default. Raises `RequestRefused` for any
+    other value.
     """
     text = request.query_params.get("before")
     if text is None:

@@ -209,7 +209,11 @@ class Routes:
         return response
 
     async def health(self, request: Request) -> Response:
-        """Report whether the server is up. Authenticated clients also get the version and the numbers of runs."""
+        """Report whether the server is up, or stopping, with status 503.
+
+        The response names the sign-in page of a provider, if there is one. Authenticated clients also get the version and
+        the numbers of runs.
+        """
         stopping = self._threads.stopping
         health: dict[str, Any] = {"status": "stopping" if stopping else "ok"}
         if self._has_oidc:
@@ -433,7 +437,10 @@ class Routes:
         return JSONResponse({"decided": decided})
 
     async def audit(self, request: Request) -> Response:
-        """Return up to 10,000 entries of the audit log as JSON lines, oldest first, starting after the entry numbered `?after=`."""
+        """Return up to 10,000 entries of the audit log as JSON lines, oldest first, starting after the entry `?after=`.
+
+        Raises `RequestRefused` if that is not a number.
+        """
         after = request.query_params.get("after", "0")
         if not after.isdecimal() or len(after) > 15:
             raise RequestRefused(422, "BadNumber", "`after` must be the number of an entry")

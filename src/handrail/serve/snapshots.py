@@ -78,7 +78,10 @@ class _State(NamedTuple):
 
 
 async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
-    """Return a snapshot of a thread. It includes everything up to the event `last_event_id`."""
+    """Return a snapshot of a thread. It includes everything up to the event `last_event_id`.
+
+    Raises `ThreadUnknown` if the thread has no runs.
+    """
     found = await _read_state(journal, seen)
     calls: dict[str, Any] = {}
     usage = sum((run.usage for run in found.runs), Usage())
@@ -150,7 +153,10 @@ def _agents(found: _State, since: Sequence[Mapping[str, Any]]) -> list[dict[str,
 
 
 async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], int, str]:
-    """Return the events for a client that joins a thread, their position in the feed, and the id of the open leg, if any."""
+    """Return the events for a client that joins a thread, their position in the feed, and the open leg's id or "".
+
+    Raises `ThreadUnknown` if the thread has no runs.
+    """
     found = await _read_state(journal, seen)
     newest = found.rows[-1] if found.rows else None
     run_id = found.live.run_id if found.live is not None else newest.record.id if newest is not None else ""
@@ -175,8 +181,9 @@ async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], i
 async def _read_state(journal: Journal, seen: Thread) -> _State:
     """Read a consistent state of a thread from the journal and from memory.
 
-    The run continues while the journal is being read, and the events from that time are taken from the feed. If the
-    run started or ended in that time, everything is read again.
+    The run continues while the journal is being read, and the events from that time are taken from the feed. If that is
+    not possible, for example because the run ended in that time, everything is read again, at most five times in all.
+    Raises `ThreadUnknown` if the thread has no runs.
     """
     for tries in range(_TRIES):
         last, live = seen.feed.last, seen.live

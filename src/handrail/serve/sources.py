@@ -227,7 +227,8 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
     """Load an app: a module (`pkg.mod`, `pkg.mod:prompt`, `file.py`), a worker file, or a folder of workers.
 
     A module defines `agent`, or `prompt` and `adapter`. It may also define `state` (the types of the slices that
-    clients see), `authenticate`, and `renderers` (the path of a script, relative to the module).
+    clients see), `authenticate`, and `renderers` (the path of a script, relative to the module). Raises
+    `DefinitionError` if the app can't be loaded, or does not say which model to use.
     """
     path = Path(app)
     if path.is_dir() or path.suffix == ".md":
@@ -267,7 +268,7 @@ def load(app: str, *, model: Model | None = None, approvals: Any = None, files: 
 
 
 def load_app_module(named: str) -> ModuleType:
-    """Import the module of an app. Raises `DefinitionError` if its code raises an error."""
+    """Import the module of an app. Raises `DefinitionError` if there is no such module, or if its code raises an error."""
     try:
         return load_module(named)
     except HandrailError:
@@ -291,7 +292,7 @@ def _describe(error: Exception) -> str:
 def load_module(named: str) -> ModuleType:
     """Import a module, given its name or its file. Its folder is not added to `sys.path`: see `handrail.neighbours`.
 
-    Raises `DefinitionError` if there is no such module or file.
+    Raises `DefinitionError` if there is no such module or file, and otherwise whatever its code raises.
     """
     advice = "Give the path of a Python file, or a module name such as pkg.mod."
     if named.endswith(".py"):

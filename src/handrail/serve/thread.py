@@ -107,7 +107,7 @@ class Thread:
     ) -> str:
         """Start a run with a message, and return its id once it is recorded.
 
-        Raises `ThreadBusy` if a run is in progress, and `QuestionsOpen` if a run waits for answers.
+        Raises `ThreadBusy` while a run is active, `QuestionsOpen` if one waits for answers, and `ServerStopping`.
         """
         async with self._lock:
             self._check_accepting()
@@ -137,9 +137,9 @@ class Thread:
     async def answer(self, answers: Sequence[Answer], *, leg: str = "") -> str:
         """Accept answers to this thread's questions, continue the run, and return the id of its leg.
 
-        Raises `AnswerRefused` if an answer is invalid. Then no answer is accepted, but if only the tool that asked can
-        detect the error, the answers before it are. Repeating an answer is harmless, even after the run has ended: it
-        opens no leg, and the returned id is "".
+        Raises `AnswerRefused` if an answer is invalid. Then none is accepted, except those before an answer that only the
+        asking tool finds invalid. Repeating an answer is harmless, even after the run has ended. The returned id is "" if
+        no leg opens here: for repeated answers, while the server stops, or if a different process has the run.
         """
         async with self._lock:
             asked = await self._asked([each.question_id for each in answers])
@@ -284,7 +284,7 @@ class Thread:
         return () if row is None or row.status in OVER else await self._journal.questions.open(row.record.id)
 
     def state(self) -> Any:
-        """Return the state that clients see, from the session in memory, or None if there is none."""
+        """Return the state that clients see, from the session in memory. Returns None without one, or if none is shown."""
         live = self.live
         session = live.session if live is not None and live.has_started else self._session
         return None if session is None else self._shown(session)

@@ -213,7 +213,7 @@ def _render_message(
 
 
 def render_open(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """Render the messages that are still being written, from the events for a newly joined client."""
+    """Render the messages that are still being written, and the progress of calls, from the events for a new client."""
     out: dict[str, dict[str, Any]] = {}
     calls: dict[str, dict[str, Any]] = {}
     for event in events:

@@ -96,7 +96,7 @@ class Threads:
     def thread(self, principal: str, id: str) -> Thread:
         """Return this principal's thread with this id, creating the object if the thread is not in memory.
 
-        Other principals' threads can't be named.
+        Other principals' threads can't be named. Raises `ThreadNameRefused` if the id is invalid.
         """
         key = (principal, id)
         thread = self._known.get(key)

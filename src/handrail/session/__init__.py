@@ -1,4 +1,4 @@
-"""Sessions: typed state that forks, commits and restores."""
+"""Sessions: typed state that can be forked, committed and restored."""
 
 from handrail.session.bus import Dispatcher
 from handrail.session.fork import SessionFork, Snapshot

@@ -52,7 +52,10 @@ class Dispatcher:
         self.monotonic = clock.monotonic
 
     def subscribe(self, kind: type[T], listener: Callable[[T], None], /) -> Callable[[], None]:
-        """Call `listener` with every event of this type. Returns a function that unsubscribes it."""
+        """Call `listener` with every event of this type. Returns a function that unsubscribes it.
+
+        Raises `EventRefused` if `kind` is not a type, or if the listener is not a plain function.
+        """
         _check_subscription(kind, listener)
         subscription = _Subscription(kind, listener)
         with self._lock:
@@ -67,7 +70,7 @@ class Dispatcher:
         return unsubscribe
 
     def publish(self, event: object, /) -> None:
-        """Publish an event to its subscribers. Raises `EventRefused` for a plain value such as a dict or a string."""
+        """Publish an event to its subscribers. Raises `EventRefused` for a class, or a plain value such as a dict."""
         try:
             listeners = self.matching[type(event)]
         except KeyError:
@@ -86,7 +89,7 @@ class Dispatcher:
                 self.subscriber_blocked(listener, event, before, after)
 
     def subscriber_blocked(self, listener: Listener, event: object, before: float, after: float) -> None:
-        """Warn about a slow subscriber, once for each type of event, and record the time that it took from this thread's event loop."""
+        """Warn about a slow subscriber, once for each type of event, and note the time that this thread's event loop lost."""
         loop = _get_running_loop()
         if loop is not None and abs(loop.time() - after) < _SAME_CLOCK:
             timers_of(loop).lost.add(before, after)

@@ -68,7 +68,10 @@ class SessionFork(msgspec.Struct, eq=False):
         return self.root.slice_in(self._base, kind)
 
     def dispatch(self, event: object, /) -> None:
-        """Reduce an event into this fork's state. Logs are shared by the whole session, and are written immediately."""
+        """Reduce an event into this fork's state. Logs are shared by the whole session, and are written immediately.
+
+        Raises `ContextExpired` if the fork is closed, and `ReducerError` if a reducer fails.
+        """
         root = self.root
         route = root.route_of(event)
         lock = root.lock
@@ -85,14 +88,17 @@ class SessionFork(msgspec.Struct, eq=False):
             root.dispatcher.publish(event)
 
     def fork(self, owner: str = "fork", /) -> SessionFork:
-        """Return a fork of this fork. It commits into this one."""
+        """Return a fork of this fork, which commits into this one. Raises `ContextExpired` if this one is closed."""
         if self.closed:
             raise ContextExpired(self.owner)
         state = self.state
         return SessionFork(self.root, self, owner, state, state)
 
     def commit(self) -> None:
-        """Commit everything into the parent, or raise `Conflict` and change nothing."""
+        """Commit everything into the parent. Raises `Conflict` and changes nothing if a slice that was read has changed.
+
+        Raises `ContextExpired` if this fork or its parent is closed.
+        """
         with self.root.lock:
             if self.closed or self._parent.closed:
                 raise ContextExpired(self.owner)
@@ -140,7 +146,10 @@ class SessionFork(msgspec.Struct, eq=False):
         return tuple(sorted(kind.__name__ for kind in self._reads if now.get(kind) is not base.get(kind)))
 
     def prepare(self) -> None:
-        """Close the fork and compute its parent's new state. If a reducer raises, nothing is changed."""
+        """Close the fork and compute its parent's new state, for `apply`.
+
+        Raises `ContextExpired` if the fork or its parent is closed, and `ReducerError` if a reducer fails.
+        """
         lock = self.root.lock
         lock.acquire()
         try:

@@ -121,7 +121,7 @@ class _Item(msgspec.Struct, frozen=True):
 
 
 def encode_item(item: object, session: str) -> bytes:
-    """Encode one item, with the name of its type, for a journal."""
+    """Encode one item, with the name of its type, for a journal. Raises `SessionError` if it can't be saved."""
     kind = type(item)
     name = _name(kind)
     if "<locals>" in name:
@@ -132,7 +132,7 @@ def encode_item(item: object, session: str) -> bytes:
 def decode_item(data: bytes, session: str) -> Any:
     """Decode an item. Its type is looked up in the modules that this program has imported.
 
-    Raises `SessionError` if it is not there.
+    Raises `SessionError` if the type is not there, or the item does not match it.
     """
     found = msgspec.json.decode(data, type=_Item)
     kind = _imported(found.type)
@@ -160,7 +160,7 @@ def _imported(name: str) -> type | None:
 
 
 def check_serialisable(event: object) -> None:
-    """Raise `EventRefused` for an event that can't be saved and loaded again."""
+    """Raise `EventRefused` for an event that can't be saved as JSON, or is not the same after loading."""
     try:
         again = _decoded(type(event), _encoded(event, "?"), "?")
     except SessionError as error:
@@ -179,7 +179,7 @@ def check_serialisable(event: object) -> None:
 
 
 def load_imported(data: bytes, slices: Mapping[type, SliceRules] | None = None) -> Session:
-    """Load a saved session. Its types are looked up in the imported modules."""
+    """Load a saved session. Its types are looked up in the imported modules. Raises `SessionError`, as `load` does."""
     found = (_imported(name) for name in _read(data).slices)
     return load(data, types=[kind for kind in found if kind is not None], slices=slices)
 
@@ -210,7 +210,7 @@ def _name(kind: type) -> str:
 
 
 def _read(data: str | bytes) -> _Saved:
-    """Decode a saved session after checking its version."""
+    """Decode a saved session. Raises `SessionError` if it is damaged or has a different version."""
     try:
         version = msgspec.json.decode(data, type=_Version)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -116,7 +116,10 @@ class Session:
         return self.slice_in(self.state, kind)
 
     def dispatch(self, event: object, /) -> None:
-        """Reduce an event into its slices and publish it. If a reducer raises, nothing is changed."""
+        """Reduce an event into its slices and publish it. If a reducer raises, nothing is changed or published.
+
+        Raises `ReducerError` if a reducer fails, and `EventRefused` if this is not an event.
+        """
         route = self.route_of(event)
         lock = self.lock
         lock.acquire()
@@ -127,7 +130,7 @@ class Session:
         self._dispatcher.publish(event)
 
     def record(self, fact: object) -> None:
-        """Log a fact and publish it. If a reducer raises, its error is logged, and the fact is kept all the same."""
+        """Log a fact and publish it. If a reducer raises, its error is logged; the fact is still kept and published."""
         kind = type(fact)
         try:
             keep, listeners = self._recorders[kind], self._told[kind]
@@ -271,9 +274,9 @@ class Session:
         return {**state, **changes} if changes else state
 
     def reduce(self, state: State, event: object, targets: Sequence[Target]) -> State:
-        """Reduce an event into these slices, and return the new slices.
+        """Reduce an event into these slices, and return the new slices. The caller must hold the lock.
 
-        The caller must hold the lock, so that a reducer that dispatches is detected.
+        Raises `ReducerError` if a reducer fails, and `DefinitionError` if a reducer dispatches an event.
         """
         self._refuse_in_reducer()
         self._reducing = True

@@ -102,7 +102,10 @@ def slices_marked_for(event: type) -> list[type]:
 
 
 def rules_of(type_: type) -> SliceRules:
-    """Return the declared rules of a type. By default, Handrail's facts are logs and everything else is state."""
+    """Return the declared rules of a type. By default, Handrail's facts are logs and everything else is state.
+
+    Raises `DefinitionError` if `@kept` decorated a class that another decorator then replaced.
+    """
     own = type_.__dict__.get(_RULES)
     if isinstance(own, SliceRules):
         if any(type_ not in _marked.get(event, ()) for event in own.reducers):
@@ -138,7 +141,10 @@ class Target:
         self.is_plain_log = rules.is_plain_log
 
     def reduce(self, contents: Contents | None, event: object) -> Contents:
-        """Return the slice with the event reduced into it. Raises `ReducerError` if the reducer fails."""
+        """Return the slice with the event reduced into it.
+
+        Raises `ReducerError` if the reducer raises or does not return a slice.
+        """
         try:
             before = self.rules.empty() if contents is None else contents
             changed = self.reducer(before, event)
@@ -175,7 +181,7 @@ class Route:
 
 
 def reduce_into(state: Mapping[type, Contents], event: object, targets: Sequence[Target]) -> State:
-    """Return the new slices of these targets. Raises `ReducerError` and changes nothing if a reducer fails."""
+    """Return the new slices of these targets. Raises `ReducerError` if a reducer fails."""
     return {target.slice: target.reduce(state.get(target.slice), event) for target in targets}
 
 

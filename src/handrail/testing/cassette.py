@@ -77,7 +77,7 @@ class Cassette:
     request that is not made. If a request contains something that changes, such as the time, pass `normalise`, which
     gets the request as JSON data and returns what to record and compare.
 
-    Models that use the library of a bridge are not recorded, because they don't use Handrail's HTTP client.
+    Bridged models are not recorded, because they use HTTP clients of their own.
     """
 
     def __init__(
@@ -137,7 +137,10 @@ class Cassette:
     # --- requests -----------------------------------------------------------------------------
 
     def post(self, send: Send, url: str, body: bytes, key: str) -> Any:
-        """Answer a request from the file, or send it and record the answer."""
+        """Answer a request from the file, or send it and record the answer.
+
+        Raises `CassetteError` if the file has no such request that is still unanswered.
+        """
         self._made += 1
         if key:
             self._hide(key)
@@ -223,9 +226,9 @@ class Cassette:
         return found.exchanges
 
     def _save(self) -> None:
-        """Write the recording, which replaces an older one only when it is complete. Without any traffic, nothing is written.
+        """Write the recording to a new file, and then replace the old one. Without any traffic, nothing is written.
 
-        Raises `CassetteError` if it would contain a secret.
+        Raises `CassetteError` if the recording would contain a secret.
         """
         if not self._exchanges:
             return
@@ -355,7 +358,7 @@ def _put_body(response: Response, data: bytes) -> None:
 
 
 def _joined(data: bytes) -> Iterable[str]:
-    """Return the texts that a stream of events delivers in pieces, each joined over all events."""
+    """Return the strings at each place in a stream's events, joined over all events."""
     texts: dict[str, str] = {}
     for line in data.decode(errors="replace").splitlines():
         if not line.startswith("data:"):

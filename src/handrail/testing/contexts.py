@@ -4,8 +4,10 @@
     result = await make_choice.handler(params, context=context)
 
 Answers are looked up by the kind that a `wait_for` asks for, or by a part of a `prompt_model`'s prompt. They are
-validated like real answers. Each context has its own session and files in memory, unless others are given.
-Nothing is rolled back. To test what the gate does around a handler, call the tool through a gate.
+validated like real answers. Further arguments are members of the context, such as `session` and `filesystem`. By
+default, each context has its own session and files in memory. `approve` decides approvals, and `results` has the
+results of inner calls by name. Nothing is rolled back. To test what the gate does around a handler, call the tool
+through a gate.
 """
 
 from __future__ import annotations
@@ -191,7 +193,7 @@ def _context(
 class MockCall:
     """A call without a gate or a run, which gives prepared answers.
 
-    Using a member that was not given and has no default raises `NotSupported`, which says how to give it.
+    Using a member that was not given and has no default raises a `NotSupported` that says how to give it.
     """
 
     def __init__(
@@ -332,7 +334,7 @@ class MockSignal:
         return Operation(wait, "signal.wait()", self._home)
 
     def fire(self) -> None:
-        """Fire the signal, once and for all."""
+        """Fire the signal. It stays fired."""
         self.cancelled = True
         if asyncio._get_running_loop() is self._home.loop:  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
             self._fired.set()

@@ -67,7 +67,10 @@ class Person(Environment):
         self.questions: list[Question] = []
 
     async def ask(self, question: Question, /) -> Answer:
-        """Record a question and return this person's answer to it."""
+        """Record a question, and return this person's answer to it after the delay, if any.
+
+        A prepared exception that is not a `NoAnswer` is raised.
+        """
         first = all(each.id != question.id for each in self.questions)
         self.questions.append(question)
         if isinstance(self.after, asyncio.Event):
@@ -122,7 +125,7 @@ class Person(Environment):
 class Agent(Person):
     """An environment with a model in place of a person, which answers as a `Person` does.
 
-    Handrail's broker never asks a model for an approval. A broker of your own that does so gets `approve`, by default True.
+    Handrail's own broker never asks a model for an approval. A different broker gets the decision in `approve`.
     """
 
     run_mode: RunMode = "agent"
@@ -156,7 +159,7 @@ class RecordingSubscriber:
         return [(ended.tool, ended.status) for ended in self.of(ToolInvoked)]
 
     def assert_paired(self) -> None:
-        """Check that every call has exactly one start and, after it, exactly one end."""
+        """Raise `AssertionError` unless every call has exactly one start and, after it, exactly one end."""
         started: list[str] = []
         ended: list[str] = []
         for event in self.events:

@@ -40,13 +40,13 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._virtual_now += seconds
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """Wait until the executor's threads have ended. Without a time limit, since virtual time would jump past it at once."""
+        """Wait until the executor's threads have ended. The time limit is ignored, because virtual time would jump past it."""
         await super().shutdown_default_executor()
 
     def meet_threads(self) -> bool:
-        """Schedule the callbacks that threads have handed over, and return whether there were any.
+        """Schedule the callbacks that threads have handed over, and return whether there were any. Time does not jump then.
 
-        Time does not jump before they have run. Here there are none. `SimulatedLoop` overrides this method.
+        Here there are never any. `SimulatedLoop` overrides this method.
         """
         return False
 

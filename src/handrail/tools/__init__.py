@@ -5,6 +5,7 @@ from handrail.tools.definition import Handler, Tool
 from handrail.tools.effect import EFFECTS, Effect, EffectRules
 from handrail.tools.function import FunctionTool, legacy_handler, tool, tool_context
 from handrail.tools.path_arguments import NamedPath, PathArg
+from handrail.tools.provider_tool import ProviderTool
 from handrail.tools.result import Renders, ToolExample, ToolResult
 from handrail.tools.signature import Need
 
@@ -17,6 +18,7 @@ __all__ = [
     "NamedPath",
     "Need",
     "PathArg",
+    "ProviderTool",
     "Renders",
     "RunMode",
     "Tool",

@@ -76,12 +76,12 @@ def name_hint(name: object, otherwise: str = "my_tool") -> str:
 
 
 def check(tool: Tool[Any, Any]) -> None:
-    """Check a new tool, and fill in the fields that are derived from its handler."""
+    """Check a new tool, and fill in its derived fields. Raises `ToolDefinitionError` if the definition is invalid."""
     _Check(tool).all()
 
 
 def check_words(tool: Tool[Any, Any]) -> None:
-    """Check the texts that a model reads, after only those were changed."""
+    """Check the texts that a model reads, after only those were changed. Raises `ToolDefinitionError` if one is invalid."""
     check = _Check(tool)
     check.description()
     check.examples()
@@ -250,7 +250,7 @@ class _Check:
             )
 
     def companion(self, function: Callable[..., Any], what: str, count: int, form: str) -> None:
-        """Check a `compensate` or `probe` function."""
+        """Raise `ToolDefinitionError` if a `compensate` or `probe` function has the wrong signature."""
         signature = read(self.tool.name, function, self.namespace, what)
         context_parameter(self.tool.name, signature, what)
         name = positional(self.tool.name, signature, count, what, form)[0]

@@ -87,7 +87,7 @@ class Tool(Generic[ParamsT, ResultT]):
     """Seconds within which the handler promises to call `context.beat()` again. If it does not, its call is stopped."""
 
     delegates: ClassVar[bool] = False
-    """Whether the tool, like a worker, only makes inner calls, each with its own decision and result."""
+    """Whether the tool, like a worker, only makes inner calls, about which the policies decide one by one."""
 
     reenters: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
     """Whether the handler only makes inner calls and asks questions.
@@ -98,7 +98,7 @@ class Tool(Generic[ParamsT, ResultT]):
     shown: Callable[[ToolResult[Any]], ToolResult[Any]] | None = dataclasses.field(
         init=False, repr=False, compare=False, default=None
     )
-    """Returns the part of a result that may be seen outside the call; None if all of it may be seen."""
+    """A function that returns the part of a result that may be seen outside the call; None if all of it may be seen."""
     reach: str | None = dataclasses.field(init=False, repr=False, compare=False, default=None)
     """What the tool's commands can reach besides its folder, as text for an approval; "" if nothing, None if unknown."""
     origin: str = dataclasses.field(init=False, repr=False, compare=False, default="")
@@ -119,7 +119,7 @@ class Tool(Generic[ParamsT, ResultT]):
     """The class of every result if `isinstance` can check the declared type, else None."""
     _quick: Validate | None = dataclasses.field(init=False, repr=False, compare=False)
     copy_params: Copy = dataclasses.field(init=False, repr=False, compare=False)
-    """Returns a copy of params that shares nothing mutable with them, given the arguments they were parsed from."""
+    """A function that takes params and the arguments they were parsed from, and returns params that share nothing mutable."""
     _paths: PathFinder = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -173,7 +173,7 @@ class Tool(Generic[ParamsT, ResultT]):
     def mask(self, arguments: str | bytes | Mapping[str, Any]) -> str:
         """Return the arguments with their secrets masked, to be shown and recorded.
 
-        Invalid arguments are masked entirely.
+        Invalid arguments, and those of a tool without params, are masked entirely.
         """
         data = arguments if isinstance(arguments, str | bytes) else clear_json(arguments)
         return WITHHELD if self._schema is None else self._schema.mask(data)

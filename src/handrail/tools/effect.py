@@ -1,4 +1,4 @@
-"""Effects: what a call may change and whether that can be undone, with the rules that follow from it, in one table."""
+"""Effects, which say what a call may change and whether that can be undone. One table has the rules for each effect."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class EffectRules(msgspec.Struct, frozen=True):
     previewed: bool
     """Whether the call can run first and be approved by its diff."""
     policy: UnderPolicy
-    """The default decision of `CapabilityPolicy` on the call."""
+    """The decision of `CapabilityPolicy` on the call if it has no verdict for it."""
 
 
 EFFECTS: dict[Effect, EffectRules] = {

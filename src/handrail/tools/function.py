@@ -109,7 +109,7 @@ def tool(function: Any = None, /, **options: Any) -> Any:
 
     By default, the tool has the function's name, and the first paragraph of the docstring is its description. The
     parameter annotated `ToolContext` is injected and never shown to the model. A plain return value
-    becomes `ToolResult.ok(value)`.
+    becomes `ToolResult.ok(value)`. Raises `ToolDefinitionError` if the definition is invalid.
     """
     check_arguments("@tool", ("name", "description", *ToolOptions.__annotations__), options)
     if function is None:
@@ -167,7 +167,10 @@ def _description(name: str, function: Callable[..., Any]) -> str:
 
 
 def _context_name(name: str, function: Any, signature: Signature) -> str | None:
-    """Return the name of the context parameter, found by its annotation or by `@tool_context`."""
+    """Return the name of the context parameter, found by its annotation or by `@tool_context`; None if there is none.
+
+    Raises `ToolDefinitionError` if there are two, or if the marked one has a different annotation.
+    """
     marked = cast("str | None", getattr(inspect.unwrap(function), _MARK, None))
     found = [each for each in signature.parameters if context_type_of(signature.annotation(each))]
     annotation = MISSING if marked is None else signature.annotation(marked)
@@ -193,7 +196,10 @@ def _params_type(
     context_name: str | None,
     namespace: Mapping[str, Any],
 ) -> Any:
-    """Create a dataclass with one field for each parameter except the context."""
+    """Create a dataclass with one field for each parameter except the context.
+
+    Raises `ToolDefinitionError` if a parameter can't be a field, or the docstring describes one that does not exist.
+    """
     described = parameter_descriptions(_docstring(function))
     fields: list[tuple[str, Any, Any]] = []
     for each, parameter in signature.parameters.items():
@@ -330,7 +336,7 @@ def legacy_handler(function: Callable[[Any], Any]) -> Any:
     """Wrap a handler that does not take `context`, for use during a migration.
 
     It is called as `function(params)`. A `DeprecationWarning` is issued once, when it is wrapped.
-    Raises `ToolDefinitionError` if the function already takes `context`.
+    Raises `ToolDefinitionError` if the function already takes `context`, or does not take one argument.
     """
     name = str(getattr(function, "__name__", function))
     signature = read(name, function, caller_namespace(), "handler")
@@ -365,7 +371,8 @@ def tool_context(*, param: str = "ctx") -> Callable[[F], F]: ...
 def tool_context(function: Any = None, /, *, param: str = "ctx") -> Any:
     """Mark the parameter that receives the context, for a function that does not annotate it.
 
-    Without arguments, the parameter is `ctx`. The model never sees it.
+    Without arguments, the parameter is `ctx`. The model never sees it. Raises `ToolDefinitionError` if the function has
+    no such parameter.
     """
     if function is None:
         return functools.partial(_mark, param=param)

@@ -162,7 +162,7 @@ def _filled(hint: Any, variables: Mapping[Any, Any]) -> Any:
 
 
 def _variables_of_bases(origin: type[Any]) -> dict[Any, Any]:
-    """Return the type variables that the bases of a class replace, as in `class Notes(Box[str])`."""
+    """Return the type variables that the bases of a class fill in, with their types, as in `class Notes(Box[str])`."""
     variables: dict[Any, Any] = {}
     for one in origin.__mro__:
         for base in one.__dict__.get("__orig_bases__", ()):

@@ -58,7 +58,7 @@ def caller_namespace() -> dict[str, Any]:
 
 
 def read(tool: str, function: Callable[..., Any], namespace: Mapping[str, Any], what: str) -> Signature:
-    """Read the signature of `function`. Raises `ToolDefinitionError` if it can't be read."""
+    """Read the signature of `function`. Raises `ToolDefinitionError` if it can't be read, or if the function is a generator."""
     if not callable(function):
         raise ToolDefinitionError(
             tool, f"its {what} is {function!r}, not a function", "Pass a function or another callable."
@@ -125,7 +125,10 @@ def needs_of(context_type: type[ToolContext]) -> frozenset[Need]:
 
 
 def context_parameter(tool: str, signature: Signature, what: str) -> type[ToolContext]:
-    """Check the `*, context: ToolContext` parameter of a handler, and return its context type."""
+    """Return the context type of a handler's parameter `*, context: ToolContext`.
+
+    Raises `ToolDefinitionError` if the parameter is missing or invalid.
+    """
     parameter = signature.parameters.get("context")
     if parameter is None:
         if any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
@@ -158,7 +161,7 @@ def context_parameter(tool: str, signature: Signature, what: str) -> type[ToolCo
 def positional(tool: str, signature: Signature, count: int, what: str, form: str) -> list[str]:
     """Return the names of a handler's positional parameters.
 
-    There must be `count` of them besides its context.
+    Raises `ToolDefinitionError` unless the handler takes exactly `count` of them besides its context.
     """
     names: list[str] = []
     for name, parameter in signature.parameters.items():
@@ -191,7 +194,10 @@ def value_type(returns: Any) -> Any:
 
 
 def result_of(tool: str, signature: Signature) -> Any:
-    """Return the `R` of a handler annotated `-> ToolResult[R]`; `Any` if it is not annotated."""
+    """Return the `R` of a handler annotated `-> ToolResult[R]`; `Any` if it is not annotated.
+
+    Raises `ToolDefinitionError` for any other annotation.
+    """
     returns = signature.returns
     is_union = get_origin(returns) in (Union, types.UnionType)
     kinds = get_args(returns) if is_union else (returns,)

@@ -23,7 +23,7 @@ from handrail.workers.front_matter import AttachmentRule
 
 NO_ATTACHMENTS = AttachmentRule(count=0)
 _SHOWN = 16 * 1024
-"""Maximum bytes of attachments that are included in the message. The model reads other texts with a tool."""
+"""Maximum total size, in bytes, of the texts included in the message. The model reads other texts with a tool."""
 _PAGE = 400
 
 
@@ -60,7 +60,7 @@ class WorkerCallWithFiles:
 
 
 def as_argument(given: Any) -> Any:
-    """Convert an attachment to a call's argument. Raises `DefinitionError` for a value of any other type."""
+    """Convert a path, or an attachment, to an argument of a call. Raises `DefinitionError` for any other value."""
     if isinstance(given, str):
         return given
     file = Attachment(given) if isinstance(given, Path) else given
@@ -74,7 +74,10 @@ def as_argument(given: Any) -> Any:
 def accept(
     worker: str, rule: AttachmentRule, given: Sequence[Any], files: Callable[[], Filesystem]
 ) -> tuple[Attachment, ...]:
-    """Return the attachments if the worker's rule allows them. Raises `ToolValidationError` with every problem."""
+    """Return the attachments, with the files that are named by path read. `files` returns the run's filesystem.
+
+    Raises `ToolValidationError` if the worker's rule does not allow them, or if one can't be read.
+    """
     if not given:
         return ()
     if rule.count == 0:
@@ -140,7 +143,7 @@ def _check_size(rule: AttachmentRule, name: str, size: int) -> None:
 
 
 def visible_to(model: Model, attachments: Sequence[Attachment]) -> tuple[Attachment, ...]:
-    """Return the attachments that a worker's model is shown: the pictures, sounds and documents that it takes."""
+    """Return the attachments to send to a worker's model: the images, audio and documents that it accepts."""
     takes = model.traits.takes
     return tuple(each for each in attachments if each.kind != "file" and takes.sends(each))
 
@@ -175,7 +178,7 @@ def _text(attachment: Attachment) -> str | None:
 
 
 def _fenced(text: str) -> str:
-    """Enclose the text in a code fence that is longer than any inside it."""
+    """Enclose the text in a code fence that does not occur in it."""
     fence = "```"
     while fence in text:
         fence += "`"

@@ -28,9 +28,9 @@ def _key(made: Any) -> tuple[str, str]:
 
 @kept(key=_key)
 class WorkerCreated(msgspec.Struct, frozen=True):
-    """A worker that another worker created. Its file exists only in the session.
+    """A worker that another worker created. Its text is kept only in the session's state.
 
-    It is part of the session's state: it is rolled back with the call that created it, and lost with the session.
+    If the call that created it is rolled back, so is this.
     """
 
     creator: str

@@ -78,7 +78,7 @@ def needed(module: str) -> Any:
 
 
 SCHEMA_FILE = Path(__file__).with_name("worker.schema.json")
-"""The schema's file. `# yaml-language-server: $schema=<this file>` points an editor to it."""
+"""The JSON Schema of the front matter. A line `# yaml-language-server: $schema=<this file>` points an editor to it."""
 
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 Count = Annotated[int, Field(ge=0)]
@@ -123,7 +123,7 @@ class SettingsRule(Part):
     cache_ttl: Literal["5m", "1h"] | None = None
 
     def model_settings(self) -> ModelSettings:
-        """Return these settings as a run takes them."""
+        """Return the settings that are set, as `ModelSettings`."""
         given: dict[str, Any] = self.model_dump(exclude_none=True)
         if self.stop is not None:
             given["stop"] = tuple(self.stop)
@@ -189,7 +189,7 @@ class CreationDefaults(Part):
 
 
 def _joined_names(model: object) -> object:
-    """Return a list of models as one text, in which commas separate their names."""
+    """Join a list of model names with commas. Any other value is returned unchanged, for the validation to refuse."""
     if not isinstance(model, list):
         return model
     names = cast("list[object]", model)
@@ -269,7 +269,7 @@ def schema_text() -> str:
 # --- reading ---
 
 MOST_BYTES = 256 * 1024
-"""Maximum size of a worker's file in bytes, because a person should be able to read it."""
+"""Maximum size of a worker's file in bytes."""
 MOST_FRONT_MATTER = 64 * 1024
 _DEEPEST = 24
 
@@ -321,7 +321,7 @@ def read_text(path: Path, find: Finder) -> str | None:
 def parse_file(text: str, find: Finder) -> Text | None:
     """Parse front matter and body, and report every problem to `find`.
 
-    Invalid settings are left out of the result. If nothing can be read, the result is None.
+    Invalid settings are left out. Returns None if the front matter is missing, is too long, or can't be parsed.
     """
     lines = [line.rstrip("\r") for line in text.removeprefix("\ufeff").split("\n")]
     if not _FENCE.match(lines[0]):
@@ -368,9 +368,9 @@ def _validated(data: Any, places: dict[Place, int], find: Finder) -> FrontMatter
 
 
 def _valid_part(data: Any, invalid: set[str]) -> FrontMatter | None:
-    """Return the settings without the invalid ones, so that the rest of the file can be checked; None if none are left.
+    """Return the settings without the invalid ones, so that the rest of the file can be checked.
 
-    The result is locked, because the file may have meant to be.
+    The result is locked, so that no created worker can take the name meanwhile. Returns None if the rest is invalid too.
     """
     if not isinstance(data, dict) or "" in invalid:
         return None
@@ -382,7 +382,7 @@ def _valid_part(data: Any, invalid: set[str]) -> FrontMatter | None:
 
 
 def _line_of(where: str, lines: dict[str, int]) -> int:
-    """Return the line number of a place, or of the nearest place that contains it."""
+    """Return the line number of a place, or of the nearest place that contains it; 1 if there is none."""
     while where and where not in lines:
         where = where[: max(where.rfind("."), where.rfind("["), 0)]
     return lines.get(where, 1)

@@ -36,7 +36,10 @@ class Definition(msgspec.Struct, frozen=True):
 
 
 class Functions:
-    """The functions and tools in a folder's `tools.py`, which is loaded once, as a module with a unique name."""
+    """The functions and tools in a folder's `tools.py`.
+
+    The file is loaded once, on first use, as a module with a unique name. Without the file there are none.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "tools.py"
@@ -50,7 +53,7 @@ class Functions:
         return tuple(self._definitions())
 
     def problems(self) -> Finder:
-        """Return the problems that prevent `tools.py` from being loaded."""
+        """Return the collected problems of loading `tools.py`."""
         self._definitions()
         return self._load_problem
 
@@ -59,7 +62,7 @@ class Functions:
         return 1 if found is None else found.line
 
     def lines_of(self, name: str) -> tuple[int, ...]:
-        """Return the lines on which a name is defined. If there are two or more, nobody knows which one is meant."""
+        """Return the lines on which a name is defined. If there are several, the name is ambiguous."""
         found = self._definitions()[name]
         return tuple(sorted((*found.earlier, found.line)))
 
@@ -102,7 +105,7 @@ class Functions:
 def _defined_in(module: ModuleType, path: Path) -> Mapping[str, Definition]:
     """Return a module's own tools and public functions, by name. Imported ones are left out.
 
-    A tool is the module's own if the module creates it, even if its handler is elsewhere, as that of a `Handoff` is.
+    A tool that the module creates is its own, even if the tool's handler is defined elsewhere, as with a `Handoff`.
     """
     found: dict[str, Definition] = {}
     names = _Names(ast.parse(path.read_bytes()))
@@ -129,7 +132,7 @@ def _add(found: dict[str, Definition], name: str, made: Definition) -> None:
 
 
 class _Names(ast.NodeVisitor):
-    """The names that a module's own statements bind, not those inside its functions and classes."""
+    """The names that a module's statements bind at the top level, outside its functions and classes."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.lines: dict[str, int] = {}
@@ -148,9 +151,9 @@ class _Names(ast.NodeVisitor):
         )
 
     def defined_before(self, name: str, line: int) -> tuple[int, ...]:
-        """Return the lines of the functions with this name that the one on `line` replaces.
+        """Return the lines of the earlier functions with this name that the one on `line` replaces.
 
-        Definitions under a condition do not count.
+        Only unconditional definitions at the top level count.
         """
         lines = [_first_line(each) for each in self._functions if each.name == name]
         return tuple(each for each in lines if each < line) if line in lines else ()
@@ -167,7 +170,7 @@ class _Names(ast.NodeVisitor):
     def visit_FunctionDef(
         self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
     ) -> None:
-        """Skip the body, which binds names of its own."""
+        """Skip the node, because names inside it are not the module's."""
 
     visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = visit_FunctionDef
 
@@ -176,12 +179,12 @@ _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def _first_line(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return the line of a function's first decorator, or of its `def`, as its code object has it."""
+    """Return the line of a function's first decorator, or of its `def`, like `co_firstlineno`."""
     return min(each.lineno for each in (node, *node.decorator_list))
 
 
 def _is_overload(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Return whether a definition only adds a signature to the one that follows."""
+    """Return whether a definition has the decorator `overload`."""
     return any(ast.unparse(each).rpartition(".")[2] == "overload" for each in node.decorator_list)
 
 
@@ -196,7 +199,7 @@ def _is_own(function: Any, module: ModuleType) -> bool:
 
 
 def _home(function: Any) -> str:
-    """Return the name of the module that contains a function's code, whatever a wrapper claims."""
+    """Return the name of the module that contains a function's code, regardless of wrappers around it."""
     body = inspect.unwrap(function)
     namespace: Mapping[str, Any] = getattr(body, "__globals__", {})
     return str(namespace.get("__name__", getattr(body, "__module__", "")))

@@ -23,7 +23,7 @@ MOST_OUTPUT = 200_000
 MOST_ROUNDS = 10_000
 """Maximum number of loop iterations in one rendering."""
 MOST_WORK = 20_000_000
-"""Maximum number of characters that one rendering may process. A loop's body counts again in each iteration."""
+"""Maximum number of characters that loops, `in` and text filters may process in one rendering."""
 MOST_WORDS = 10_000
 """Maximum number of names, values and operators in a template's braces. Text outside the braces is not counted."""
 _DEEPEST_LOOPS = 3
@@ -92,7 +92,10 @@ class Instructions:
         self._template: Any = None
 
     def check(self, find: Finder) -> None:
-        """Report every problem in the template, with its line."""
+        """Report the problems in the template, each with its line.
+
+        If the template can't be parsed or is too large, only that is reported.
+        """
         jinja = needed("jinja2")
         try:
             if _is_large(self._source):
@@ -116,7 +119,7 @@ class Instructions:
             find.add(self._first, f"the template can't be read: {error}", "Write a shorter number.")
 
     def render(self, values: Mapping[str, Any]) -> str:
-        """Render the template. Raises `WorkerError` with the file and the line that failed."""
+        """Render the template. If that fails, raises a `WorkerError` with the file and the line."""
         pieces: list[str] = []
         size = 0
         try:
@@ -166,7 +169,7 @@ class _Meter:
         self._work = MOST_WORK
 
     def each(self, values: Iterable[Any], steps: int) -> Iterator[Any]:
-        """Yield a loop's values, counting each iteration and its work."""
+        """Yield a loop's values, and count each iteration and its work. Raises `ValueError` beyond the limits."""
         for value in values:
             self._rounds -= 1
             if self._rounds < 0:
@@ -181,7 +184,7 @@ class _Meter:
 
 
 def _metered(tree: Any) -> Any:
-    """Insert metering filters into a template's loops and `in` comparisons, and return the template."""
+    """Insert metering filters into the loops and `in` comparisons of a parsed template, and return it."""
     nodes = needed("jinja2.nodes")
     for loop in tree.find_all(nodes.For):
         parts = loop.body if loop.test is None else [*loop.body, loop.test]
@@ -281,7 +284,7 @@ class _Check:
 
 
 def _is_range(node: Any) -> bool:
-    """Return whether a node is `range(...)`."""
+    """Return whether a node is `range(...)` with plain positional arguments."""
     if (
         type(node).__name__ != "Call"
         or node.kwargs
@@ -308,7 +311,7 @@ def _each(context: Any, values: Iterable[Any], steps: int) -> Iterator[Any]:
 
 
 def _within(context: Any, value: Any) -> Any:
-    """Count the work of an `in` test. Only text and lists are allowed, because their length is known."""
+    """Count the work of an `in` test, and return the value. Raises `ValueError` unless the value is text or a list."""
     if not isinstance(value, str | list | tuple):
         raise ValueError("`in` needs a text or a list")
     context[_METER].take(len(cast("str | list[Any]", value)))
@@ -320,7 +323,7 @@ def _is_in(context: Any, value: Any, values: Any) -> bool:
 
 
 def _text(context: Any, value: Any) -> str:
-    """Convert a value to text, and count its length as work."""
+    """Convert a value to text, and count its length as work. Raises `ValueError` beyond the limit."""
     text = str(value)
     context[_METER].take(len(text))
     return text
@@ -345,7 +348,7 @@ def _tojson(context: Any, value: Any) -> str:
 
 
 def _is_odd(value: Any) -> bool:
-    """Return whether an integer is odd.
+    """Return whether an integer is odd. Raises `ValueError` for any other value.
 
     Jinja's own test also computes `text % 2`, which formats the text to any width that the text specifies.
     """

@@ -1,7 +1,7 @@
 """A worker's `output:`, which is a JSON Schema, converted to the type of its answers.
 
-It supports what providers can enforce: objects with named fields, lists, strings, numbers, booleans, enums and
-unions. Anything else is an error, never left unchecked.
+It supports objects, lists, strings, numbers, booleans, null, enums and unions. Any other keyword is reported as a
+problem, because it would not be checked.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _PLAIN: dict[str, Any] = {"string": str, "integer": int, "number": float, "boole
 
 
 class _Answer(BaseModel):
-    """The base class of answers, which validate to plain data in the form that the schema describes."""
+    """Base class of the types of answers. Validation returns plain data, not an instance."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=False)
 
@@ -77,7 +77,7 @@ class _Answer(BaseModel):
 
 
 class _Wrapped(_Answer):
-    """A wrapper for an answer that is not an object, because providers can enforce only objects."""
+    """Base class for answers that are not objects with fields. They are sent in a field, because providers require an object."""
 
 
 def output_type(schema: Mapping[str, Any], refuse: Refuse) -> type[BaseModel] | None:

@@ -69,7 +69,7 @@ class WorkerRunArguments(WorkerArguments, RunArguments, total=False):
 
 
 FILE_SUFFIXES = (".md", ".py")
-"""The suffixes of workers' files and of modules, which no folder of workers may have."""
+"""The suffixes of workers' files and of modules. `handrail new` refuses to create a folder with one."""
 
 
 @checked_arguments
@@ -98,7 +98,10 @@ class WorkerRegistry:
 
     @classmethod
     def of_file(cls, path: str | Path) -> tuple[WorkerRegistry, Worker]:
-        """Return the registry of a file's folder, and the worker in the file. Raises `WorkerError` if the worker has a problem."""
+        """Return the registry of a file's folder, and the worker in the file.
+
+        Raises `WorkerError` if there is no such file, or if the worker has a problem.
+        """
         registry, draft = cls._draft_at(path)
         return registry, registry._worker_of(draft)
 
@@ -261,7 +264,7 @@ class WorkerRegistry:
         return worker
 
     def check(self) -> list[WorkerProblem]:
-        """Return every problem in the folder, file by file."""
+        """Return every problem in the folder, sorted by file and line."""
         _ = self._workers  # some problems are found only when the workers are created
         found = [problem for draft in self._drafts for problem in draft.find.problems]
         found += [problem for draft in self._drafts for problem in draft.unknown_models()]
@@ -269,7 +272,7 @@ class WorkerRegistry:
         return _in_order(found)
 
     def view(self, names: Sequence[str]) -> RegistryView:
-        """Return a read-only view of the workers with these names, for contexts."""
+        """Return a read-only view of the workers with these names. Unknown names are left out."""
         said = {draft.name: draft.description for draft in self._drafts}
         return RegistryView({name: said[name] for name in names if name in said})
 
@@ -296,9 +299,9 @@ class WorkerRegistry:
         return made
 
     def open(self, frame: Frame, /) -> None:
-        """Let every run of an adapter call all workers, as in `Adapter(model, workers=registry)`.
+        """Let a run call every worker in the folder, as in `Adapter(model, workers=registry)`.
 
-        Raises `DefinitionError` if the prompt has a tool with a worker's name.
+        Raises `DefinitionError` if the prompt has a tool with a worker's name that does not itself run an agent or a worker.
         """
         prompt: Any = frame.model.prompt
         offered = (
@@ -314,23 +317,27 @@ class WorkerRegistry:
 
     @asynccontextmanager
     async def enter(self, frame: Frame, /) -> AsyncGenerator[None]:
-        """Let a run of an adapter call all workers. Only a worker's own run reports its messages."""
+        """Let a run call every worker in the folder, as `open` does. Nothing is undone when the run ends."""
         self.open(frame)
         yield
 
     # Workers created in a session.
 
     def created(self, maker: Worker, name: str, session: SessionView) -> Worker | None:
-        """Return the worker with this name that `maker` created in this session, or None."""
+        """Return the worker with this name that `maker` created in this session.
+
+        Returns None if there is none, if the name is locked, or if `maker` may not create workers. Raises
+        `ToolValidationError` if the worker is no longer allowed.
+        """
         if not maker.create or name in self.locked:
             return None
         found = session[WorkerCreated].get((maker.name, name))
         return None if found is None else self.from_text(maker, name, found.text)
 
     def from_text(self, maker: Worker, name: str, text: str) -> Worker:
-        """Create a worker from text that `maker` wrote.
+        """Return the worker that is described by text that `maker` wrote.
 
-        Raises `ToolValidationError` if it would have a right that `maker` lacks, and otherwise with every problem in the text.
+        Raises `ToolValidationError` if the text has problems, or if the worker would have a right that `maker` lacks.
         """
         key = (maker.name, name, text)
         made = self._made.get(key)
@@ -358,7 +365,7 @@ class WorkerRegistry:
     # Runs.
 
     def all_on(self, model: Model | str | None) -> dict[str, Model | str]:
-        """Return a `models=` mapping that runs every worker on one model. For None, it is empty, so that the files decide."""
+        """Return a `models=` mapping that runs every worker on one model. For None it is empty, so the files decide."""
         return {} if model is None else dict.fromkeys(self.names, model)
 
     def run(
@@ -373,6 +380,9 @@ class WorkerRegistry:
         over the files. An attachment is a path on disk (`Path`), the path of one of the run's files (`str`), or an
         `Attachment`. `message_callback` receives every message of this worker and of the workers that it calls. With a
         `journal` the run is recorded, and `resume` can continue it in another process.
+
+        Raises `WorkerError` at once if the worker does not exist, has a problem, has no model, or may not be given one
+        of the attachments.
         """
         check_names("run", WorkerRunArguments, arguments)
         runner, prompt, rendered, rest = self._prepare(name, input, arguments)
@@ -394,7 +404,7 @@ class WorkerRegistry:
     def resume(
         self, name: str, run_id: str, **arguments: Unpack[WorkerResumeArguments]
     ) -> Operation[PromptResponse[Any]]:
-        """Resume a recorded run of a worker, with the attachments that it began with."""
+        """Resume a recorded run of a worker. It has the attachments with which it began."""
         check_names("resume", WorkerResumeArguments, arguments)
         worker = self[name]
         runner, _, rest = self._runner(worker, arguments)
@@ -431,7 +441,10 @@ class WorkerRegistry:
         arguments: WorkerResumeArguments,
         attached: Sequence[Attachment | Path | str] = (),
     ) -> tuple[Adapter, tuple[Attachment, ...], dict[str, Any]]:
-        """Return the adapter that runs a worker, its attachments, and the remaining arguments."""
+        """Return the adapter that runs a worker, its attachments, and the remaining arguments.
+
+        Raises `WorkerError` if there is no model, or if an attachment is not allowed.
+        """
         given = WorkerSettings(worker.name, arguments.get("models") or {}, arguments.get("message_callback"))
         adapter = arguments.get("adapter")
         chosen = (
@@ -469,9 +482,9 @@ def _in_order(problems: Iterable[WorkerProblem]) -> list[WorkerProblem]:
 
 
 def starter_name(missing: str) -> str:
-    """Return the name to suggest for `handrail new` in place of a missing path; "" if that name is taken.
+    """Return the folder name to suggest for `handrail new` if a path is missing; "" if something with that name exists.
 
-    The name of a file is suggested without its suffix.
+    The suffix of a worker's file or of a module is left out.
     """
     name = Path(missing).stem if Path(missing).suffix in FILE_SUFFIXES else missing
     return "" if not name or os.path.lexists(name) else name

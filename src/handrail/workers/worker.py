@@ -72,9 +72,9 @@ class WorkerFolder(Protocol):
         ...
 
     def from_text(self, maker: Worker, name: str, text: str, /) -> Worker:
-        """Create a worker from text that `maker` wrote.
+        """Return the worker that is described by text that `maker` wrote.
 
-        Raises `ToolValidationError` if it would have a right that `maker` lacks, and otherwise with every problem in the text.
+        Raises `ToolValidationError` if the text has problems, or if the worker would have a right that `maker` lacks.
         """
         ...
 
@@ -129,7 +129,7 @@ class Worker:
     _template: Instructions = dataclasses.field(repr=False)
 
     def render(self, input: str, attachments: Sequence[str] = ()) -> Rendered:
-        """Render the instructions for one run. Raises `WorkerError` with the file and the line that failed."""
+        """Render the instructions for one run. Raises `WorkerError` if that fails, or if the result is empty."""
         return Rendered(rendered(self._template, self.name, input, attachments))
 
     def budget(self) -> Budget | None:
@@ -144,11 +144,14 @@ class Worker:
         return None if seconds is None else Deadline.after(seconds, clock=clock)
 
     def find_model(self) -> Model | None:
-        """Return the model that the worker's file names, or None if it names none. Its module may be beside the file."""
+        """Return the model that the worker's file names, or None if it names none.
+
+        The module of a `module:name` may be in the worker's folder. Raises `DefinitionError` if there is no such model.
+        """
         return None if self.model is None else model_named(self.model, self.registry.folder)
 
     def without_model(self) -> WorkerError:
-        """Return the error to raise if no model was named for a run."""
+        """Return the error for a run of this worker for which no model was named."""
         return WorkerError(
             f"no model is set for the worker {self.name!r}. Write `model: provider:name` into "
             f"{self.path}, or give one: model='provider:name'; on the command line, --model provider:name."
@@ -164,7 +167,10 @@ def prompt_of(
     rule: AttachmentRule,
     settings: SettingsRule,
 ) -> Prompt[Any]:
-    """Build a worker's prompt."""
+    """Build a worker's prompt. It has the tool `read_attachment` if the worker may be given files.
+
+    Raises `DefinitionError` if the parts do not fit together, for example if two tools have the same name.
+    """
     extra = [READ_ATTACHMENT] if rule.count else []
     body: Section[Any] = InstructionsSection("Instructions", "instructions", "$instructions")
     given: Any = {} if output is None else {"output": output}
@@ -198,7 +204,7 @@ BUILT_IN: frozenset[str] = frozenset(
 
 
 class Draft:
-    """A worker's file that is checked step by step, and the problems found in it."""
+    """A worker's file while it is checked, with the problems found so far."""
 
     def __init__(self, path: Path, text: str | None, find: Finder) -> None:
         self.path = path
@@ -290,7 +296,7 @@ class Draft:
         self.refuse(where, f"there is no function {name!r} defined in {functions.path.name}", hint)
 
     def check_against(self, drafts: Sequence[Draft], functions: Functions) -> None:
-        """Report names that are used twice, and workers that do not exist."""
+        """Report if another worker or a function has the draft's name, or if a worker that it lists does not exist."""
         for other in drafts:
             if other is not self and other.name == self.name:
                 self.refuse("name", f"{other.path} is also a worker named {self.name!r}", "Rename one.")
@@ -306,9 +312,9 @@ class Draft:
                 self.refuse(f"workers[{index}]", problem, suggest(name, names))
 
     def unknown_models(self) -> list[WorkerProblem]:
-        """Return a problem for each model of an unknown provider.
+        """Return a problem for each model in the file whose name is malformed, or names no known provider or module.
 
-        The worker may still run: a caller may name another model, so this is reported only by a check.
+        Only a check reports these problems, because the worker can still run on another model that its caller names.
         """
         if self.text is None:
             return []
@@ -394,10 +400,10 @@ def _over(defaults: CreationDefaults, own: CreationDefaults | None) -> CreationD
 
 
 def policies_of(worker: str, given: list[Any] | None, refuse: Refuse) -> tuple[ToolPolicy, ...]:
-    """Create a worker's policies.
+    """Create a worker's policies, and report invalid ones with `refuse`. The default is a `CapabilityPolicy`.
 
-    A policy's state is stored under the policy's name. The name includes the worker's, so that workers share no state,
-    except that of `read_before_write`.
+    A policy's state is stored under the policy's name. Except for `read_before_write`, that name includes the
+    worker's name, so that workers do not share the state.
     """
     if given is None:
         return (CapabilityPolicy(name=f"{worker}.capability"),)

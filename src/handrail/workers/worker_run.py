@@ -135,14 +135,14 @@ class WorkerRun:
 
 
 def worker_tool(worker: Worker, find: Callable[[], Worker]) -> AgentTool:
-    """Create a tool that calls a worker."""
+    """Create a tool that calls a worker. `find` returns the worker to run when the tool is called."""
     return tool_for(worker.name, worker.description, worker.attachments, worker.effect, find)
 
 
 def tool_for(
     name: str, description: str, rule: AttachmentRule, effect: Effect, find: Callable[[], Worker]
 ) -> AgentTool:
-    """Create a tool that looks up its worker when it is called."""
+    """Create a tool that calls a worker. `find` is called to look it up at each call, and may raise."""
 
     async def handler(params: Any, *, context: ToolContext) -> ToolResult[Any]:
         return await run_nested(find(), params, context)
@@ -159,7 +159,10 @@ def tool_for(
 
 
 async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolResult[Any]:
-    """Run a worker inside a call that the gate has allowed. Raises `NotSupported` in a context that no gate made."""
+    """Run a worker inside a call that the gate has allowed.
+
+    Raises `NotSupported` if no gate made the context, and `ToolValidationError` if an attachment is not allowed.
+    """
     call = context._source  # pyright: ignore[reportPrivateUsage]  # the run is nested in this call's frame
     if not isinstance(call, Attempt):
         raise NotSupported("adapter", "Call the worker through a gate.")
@@ -190,10 +193,10 @@ async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolR
 async def _attachments(
     worker: Worker, given: Sequence[Any], call: Attempt, context: ToolContext
 ) -> tuple[Attachment, ...]:
-    """Return the files that a call gives to a worker.
+    """Return the files that a call gives to a worker. Raises `ToolValidationError` if one is not allowed.
 
-    Files that are named by path may change later, so their bytes are recorded. A call that is entered again gives the
-    worker the recorded ones.
+    Files that are named by path may change later. So their bytes are recorded, and a call that is run again after a
+    restart uses the recorded bytes.
     """
     log, place = call.frame.log, call.place
     recorded = log.find("attachments", place, list[Attachment])

@@ -22,7 +22,10 @@ SECRET = "the secret outside"
 
 @pytest.fixture(params=["openat2", "by steps"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run each test twice: with paths opened by `openat2`, and with paths opened one component at a time."""
+    """Run each test twice: with paths opened by `openat2`, and with paths opened one component at a time.
+
+    Skips the first if the kernel has no `openat2`.
+    """
     if request.param == "openat2":
         if not jail.has_openat2:
             pytest.skip("this kernel has no openat2")
@@ -156,7 +159,10 @@ def attack(world: World, files: Any, path: str, verb: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS, ids=[f"{number}" for number in range(len(PATHS))])
 def test_a_path_out_is_refused(world: World, path: str):
-    """Operations refuse invalid paths and paths that lead outside the folder. Nothing outside is read or changed."""
+    """No operation reads or changes anything outside the folder by a path that leads out.
+
+    Most operations refuse such a path.
+    """
     for verb, do in VERBS.items():
         if "glob" in verb or "grep" in verb or "inside" in verb or verb in ("mkdir", "move in", "move out"):
             continue

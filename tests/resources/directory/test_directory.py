@@ -483,15 +483,18 @@ def test_a_read_only_folder_is_said_so(tmp_path: Path):
         except OSError as error:
             print(error)
     """)
-    mount = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && exec "$2" -c "$3" "$1"'
+    mount = 'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1"'
     unshare = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-r", "-m"]
-    ran = subprocess.run(
-        [*unshare, "sh", "-ec", mount, "sh", str(tmp_path / "root"), sys.executable, script],
-        capture_output=True,
-        text=True,
-    )
-    if ran.returncode:
-        pytest.skip(f"nothing can be mounted here: {ran.stderr}")
+
+    def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [*unshare, "sh", "-ec", code, "sh", str(tmp_path / "root"), *arguments]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    mounted = run(mount)
+    if mounted.returncode:
+        pytest.skip(f"nothing can be mounted here: {mounted.stderr}")
+    ran = run(f'{mount} && exec "$2" -c "$3" "$1"', sys.executable, script)
+    assert ran.returncode == 0, ran.stderr
     assert ran.stdout == f"1\n'.': '{tmp_path}/root' is read-only. Make it writable, or use another folder\n"
 
 

@@ -1,4 +1,4 @@
-"""A full disk never costs old bytes: what a call replaced is found afterwards, whenever the room ran out."""
+"""A full disk never loses old bytes: whenever the disk fills up, what a call replaced is kept."""
 
 import errno
 import os
@@ -47,10 +47,10 @@ def undo_on_a_full_disk(folder: Path, what: str) -> subprocess.CompletedProcess[
 @pytest.mark.once
 @pytest.mark.parametrize("what", ["bytes", "names"])
 def test_old_bytes_are_found_whenever_the_disk_fills_up_during_an_undo(tmp_path: Path, what: str):
-    """If the disk is really full from any operation of an undo on, the undo does all or nothing and can be repeated.
+    """Whichever operation of an undo the disk fills up at, the undo does all or nothing, and can be repeated.
 
-    That holds whether the disk runs out of bytes or of inodes, and for calls with and without a journal on the same
-    disk.
+    This holds whether the disk runs out of bytes or of inodes, and for calls with and without a journal on
+    the same disk.
     """
     ran = undo_on_a_full_disk(tmp_path, what)
     kinds = [line.split()[0] for line in ran.stdout.splitlines()]

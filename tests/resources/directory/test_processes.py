@@ -37,7 +37,8 @@ COUNTS = (
 @pytest.mark.timeout(36_000 if DEEP else 120)
 @pytest.mark.parametrize("journaled", ["no", "yes"])
 def test_processes_lose_nothing(tmp_path: Path, journaled: str):
-    """Processes that change shared files, are killed and go on lose no update, leave no torn file and report no false failure.
+    """Processes that change shared files, and are killed and restarted, lose no update, leave no torn file
+    and report no false failure.
 
     What an editor saves to one of the files is not lost either.
     """

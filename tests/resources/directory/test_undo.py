@@ -124,7 +124,7 @@ def test_old_bytes_are_found_after_any_failure_of_an_undo(tmp_path: Path, how: s
 
 @pytest.mark.parametrize("at", range(1, 5))
 def test_an_undo_on_a_full_disk_can_be_repeated(tmp_path: Path, at: int):
-    """An undo that fails because the disk is full says so, changes nothing, and succeeds once there is room again."""
+    """An undo that fails because the disk is full says so, changes nothing, and succeeds once space is free again."""
     scene = Scene(tmp_path)
     scene.fail(at, "from then on")
     with pytest.raises(FileError, match="the disk is full"):

@@ -50,7 +50,10 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
 
 @pytest.fixture(params=WALLS)
 def walls(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run each test with every kind of isolation that the current user can have, not only with the default one."""
+    """Run each test with every kind of isolation that the current user can have, not only with the default one.
+
+    Skips the test if commands can't be contained here.
+    """
     found = probe(tmp_path)
     if not found.contained:
         pytest.skip("; ".join(found.missing))

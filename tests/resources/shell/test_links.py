@@ -19,7 +19,10 @@ WAYS = ["overlay", "copy", "without a sandbox"]
 
 @pytest.fixture(params=WAYS)
 def shell(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
-    """Return a shell for each way in which a command can see its folder."""
+    """Return a shell for each way in which a command can see its folder.
+
+    Skips the ways that are not available here.
+    """
     if request.param == "without a sandbox":
         support = Support("none", False, ("namespaces of its own: no",))
         monkeypatch.setattr(execution_module, "probe", lambda folder: support)

@@ -53,7 +53,8 @@ def statements() -> Iterator[str]:
 def create_tables(connection: PostgresConnection, shown: str, schema: str) -> bool:
     """Create the tables in an empty schema and return True. If there are tables, check them and return False.
 
-    Raises `JournalError` for a schema that is not a journal's, has a different version, or has triggers or other code.
+    Raises `JournalError` for a schema that is not a journal's, has a different version, lacks a table, or contains
+    triggers or other code.
     """
     found: dict[str, str] = dict(connection.execute(_FOUND, (schema,)).fetchall())
     if found and (found.get("about") != "r" or found.get("records") != "r"):

@@ -83,7 +83,7 @@ class Area:
         return self._folder
 
     def at(self, folder: Path) -> Area:
-        """Return an area for a different staging folder of the same root."""
+        """Return the area of the same root with this staging folder, which may be this area itself."""
         return self if folder == self.folder else Area(self.jail, self.disk, folder, self._clock, self._keep)
 
     @cached_property
@@ -92,7 +92,7 @@ class Area:
         return History(self.folder / "done", self.disk, self._clock, *self._keep)
 
     def is_own(self) -> bool:
-        """Return whether the staging folder exists and belongs to this root. If so, the root's id is known."""
+        """Return whether the staging folder exists and belongs to this root. If so, sets `root_id`."""
         found = read_identity(self.folder)
         if found is None or not belongs(found, self.folder, status_of(self.jail.fd)):
             return False
@@ -145,7 +145,8 @@ class Area:
     def _make_part(self) -> Path:
         """Create and lock a folder for this process.
 
-        Before it is locked, a different process may take it for that of a dead one and remove it.
+        Before it is locked, a different process may take it for that of a dead one and remove it. A new one is created
+        then. Raises `FileError` if this happens too often.
         """
         for _ in range(_TRIES):
             for folder in (self.folder, self.folder / "at-work", self.folder / "done"):
@@ -293,8 +294,9 @@ class Area:
         self.forget_part(part)
 
     def forget_part(self, part: Path) -> None:
-        """Remove a process's folder, unless it contains a commit that a journal may have recorded, an undo, or a commit
-        that this user's Handrail did not make.
+        """Remove a process's folder, unless something in it may still be needed.
+
+        That is a commit that a journal may have recorded, an undo, or a commit that this user's Handrail did not make.
         """
         kept = (*part.glob(f"{_COMMIT}-*"), *part.glob(f"{_UNDO}*"))
         if not any(any(folder.iterdir()) for folder in kept) and not any(map(is_foreign, part.iterdir())):

@@ -339,7 +339,10 @@ class Commit:
         return found is None and bool(_identity_at(self.folder / step.slot))
 
     def _do(self, step: Step, folders: Folders) -> None:
-        """Do one step. Does nothing if the folder that it creates already exists."""
+        """Do one step. Does nothing if the folder that it creates already exists.
+
+        Raises `Unexpected` if the disk does not have what the step expects.
+        """
         path = step.path
         if reserved_in(path):
             raise Unexpected  # no call makes such a step, so someone has changed the manifest

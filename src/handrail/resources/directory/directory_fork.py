@@ -164,7 +164,7 @@ class DirectoryFork(Linked, FileFork):
         return {path: program for path, program in found.items() if program}
 
     def _run_by_repository(self, path: str, is_link: bool) -> str:
-        """Return the program that runs a file of a bare git repository, whatever the repository's folder is called, or ""."""
+        """Return the program that runs a file of a bare git repository, in a folder of any name; "" if there is none."""
         for folder in ("", *ancestors(path)):
             program = run_by(f".git/{path[len(folder) + 1 if folder else 0 :]}", is_link=is_link)
             if program and self._look(folder, "HEAD").version:
@@ -179,6 +179,7 @@ class DirectoryFork(Linked, FileFork):
         Returns the manifest, from which another process can finish the commit, or None if there is nothing
         to commit. `key` names the call and the journal that will record it. Without a journal, the commit
         counts as made as soon as anything is renamed. With `synced`, the staged files survive a power cut.
+        Raises `ContextError` unless the fork is prepared, and `FileError` if the disk reports an error.
         """
         with self._shared.lock:
             if self._state != PREPARED or self._line:
@@ -262,7 +263,8 @@ class DirectoryFork(Linked, FileFork):
         """Return the layers to mount so that a command sees this fork and writes into it.
 
         All changes so far are written to disk. The layers of outer forks do not change while this fork exists. Only
-        one command may run at a time, and nothing else may change this fork before `absorb`.
+        one command may run at a time, and nothing else may change this fork before `absorb`. Raises `ContextExpired` if
+        this fork accepts no more changes.
         """
         with self._shared.lock:
             self._enter()
@@ -286,7 +288,7 @@ class DirectoryFork(Linked, FileFork):
         `mounted_at` is `Layers.mounted_at`. Returns the paths taken over, sorted; a folder's path ends in `/`.
         Raises `Conflict` with the paths that someone else has also changed since the mount, because the command may
         have seen either version, and `FileError` for a device, which could lead out of the folder. Nothing is taken
-        over then, and the fork must be dropped.
+        over then, and the fork must be dropped. Raises `ContextError` if `layers` has not been called.
         """
         with self._shared.lock:
             self._enter()

@@ -115,7 +115,8 @@ class DirectoryFilesystem(Linked):
 
         Call ids repeat between conversations, so pass the id of the call's run, and the id of its journal if the run
         was recorded. `handrail.runs.undo` does this, and also tells the model. Raises `UndoRefused` if the commit is
-        no longer kept, or if someone has changed its paths since; the error then lists them.
+        no longer kept, or if someone has changed its paths since; the error then lists them. Raises `Conflict` if a
+        prepared fork is about to change one of its paths.
         """
         ground = self._ground
         with ground.lock:
@@ -251,7 +252,10 @@ def _open(root: str | os.PathLike[str]) -> Jail:
 
 
 def _ignores_case(jail: Jail) -> bool:
-    """Return whether the folder ignores case. Writes nothing: it checks the folder's flags and existing names."""
+    """Return whether the folder is known to ignore case.
+
+    Writes nothing: it checks the folder's flags and existing names.
+    """
     try:
         fd = jail.folder(".", os.O_RDONLY)
     except OSError:

@@ -6,7 +6,7 @@ it away may use or remove it.
 
 The history is limited in calls and in bytes. Files that also exist elsewhere, such as one that a call has moved, don't
 count. If the bytes exceed their limit, a commit that takes more than half of the limit is removed first, or else the
-oldest one. So one large call can't displace all others. An empty file remains of what did not fit, so that undo can say so.
+oldest one. So one large call can't displace all others. An empty file replaces what did not fit, so that undo can say so.
 """
 
 from __future__ import annotations

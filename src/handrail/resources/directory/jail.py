@@ -149,7 +149,10 @@ def _rename(source: int, name: str, target: int, new_name: str, how: int) -> Non
 
 
 def _move_by_link(source: int, name: str, target: int, new_name: str) -> None:
-    """Emulate `move_into` with a hard link, which fails if the target exists. A folder is renamed after a check."""
+    """Emulate `move_into` with a hard link. A folder is renamed after a check.
+
+    Raises `FileExistsError` if the target exists.
+    """
     try:
         os.link(name, new_name, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
     except (
@@ -208,7 +211,8 @@ class Jail:
     def look(self, path: str) -> Found | None:
         """Return what is at a path, without following links.
 
-        Returns None if nothing is there, or if the path contains a reserved name or crosses a link.
+        Returns None if nothing is there, or if the path contains a reserved name or crosses a link. Raises `FileError` if
+        the disk reports an error.
         """
         if RESERVED in path and reserved_in(path):
             return None
@@ -247,7 +251,7 @@ class Jail:
     def scan(self, path: str) -> Iterator[tuple[str, str]]:
         """Yield each name in a folder with its kind: `file`, `folder`, `link` or `other`.
 
-        Yields nothing if the folder does not exist.
+        Reserved names are left out. Yields nothing if the folder does not exist. Raises `FileError` if it can't be read.
         """
         try:
             fd = self.folder(path, os.O_RDONLY)
@@ -264,7 +268,10 @@ class Jail:
             os.close(fd)
 
     def find_reserved(self, path: str) -> str:
-        """Return the path of a reserved name in a folder, at any depth, or "" if there is none."""
+        """Return the path of a reserved name in a folder, at any depth, or "" if none is found.
+
+        Folders that can't be read are skipped.
+        """
         pending = [path]
         while pending:
             folder = pending.pop()
@@ -284,7 +291,10 @@ class Jail:
         return ""
 
     def read(self, path: str, version: int, limit: int) -> bytes:
-        """Read a file. Raises `Conflict` if it no longer has this version, and `FileLimitReached` above `limit` bytes."""
+        """Read a file. Raises `Conflict` if it no longer has this version, and `FileLimitReached` above `limit` bytes.
+
+        Raises `FileError` if it can't be read or is not a regular file.
+        """
         if RESERVED in path and reserved_in(path):
             raise Conflict([path])
         try:
@@ -331,7 +341,7 @@ def _kind(entry: os.DirEntry[str]) -> str:
 
 
 def refusal(path: str, error: OSError) -> FileError:
-    """Convert an `OSError` from the disk to a `FileError` that says what the caller can do."""
+    """Convert an `OSError` from the disk to a `FileError`. For the common errors, it says what the caller can do."""
     if error.errno in (errno.EACCES, errno.EPERM):
         return FileError(
             path or ".",

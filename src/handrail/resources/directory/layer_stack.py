@@ -167,7 +167,10 @@ class Upper:
             yield Entry(path, "gone")
 
     def _entries(self, folder: str) -> list[Entry]:
-        """Return the entries of a folder, sorted. What commands write to reserved names is left out, and so discarded."""
+        """Return the entries of a folder, sorted. What commands write to reserved names is left out, and so discarded.
+
+        Raises `FileError` if the path is too long, or if the folder can't be read.
+        """
         if len(folder) > MAX_PATH:
             problem = f"a command nested its folders too deeply. Keep paths below {MAX_PATH} bytes"
             raise FileError(f"{folder[:_SHOWN]}…", problem)
@@ -324,7 +327,10 @@ class LayerStack:
 
 
 def copy_out(jail: Jail, area: Area, content: OnDisk, path: Path) -> None:
-    """Copy a file to a path, from the folder or from the layer to which a command wrote it. A pipe or a socket is created."""
+    """Copy a file to a path, from the folder or from the layer to which a command wrote it.
+
+    A pipe or a socket is created anew. Raises `FileError` for a device.
+    """
     if isinstance(content, Special):
         if content.kind == "device":
             raise FileError(content.path, "this is a device, which can't be copied. Leave it where it is")

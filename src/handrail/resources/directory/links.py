@@ -61,7 +61,7 @@ class Ground(Shared):
         return self.jail.read(path, version, self.limits.max_file_size)
 
     def attributes(self, path: str) -> Attributes:
-        """Return the extended attributes that a copy of a file in the folder should have."""
+        """Return the extended attributes that a copy of a file in the folder should have. Without a file, there are none."""
         facts = self.jail.facts(path)
         return () if facts is None else facts.attributes
 
@@ -101,7 +101,10 @@ class Ground(Shared):
 
 
 def _startup_names(root: str | Path) -> Collection[str]:
-    """Return the names in the root that a startup file's path begins with. A large folder is not listed: its names are looked up."""
+    """Return the names in the root with which the path of a startup file begins.
+
+    A small root is listed. In a large one, each known name is looked up.
+    """
     if os.stat(root).st_size <= _SMALL_FOLDER:
         return PLACES.keys() & os.listdir(root)
     return [name for name in PLACES if os.path.lexists(os.path.join(root, name))]
@@ -131,7 +134,10 @@ class Linked(Layer):
     # --- resolution -------------------------------------------------------------------------------
 
     def _followed(self, path: str, *, last: bool = True) -> str:
-        """Return a path with its links resolved. With `last=False`, a link at the end is not resolved."""
+        """Return a path with its links resolved. With `last=False`, a link at the end is not resolved.
+
+        Raises `PathRefused` if a link leads out of the root, or if there are too many links or a hidden name.
+        """
         at = parse_path(path)
         self._enter()
         self._ground.refuse_hidden(at.path)
@@ -148,7 +154,10 @@ class Linked(Layer):
         return f"{found or '.'}/" if at.as_folder else found or "."
 
     def resolved(self, path: str, /) -> str:
-        """Return where a path leads in this layer: normalized, with every link resolved."""
+        """Return where a path leads in this layer: normalized, with every link resolved.
+
+        Raises `PathRefused` if it leads out of the root.
+        """
         with self._shared.lock:
             return parse_path(self._followed(path)).path
 
@@ -178,7 +187,10 @@ class Linked(Layer):
         return folder
 
     def _target(self, given: str, node: Node, names: deque[str]) -> bool:
-        """Prepend a link's target to the remaining names. Returns True if the target is absolute."""
+        """Prepend a link's target to the remaining names. Returns True if the target is absolute.
+
+        Raises `PathRefused` if an absolute target leads out of the root.
+        """
         target: str = getattr(node.data, "target", "")
         absolute = target.startswith("/")
         if absolute:
@@ -197,7 +209,10 @@ class Linked(Layer):
             return self._loaded(self._followed(path))
 
     def _loaded(self, path: str) -> bytes:
-        """Read a file whose path crosses no links. If it changes during its first read, it is read again."""
+        """Read a file whose path crosses no links. If it changes during its first read, it is read again.
+
+        Raises `Conflict` if it keeps changing, or if it has changed since an earlier read.
+        """
         at = parse_file_path(path)
         pinned = self._is_pinned(at.folder, at.name)
         for _ in range(_TRIES):
@@ -244,7 +259,7 @@ class Linked(Layer):
                 return None
 
     def _kinds(self, folder: str) -> Mapping[str, bool]:
-        """Return the names in a folder, each with whether it is a folder.
+        """Return the names in a folder, each with whether it is a folder. Empty if the path can't be used.
 
         Links to folders are omitted, so that a search does not descend through links, which could form a cycle.
         """

@@ -31,7 +31,10 @@ from handrail.resources.paths import on_disk, split
 
 
 def stage_commit(jail: Jail, area: Area, over: Over, key: CallKey, *, synced: bool) -> Commit | None:
-    """Write everything that a commit of these changes needs. Returns None if there is nothing to commit."""
+    """Write everything that a commit of these changes needs to the staging folder. Returns None without changes.
+
+    Raises `Conflict` if a file has changed meanwhile, and `FileError` if the disk reports an error.
+    """
     changes = list(in_order(over))
     if not changes:
         return None
@@ -91,7 +94,7 @@ class _Stager:
         self._slots = 0
         self._known: set[str] = {""}
         self._born: dict[str, Facts | None] = {"": born_in(f"/proc/self/fd/{jail.fd}", root)}
-        """What each folder that was looked at passes on to new files in it."""
+        """For each folder that was looked at, the facts that new files in it inherit, or None if they inherit none."""
 
     def steps(self, changes: list[Change], over: Over) -> tuple[Step, ...]:
         steps: list[Step] = []
@@ -145,9 +148,10 @@ class _Stager:
 
     @contextlib.contextmanager
     def _birthplace(self, slot: str, path: str, facts: Facts | None) -> Generator[Path]:
-        """Provide the path at which to create what belongs in a slot. Afterwards, it is moved to the slot.
+        """Yield the path at which to create the content of a slot, and then move it to the slot.
 
-        The path is in a folder that passes on what the file's own folder passes on to new files in it.
+        If new files in the file's own folder inherit facts, such as its group, the path is in a temporary folder from
+        which they inherit the same. Otherwise, it is the slot itself.
         """
         at = self.folder / slot
         born = None if facts is not None and facts.gid >= 0 else self._born[split(path)[0]]
@@ -162,7 +166,10 @@ class _Stager:
         os.rmdir(nursery)
 
     def _bring(self, data: OnDisk, slot: Path) -> None:
-        """Stage a file: move it if a command created it, and link or copy it otherwise. A new pipe or socket is created."""
+        """Stage a file: move it if a command created it, and link or copy it otherwise. A new pipe or socket is created.
+
+        Raises `Conflict` if the file has changed since it was read.
+        """
         if isinstance(data, Special) and data.is_new:
             self._area.disk.special(slot, data.found)
             write_attributes(slot, data.facts.attributes)

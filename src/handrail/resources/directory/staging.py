@@ -189,7 +189,7 @@ def _is_private(staging: os.stat_result, root: FolderStatus) -> bool:
 
 
 def _put(staging: Path, identity: Identity, *, replace: bool) -> None:
-    """Write an identity atomically. If several processes try, the first one wins, unless an unreadable one is replaced."""
+    """Write an identity atomically. Unless `replace` is set, an existing one is kept, if the disk has hard links."""
     made = staging / f"{IDENTITY}.{random_id()}"
     fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -40,7 +40,10 @@ _PACKAGE = Path(__file__).parents[2]
 
 
 class Keeper:
-    """The running keeper: its process and the socket that requests are sent on."""
+    """The running keeper: its process and the socket that requests are sent on.
+
+    Raises `ShellUnavailable` if it can't be started.
+    """
 
     __slots__ = ("_process", "_requests")
 
@@ -91,7 +94,8 @@ _lock = threading.Lock()
 def launch(request: Request, stdin: int, output: int) -> socket.socket:
     """Start a command. Returns a socket that receives the keeper's reply; shutting it down ends the command.
 
-    The command also ends when this process ends, even by `kill -9`.
+    The command also ends when this process ends, even by `kill -9`. Raises `ShellUnavailable` if the keeper can't be
+    started.
     """
     global _keeper
     ours, theirs = socket.socketpair()
@@ -249,9 +253,9 @@ class Outcome(NamedTuple):
 def execute(request: Request, stdin: bytes, timeout: float, limit: int, stop: Stop, clock: Clock) -> Outcome:
     """Run a command until it ends. When this returns or raises, nothing that the command started is still running.
 
-    Only a process that is stuck in the kernel can remain, and then `ShellError` is raised. If `stop` is requested, the
-    command is killed and `CommandStopped` is raised. Output is read as it arrives,
-    so the command never blocks on it and memory stays bounded.
+    Only a process that is stuck in the kernel can remain, and then `ShellError` is raised. After `timeout` seconds the
+    command is killed. If `stop` is requested, the command is killed and `CommandStopped` is raised. Output is read as it
+    arrives, so the command never blocks on it. At most `limit` bytes of it are kept.
     """
     with contextlib.ExitStack() as closing:
         process = _Process(request, stdin, limit, closing)

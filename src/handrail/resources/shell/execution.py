@@ -285,7 +285,7 @@ class Execution:
             reply.limit and not reply.used
         ):  # the kernel killed a process for lack of memory, and the command may have continued without it
             return f"{self.settings.limits.for_folder(self.layers.upper).memory >> 20} MiB of memory"
-        return reply.used if reply.limit else ""
+        return reply.used
 
     def _problem(self, reply: Reply) -> Exception:
         """Return the exception for the setup step that failed."""
@@ -315,10 +315,13 @@ class Execution:
         return f"the program {program!r}, or the interpreter its first line names, is not installed here"
 
     def _notes_on(self, code: int, reply: Reply) -> tuple[str, ...]:
-        """Return a note if the command may have failed to start processes or to find a program in a hidden folder."""
-        if reply.used and not reply.limit:
+        """Return a note if the command may have failed to start processes, or to find a program in a hidden folder.
+
+        Otherwise, returns none.
+        """
+        if reply.near and not reply.limit:
             return (
-                f"It came close to its limit of {reply.used}, and may have failed to start some of them.",
+                f"It came close to its limit of {reply.near}, and may have failed to start some of them.",
             )
         folders = hidden_search(self._search, self._seen) if code == _NOT_FOUND else ()
         if not folders:

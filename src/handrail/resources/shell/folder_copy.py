@@ -218,7 +218,10 @@ class Copy:
             _copy_metadata(self._target, self._upper)
 
     def _settle(self, path: str, lowers: Sequence[str]) -> Iterator[tuple[str, Sequence[str]]]:
-        """Update one folder of the upper layer. Yields its subfolders, with their lower layers."""
+        """Update one folder of the upper layer. Yields its subfolders, with their lower layers.
+
+        Raises `OSError` if its path is too long.
+        """
         if len(path) > MAX_PATH:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         prefix = f"{path}/" if path else ""

@@ -262,7 +262,7 @@ def _wait(command: int, usage: Usage, control: socket.socket) -> int:
         while True:
             child, status = os.waitpid(-1, os.WNOHANG)
             if child == command:
-                _say(control, Reply(used=usage.near))
+                _say(control, Reply(near=usage.near()))
                 return status
             if not child:
                 break
@@ -273,7 +273,10 @@ def _wait(command: int, usage: Usage, control: socket.socket) -> int:
 
 
 def _spawn(request: Request, actions: list[tuple[int, int, int]]) -> int:
-    """Start the command's program and return its process id. A name without `/` is looked up in the command's own PATH."""
+    """Start the command's program and return its process id. A name without `/` is looked up in the command's own PATH.
+
+    Raises `OSError` if there is no such program or it can't be started.
+    """
     program = request.argv[0]
     if "/" not in program:
         for folder in request.environment.get("PATH", "").split(":"):
@@ -297,7 +300,7 @@ def _wait_unsandboxed(command: int, control: socket.socket) -> int:
     """Wait until the command ends, its caller hangs up or the keeper ends. Then kill all of the command's descendants.
 
     By then the descendants are children of this process. It does not die with the keeper, because the descendants
-    would survive it. It watches the keeper instead.
+    would survive it. It watches the keeper instead. Returns the command's wait status.
     """
     poll = select.poll()
     poll.register(os.pidfd_open(command), select.POLLIN)

@@ -77,7 +77,9 @@ for _function in (_before_fork, _after_fork_here, _after_fork_there):
 
 
 def fork_into(namespaces: int) -> tuple[int, int]:
-    """Fork a child into new namespaces. Returns its process id and pidfd; in the child, returns zeros.
+    """Fork a child into new namespaces. Returns its process id and pidfd. In the child, returns zeros.
+
+    Raises `OSError` if the kernel refuses.
 
     Like `os.fork`, it requires a process with one thread. `unshare` would need a second fork, because a process
     never enters a new PID namespace itself.

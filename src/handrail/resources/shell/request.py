@@ -92,7 +92,9 @@ class Reply(NamedTuple):
     limit: str = ""
     """The limit for which the command was ended: memory, cpu, disk or processes."""
     used: str = ""
-    """What the limit allows, such as `512 MiB of memory`. Without `limit`, the command only came close to it."""
+    """What that limit allows, such as `512 MiB of memory`. It is empty if the kernel enforced the limit."""
+    near: str = ""
+    """A limit at which the command may have failed to start processes, such as `1024 processes and threads`."""
     failed: str = ""
     """The step that failed: namespaces, layers, mounts, overlay, privileges, folder, exec or keeper."""
     error: int | None = None
@@ -167,7 +169,7 @@ _SYSTEM_SECRETS = (
 
 
 def clean_environment(home: str, temporary: str) -> dict[str, str]:
-    """Return a command's environment: a few harmless variables that programs need, and no others."""
+    """Return a command's environment: a few harmless variables of this process, TERM, PATH, HOME and TMPDIR."""
     kept = {
         name: value
         for name, value in os.environ.items()

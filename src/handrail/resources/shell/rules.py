@@ -232,7 +232,7 @@ class Rules:
 
     @property
     def worded(self) -> tuple[str, ...]:
-        """Each rule as the command line it allows. `…` stands for any further arguments."""
+        """Each rule as the command line it allows, or `any command`. `…` stands for any further arguments."""
         return tuple(str(rule) if rule.matches(()) is False else "any command" for rule in self._rules)
 
     def check(self, argv: Sequence[str]) -> None:

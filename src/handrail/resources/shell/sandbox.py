@@ -86,7 +86,10 @@ def _put(path: str, content: str) -> None:
 
 
 def enter_sandbox(request: Request) -> str:
-    """Set up the sandbox, as the first process of the namespaces. Returns the filesystem type of the command's folder."""
+    """Set up the sandbox, as the first process of the namespaces. Returns the filesystem type of the command's folder.
+
+    Raises `StepFailed` if a step fails.
+    """
     os.umask(0o022)
     with step("layers"):
         opened = open_layers(request)
@@ -136,7 +139,10 @@ def limit(request: Request) -> None:
 
 
 def drop_privileges(request: Request) -> None:
-    """Permanently drop the privileges that could undo the sandbox, and filter system calls."""
+    """Permanently drop the privileges that could undo the sandbox, and filter system calls.
+
+    Raises `StepFailed` if that fails, or if abstract sockets of the host's network can't be blocked.
+    """
     with step("privileges"):
         kernel.drop_privileges(KEPT_CAPABILITIES if os.geteuid() == 0 else 0)
         kernel.forbid_tracing()

@@ -104,10 +104,12 @@ class Shell:
         """Run a command in the folder, or in `cwd` below it, and wait until everything it started has ended.
 
         If a command fails or times out, the `CommandResult` says so. Raises `CommandRefused` if no rule allows the
-        command, `CommandMissing` if there is no such program, and `ShellUnavailable` if it can't be sandboxed here. In
-        these cases the command has not run. Commands on the same upper layer run one at a time, and waiting for a turn
-        does not count towards the timeout. On cancellation, `run` ends the command before it raises, and the caller must
-        discard the upper layer.
+        command, `CommandMissing` if there is no such program, `ShellUnavailable` if it can't be sandboxed here, and
+        `FileError` if it can't run in `cwd`. In these cases the command has not run. Raises `ShellError` if it can't be
+        started, or if it is unknown how it ended.
+
+        Commands on the same upper layer run one at a time, and waiting for a turn does not count towards the timeout. On
+        cancellation, `run` ends the command before it raises, and the caller must discard the upper layer.
         """
         self.rules.check(argv)
         data = stdin.encode() if isinstance(stdin, str) else stdin or b""

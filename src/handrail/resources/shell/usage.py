@@ -41,11 +41,14 @@ class Usage:
         self._checks = self._next_walk = 0
         self._peak = 0
 
-    @property
     def near(self) -> str:
-        """The limit on processes, as text, if the command came close enough to it that a fork may have failed, or ""."""
+        """Return the limit on processes, as text, if the command came so close to it that a fork may have failed, or "".
+
+        Processes that the command has left running count too.
+        """
+        tasks, _, _ = self._processes()
         most = self._limits.processes
-        return f"{most} processes and threads" if self._peak * 4 > most * 3 else ""
+        return f"{most} processes and threads" if max(self._peak, tasks) * 4 > most * 3 else ""
 
     def exceeded(self) -> tuple[str, str]:
         """Return the exceeded limit and what it allows, as text, or two empty strings."""

@@ -45,7 +45,7 @@ class OpenCall:
     place: Place | None
     """The call's place in the run, or None if it is unknown."""
     around: str | None
-    """The id of the call that made this one if it is an inner call, or None."""
+    """For an inner call, the id of the call that made it, or None if that is unknown. None for a model's own call."""
     facts: dict[str, Any]
     progress: dict[str, Any] | None = None
     usage: Usage | None = None
@@ -74,7 +74,10 @@ class CallStates:
         return self._asked_for.get(place)
 
     def inside(self, call_id: str) -> list[tuple[str, Place]]:
-        """Return the ids and places of the calls that models made in the runs nested in a call."""
+        """Return the ids and places of the calls that models made in the runs nested in a call.
+
+        There are none if the call's own place is unknown.
+        """
         place = self._places.get(call_id)
         if place is None:
             return []
@@ -118,7 +121,10 @@ class CallStates:
         return None
 
     def set_waiting(self, call_id: str, waits: bool) -> list[Event]:
-        """Mark a call as waiting or running. Returns the event for the change, or no event if nothing changed."""
+        """Mark a call as waiting or running. Returns the event for the change.
+
+        Returns no event if the call is not in progress, or if it already has that status.
+        """
         call = self._live.get(call_id)
         status = "waiting" if waits else "running"
         if call is None or call.facts["status"] == status:
@@ -154,7 +160,10 @@ class CallStates:
         return custom(CALL, {"call_id": call_id, "diff": diff, "paths": paths, "run_id": self._root})
 
     def add_usage(self, event: ModelResponded) -> None:
-        """Add the usage of a model's answer in a nested run to every call that contains that run."""
+        """Add the usage and cost of a model's answer in a nested run to every call in progress that contains that run.
+
+        If the cost of one answer is unknown, so is the cost of the call.
+        """
         place = Place.from_id(event.run_context.run_id, self._root)
         for call in self._live.values():
             if call.place is not None and place.attempt_at(call.place):
@@ -218,22 +227,22 @@ def _progress_event(call_id: str, content: dict[str, Any], tag: str | None) -> E
 
 
 def _finite(value: Any) -> float | None:
-    """Return the value if it is a finite number, or None."""
+    """Return the value if it is a finite number and not a `bool`. Otherwise, returns None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if math.isfinite(value) else None
 
 
 def usage_json(usage: Usage) -> dict[str, int]:
-    """Return token counts in the JSON form that the page reads."""
+    """Return the numbers of input and output tokens in the JSON form that the page reads."""
     return {"input": usage.input, "output": usage.output}
 
 
 class Subagents:
     """The runs nested in one run, as clients see them in the current leg.
 
-    A nested run is started by its first event, after the run that contains it. Before an interrupt, it is closed as
-    suspended. The next leg starts it again under the same id.
+    In each leg, the first event of a nested run starts it, after the run that contains it. Before an interrupt, the
+    nested run is closed as suspended. A later leg can start it again under the same id.
     """
 
     def __init__(self, root: str, call_at: CallAt) -> None:
@@ -279,7 +288,10 @@ class Subagents:
         return wire_event(started, run.id)
 
     def end(self, run: OpenRun, reason: str) -> list[Event]:
-        """Return the events that end a nested run. They report an error if the run failed or was cancelled."""
+        """Return the events that end a nested run. They report an error if the run failed or was cancelled.
+
+        Returns none if this leg has already ended the run.
+        """
         before = self.enter(run)
         if self._open.pop(run.id, 0) == 0:
             return before

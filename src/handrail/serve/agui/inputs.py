@@ -6,7 +6,7 @@ interrupts, and results of the client's own tools.
 
 The protocol requires one input to answer every open interrupt, and allows nothing else to be sent while an
 interrupt is open. If an input breaks this rule, the response is a stream that contains the error, because
-clients show the events of a stream but hide the body of a refused request. Sending the same input again changes
+clients show the events of a stream but hide the body of a refused request. Sending the same answers again changes
 nothing, and the response shows the current state.
 """
 
@@ -37,12 +37,18 @@ if TYPE_CHECKING:
     from handrail.serve.thread import Thread
 
 Start = Callable[..., Awaitable[Any]]
-"""A function that starts a run with a text. It takes the keywords `leg`, `tools` and `history`, and returns the run's id."""
+"""A function that starts a run with a text, and returns the run's id.
+
+It takes the keywords `leg`, `tools`, `history` and `attachments`.
+"""
 
 _MAX_ID = 200
 _MAX_TOOLS = 128
 _MAX_VALUES = 20_000
-"""Maximum number of values in each list of an input. An invalid value takes much longer to validate than a valid one."""
+"""Maximum number of values, at any depth, in each list of an input.
+
+Validation blocks the event loop, and takes much longer for invalid values than for valid ones.
+"""
 _MAX_PROBLEMS = 100
 """Maximum number of invalid fields that a refusal lists."""
 
@@ -65,11 +71,11 @@ class RunInput(NamedTuple):
     run_id: str
     """The id of the leg that responds to this input."""
     said: tuple[str, ...]
-    """The texts of the user messages after the last answer."""
+    """The texts of the user messages after the last assistant or tool message."""
     attached: tuple[Attachment, ...]
     """The attachments of those messages."""
     named: tuple[tuple[str, str], ...]
-    """The id and the text of each text message from the user. The client chooses the ids."""
+    """The id and the text of each user message. The client chooses the ids. Messages with very long ids are left out."""
     answers: tuple[InterruptAnswer, ...]
     outcomes: Mapping[str, Outcome]
     """The results of the client's own tools, by call id."""
@@ -81,7 +87,10 @@ class RunInput(NamedTuple):
 
 
 def parse_input(value: Any) -> RunInput:
-    """Validate a client's input and return it. Raises `RequestRefused`, which lists invalid fields."""
+    """Validate a client's input and return it.
+
+    Raises `RequestRefused` if the input is too large or invalid. The refusal of an invalid input lists its invalid fields.
+    """
     _check_size(value)
     try:
         given = RunAgentInput.model_validate(value)
@@ -104,7 +113,7 @@ def parse_input(value: Any) -> RunInput:
 
 
 def _check_size(value: Any) -> None:
-    """Raise `RequestRefused` if an input has too many parts to be validated on the event loop."""
+    """Raise `RequestRefused` if a list in the input has too many values to be validated on the event loop."""
     if not isinstance(value, dict):
         return
     for name in ("messages", "tools", "context", "resume"):
@@ -146,7 +155,7 @@ def _new_files(messages: Sequence[Message]) -> Iterator[Attachment]:
 
 
 def _file(place: str, part: Any) -> Attachment:
-    """Return a part that is not text. Raises `RequestRefused` if it can't be attached."""
+    """Convert a part that is not text to an attachment. Raises `RequestRefused` if that is not possible."""
     source, told = part.source, part.metadata
     told = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
     name = str(told.get("name") or told.get("filename") or "")
@@ -174,7 +183,7 @@ def _named_texts(messages: Sequence[Message]) -> Iterator[tuple[str, str]]:
 
 
 def _text(content: Any) -> str:
-    """Return the text of a message."""
+    """Return the text in a message's content, without the parts that are not text."""
     if isinstance(content, str):
         return content
     return "\n".join(part.text for part in cast("Sequence[Any]", content) if part.type == "text")
@@ -251,12 +260,15 @@ def _refused(fields: Sequence[tuple[str, str]], count: int = 1) -> RequestRefuse
 
 
 class Submitted(NamedTuple):
-    """The response to an input: either a leg to follow or events to send."""
+    """The response to an input: a leg to follow, or events to send.
+
+    If there is neither, the input changed nothing, and the client is sent the thread's current state.
+    """
 
     leg: str
     """The id of the leg to follow, or "" if there is none."""
     refused: list[Event]
-    """The events to send if there is no leg to follow."""
+    """The events that report why the input was not accepted. Empty if it was."""
 
 
 async def submit(
@@ -309,7 +321,7 @@ def _match_ids(
 ) -> Iterator[tuple[str, str]]:
     """Yield the id of each run with the id that the client gave to the user message that started it.
 
-    Messages are matched by text and order.
+    Messages are matched by text and order. A run whose message has no match is left out.
     """
     at = 0
     taken: set[str] = set()
@@ -326,7 +338,10 @@ def _match_ids(
 
 
 def _repeated(messages: Sequence[tuple[str, Any]], now: Sequence[str]) -> list[str]:
-    """Return the messages at the start of `now` that are already recorded, for example because their run failed."""
+    """Return the user messages recorded since the model's last answer, if `now` starts with them. Otherwise, returns none.
+
+    A client sends such messages again, for example, after their run failed.
+    """
     last: list[str] = []
     for _, message in reversed(messages):
         if not isinstance(message, OurUserMessage):

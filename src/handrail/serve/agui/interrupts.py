@@ -1,7 +1,7 @@
 """Questions in AG-UI: interrupts for people, and pending calls for a client's own tools.
 
-Clients know the calls that models make. They don't know the calls inside those (inner calls, a handoff's acts),
-so anything that concerns an inner call is attached to the nearest enclosing call that a model made.
+Clients know the calls that models make, but not the inner calls, which tools make. Anything that concerns an inner
+call is therefore attached to the nearest enclosing call that a model made.
 
 `FrontendTool` is a tool that a client brings. The model calls it here, and the client executes it. Such a call
 is a question to the client: it is recorded in the journal, can wait for days, survives a restart, and is
@@ -39,7 +39,10 @@ FRONTEND_TOOL = "frontend_tool"
 
 
 def question_json(question: Question) -> dict[str, Any]:
-    """Return a question in the JSON form that the page reads. `rows` holds the payload as people see it."""
+    """Return a question in the JSON form that the page reads, without its principal and decision keys.
+
+    `rows` holds the payload as people see it.
+    """
     shown: dict[str, Any] = plain_json(msgspec.to_builtins(question))
     shown["rows"] = msgspec.to_builtins(question.rows)
     del shown["principal"], shown["decision_keys"]
@@ -47,7 +50,10 @@ def question_json(question: Question) -> dict[str, Any]:
 
 
 def closed_json(asked: QuestionRecord) -> dict[str, Any]:
-    """Return a closed question in the JSON form that the page reads, with the answer as it was recorded."""
+    """Return a closed question in the JSON form that the page reads, with its outcome and its answer.
+
+    The outcome of an approval that was answered is `approved` or `denied`, and its answer is null.
+    """
     question, answer = asked.question, asked.answer
     assert answer is not None
     value: Any = answer.value if answer.outcome == "answered" else None
@@ -78,7 +84,8 @@ def interrupt_leg(
 ) -> Event:
     """Return the event that ends a leg because everything in the run waits for an answer.
 
-    If the run waits only for the client's own tools, the event is not an interrupt, but lists the pending calls.
+    If the run waits only for the client's own tools, the event reports success and lists the pending calls. For older
+    clients it does not list them.
     """
     asked = [question for question in questions if not is_pending_call(question)]
     pending = [question.call_id for question in questions if is_pending_call(question)]
@@ -170,7 +177,7 @@ class FrontendTool(Tool[Any, Any]):
     def parse(self, arguments: str | bytes | Mapping[str, Any]) -> Any:
         """Return the arguments as parsed JSON.
 
-        Raises `ToolValidationError` if they do not fit the client's schema.
+        Raises `ToolValidationError` if they are too large, or are not a JSON object that fits the client's schema.
         """
         value: Any = arguments
         if isinstance(arguments, str | bytes):

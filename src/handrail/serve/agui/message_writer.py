@@ -32,7 +32,7 @@ _NOT_MADE = "This call was not made, because the model's answer that contained i
 class Known:
     """The calls and results that have been sent to clients, so that none is sent twice.
 
-    Each run has its own. When a run is resumed, it is rebuilt from the messages that were sent.
+    An outermost run and the runs nested in it share one. For a resumed run, it is built from the messages that were sent.
     """
 
     calls: set[str] = field(default_factory=set[str])
@@ -102,7 +102,10 @@ class OpenRun:
 
 
 class MessageWriter:
-    """Converts what a thread's models write to AG-UI events. Each message, thought and call is started and ended once."""
+    """Converts what the models of a run, and of the runs nested in it, write to AG-UI events.
+
+    Every message, thought and call that is started is also ended.
+    """
 
     def __init__(self, known: Known) -> None:
         self._known = known
@@ -110,7 +113,7 @@ class MessageWriter:
     # Streaming.
 
     def text(self, run: OpenRun, piece: str) -> list[Event]:
-        """Return the events for the next piece of an answer's text."""
+        """Return the events for the next piece of an answer's text. An empty piece has none."""
         if not piece:
             return []
         content = delta("TEXT_MESSAGE_CONTENT", "messageId", run.message_id, piece, run.tag)
@@ -122,7 +125,7 @@ class MessageWriter:
         return events
 
     def thought(self, run: OpenRun, piece: str) -> list[Event]:
-        """Return the events for the next piece of a model's reasoning."""
+        """Return the events for the next piece of a model's reasoning. An empty piece has none."""
         if not piece:
             return []
         events: list[Event] = []
@@ -134,7 +137,7 @@ class MessageWriter:
         return [*events, delta("REASONING_MESSAGE_CONTENT", "messageId", run.thought_id, piece, run.tag)]
 
     def call(self, run: OpenRun, piece: CallDelta) -> list[Event]:
-        """Return the events for the next piece of a call.
+        """Return the events for the next piece of a call, or none if the call is sent later.
 
         Ids that a model repeats are replaced when its answer is complete. A call whose id may still be replaced is
         therefore sent only then. Which of two concurrent nested runs keeps an id is not known earlier, so only the
@@ -285,7 +288,7 @@ def call_json(id: str, name: str, arguments: str) -> dict[str, Any]:
 
 
 def shorten(text: str, run_id: str) -> str:
-    """Shorten a call's result to its first `MOST_CHARACTERS` characters, with a note on how to read all of it.
+    """Return a call's result. If it has more than `MOST_CHARACTERS`, it is cut, with a note on how to read all of it.
 
     The model and the journal have the whole result. Clients are sent less because many results may arrive at once,
     and a reader that falls too far behind in a feed is disconnected.

@@ -1,7 +1,7 @@
 """`Translator`: translates the events of a Handrail run to AG-UI events.
 
 A run is sent in one or more *legs*. A leg is the response to one AG-UI request. It ends when the run ends, or
-when everything in the run waits for a person. The next leg continues the same run.
+when everything in the run waits for answers. The next leg continues the same run.
 
 These rules hold whatever happens in the run:
 
@@ -211,7 +211,10 @@ class Translator:
         return [*events, last]
 
     def _end_writing(self) -> list[Event]:
-        """Return the events that end unfinished answers. There are such answers only if a run was cut off."""
+        """Return the events that end unfinished answers, and a snapshot of the messages without them.
+
+        Returns none if there are no such answers. There are some only if a run was cut off.
+        """
         cut = [run for run in self._nested if run.is_writing]
         events = [event for run in cut for event in self._writer.drop(run)]
         return [*events, *self._messages()] if cut else events
@@ -277,7 +280,8 @@ class Translator:
     def take(self, event: object) -> list[Event]:
         """Return the AG-UI events for one event of the run or of a run nested in it.
 
-        There are none for events of other runs and for types that are not translated.
+        There are none for events of other runs and for types that are not translated. If no leg is open, and the events
+        need one, the first of them start it.
         """
         taken = self._takes.get(type(event))
         if taken is None:
@@ -315,7 +319,10 @@ class Translator:
         return self._said(message, run)
 
     def _said(self, message: UserMessage, run: OpenRun) -> list[Event]:
-        """Return the event that shows the user's message in other windows of the page. The sender already has it."""
+        """Return the event that shows the user's message in other windows of the page. The sender already has it.
+
+        Returns no event for a message in a nested run, or for one that the run itself wrote.
+        """
         id = f"{run.id}/user"
         if run.tag is not None or message.by_run:
             return []
@@ -393,7 +400,10 @@ class Translator:
         return [*self._writer.drop(run), *self._messages()]
 
     def _messages(self) -> list[Event]:
-        """Return the event with a snapshot of all messages. Clients drop every message that is not in it."""
+        """Return the event with a snapshot of all messages, or no event without a `history`.
+
+        Clients drop every message that is not in the snapshot.
+        """
         if self._history is None:
             return []
         all = [*self._history(), *(each for run in self._nested for each in self._writer.messages(run))]

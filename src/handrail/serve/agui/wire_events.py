@@ -86,7 +86,7 @@ def state_patch(before: Any, after: Any) -> list[dict[str, Any]]:
     """Return the JSON Patch from one state to another. It is empty if they are equal.
 
     A state is `{type name: [items]}`. If items were appended to a list, which is the usual change, the patch appends
-    them. For any other change it replaces the whole list.
+    them. For any other change to a list, it replaces the list. If one of the states is None, it replaces the whole state.
     """
     if before == after:
         return []

@@ -1,6 +1,6 @@
 // The page of an MCP server on which a person answers a question that asks for a secret. The address names the question.
 //
-// The person proves who they are with the token of their client. It is kept only while the page is open.
+// People authenticate with the token of their MCP client. The token is kept only while the page is open.
 
 import { SchemaForm } from "./form.js";
 import { Rows } from "./rows.js";
@@ -48,7 +48,7 @@ function Answer() {
   };
   if (state.phase === "loading") return html`<${Loading} words="Loading the question…" whole />`;
   if (state.phase === "token") return html`<${Token} enter=${enter} problem=${state.problem} />`;
-  if (state.phase === "broken") return html`<div class="state whole" role="alert"><h1>There is nothing to answer</h1><p>${state.problem}</p></div>`;
+  if (state.phase === "broken") return html`<div class="state whole" role="alert"><h1>The question can’t be shown</h1><p>${state.problem}</p></div>`;
   if (state.phase === "done")
     return html`<div class="state whole" role="status"><h1>${state.declined ? "Declined" : "Answered"}</h1><p>You can close this page and go back to your client.</p></div>`;
   const { question } = state;
@@ -79,7 +79,7 @@ function Token({ enter, problem }) {
       <label for="token">Token</label>
       <input id="token" ref=${field} type="password" autocomplete="off" spellcheck=${false} value=${given} aria-invalid=${problem ? "true" : undefined} aria-describedby=${problem ? "token-problem" : undefined} onInput=${(event) => setGiven(event.target.value)} />
       ${problem && html`<p id="token-problem" class="problem" role="alert">${problem}</p>`}
-      <button type="submit" class="primary">Go on</button>
+      <button type="submit" class="primary">Continue</button>
     </form>
   </div>`;
 }

@@ -112,7 +112,7 @@ function skip(event) {
   document.getElementById("composer")?.focus();
 }
 
-/** Opens the conversation with this id, and closes it when another one is shown. */
+/** The conversation with this id. It is opened, unless it is new, and closed when another one is shown. */
 function useConversation({ id, unsaid }, signedOut, told) {
   const [, draw] = useReducer((number) => number + 1, 0);
   const latest = useRef(null);

@@ -1,4 +1,4 @@
-// The arguments of a call while the model writes them, as names and values. rows.js shows what a person approves.
+// The arguments of a call as names and values, even while the model is writing them. rows.js shows what a person approves.
 
 import { drawnFor } from "./hooks.js";
 import { exactly, partial, visible } from "./partial.js";

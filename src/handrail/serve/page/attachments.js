@@ -1,9 +1,9 @@
-// Attachments: pictures are shown, other files are links. People choose, paste or drop the files of a message.
+// Attachments: pictures are shown, and other files are links. Also encodes the files that people attach to a message.
 
 import * as server from "./server.js";
 import { html, useEffect, useState } from "./vendor/standalone.js";
 
-/** The attachments of a message or a result. `url` is relative to the thread's address on the server. */
+/** The attachments of a message or a result. Their `url` is relative to the thread's address, or begins with http. */
 export function Attachments({ files, thread }) {
   if (!files?.length) return null;
   return html`<ul class="attachments" aria-label="Attachments">

@@ -51,7 +51,7 @@ function Welcome({ about }) {
   </div>`;
 }
 
-/** Shows that the model has not answered yet. The space for it is always reserved, so that nothing moves. */
+/** Shows that a run is active while no message or call is in progress. Its space is always reserved, so that nothing moves. */
 function Thinking({ view }) {
   const last = view.entries[""].at(-1);
   const quiet = view.status === "running" && !busy(view, last);

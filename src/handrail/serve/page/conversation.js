@@ -8,6 +8,8 @@ const QUIET = 40_000; // Milliseconds without data after which a connection is c
 const LONGEST = 15_000; // The longest pause between two attempts to connect, in milliseconds.
 
 /**
+ * A thread that the page shows and follows.
+ *
  * `phase`: "loading", "new" (no messages yet), "ready" or "broken" (with `problem`).
  * `connection`: "none", "live" or "reconnecting". `changed()` is called at most once per frame.
  */
@@ -26,7 +28,10 @@ export class Conversation {
     this.closed = false;
   }
 
-  /** Load the thread and follow it. `begun` is its active run, which may be too new for the snapshot. */
+  /**
+   * Load the thread and follow it. `begun` is its active run, which may be too new for the snapshot.
+   * If the thread is already shown and can't be loaded now, tries again.
+   */
   async open(begun = null) {
     this.following?.abort();
     this.following = null;
@@ -117,7 +122,7 @@ export class Conversation {
     for (const [, event] of taken) this.told(event);
   }
 
-  /** Send a message. The first message of a new thread creates it on the server. */
+  /** Send a message. The first message of a new thread creates it on the server. Throws if the message is not accepted. */
   async say(text, files = []) {
     const before = this.view;
     if (this.phase === "ready") {
@@ -174,7 +179,7 @@ async function* watched(id, after, signal) {
   }
 }
 
-/** Calls `act` before the next frame, or after a moment if the page is hidden, because a hidden page draws no frames. */
+/** Calls `act` before the next frame, or soon if the page is hidden, because a hidden page draws no frames. */
 function frame(act) {
   if (document.hidden) setTimeout(act, 200);
   else requestAnimationFrame(act);

@@ -54,7 +54,7 @@ function useNarrow(ref) {
 
 /**
  * @param {{diff: string, mode?: "unified"|"split", onMode?: (mode: string) => void}} props
- *   Without `mode` the view stores it in localStorage.
+ *   Without `mode`, the mode that was chosen last is used. A narrow view is always unified.
  */
 export function DiffView({ diff, mode, onMode }) {
   const root = useRef(null);
@@ -133,7 +133,7 @@ function count(word, sign, number) {
   return html`<span class=${`is-${word}`} title=${`${counted(number, "line")} ${word}`}>${sign}${number.toLocaleString("en")}</span>`;
 }
 
-/** The table of a file's lines. Its rows are built once per file, not whenever the parent renders. */
+/** The table of a file's lines. It is not built again when only the parent renders again. */
 function Lines({ file, mode, most }) {
   const hunks = useMemo(() => file.hunks.map((hunk) => ({ header: hunk.header, rows: rowsOf(hunk.lines) })), [file]);
   return useMemo(() => {

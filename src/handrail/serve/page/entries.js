@@ -64,7 +64,7 @@ const Note = drawnFor(
       : html`<div class="note failed" role="alert"><${Icon} name="error" /><div><strong>The run failed.</strong><p>${note.text}</p></div></div>`,
 );
 
-/** An activity other than a call's progress: its type and message. */
+/** An activity other than a call's progress: its type, and its message or content. */
 const Activity = drawnFor(
   ({ activity }) => [activity],
   ({ activity }) => html`<div class="activity"><span class="soft">${activity.type}</span> ${activity.content?.message ?? JSON.stringify(activity.content)}</div>`,
@@ -140,7 +140,7 @@ const ROLLED_BACK = ["error", "timed out", "cancelled", "conflict"];
 function Inner({ id, view }) {
   return innerOf(view, id).map((call) => {
     const { tool = "", status, reason, rolled_back: rolledBack } = call.facts ?? {};
-    const failed = isOver(status) && status !== "ok" && !tool.includes("."); // the failure of a handoff's act is the handoff's
+    const failed = isOver(status) && status !== "ok" && !tool.includes("."); // a handoff reports the failure of its acts itself
     if (!failed && !call.emitted?.length) return html`<${Inner} key=${call.id} id=${call.id} view=${view} />`;
     return html`<div key=${call.id} class="inner" role="group" aria-label=${`${tool}, ${STATUS[status] ?? status}`}>
       <p class="inner-head">
@@ -156,7 +156,7 @@ function Inner({ id, view }) {
   });
 }
 
-/** The duration so far, and the cost of nested runs. */
+/** The tokens and cost of the runs nested in a call, and the call's duration. */
 function Facts({ facts, status }) {
   const running = status === "running" && Boolean(facts.began_at);
   const now = useNow(running);
@@ -185,7 +185,7 @@ function Progress({ activity, tool }) {
 
 const LONG = 420;
 
-/** The result, as the model receives it. Long results are folded. */
+/** The result of a call. Long results are folded. */
 function Result({ text, status }) {
   const [open, setOpen] = useState(false);
   const long = text.length > LONG || text.split("\n").length > 8;
@@ -213,7 +213,7 @@ function RolledBack({ told }) {
 function Agent({ agent, view, conversation }) {
   const entries = view.entries[agent.id] ?? [];
   const asked = entries.some((entry) => entry.kind === "call" && isAsked(view, entry.id));
-  // The branch opens when the agent runs or asks, unless the reader chose otherwise. It never closes by itself, so that nothing jumps.
+  // The branch opens when the agent first runs, and stays open until the reader closes it, so that nothing jumps. While the agent asks, it is always open.
   const [chosen, setChosen] = useState(null);
   const [worked, setWorked] = useState(false);
   if ((agent.status === "running" || asked) && !worked) setWorked(true);

@@ -1,4 +1,4 @@
-// A form generated from a JSON Schema, as pydantic writes them.
+// A form for a JSON Schema that pydantic generated.
 //
 // Input is kept as the JSON value that it represents. Text that is not a number yet stays text, so that nothing is
 // lost and validation can report it.

@@ -28,7 +28,7 @@ const PATHS = {
   agent: "M10 3.5a2.5 2.5 0 1 0 0 5a2.5 2.5 0 0 0 0-5M4.5 16.5C4.5 13 7 11.5 10 11.5C13 11.5 15.5 13 15.5 16.5",
 };
 
-/** An icon by its name. */
+/** The icon with this name. Work in progress is a spinner, and an unknown name is a check mark. */
 export function Icon({ name }) {
   if (name === "running" || name === "writing") return html`<span class="spinner" aria-hidden="true"></span>`;
   return html`<svg class="icon" viewBox="0 0 20 20" aria-hidden="true"><path d=${PATHS[name] ?? PATHS.ok} /></svg>`;

@@ -1,10 +1,10 @@
-// Limits on the Markdown that the page renders. A Markdown parser needs stack that grows with the nesting, and time that
-// grows with the square of a paragraph's marks and with the cells of a table. Text beyond these limits is therefore shown
-// as it was written.
+// Limits on the Markdown that the page renders. The stack that a Markdown parser needs grows with the nesting. Its time
+// grows with the cells of a table, and with the length of a paragraph times its marks. Text beyond these limits is
+// therefore shown as it was written.
 //
-// A fence that is seen here may be none for the parser, for example inside an HTML comment. So the first limits hold
-// everywhere, and are only stricter outside of what looks like code. The cost of the marks is measured in the parser's
-// own blocks.
+// What looks like a code fence here may not be one for the parser, for example inside an HTML comment. So the limits for
+// code hold everywhere, and stricter ones hold outside of what looks like code. The cost of the marks is measured in the
+// parser's own blocks.
 
 const MOST = 300_000; // characters in a text
 const DEEP = 24; // levels of nested quotes and lists

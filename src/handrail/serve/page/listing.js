@@ -2,8 +2,8 @@
 // No DOM.
 
 /**
- * The list after the newest page was loaded again. The page replaces everything as new as its last thread; older
- * threads are kept, including those that were pushed off the page.
+ * The list after its newest page was loaded again. If there are no further pages, the page is the whole list. If there
+ * are, the page replaces every thread that is newer than its last one. Older threads are kept.
  */
 export function refreshed(before, page) {
   const last = page.threads.at(-1);

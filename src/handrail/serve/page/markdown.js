@@ -56,7 +56,7 @@ function blocksOf(text) {
   }
 }
 
-/** The HTML of a block, or the block's text if it can't be parsed. */
+/** The HTML of a block, or the block's text as it was written if it can't be rendered. */
 function rendered(block) {
   try {
     return safe(marked.parser([block]));

@@ -7,7 +7,10 @@ import { Timeline } from "./timeline.js";
 import { html, useEffect, useState } from "./vendor/standalone.js";
 import { duration } from "./words.js";
 
-/** The result of `load`, which is called again when one of `facts` changes. The old result stays until the new one arrives. */
+/**
+ * The result of `load` as `{value, problem}`. `load` is called again when one of `facts` changes. The old value stays
+ * until a new one arrives.
+ */
 function useLoaded(load, facts) {
   const [state, setState] = useState({ value: null, problem: null });
   useEffect(() => {

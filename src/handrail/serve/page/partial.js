@@ -4,7 +4,10 @@
 const NUMBER = `number ${crypto.getRandomValues(new Uint32Array(4)).join(" ")} `;
 const STRINGS_AND_NUMBERS = /"(?:[^"\\]|\\[^])*(?:"|$)|-?\d[\d.eE+-]*/g;
 
-/** The value of an unfinished JSON text so far, or undefined. `exactly` restores numbers that would have been rounded. */
+/**
+ * The value of an unfinished JSON text so far, or undefined if it has none yet. `exactly` restores numbers that would
+ * have been rounded.
+ */
 export function partial(written) {
   const text = written.replace(STRINGS_AND_NUMBERS, (token) => (token[0] === '"' || String(Number(token)) === token ? token : JSON.stringify(NUMBER + token)));
   try {

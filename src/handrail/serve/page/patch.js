@@ -19,7 +19,7 @@ function applied(whole, operation) {
     case "copy":
       return put(whole, path, at(whole, keys(operation.from)), true);
     default:
-      return whole; // "test" is ignored, because the server sends only tests that hold.
+      return whole; // "test" and unknown operations are ignored
   }
 }
 

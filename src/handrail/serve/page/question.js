@@ -20,7 +20,7 @@ export function toQuestion() {
   next?.focus({ preventScroll: true });
 }
 
-/** Moves the focus to the next question, or to the message field, when the focused element disappears. */
+/** Moves the focus out of a question that was answered: to the first other question, or to the message field. */
 function goOn(gone) {
   const now = document.activeElement;
   if (now !== document.body && !gone?.contains(now)) return;

@@ -24,7 +24,7 @@ export { SchemaForm };
 const registered = new Map();
 const guarded = new Map();
 
-/** Show questions with this name by this component. If several are registered, the last one is used. */
+/** Registers the component that shows the questions with this name. It replaces an earlier one. */
 export function register(kind, Component) {
   if (typeof kind !== "string" || !kind) throw new TypeError("register(kind, Component): `kind` must be the name that is passed to wait_for, such as \"pick_colour\"");
   if (typeof Component !== "function") throw new TypeError(`register("${kind}", Component): \`Component\` must be a function that takes {question, submit, …} and returns html\`…\``);
@@ -55,7 +55,7 @@ export async function loadRenderers(address) {
   }
 }
 
-/** If a renderer throws, the form is shown instead. */
+/** Wraps a renderer. If it throws, the form is shown instead. */
 function guard(kind, Component) {
   return function Guarded(props) {
     const [error] = useErrorBoundary((thrown) => console.error(`the renderer for "${kind}" failed:`, thrown));
@@ -75,7 +75,7 @@ export function QuestionForm({ question, submit, decline, errors, draft, onDraft
   </div>`;
 }
 
-/** Decline, with an optional reason. */
+/** A button that declines a question, with an optional reason. */
 export function Decline({ decline, busy }) {
   const [open, setOpen] = useState(false);
   const [reason, setReason] = useState("");

@@ -45,7 +45,10 @@ function fresh() {
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** Takes the sign-in code from the address (#link=…). It is removed there, so that it is neither bookmarked nor shown. */
+/**
+ * Takes the sign-in code from the address (#link=…), or returns null if there is none. The code is removed from the
+ * address, so that it is neither bookmarked nor shown.
+ */
 export function takeLink() {
   const found = /[#&]link=([^&]+)/.exec(location.hash);
   if (!found) return null;

@@ -57,7 +57,7 @@ export const login = async (given) => {
   const { key } = await json("login", sent("POST", given));
   localStorage.setItem(KEY, key);
 };
-/** The address where people sign in with a provider, or null if they sign in on this page. */
+/** The address where people sign in with a provider, or null if there is none or the server can't be asked. */
 export const signInAddress = () => json("health").then((told) => told.sign_in ?? null, () => null);
 export const logout = async () => {
   await json("logout", sent("POST"));
@@ -83,8 +83,8 @@ export const revoke = (id, approval) => json(`${thread(id)}/approvals/${encodeUR
 export const forget = (id) => json(thread(id), sent("DELETE"));
 
 /**
- * The events of a thread after the id `after`, as they arrive: `{id, event}`, and `{}` for any other data.
- * Ends when the server ends the stream.
+ * The events of a thread after the id `after`, as they arrive: `{id, event}`. Yields `{}` when the stream opens, and for
+ * data that is not an event. Ends when the server ends the stream.
  */
 export async function* events(id, after, signal) {
   const headers = { Accept: "text/event-stream" };
@@ -102,7 +102,7 @@ export async function* events(id, after, signal) {
   }
 }
 
-/** One block of an event stream. Lines other than `id:` and `data:` (comments, pings) are ignored. */
+/** Parses one block of an event stream. Lines other than `id:` and `data:` are ignored. Without data, returns `{}`. */
 export function message(block) {
   let id;
   const data = [];

@@ -232,7 +232,7 @@ export function isAsked(view, callId, seen = new Set()) {
   );
 }
 
-/** The tokens and cost of the thread, summed over its runs. */
+/** The tokens and cost of the thread, summed over its runs. The cost is null if no run has one. */
 export function spent(view) {
   let input = 0;
   let output = 0;

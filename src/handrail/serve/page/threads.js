@@ -136,8 +136,8 @@ function usePages(find, signedOut) {
 }
 
 /**
- * A person's threads and the result of their search. Both are reloaded after events, and regularly while the
- * page is visible.
+ * A person's threads and the result of their search. The threads are reloaded after events, and regularly while the
+ * page is visible. The search is repeated when its words change.
  */
 export function useThreads(signedOut) {
   const [words, setWords] = useState("");

@@ -40,7 +40,7 @@ export function count(number) {
 
 const trimmed = (number) => (number < 100 ? number.toFixed(1).replace(/\.0$/, "") : String(Math.round(number)));
 
-/** A price in US dollars, with enough digits to be more than zero. */
+/** A price in US dollars, with more digits if it is small. */
 export function dollars(cost) {
   const value = Number(cost);
   if (value === 0) return "$0";
@@ -60,7 +60,7 @@ export function ago(iso, now = Date.now()) {
   return new Date(then).toLocaleDateString(undefined, { day: "numeric", month: "short" });
 }
 
-/** One question, 3 questions. */
+/** 1 question, 3 questions. */
 export function many(number, one, several = `${one}s`) {
   return number === 1 ? `1 ${one}` : `${number} ${several}`;
 }

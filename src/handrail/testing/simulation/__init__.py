@@ -1,4 +1,4 @@
-"""Deterministic simulation, which crashes a run at every possible point, resumes it, and checks the laws.
+"""Deterministic simulation: a run is crashed at every possible point and resumed, and the laws are checked.
 
     report = simulate(Scenario(name="a payment", play=play))
     report.assert_kept()
@@ -85,6 +85,8 @@ def simulate(
     - `jobs`: how many points are tried at once.
     - `journal`: the URL of a PostgreSQL database, to record the run there, in schemas that the simulation creates and
       drops. By default it is recorded in SQLite files.
+
+    Raises `DefinitionError` if an argument is invalid, and `SimulationError` if a process that tries points fails.
     """
     for name, every in (("write_every", write_every), ("step_every", step_every), ("jobs", jobs)):
         if every < 1:

@@ -45,7 +45,7 @@ class History:
 
     @property
     def over(self) -> Details | None:
-        """The state that the last process to end reported, even if that process had been overtaken."""
+        """The state that the last process to end reported, even if that process had been overtaken, or None."""
         found = self.of("over")
         return found[-1] if found else None
 

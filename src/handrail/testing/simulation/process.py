@@ -1,4 +1,4 @@
-"""One process of a simulation, which begins or continues a run until the run or the process ends."""
+"""One process of a simulation. It begins or continues a run, until the run or the process ends."""
 
 from __future__ import annotations
 
@@ -129,7 +129,11 @@ async def _live(
 
 
 async def _until_over(attempts: Attempts, journal: AnyJournal, play: Play, person: Environment | None) -> Any:
-    """Begin or continue the run, and answer the questions it waits for, until it is over. Returns its response."""
+    """Begin or continue the run, and answer the questions it waits for, until it is over. Returns its response.
+
+    Raises the run's error if it fails, `RunParked` if there is nobody to answer, and `AssertionError` if it is parked
+    too often.
+    """
     adapter, prompt = play.adapter, play.prompt
     for attempt in range(_PARKS):
         attempts.number = attempt
@@ -208,7 +212,10 @@ def _session(play: Play) -> Session | None:
 
 
 async def _answer(world: World, journal: AnyJournal, play: Play, questions: Sequence[Question]) -> None:
-    """Answer each question, repeat the answer, which is harmless, and contradict it, which is refused."""
+    """Answer the questions, or only the first if the play says so. Each answer is then repeated and contradicted.
+
+    A repeated answer must have no effect, and a contradiction must be refused. Without a person, does nothing.
+    """
     if play.person is None:
         return
     for question in questions[:1] if play.one_at_a_time else questions:
@@ -336,7 +343,7 @@ def snapshot(folder: Path) -> dict[str, str]:
 
 
 def recorded(storage: Storage, folder: Path) -> dict[str, Any]:
-    """Return what a journal contains about the run, read directly from the database."""
+    """Return what the journal has recorded about the run, read directly from the database."""
     query = "SELECT body FROM records WHERE kind = 'unit' AND state != 'void'"
     units = [msgspec.msgpack.decode(row[0]) for row in storage.read(folder, query)]
     entries = storage.read(folder, "SELECT kind, key, body FROM records ORDER BY number")

@@ -53,7 +53,7 @@ class World:
         os.write(self._file, json.dumps([what, self.process, details], default=str).encode() + b"\n")
 
     def all(self, what: str | None = None, /, **details: Any) -> list[Happening]:
-        """Return the events of this kind with these details, oldest first."""
+        """Return the events of this kind, or of any kind if it is None, with these details, oldest first."""
         lines = self.path.read_bytes().splitlines()
         found = [Happening(*json.loads(line)) for line in lines]
         return [

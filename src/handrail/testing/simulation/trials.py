@@ -1,4 +1,4 @@
-"""Trials, which crash a scenario at one point after another, in forks of a process without threads.
+"""Trials: a scenario is crashed at one point after another, in forks of a process without threads.
 
 A `Report` says what was tried and which laws were broken.
 """
@@ -135,10 +135,10 @@ class Trials:
         return Found(len(self._writes), self._steps, dict(tried), self._processes, broken)
 
     def _measure(self, broken: list[Broken]) -> Path | None:
-        """Run the scenario without a crash, and check that it ends, keeps the laws, and takes the same steps each time.
+        """Run the scenario three times without a crash, and add to `broken` if it breaks a law or takes different steps.
 
-        One of its runs has the person connected, because a run that is parked and replayed must have the same outcome. Returns
-        the folder of a run without a crash, or None if the scenario does not end.
+        In the first run the person is connected, because a run that is parked and replayed must have the same outcome.
+        Returns the folder of a run without a crash, or None if a run does not end.
         """
         measured: list[tuple[Sequence[int], int]] = []
         for name in ("connected", "uncrashed", "again"):
@@ -197,11 +197,11 @@ class Trials:
             self._wait(self._fork(folder, process, second))
             process += 1
         if self._wait(self._fork(folder, process)):
-            return [Broken("the_run_ends", str(point), f"resuming it went wrong: {_last_words(folder)}")]
+            return [Broken("the_run_ends", str(point), f"resuming it failed: {_last_words(folder)}")]
         return self._judge(str(point), folder, uncrashed)
 
     def _overtake(self, point: Point, folder: Path, uncrashed: Path) -> list[Broken]:
-        """Pause the first process until another has taken its run, let it continue, and check the laws."""
+        """Pause the first process until another has taken its run, let it continue, and return the broken laws."""
         stopped, go_on = os.pipe(), os.pipe()
 
         def stop() -> None:

@@ -48,7 +48,7 @@ function newFile({ old, path }) {
   };
 }
 
-/** Splits the two names of a `diff --git` line. Plain names have the same length, unless the file was renamed. */
+/** Splits the two names of a `diff --git` line. They are equal unless the file was renamed. */
 function namesIn(text) {
   const half = (text.length - 1) / 2;
   if (text[half] === " " && text.slice(2, half) === text.slice(half + 3)) {

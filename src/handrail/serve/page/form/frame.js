@@ -43,7 +43,7 @@ export function describedBy({ id, hint, errors }) {
   return [hint && `${id}-hint`, errors.length && `${id}-error`].filter(Boolean).join(" ") || undefined;
 }
 
-/** The ARIA attributes of an input. */
+/** The id and the ARIA attributes of an input. */
 export function aria(props) {
   return {
     id: props.id,

@@ -111,7 +111,7 @@ function stepped(kind, from, way) {
   return Math.max(low, Math.min(high, next));
 }
 
-/** A checkbox if there is a default. Otherwise a choice of yes or no, so that nobody answers by doing nothing. */
+/** A checkbox if there is a default and no third value. Otherwise a choice, so that nobody answers by doing nothing. */
 export function BooleanInput(props) {
   if (typeof props.default !== "boolean" || props.optional && props.nullable) return html`<${Choice} ...${props} options=${[true, false]} />`;
   const { path, id, label, hint, value, errors, onChange } = props;
@@ -180,7 +180,10 @@ function parseProblem(text) {
 
 const MOMENT = /^(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?)(?:\.\d+)?(Z|[+-]\d\d:?\d\d)?$/i;
 
-/** A date and time with its UTC offset. Without one, it would mean a different moment in another time zone. */
+/**
+ * A date and time with a UTC offset, unless the person chooses none. Without an offset, it would mean a different moment
+ * in another time zone.
+ */
 export function DateTimeInput(props) {
   const { form, path, id, label, value, empty, onChange } = props;
   const found = MOMENT.exec(typeof value === "string" ? value : "");
@@ -210,7 +213,7 @@ function zoneOf(offset, local) {
   return offset === offsetIn("yours", local) ? "yours" : offset;
 }
 
-/** The UTC offset of a moment, such as "+02:00", in the page's time zone. */
+/** The text after a moment: for "yours" the UTC offset in the page's time zone, such as "+02:00", or else `zone` itself. */
 function offsetIn(zone, moment) {
   if (zone !== "yours") return zone;
   const minutes = -(moment ? new Date(moment) : new Date()).getTimezoneOffset();

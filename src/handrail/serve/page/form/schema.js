@@ -2,7 +2,10 @@
 
 const MOST_STEPS = 100; // references in a row before they count as circular
 
-/** Resolves a schema's reference. Keywords beside the reference take precedence. */
+/**
+ * Resolves a schema's references, and an `allOf` of one schema. Keywords beside them take precedence. If the references
+ * are circular, returns {}.
+ */
 export function resolved(schema, root) {
   let found = isObject(schema) ? schema : {};
   for (let step = 0; step < MOST_STEPS; step += 1) {
@@ -128,7 +131,7 @@ export function typeFits(type, value) {
   return typeof value === type;
 }
 
-/** The name of an alternative. */
+/** The name under which people choose an alternative. */
 export function kindName(kind, discriminator, root) {
   const mark = discriminator && resolved(kind.properties?.[discriminator] ?? {}, root);
   const said = mark && optionsOf(mark)?.[0];
@@ -161,7 +164,7 @@ export function humanised(name) {
   return words ? words[0].toUpperCase() + words.slice(1) : name;
 }
 
-/** A value as an option. */
+/** A value as people read it in a list of options. */
 export function shown(value) {
   if (value === true) return "Yes";
   if (value === false) return "No";
@@ -182,7 +185,7 @@ export function initial(schema, root, { required = true, depth = 0 } = {}) {
   return blank(kinds[0], root, depth);
 }
 
-/** An empty value of this kind. */
+/** The value with which a field of this kind starts: a constant, an empty group, or undefined for a single input. */
 export function blank(kind, root, depth = 0) {
   const shape = shapeOf(kind);
   if (shape === "const") return optionsOf(kind)[0];

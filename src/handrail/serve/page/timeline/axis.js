@@ -72,8 +72,9 @@ const STEPS = [
 ];
 
 /**
- * Ticks on the axis, at least `gap` of the width apart in each stretch. None has a label that touches another's or a break's. Each shows the time since the run started, or, after a
- * break and with a plus, since the break.
+ * Ticks on the axis. In each stretch they are at least `gap` of the width apart. A tick is left out if its label would
+ * touch that of another tick or of a break. A label shows the time since the run started. After a break it has a plus,
+ * and shows the time since the break.
  * @returns {{x: number, words: string}[]}
  */
 export function ticksOf(axis, gap) {

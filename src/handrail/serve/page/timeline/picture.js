@@ -3,7 +3,7 @@
 import { html, useMemo, useState } from "../vendor/standalone.js";
 import { lasting, ticksOf } from "./axis.js";
 
-export const ROW = 26; // pixels; widgets.css has the same
+export const ROW = 26; // pixels; widgets.css uses the same height
 export const TOP = 28;
 const BAR = 12;
 const SIDE = 8; // padding at both ends

@@ -62,7 +62,7 @@ function callsInto(made, calls, prefix, depth, parent) {
   });
 }
 
-/** The status of a call. The questions of an open call determine its status. */
+/** The status of a call. While the run is active, an open call is either waiting for an answer or running. */
 function statusOf(made, call) {
   const status = call.status ?? "open";
   if (status !== "open" || !made.goes) return status;
