@@ -18,7 +18,7 @@ from handrail.ids import NewId, random_id
 from handrail.journals import Journal
 from handrail.limits import Budget, BudgetTracker, Lease
 from handrail.messages import ModelSettings
-from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, ToolPolicy, WorkerSource
+from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, WorkerSource
 from handrail.schema.kinds import describe_kind
 from handrail.session import Session
 from handrail.spelling import check_arguments
@@ -216,7 +216,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         tracker: BudgetTracker,
         depth: int,
         levels: int | None = None,
-        policies: Iterable[ToolPolicy] = (),
+        policies: Iterable[OuterPolicy] = (),
     ) -> RunOptions:
         """Return the options of a run that is nested in one of this run's calls. Every nested run has these.
 
@@ -227,12 +227,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         - Its workers, environment and resources replace this run's. A resource that it does not bind is this run's.
           The same holds for each of its extras.
         - Session, approvals, files, journal, lease, clock and ids are always this run's.
-        - What this run's `policies` deny stays denied.
+        - What this run's `policies` deny stays denied. They are passed as they apply in the nested run.
 
         Raises `DefinitionError` if its budget is a `BudgetTracker`.
         """
-        from handrail.guard.outer_policy import outer_policies
-
         budget = given.budget
         if isinstance(budget, BudgetTracker):
             raise DefinitionError("budget is a BudgetTracker. Pass a Budget to a run inside a call.")
@@ -244,7 +242,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             approval_seconds=self.approval_seconds,
             filesystem=self.filesystem,
             extras=self.extras.merged(given.extras),
-            outer_policies=outer_policies(policies),
+            outer_policies=tuple(policies),
             deadline=_earlier(self.deadline, given.deadline),
             budget=tracker.share(budget) if limited else None,
             depth_limit=_shallower(self.depth_limit, depth, levels),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -72,6 +72,12 @@ class Transaction(msgspec.Struct, eq=False):
     durable: list[DurableFork] | None = None
     """The forks that outlive the process. They are applied first, because applying them may still fail."""
     closed: bool = False
+    commits_each: bool = False
+    """Whether each inner call commits for itself: into what this transaction commits into, whatever becomes of this call."""
+    kept: list[str] = []
+    """The names of the calls that have committed past this transaction, and have changed something."""
+    passed: list[Any] = []
+    """The recorded changes of these calls, if an outer call may need them after a crash."""
     _session: SessionFork | None = None
     _forks: dict[int, Any] | None = None
 
@@ -79,6 +85,11 @@ class Transaction(msgspec.Struct, eq=False):
     def session(self) -> SessionFork:
         """This call's fork of the session."""
         return self._session or self._fork_session()
+
+    @property
+    def around_inner(self) -> Transaction | None:
+        """The transaction that inner calls fork from and commit into; None for the session and the resources themselves."""
+        return self.parent if self.commits_each else self
 
     def _fork_session(self) -> SessionFork:
         with self._root.lock:
@@ -145,7 +156,12 @@ class Transaction(msgspec.Struct, eq=False):
         return "".join(fork.diff() or "" for fork in self.durable or ())
 
     def stale(self) -> tuple[str, ...]:
-        """Return the names of everything that the call has read and others have changed since."""
+        """Return the names of everything that the call has read and others have changed since.
+
+        Nothing counts as stale if inner calls commit for themselves, because each of them was checked.
+        """
+        if self.commits_each:
+            return ()
         found: tuple[str, ...] = ()
         for fork in self.touched:
             places = fork.stale()
@@ -235,6 +251,14 @@ class Transaction(msgspec.Struct, eq=False):
             self.settled = []
         self.settled.append(done)
 
+    def let_past(self, name: str, changed: bool, records: Iterable[Any]) -> None:
+        """Note an inner call that has committed past this transaction."""
+        if changed:
+            self.kept.append(name)
+        self.passed.extend(records)
+        if self._session is not None:
+            self._session.refresh()
+
     def inherit(self, inner: Transaction) -> None:
         """Take over the effects of an inner transaction that has committed into this one."""
         for done in inner.settled or ():
@@ -244,8 +268,22 @@ class Transaction(msgspec.Struct, eq=False):
 def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
     """Create the transaction of one attempt at a call, inside the outer call's transaction if there is one."""
     call = attempt.call
-    parent = None if call.parent is None else call.parent.transaction
+    outer = None if call.parent is None else call.parent.transaction
+    parent = None if outer is None else outer.around_inner
     return Transaction(attempt.frame.session, call.name, tool.writes, parent)
+
+
+def note_past(attempt: Attempt, changed: bool, *records: Any) -> None:
+    """Tell the calls around a committed call that it has committed past their transactions.
+
+    `records` are its changes, which they record with their own unless it has committed into the session itself.
+    """
+    outer, into = attempt.parent, attempt.open_transaction.parent
+    assert outer is not None, "only an inner call commits past another"
+    for around in outer.with_outer():
+        if around.transaction is None or around.transaction is into:
+            return
+        around.transaction.let_past(attempt.name, changed, records if into is not None else ())
 
 
 def key_of(attempt: Attempt, journal: str = "") -> CallKey:

@@ -131,7 +131,7 @@ async def _undo_inner(attempt: Attempt, deposited: Mapping[str, bytes] = {}) -> 
     log = attempt.frame.log
     pending: dict[tuple[str, str], Settled] = {}
     for body in log.under(attempt.call.place):
-        for each in settled_by(attempt, msgspec.msgpack.decode(body, type=InnerCall)):
+        for each in settled_by(attempt, msgspec.msgpack.decode(body, type=InnerCall).settled):
             if not (each.tool and log.was_undone(each.place)):
                 pending.setdefault((str(each.place), each.what), each)
     _, left = await compensate(attempt, list(pending.values()))

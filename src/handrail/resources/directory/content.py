@@ -23,7 +23,7 @@ FIRST_VERSION = 1 << 64 * 6
 
 
 def version_of(found: os.stat_result) -> int:
-    """Encode a file's status on disk as a version."""
+    """Encode a file's status on disk as a version. A folder's version does not depend on its size or times."""
     number = (1 << 64 | found.st_dev & _WORD) << 64 | found.st_ino
     if stat.S_ISDIR(found.st_mode):
         return (number << 64 | found.st_mode) << 192

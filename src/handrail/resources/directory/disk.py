@@ -40,7 +40,7 @@ class Disk:
     def copy(self, source: int, path: Path, like: os.stat_result) -> None:
         """Copy an open file to a new path, with the mode, owner and times in `like`, and with its attributes.
 
-        Uses a reflink if the disk supports it.
+        The copy does not get set-ID bits. Uses a reflink if the disk supports it.
         """
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
