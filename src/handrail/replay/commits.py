@@ -13,6 +13,7 @@ from handrail.journals import Journal
 from handrail.records import CommitUnit
 from handrail.replay.attachments import store
 from handrail.replay.records import commit_unit, inner_call
+from handrail.replay.workspaces import upload
 from handrail.threads import run_in_thread
 from handrail.tools import ToolResult
 
@@ -70,7 +71,8 @@ async def _commit(
 ) -> None:
     """Record and apply the changes of a prepared call.
 
-    1. Staged bytes are written beside their targets, and synced if the journal is. 2. The journal records
+    1. Staged bytes are written beside their targets, and synced if the journal is. Those of files in a workspace are
+    stored in the journal. 2. The journal records
     all of it in one transaction, the commit point. 3. The files are renamed into place. 4. The journal
     notes that. If somebody changes a file between the check and step 3, their version is kept: all
     other files are reverted, and the record is voided before this raises `Conflict`.
@@ -91,7 +93,9 @@ async def _commit(
         return transaction.stage(key_of(attempt, journal.id), synced), diff
 
     files, diff = await run_in_thread(stage)  # 1
-    unit = commit_unit(attempt, result, files=files, diff=diff)
+    forks, run_id = transaction.recorded_forks(), attempt.run_context.request_id
+    deltas = [await upload(journal, fork, run_id) for fork in forks]
+    unit = commit_unit(attempt, result, files=files, diff=diff, workspaces=deltas)
     await journal.calls.commit(unit)  # 2
     try:
         await run_in_thread(lambda: transaction.apply_durable(synced))  # 3
