@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, runtime_checkable
 
 import msgspec
 
@@ -34,11 +35,29 @@ DEPTH_LIMIT = 5
 _TRACE = re.compile("[0-9a-f]{32}")
 
 
+@runtime_checkable
+class RunFiles(Protocol):
+    """Files that a run opens when it begins or is resumed, and closes when it leaves its process: a `Workspace`."""
+
+    def opened(self, journal: Journal, run_id: str, /) -> AbstractAsyncContextManager[Filesystem]:
+        """Open the files for a run until the block ends."""
+        ...
+
+
+@runtime_checkable
+class Recoverable(Protocol):
+    """Files whose commits can be finished from the journal after a crash."""
+
+    def recover(self, journal: Journal, /) -> Awaitable[object]:
+        """Apply the recorded commits whose process ended before it had applied them."""
+        ...
+
+
 class SharedArguments(TypedDict, total=False):
     """Arguments of every function that opens a gate."""
 
-    filesystem: Filesystem | None
-    """The files that tools work on."""
+    filesystem: Filesystem | RunFiles | None
+    """The files that tools work on. Only a run with a journal can open a `Workspace`."""
     resources: Iterable[Binding[Any]]
     """The resources that tools find with `context.resources.get(...)`."""
     environment: Environment | None
@@ -140,7 +159,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     environment: Environment | None = None
     approvals: ApprovalMode | ApprovalBroker | None = None
     approval_seconds: float | None = None
-    filesystem: Filesystem | None = None
+    filesystem: Filesystem | RunFiles | None = None
     resources: tuple[Binding[Any], ...] = ()
     workers: WorkerSource | None = None
     extras: Extras = NO_EXTRAS
@@ -274,7 +293,10 @@ _WANTED: Mapping[str, tuple[Any, str]] = {
         "an instance of Environment or of a subclass; in tests, Person(approve=True)",
     ),
     "extras": (Mapping, "a mapping from keys to values: {TENANT: 'acme'}"),
-    "filesystem": (Filesystem, "a Filesystem: DirectoryFilesystem('folder') or MemoryFilesystem()"),
+    "filesystem": (
+        (Filesystem, RunFiles),
+        "a Filesystem: DirectoryFilesystem('folder'), Workspace('name') or MemoryFilesystem()",
+    ),
     "history": (Iterable, "a list of messages"),
     "journal": (Journal, "a Journal: SqliteJournal('runs.db') or MemoryJournal()"),
     "lease": (Lease, "a Lease, with `interval` and `extend`"),

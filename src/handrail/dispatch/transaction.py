@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 from handrail.errors import ContextExpired
 from handrail.place import RUN, Place
 from handrail.protocols import DurableFork, Fork, Forkable
-from handrail.records import CallKey
+from handrail.records import CallKey, WorkspaceDelta
 from handrail.resources.startup_files import HasStartupFiles
 from handrail.session import Session, SessionFork
 from handrail.threads import forget_closed
@@ -50,6 +50,19 @@ class Settled:
         self.value = value
         self.place = place
         """The place in the run of the call that is compensated."""
+
+
+@runtime_checkable
+class RecordedFork(Protocol):
+    """A durable fork of files that are recorded in the journal: recording the call is its commit."""
+
+    def delta(self) -> WorkspaceDelta | None:
+        """Return what the staged commit changes; None if it changes nothing that is recorded."""
+        ...
+
+    def content(self, digest: str, /) -> bytes:
+        """Return the staged bytes with a digest."""
+        ...
 
 
 NOTHING: list[Fork] = []
@@ -190,11 +203,17 @@ class Transaction(msgspec.Struct, eq=False):
         self.stage(key)
         self.apply_durable()
         self.apply_others()
+        self.confirm()
 
     def stage(self, key: CallKey, synced: bool = False) -> list[Mapping[str, Any]]:
         """Store what the durable forks are about to change, and return their manifests. Nothing is applied yet."""
         staged = [fork.stage(key, synced=synced) for fork in self.durable or ()]
         return [manifest for manifest in staged if manifest is not None]
+
+    def recorded_forks(self) -> list[RecordedFork]:
+        """Return the staged forks whose commits the journal makes, because their files are recorded there."""
+        forks = [fork for fork in self.durable or () if isinstance(fork, RecordedFork)]
+        return [fork for fork in forks if fork.delta() is not None]
 
     def apply_durable(self, synced: bool = False) -> None:
         """Apply the durable forks. If this raises, none of them is applied."""
@@ -208,7 +227,7 @@ class Transaction(msgspec.Struct, eq=False):
             raise
 
     def apply_others(self) -> None:
-        """Apply the other forks, then confirm the durable ones. If one fails, the durable ones are reverted."""
+        """Apply the other forks. If one fails, the durable ones are reverted. Call `confirm` afterwards."""
         durable = self.durable or []
         try:
             for fork in self.touched:
@@ -217,7 +236,10 @@ class Transaction(msgspec.Struct, eq=False):
         except BaseException:
             self._revert(durable)
             raise
-        for fork in durable:
+
+    def confirm(self) -> None:
+        """Finish the durable forks. Their changes can no longer be reverted."""
+        for fork in self.durable or ():
             fork.applied()
 
     def _revert(self, forks: list[DurableFork]) -> None:

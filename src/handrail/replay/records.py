@@ -16,7 +16,7 @@ from handrail.dispatch.transaction import Settled, Transaction
 from handrail.errors import ToolValidationError
 from handrail.events import CallStatus
 from handrail.messages import Usage
-from handrail.records import CommitUnit
+from handrail.records import CommitUnit, WorkspaceDelta
 from handrail.replay.marks import has_secret
 from handrail.resources.paths import folder_id_of, folder_of
 from handrail.schema import to_json
@@ -99,6 +99,7 @@ def commit_unit(
     status: CallStatus = "ok",
     files: Sequence[Mapping[str, Any]] = (),
     diff: str = "",
+    workspaces: Sequence[WorkspaceDelta] = (),
 ) -> CommitUnit:
     """Create the record of a finished call, with all its changes as plain data."""
     transaction = attempt.transaction if result.success else None
@@ -113,6 +114,7 @@ def commit_unit(
         result=write_result(result),
         effects=[] if transaction is None else [done.what for done in _settled(attempt, transaction)],
         files=files,
+        workspaces=tuple(workspaces),
         session_id=session.id,
         place=str(attempt.call.place),
         tool=attempt.name,

@@ -50,6 +50,7 @@ async def undo(
     """Undo a committed call: restore its files, and drop its changes to the session. External effects are not undone.
 
     Inner calls that committed for themselves are undone with it, last first, also if the call itself failed.
+    What it changed in a workspace is undone on any host, without a `filesystem`.
     The model is told about the undo in the session's next turn. Pass the `session` if this process has it in memory, so
     that it drops the call immediately; otherwise that happens when the session is next evaluated.
 
@@ -93,6 +94,8 @@ async def _undo_one(
         begun = ("undoing", call_id) in entries
         await journal.calls.note(run_id, Entry("undoing", call_id, now, b""), from_outside=True)
         paths = await run_in_thread(lambda: _undo_files(filesystem, unit, journal.id, begun))
+    elif unit.workspaces:
+        paths = sorted(change.path for delta in unit.workspaces for change in delta.changes)
     slices = [place for place in unit.writes if place.startswith("slice ")]
     done = Undoing(call_id, unit.tool, paths, slices, unit.effects)
     if inner:
@@ -107,9 +110,11 @@ async def _undo_one(
     undone = UndoneCall(
         unit.tool, [*done.slices, *(f"file {path}" for path in done.paths)], list(done.stands), outer=outer
     )
-    await journal.calls.note(
-        run_id, Entry("undone", call_id, now, msgspec.msgpack.encode(undone)), from_outside=True
-    )
+    entry = Entry("undone", call_id, now, msgspec.msgpack.encode(undone))
+    if unit.workspaces:
+        await journal.workspaces.undo(unit, entry)
+    else:
+        await journal.calls.note(run_id, entry, from_outside=True)
     return done
 
 
@@ -168,9 +173,12 @@ def _refuse_files(unit: CommitUnit, row: RunRow, filesystem: UndoesFiles | None)
         raise UndoRefused(
             unit.call_id, (), f"it changed files in {unit.root!r}. Pass the filesystem of that folder"
         )
-    if unit.diff and not unit.files:
+    if unit.diff and not unit.files and not unit.workspaces:
         origin = row.record.forked_from
-        raise UndoRefused(unit.call_id, (), f"its files belong to the run {origin!r}, so undo it there")
+        problem = f"its files belong to the run {origin!r}, so undo it there"
+        raise UndoRefused(
+            unit.call_id, (), problem if origin else "it changed only files that are not recorded"
+        )
 
 
 def _undo_files(filesystem: UndoesFiles, unit: CommitUnit, journal: str, begun: bool) -> Sequence[str]:

@@ -16,7 +16,7 @@ from handrail.clock import SYSTEM_CLOCK
 from handrail.content import Attachment
 from handrail.context import MessageCallback, RegistryView
 from handrail.dispatch.frame import Frame
-from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions, check_names
+from handrail.dispatch.options import ResumeArguments, RunArguments, RunFiles, RunOptions, check_names
 from handrail.errors import DefinitionError, ResourceError, ToolValidationError, WorkerError
 from handrail.messages import Model
 from handrail.models.names import model_named
@@ -455,6 +455,9 @@ class WorkerRegistry:
         def files() -> Filesystem:
             if disk is None:
                 raise ResourceError("Filesystem", "the run has no files", "Pass a filesystem.")
+            if isinstance(disk, RunFiles):
+                problem = "the files of a workspace are only open inside the run"
+                raise ResourceError("Filesystem", problem, "Attach the file itself: Path('plot.png').")
             return disk
 
         read = [Attachment(each) if isinstance(each, Path) else each for each in attached]
