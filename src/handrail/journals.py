@@ -473,7 +473,7 @@ class Journal(Protocol):
 
     @property
     def synced(self) -> bool:
-        """Whether records survive a power failure. If so, files must be synced too."""
+        """Whether the files that a call changes are synced to disk, so that they survive a power failure as its record does."""
         ...
 
     @property

@@ -203,6 +203,7 @@ class Transaction(msgspec.Struct, eq=False):
         self.stage(key)
         self.apply_durable()
         self.apply_others()
+        self.confirm()
 
     def stage(self, key: CallKey, synced: bool = False) -> list[Mapping[str, Any]]:
         """Store what the durable forks are about to change, and return their manifests. Nothing is applied yet."""
@@ -226,7 +227,7 @@ class Transaction(msgspec.Struct, eq=False):
             raise
 
     def apply_others(self) -> None:
-        """Apply the other forks, then confirm the durable ones. If one fails, the durable ones are reverted."""
+        """Apply the other forks. If one fails, the durable ones are reverted. Call `confirm` afterwards."""
         durable = self.durable or []
         try:
             for fork in self.touched:
@@ -235,7 +236,10 @@ class Transaction(msgspec.Struct, eq=False):
         except BaseException:
             self._revert(durable)
             raise
-        for fork in durable:
+
+    def confirm(self) -> None:
+        """Finish the durable forks. Their changes can no longer be reverted."""
+        for fork in self.durable or ():
             fork.applied()
 
     def _revert(self, forks: list[DurableFork]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from handrail.resources.directory.jail import exchange, move_into
 from handrail.resources.facts import SET_ID, Facts, read_attributes, write_facts
-from handrail.resources.mount import remove_tree
+from handrail.resources.mount import empty_folder, remove_tree
 
 _CHUNK = 1 << 26
 
@@ -126,6 +126,10 @@ class Disk:
     def forget(self, path: Path) -> None:
         """Remove one of Handrail's own folders with everything in it. Does nothing if it does not exist."""
         remove_tree(path)
+
+    def empty(self, path: Path) -> None:
+        """Remove everything in one of Handrail's own folders."""
+        empty_folder(path)
 
 
 DISK = Disk()
