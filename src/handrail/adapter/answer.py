@@ -235,7 +235,7 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
     cost: Decimal | None = None
     """The cost in US dollars; None if unknown. It is charged again if the answer is inside a call that is replayed."""
     failed: tuple[FailedRequest, ...] = ()
-    """The requests before, in order: those that failed and were retried, and those of other models of a choice."""
+    """The earlier requests for this answer, in order: those that were retried, and those to other models of a choice."""
     thought: str = ""
 
 
