@@ -85,7 +85,7 @@ MUTANTS = [
     Mutant(
         "inner commit leaks",
         "dispatch/transaction.py",
-        "    parent = None if call.parent is None else call.parent.transaction\n",
+        "    parent = None if outer is None else outer.around_inner\n",
         "    parent = None\n",
         "tests/dispatch/test_gate.py tests/dispatch/test_transactions.py",
     ),
@@ -302,8 +302,8 @@ MUTANTS = [
     Mutant(
         "finished call run again",
         "replay/finished_calls.py",
-        "        if unit is None:\n            return None\n",
-        "        if unit is not None or unit is None:\n            return None\n",
+        "    unit = log.finished(attempt.call.place)\n",
+        "    unit = None\n",
         SIMULATED,
     ),
     Mutant(
@@ -444,7 +444,7 @@ MUTANTS = [
     Mutant(
         "a nested run is free of its caller's denials",
         "dispatch/options.py",
-        "            outer_policies=outer_policies(policies),\n",
+        "            outer_policies=tuple(policies),\n",
         "",
         "tests/guard/test_outer_policies.py",
     ),
@@ -557,9 +557,9 @@ MUTANTS = [
     ),
     Mutant(
         "an inner call is applied to one that is over",
-        "dispatch/gate.py",
-        "        if call.parent is not None and call.parent.ended and not call.kind.is_auxiliary:\n",
-        "        if False:\n",
+        "dispatch/handlers.py",
+        "    if outer.ended:\n",
+        "    if False:\n",
         "tests/dispatch/test_gate.py::test_an_inner_call_is_not_applied_once_the_call_around_it_is_over",
     ),
     # --- questions -------------------------------------------------------------------------------------

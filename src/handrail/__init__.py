@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.resources.memory import MemoryFilesystem
     from handrail.resources.shell import Allow, Shell
+    from handrail.resources.workspace import Workspace
     from handrail.sections import FileTools, ShellTools
     from handrail.session import Session, kept
     from handrail.tools import PathArg, ProviderTool, Tool, ToolExample, ToolResult, tool
@@ -94,6 +95,7 @@ _HOMES = {
     "handrail.question": "Answer",
     "handrail.resources": "Binding given",
     "handrail.resources.directory": "DirectoryFilesystem",
+    "handrail.resources.workspace": "Workspace",
     "handrail.resources.memory": "MemoryFilesystem",
     "handrail.resources.shell": "Allow Shell",
     "handrail.sections": "FileTools ShellTools",
@@ -173,6 +175,7 @@ __all__ = [
     "Worker",
     "WorkerContext",
     "WorkerRegistry",
+    "Workspace",
     "by",
     "first_that_works",
     "gather",

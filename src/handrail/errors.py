@@ -47,6 +47,7 @@ models in `models`, of serving in `serve.refusals`, and of simulations in `testi
     │   │   ├── JournalAltered                       .chain, .id, .record: a record was altered
     │   │   └── JournalExposed                       other users or tools could read or change it
     │   ├── BlobNotFoundError (LookupError)        .digest: a journal has no such bytes
+    │   ├── WorkspaceBusy (RuntimeError)           .workspace, .run_id, .owner: another run has the workspace
     │   ├── ResourceError (LookupError)            .resource
     │   └── FileError (OSError)                    .path
     │       ├── FileMissing (FileNotFoundError)
@@ -493,6 +494,19 @@ class ResourceError(StateError, LookupError):
     def __init__(self, resource: str, problem: str, hint: str) -> None:
         super().__init__(f"resource {resource}: {problem}. {hint}")
         self.resource = resource
+
+
+class WorkspaceBusy(StateError, RuntimeError):
+    """Another run has the workspace. One run at a time works in it."""
+
+    def __init__(self, workspace: str, run_id: str, owner: str) -> None:
+        super().__init__(
+            f"the workspace {workspace!r} is in use by the run {run_id!r} in the process {owner!r}. "
+            "Try again when that run is over or parked, or cancel it."
+        )
+        self.workspace = workspace
+        self.run_id = run_id
+        self.owner = owner
 
 
 class FileError(StateError, OSError):

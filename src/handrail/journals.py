@@ -9,7 +9,7 @@ has lost its lease to another gets `RunBusy`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from handrail.question import Answer, Question, Vote
@@ -26,6 +26,8 @@ from handrail.records import (
     SessionRow,
     Verification,
     WorkerRow,
+    WorkspaceFile,
+    WorkspaceRow,
 )
 
 if TYPE_CHECKING:
@@ -402,6 +404,49 @@ class Blobs(Protocol):
         ...
 
 
+class Workspaces(Protocol):
+    """Named trees of files, each at the version that the last committed call left.
+
+    One run at a time has a workspace. `Calls.commit` records a call and makes its changes to the workspace atomically. It
+    raises `WorkspaceBusy` if a different run has taken the workspace over. The bytes of files are stored before, as blobs.
+    """
+
+    async def acquire(self, name: str, run_id: str, /) -> WorkspaceRow:
+        """Give a workspace, new or not, to a run of this process. Raises `WorkspaceBusy` while another live run has it."""
+        ...
+
+    async def release(self, name: str, run_id: str, /) -> None:
+        """Give up a workspace. Does nothing if the run or this process does not have it."""
+        ...
+
+    async def get(self, name: str, /) -> WorkspaceRow | None:
+        """Return the row of a workspace, or None if there is none of this name."""
+        ...
+
+    async def files(self, name: str, /, *, since: int = 0) -> Mapping[str, WorkspaceFile | None]:
+        """Return the paths that have changed after the version `since`, with their states; None for a removed path."""
+        ...
+
+    async def has(self, digests: Collection[str], /, *, run_id: str) -> Collection[str]:
+        """Return those of the digests whose bytes are stored. They are kept for this run from now on."""
+        ...
+
+    async def put(self, blobs: Sequence[bytes], /, *, run_id: str) -> None:
+        """Store the bytes of files for a run that this process owns. Bytes that are already stored are not stored again."""
+        ...
+
+    async def fetch(self, digests: Collection[str], /) -> Mapping[str, bytes]:
+        """Return the bytes with these digests. Raises `BlobNotFoundError` if some are not stored."""
+        ...
+
+    async def undo(self, unit: CommitUnit, entry: Entry, /) -> Sequence[str]:
+        """Make the opposite of a unit's changes, and record the entry in the unit's run. Returns the changed paths, sorted.
+
+        Raises `UndoRefused` if the workspace no longer shows what the unit left, and `WorkspaceBusy` while a run has it.
+        """
+        ...
+
+
 @runtime_checkable
 class Journal(Protocol):
     """The durable record of runs."""
@@ -428,7 +473,7 @@ class Journal(Protocol):
 
     @property
     def synced(self) -> bool:
-        """Whether records survive a power failure. If so, files must be synced too."""
+        """Whether the files that a call changes are synced to disk, so that they survive a power failure as its record does."""
         ...
 
     @property
@@ -449,12 +494,5 @@ class Journal(Protocol):
     def tickets(self) -> Tickets: ...
     @property
     def blobs(self) -> Blobs: ...
-
-
-@runtime_checkable
-class Recoverable(Protocol):
-    """Files whose commits can be finished from the journal after a crash."""
-
-    def recover(self, journal: Journal, /) -> Awaitable[object]:
-        """Apply the recorded commits whose process ended before it had applied them."""
-        ...
+    @property
+    def workspaces(self) -> Workspaces: ...

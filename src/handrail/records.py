@@ -182,6 +182,50 @@ class CallKey(msgspec.Struct, frozen=True):
     """The id of the journal that records the call; "" for none."""
 
 
+class WorkspaceFile(msgspec.Struct, frozen=True):
+    """The recorded state of one path of a workspace."""
+
+    kind: Literal["file", "folder", "link"]
+    mode: int
+    """The permission bits; 0 for a link."""
+    digest: str = ""
+    """SHA-256 of a file's bytes, or of the path that a link leads to; "" for a folder."""
+    size: int = 0
+
+
+class WorkspaceChange(msgspec.Struct, frozen=True):
+    """What a call did to one path of a workspace. None means that nothing is there."""
+
+    path: str
+    old: WorkspaceFile | None
+    new: WorkspaceFile | None
+
+
+class WorkspaceDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one call changed in a workspace."""
+
+    name: str
+    id: str
+    base: int
+    """The version of the workspace that the call worked on. The commit makes the next version."""
+    changes: Sequence[WorkspaceChange] = ()
+
+
+class WorkspaceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The current state of a workspace, without its files."""
+
+    name: str
+    id: str
+    version: int = 0
+    """The number of commits and undos so far."""
+    run_id: str = ""
+    """The run that has the workspace; "" for none."""
+    owner: str = ""
+    """The process that executes that run."""
+    seal: str = ""
+    """The sum of the MACs of all its files, which shows that none was added or removed."""
+
+
 class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
     """A finished call and everything it changed, recorded atomically."""
 
@@ -192,6 +236,8 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
     effects: Sequence[str] = ()
     files: Sequence[Mapping[str, Any]] = ()
     """The manifests of the call's durable forks, which say what to change in each folder once the call is recorded."""
+    workspaces: tuple[WorkspaceDelta, ...] = ()
+    """What the call changed in workspaces. Recording the call makes these changes."""
     session_id: str = ""
     place: str = ""
     """The place of the call in its run. It is the same when the run is resumed."""

@@ -52,6 +52,8 @@ from handrail.models.scripted import Reply, ScriptedModel
 from support.parked_runs import answer_to
 from support.strict_wires import bodies, check_everywhere
 
+pytestmark = pytest.mark.once  # the messages are plain data, the same under every Python version
+
 ran: list[str] = []
 
 

@@ -43,7 +43,7 @@ async def ask(context: ToolContext) -> int:
     return (await context.wait_for("pick", {}, Pick)).number
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.once)])
 def journal(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Journal]:
     if request.param == "memory":
         yield MemoryJournal()

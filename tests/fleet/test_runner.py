@@ -163,6 +163,40 @@ async def test_a_run_that_can_not_begin_fails_and_says_why(app: FleetApp, monkey
     assert "is not on this host" in decode_outcome(row).error
 
 
+async def test_a_workspace_is_there_for_workers_on_every_host(
+    app: FleetApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    journal = MemoryJournal()
+    said: list[str] = []
+    for number, host in enumerate(["ada.example", "bob.example", "ada.example"]):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / host))
+        row = await submit(journal, app, f"keep {number}", folder="workspace:w")
+        assert row.host == ""
+        async with worker(journal, app, host=host):
+            said.append(decode_outcome(await over(journal, row.record.id)).text)
+    assert said == ["Result: 0", "Result: 0 1", "Result: 0 1 2"]
+
+
+async def test_a_run_waits_for_its_workspace_and_the_worker_says_who_has_it(
+    app: FleetApp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    journal, said = MemoryJournal(), list[str]()
+    await journal.workspaces.acquire("w", "other")
+    run_id = (await submit(journal, app, "keep x", folder="workspace:w")).record.id
+    async with worker(journal, app, report=said.append):
+        await until(lambda: any("in use by the run 'other'" in line for line in said))
+
+        async def released() -> bool:
+            return not (await journal.runs.get(run_id)).owner
+
+        await until(released)
+        assert (await journal.runs.get(run_id)).status == "queued"
+        await journal.workspaces.release("w", "other")
+        await journal.queue.wake(run_id)
+        assert decode_outcome(await over(journal, run_id)).text == "Result: x"
+
+
 async def test_a_run_in_a_folder_is_taken_only_on_its_host(app: FleetApp, tmp_path: Path):
     journal = MemoryJournal()
     run_id = (await submit(journal, app, "x", folder=str(tmp_path), host="ada.example")).record.id

@@ -53,8 +53,10 @@ class Hands:
 Open = Callable[[], Journal]
 """Opens the same journal again, as another process would."""
 
-STORES = ("memory", "sqlite", "postgres")
-SHARED = ("sqlite", "postgres")
+POSTGRES = pytest.param("postgres", marks=pytest.mark.once)
+"""PostgreSQL takes long to start, and SQLite has the same threads under every Python version."""
+STORES = ("memory", "sqlite", POSTGRES)
+SHARED = ("sqlite", POSTGRES)
 """The stores that several processes can open."""
 
 

@@ -20,6 +20,8 @@ from handrail.errors import DefinitionError, JournalError, JournalExposed
 from handrail.journal.location import check_out_of_reach, default_journal
 from handrail.serve.people import People
 
+pytestmark = pytest.mark.once  # files have the same places and permissions under every Python version
+
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

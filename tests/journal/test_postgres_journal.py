@@ -22,6 +22,8 @@ from handrail.records import CommitUnit, Decision, Entry, RunRecord
 from journal.test_journal_contract import answer, ask, asked, request, run, unit
 from support import PATIENCE, postgres
 
+pytestmark = pytest.mark.once  # PostgreSQL starts slowly, and SQLite's tests cover the same threads
+
 Open = Callable[..., PostgresJournal]
 
 

@@ -13,6 +13,8 @@ import pytest
 
 from support import PATIENCE, postgres
 
+pytestmark = pytest.mark.once  # PostgreSQL starts slowly, and SQLite's tests cover the same threads
+
 _USER = """
 import sys
 from support import postgres

@@ -24,6 +24,8 @@ from handrail.runs import export, forget, fork, import_, undo
 from handrail.session import Session
 from support.recorded import PROMPT, Recorder, call
 
+pytestmark = pytest.mark.once  # a journal refuses the same bytes under every Python version
+
 Alter = Callable[[sqlite3.Connection], object]
 
 

@@ -300,7 +300,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
     (tmp_path / "text.db").write_text("this is no database " * 100)
     for name, words in (
         ("other.db", "this is a database, but not a journal"),
-        ("newer.db", "its schema has version 99, but this version of Handrail uses 11"),
+        ("newer.db", "its schema has version 99, but this version of Handrail uses 12"),
         ("text.db", "it can't be opened: file is not a database"),
         (".", "it can't be opened: unable to open database file"),
         ("a\0b", "its path contains a null byte. Pass a path without one"),

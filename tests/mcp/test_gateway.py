@@ -19,8 +19,11 @@ from handrail.mcp.gateway import Gateway, SharedRate, load_rules
 from handrail.serve.people import People
 from handrail.serve.sources import PromptSource
 from mcp import Client
+from support.passwords import cheap_hashes
 from support.serving import Client as Page
 from support.serving import serving
+
+__all__ = ["cheap_hashes"]
 
 SERVER = Path(support.__path__[0]) / "mcp_server.py"
 SECRET = "correct horse battery"

@@ -19,6 +19,9 @@ from handrail.serve.limits import Limits
 from handrail.serve.people import People
 from mcp import Client, MCPError
 from support.mcp_served import BEARER, TOKEN, serving
+from support.passwords import cheap_hashes
+
+__all__ = ["cheap_hashes"]
 
 INITIALIZE = {
     "jsonrpc": "2.0",

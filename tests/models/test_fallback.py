@@ -18,15 +18,20 @@ from handrail import (
     OpenAIModel,
     Prompt,
     PromptEvaluationError,
+    ScriptedModel,
     Session,
+    ToolCall,
+    UserContext,
     first_that_works,
     tool,
 )
 from handrail.adapter import Retry
 from handrail.events import ModelFailed, ModelRequested, ModelResponded, TextDelta
-from handrail.messages import Price
+from handrail.messages import Price, Traits, Usage
+from handrail.models.scripted import Reply
 from handrail.runs import show
 from handrail.testing import RecordingSubscriber
+from support.parked_runs import park_and_resume
 from support.raw_server import delta, raw_server, said, streamed, whole
 
 QUICK = Retry(attempts=3, first_wait=0.0)
@@ -121,7 +126,7 @@ async def test_an_outage() -> None:
         "asked openai:gpt",
         f"answered openai:gpt: done, ${CHEAP_ANSWER}",
     ]
-    assert told.record == [("openai:gpt", [("anthropic:claude", "Overloaded")], CHEAP_ANSWER)]
+    assert told.record == [("openai:gpt", [("anthropic:claude", "Overloaded")] * 2, CHEAP_ANSWER)]
     assert told.cost == told.outcome.cost == CHEAP_ANSWER
 
 
@@ -161,8 +166,9 @@ async def test_a_refusal() -> None:
 async def test_a_cut_stream() -> None:
     """If part of an answer was streamed, the same model is asked again, and the run fails if that is cut off too.
 
-    If nothing was streamed, the next model is asked.
+    If nothing was streamed, the next model is asked. What the provider had counted before it was cut off is paid for.
     """
+    cut = ("anthropic:claude", "the answer ended before it was complete")
     told = await tell([CUT, WHOLE], [FINE_STREAM], stream=True)
     assert (told.outcome.text, told.asked[1]) == ("The Forum", [])
     assert told.events == [
@@ -173,8 +179,9 @@ async def test_a_cut_stream() -> None:
         "text 'The Forum'",
         f"answered anthropic:claude: done, ${DEAR_ANSWER}",
     ]
-    assert told.record == [("anthropic:claude", [], DEAR_ANSWER)]
-    assert told.cost == told.outcome.cost == DEAR_ANSWER
+    assert told.record == [("anthropic:claude", [cut], DEAR_ANSWER)]
+    assert told.cost == told.outcome.cost == 2 * DEAR_ANSWER
+    assert (told.outcome.usage.input, told.outcome.usage.requests) == (20, 2)
     told = await tell([SILENT], [FINE_STREAM], stream=True)
     assert told.outcome.text == "In Rome."
     assert told.events == [
@@ -186,9 +193,8 @@ async def test_a_cut_stream() -> None:
         "text 'In Rome.'",
         f"answered openai:gpt: done, ${CHEAP_ANSWER}",
     ]
-    cut = ("anthropic:claude", "the answer ended before it was complete")
-    assert told.record == [("openai:gpt", [cut], CHEAP_ANSWER)]
-    assert told.cost == told.outcome.cost == CHEAP_ANSWER
+    assert told.record == [("openai:gpt", [cut, cut], CHEAP_ANSWER)]
+    assert told.cost == told.outcome.cost == CHEAP_ANSWER + 2 * DEAR_ANSWER
 
 
 async def test_a_stream_that_is_cut_every_time() -> None:
@@ -200,7 +206,31 @@ async def test_a_stream_that_is_cut_every_time() -> None:
         *["asked anthropic:claude", "text 'The Forum'", "failed anthropic:claude: retry in 0.0"] * 2,
         *["asked anthropic:claude", "text 'The Forum'", "failed anthropic:claude: retry in None"],
     ]
-    assert (told.record, told.cost) == ([], Decimal(0))
+    assert (told.record, told.cost) == ([], 3 * DEAR_ANSWER)
+
+
+@tool(effect="staged")
+async def ask(context: UserContext) -> str:
+    """Ask a person."""
+    return await context.wait_for("sure", {}, str)
+
+
+async def test_a_resumed_run_has_paid_for_what_was_cut_off() -> None:
+    """The requests that failed before an answer are in the record, and a resumed run counts their cost again."""
+    cut = Reply(cut=True, usage=Usage(input=10, requests=1))
+    model = ScriptedModel(
+        [cut, cut, Reply(calls=[ToolCall("ask")], usage=Usage(input=1, requests=1)), "Done."],
+        traits=Traits(DEAR),
+    )
+    journal, prompt = MemoryJournal(), Prompt("p", "Be brief.", tools=[ask])
+    adapter = Adapter(model, retry=QUICK, journal=journal)
+    assert await park_and_resume(adapter, prompt) == "Done."
+    tree = await show(journal, "r1")
+    assert [(len(turn.failed), turn.usage) for turn in tree.turns] == [
+        (2, Usage(input=1, requests=1)),
+        (0, Usage(requests=1)),
+    ]
+    assert (tree.usage.input, tree.cost) == (21, 21 * DEAR.input / 1_000_000)
 
 
 @tool(effect="pure")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from handrail import (
     Adapter,
@@ -307,6 +308,27 @@ async def test_a_run_with_searches(wire: str, tmp_path: Path) -> None:
     assert answer.kept is not None
     units = await journal.calls.load(response.run_id)
     assert [(unit.tool, unit.place) for unit in units] == [("look", ".1")]
+
+
+@tool(effect="read")
+async def hide(key: SecretStr, context: ToolContext) -> str:
+    """Take a secret."""
+    return "Hidden."
+
+
+@pytest.mark.parametrize("wire", WIRES)
+async def test_secrets_beside_searches_are_not_recorded(wire: str, tmp_path: Path) -> None:
+    """In an answer with searches, the secret arguments of a call are masked in the record, and the searches are kept."""
+    answer = json.dumps(SEARCHED[wire]).replace('"look"', '"hide"').replace("where", "key")
+    answer = answer.replace('"a"', '"hunter2"').replace('\\"a\\"', '\\"hunter2\\"')
+    async with raw_server(whole(answer.encode()), whole(DONE[wire])) as server:
+        adapter = Adapter(model_at(wire, server.url), journal=SqliteJournal(tmp_path / "j.db"))
+        prompt = Prompt("p", "Be brief.", tools=[hide, ProviderTool("web_search")])
+        assert (await adapter.evaluate(prompt, "Go.")).text == "Done."
+        assert "hunter2" in json.dumps(server.bodies[1])
+    recorded = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"run by the provider: rust" in recorded
+    assert b"hunter2" not in recorded
 
 
 async def test_gemini_without_parts_says_what_it_searched_for() -> None:

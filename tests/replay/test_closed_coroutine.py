@@ -91,3 +91,43 @@ async def test_what_a_closed_call_had_done_inside_is_compensated_with_it() -> No
     assert ended.result.message.endswith(
         "It had done: book (compensating it failed: ValueError: the hotel is closed)."
     )
+
+
+async def test_the_inner_calls_of_a_closed_irreversible_call_are_compensated_once() -> None:
+    """The outcome of an irreversible call that was closed is unknown, but its compensable inner calls are undone, once."""
+    undone: list[Any] = []
+
+    async def take_back(params: Any, value: Any, *, context: ToolContext) -> None:
+        undone.append(value)
+
+    @tool(effect="compensable", compensate=take_back)
+    async def book(what: str) -> str:
+        """Book."""
+        return what
+
+    @tool
+    async def pay(what: str) -> str:
+        """Pay, which can't be undone."""
+        return what
+
+    @tool
+    async def trip(context: ToolContext) -> None:
+        """Book twice and pay, and wait."""
+        await context.call("book", what="a")
+        await context.call("pay", what="a")
+        await context.call("book", what="b")
+        waiting.set()
+        await asyncio.Event().wait()
+
+    waiting = asyncio.Event()
+    journal, model = MemoryJournal(), ScriptedModel([ToolCall("trip"), "It is unknown."])
+    adapter, prompt = Adapter(model, journal=journal), Prompt("p", "Book.", tools=[book, pay, trip])
+    await close_when(waiting, adapter.evaluate(prompt, "go", run_id="run"))
+    assert not undone
+    response = await adapter.resume("run", prompt)
+    assert undone == ["b", "a"]
+    (ended,) = [each for each in response.session[ToolInvoked].all() if each.tool == "trip"]
+    assert "The outcome of trip is unknown" in ended.result.message
+    assert ended.result.message.endswith("These inner calls were undone: book. It had done: pay.")
+    await adapter.resume("run", prompt)
+    assert undone == ["b", "a"]

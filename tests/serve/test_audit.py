@@ -11,7 +11,10 @@ from typer.testing import CliRunner
 
 from handrail.cli.commands import app
 from handrail.serve.people import People, people_path
+from support.passwords import cheap_hashes
 from support.serving import Client, serving, signed_in, source
+
+__all__ = ["cheap_hashes"]
 
 pytestmark = pytest.mark.once
 SECRET = "correct horse battery"

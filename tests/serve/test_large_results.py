@@ -17,9 +17,9 @@ from support.serving import serving
 
 
 @tool(effect="read")
-async def dump(pages: int) -> str:
-    """Return this many pages of a million characters each."""
-    return "é" * 1_000_000 * pages
+async def dump(characters: int) -> str:
+    """Return this many characters."""
+    return "é" * characters
 
 
 def told(asked: list[int]) -> PromptSource:
@@ -29,7 +29,7 @@ def told(asked: list[int]) -> PromptSource:
         last = request.messages[-1]
         if isinstance(last, ToolMessage):
             return " ".join(str(len(result.text)) for result in last.results)
-        return [ToolCall("dump", {"pages": pages}) for pages in asked]
+        return [ToolCall("dump", {"characters": characters}) for characters in asked]
 
     return PromptSource(Prompt("desk", "Help.", tools=[dump]), Adapter(ScriptedModel(play)))
 
@@ -40,7 +40,8 @@ def agent(text: str) -> dict[str, Any]:
             "forwardedProps": {}}  # fmt: skip
 
 
-@pytest.mark.parametrize("asked", [[6], [1] * 20])
+# Without the limit, one result of the first app and all results of the second are too long for the feed's buffer.
+@pytest.mark.parametrize("asked", [[3_000_000], [250_000] * 20])
 async def test_a_large_result_is_shortened_and_ends_no_stream(tmp_path: Path, asked: list[int]):
     async with serving(tmp_path, told(asked)) as client:
         async with client.stream("POST", "/agent", agent("dump")) as stream:
@@ -48,19 +49,19 @@ async def test_a_large_result_is_shortened_and_ends_no_stream(tmp_path: Path, as
         assert events[-1]["type"] == "RUN_FINISHED"
         shown = [each["content"] for each in events if each["type"] == "TOOL_CALL_RESULT"]
         run_id = events[0]["metadata"]["handrail"]["run_id"]
-        for content, pages in zip(shown, asked, strict=True):
-            left_out = pages * 1_000_000 - MOST_CHARACTERS
+        for content, characters in zip(shown, asked, strict=True):
+            left_out = characters - MOST_CHARACTERS
             assert content.startswith("é" * MOST_CHARACTERS + "\n\n[")
-            assert f"[{left_out:,} of {pages:,},000,000 characters are not shown" in content
+            assert f"[{left_out:,} of {characters:,} characters are not shown" in content
             assert f"/runs/{run_id}]" in content
         seen = await client.idle("a")
         assert [each["content"] for each in seen["messages"] if each["role"] == "tool"] == shown
         assert [each["content"] for each in seen["messages"] if each["role"] == "assistant"][-1] == " ".join(
-            str(pages * 1_000_000) for pages in asked
+            str(characters) for characters in asked
         ), "the model did not receive the complete results"
         tree = (await client.ask("GET", f"/threads/a/runs/{run_id}")).json
         calls = tree["turns"][0]["calls"]
-        assert [call["message"] for call in calls] == ["é" * 1_000_000 * pages for pages in asked]
+        assert [call["message"] for call in calls] == ["é" * characters for characters in asked]
 
 
 @given(st.text(max_size=20), st.integers(-5, 5))

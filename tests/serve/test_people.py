@@ -26,7 +26,10 @@ from handrail.serve.principals import Principals
 from handrail.serve.refusals import RequestRefused
 from handrail.serve.requests import LoginBody
 from handrail.serve.roles import ACTIONS, ALLOWED, ROLES, Action
+from support.passwords import COST, cheap_hashes
 from support.serving import Client, serving, signed_in, source
+
+__all__ = ["cheap_hashes"]
 
 SECRET = "correct horse battery"
 
@@ -107,6 +110,11 @@ def test_a_secret_opens_its_own_name_only_and_not_after_removal():
     assert people.verify("ann", SECRET) is None
     people.add("ann", secret="another horse battery")
     assert people.verify("ann", SECRET) is None
+
+
+def test_a_guess_takes_sixteen_mebibytes():
+    """Outside of tests, hashing a password takes as much memory as guessing it should, within the limit that is set."""
+    assert 128 * COST["n"] * COST["r"] * COST["p"] == 16 * 2**20 < COST["maxmem"]
 
 
 def test_sessions_end_by_time_and_by_revocation():

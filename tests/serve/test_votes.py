@@ -33,7 +33,10 @@ from handrail.serve.people import People, people_path
 from handrail.serve.sources import PromptSource
 from handrail.testing import Person
 from support import warm_python
+from support.passwords import COST, cheap_hashes
 from support.serving import Client, play, said_by, serving
+
+__all__ = ["cheap_hashes"]
 
 SECRET = "correct horse battery"
 TWO = ask(approvals=2)
@@ -379,7 +382,8 @@ def killed(folder: Path) -> Generator[Client]:
         process.close()  # this sends SIGKILL to the process
 
 
-async def test_votes_outlive_kill_9(tmp_path: Path):
+async def test_votes_outlive_kill_9(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("handrail.serve.people._SCRYPT", COST)
     (tmp_path / "desk.py").write_text(APP)
     people = People(people_path(tmp_path / "runs.db"))
     for name, roles in TEAM:

@@ -5,7 +5,7 @@ import os
 import socket
 from dataclasses import dataclass
 
-from handrail import Adapter, Prompt, ScriptedModel, ToolCall, UserContext, tool
+from handrail import Adapter, Prompt, ScriptedModel, ToolCall, ToolContext, UserContext, tool
 from handrail.messages import ModelRequest, ToolMessage, UserMessage
 
 
@@ -54,8 +54,16 @@ async def choose(what: str, *, context: UserContext) -> str:
     return f"chose {chosen.name}"
 
 
+@tool(effect="staged")
+async def keep(text: str, *, context: ToolContext) -> str:
+    """Add a line to the file `kept`."""
+    files = context.filesystem
+    files.append("kept", f"{text}\n")
+    return " ".join(files.read("kept").split())
+
+
 def answer(request: ModelRequest) -> ToolCall | str:
-    """Do what the message says: `pay X`, `ship X`, `sleep N` or `choose X`. Otherwise say which turn this is."""
+    """Do what the message says: `pay X`, `ship X`, `sleep N`, `choose X` or `keep X`. Otherwise say which turn this is."""
     last = request.messages[-1]
     if isinstance(last, ToolMessage):
         return f"Result: {last.text}"
@@ -65,6 +73,7 @@ def answer(request: ModelRequest) -> ToolCall | str:
         "pay": ("account", rest),
         "ship": ("parcel", rest),
         "choose": ("what", rest),
+        "keep": ("text", rest),
         "sleep": ("seconds", 0.0),
     }
     if verb in calls:
@@ -74,4 +83,4 @@ def answer(request: ModelRequest) -> ToolCall | str:
 
 
 adapter = Adapter(ScriptedModel(answer))
-prompt = Prompt("shop", "You run a shop.", tools=[pay, ship, sleep, choose])
+prompt = Prompt("shop", "You run a shop.", tools=[pay, ship, sleep, choose, keep])

@@ -19,9 +19,10 @@ from jinja2.tests import TESTS as DEFAULT_TESTS
 from handrail import MemoryFilesystem, ScriptedModel, ToolCall
 from handrail.errors import WorkerError
 from handrail.workers import WORKER_SCHEMA, WorkerRegistry
-from handrail.workers.front_matter import Finder, FrontMatter, parse_file, schema_text
+from handrail.workers.front_matter import FrontMatter, parse_file, schema_text
 from handrail.workers.instructions import ALLOWED, FILTERS, MOST_OUTPUT, TESTS, Instructions
 from handrail.workers.output_schema import output_type
+from handrail.workers.problems import Finder
 from support.worker_folders import PLAIN, folder, sound
 
 
@@ -29,7 +30,7 @@ def test_the_shipped_schema_is_that_of_the_model() -> None:
     """worker.schema.json is the schema generated from the types, and `WORKER_SCHEMA` is its path."""
     assert WORKER_SCHEMA.read_text() == schema_text(), (
         "worker.schema.json is out of date. Write it again with: .venv/bin/python -c "
-        '"from handrail.workers.front_matter import *; SCHEMA_FILE.write_text(schema_text())"'
+        '"from handrail.workers.front_matter import *; SCHEMA_FILE.write_textschema_text"'
     )
     schema = json.loads(schema_text())
     assert set(schema["properties"]) == set(FrontMatter.model_fields)

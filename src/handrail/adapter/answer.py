@@ -19,6 +19,7 @@ from handrail.context import (
     RequestView,
     ResponseAccumulator,
 )
+from handrail.errors import ModelError
 from handrail.events import (
     CallDelta,
     ModelRequested,
@@ -210,12 +211,12 @@ class Answer:
 
 
 class FailedRequest(msgspec.Struct, frozen=True):
-    """A model that was asked before the one that answered, and why it failed."""
+    """A request that was made before the one that was answered, and why it failed or was not used."""
 
     model: str
     error: str
     usage: Usage | None = None
-    """The tokens that a refusal used, if they were counted; None after an error."""
+    """The tokens that the request used, as far as its provider reported them; None if it reported none."""
     cost: Decimal | None = None
 
 
@@ -234,7 +235,7 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
     cost: Decimal | None = None
     """The cost in US dollars; None if unknown. It is charged again if the answer is inside a call that is replayed."""
     failed: tuple[FailedRequest, ...] = ()
-    """The models that were asked before, and failed or refused. Empty unless the run's model is a choice."""
+    """The requests before, in order: those that failed and were retried, and those of other models of a choice."""
     thought: str = ""
 
 
@@ -327,14 +328,19 @@ def _plain(request: ModelRequest, messages: Sequence[Message]) -> Mapping[str, A
 OUTPUT_BOUND = 4096
 """Maximum number of tokens in an answer if tokens or money are limited and `max_tokens` is not set."""
 _LEAST_OUTPUT = 16
+_MOST_SAID = 200
+"""Maximum number of characters of an error that is recorded."""
 _PER_MESSAGE = 16
 """Upper bound for the tokens that a provider adds to each message."""
 
 
-async def ask_once(run: Run, attempt: int) -> tuple[Answer, float, Decimal | None]:
+async def ask_once(
+    run: Run, attempt: int, failed: list[FailedRequest]
+) -> tuple[Answer, float, Decimal | None]:
     """Ask the run's model once, and return its complete answer, the seconds it took, and its cost; None if that is unknown.
 
-    A budget is charged for the request even if it fails. Raises `ModelError` or `BudgetExceededError`.
+    A budget is charged for the request even if it fails, and so is the run, with the tokens that the provider
+    reported before. Raises `ModelError`, after adding the request to `failed`, or `BudgetExceededError`.
     """
     frame, model = run.frame, run.model
     request, reserved = (run.request(), None) if frame.budget is None else _reserve(run, frame.budget)
@@ -373,15 +379,28 @@ async def ask_once(run: Run, attempt: int) -> tuple[Answer, float, Decimal | Non
         cost = charge(run, answer, reserved, seconds)
         reserved = None
         return answer, seconds, cost
-    except BaseException:
-        if reserved is not None:
-            if answer.counted:
-                reserved.settle(requests=1, tokens=answer.usage.tokens, money=run.tariff(answer.usage))
-            elif answer.begun:
-                reserved.settle(requests=1)  # the usage is unknown, so the reserved amount counts as spent
-            else:
-                reserved.settle(requests=1, tokens=0, money=0)
+    except BaseException as error:
+        usage, cost = _charge_cut(run, answer, reserved)
+        if isinstance(error, ModelError):
+            failed.append(FailedRequest(model.name, error.problem[:_MOST_SAID], usage, cost))
         raise
+
+
+def _charge_cut(
+    run: Run, answer: Answer, reserved: Reservation | None
+) -> tuple[Usage, Decimal | None] | tuple[None, None]:
+    """Charge a request whose answer was cut off or never came, and return the usage and cost that are known."""
+    if answer.counted:
+        usage, cost = answer.usage, run.tariff(answer.usage)
+        run.frame.costs.models.add(usage, cost)
+        if reserved is not None:
+            reserved.settle(requests=1, tokens=usage.tokens, money=cost)
+        return usage, cost
+    if reserved is not None and answer.begun:
+        reserved.settle(requests=1)  # the usage is unknown, so the reserved amount counts as spent
+    elif reserved is not None:
+        reserved.settle(requests=1, tokens=0, money=0)
+    return None, None
 
 
 def _tell_outside(run: Run, answer: Answer, streaming: bool) -> None:

@@ -32,7 +32,6 @@ _QUICK_ATTEMPTS = 2
 """How many times a model is asked before the next candidate is."""
 _LONGEST_QUICK_WAIT = 2.0
 """Longest wait between these attempts, in seconds."""
-_MOST_SAID = 200
 
 
 async def ask(run: Run) -> Answer:
@@ -147,7 +146,7 @@ class Attempts:
             self._number += 1
             run.has_shown = False
             try:
-                answer, seconds, cost = await ask_once(run, self._number)
+                answer, seconds, cost = await ask_once(run, self._number, self._failed)
             except BudgetExceededError as error:
                 raise run.failed(error, "budget") from error
             except ModelError as error:
@@ -157,7 +156,6 @@ class Attempts:
                 self._tell(str(error), wait, after)
                 if wait is None:
                     if after is not None:
-                        self._failed.append(FailedRequest(run.model.name, error.problem[:_MOST_SAID]))
                         raise _FellOver from None
                     raise self._gave_up(error, tries) from (
                         None if isinstance(error, ModelKeyMissing) else error
@@ -204,8 +202,9 @@ class Attempts:
 
     def _gave_up(self, error: ModelError, tries: int) -> Exception:
         said = "" if tries == 1 else f" It was tried {tries} times."
-        for each in self._failed:
-            said += f" Before it, {each.model} failed: {each.error.rstrip('.')}."
+        before = {each.model: each.error for each in self._failed if each.model != self._run.model.name}
+        for model, problem in before.items():
+            said += f" Before it, {model} failed: {problem.rstrip('.')}."
         failed = self._run.failed(error, "request", said)
         failed.hides_frames = isinstance(error, ModelKeyMissing)
         return failed

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,11 +32,11 @@ from handrail.adapter.run_record import (
 )
 from handrail.adapter.settings import Settings, check_added, check_files, forward_events, settings_of
 from handrail.dispatch.frame import Frame, open_frame
-from handrail.dispatch.options import RunOptions
+from handrail.dispatch.options import Recoverable, RunFiles, RunOptions
 from handrail.errors import DefinitionError, PromptEvaluationError, RunError
 from handrail.guard.approval_memory import keep_decisions
 from handrail.journal.location import check_out_of_reach
-from handrail.journals import Journal, Recoverable
+from handrail.journals import Journal
 from handrail.messages import AssistantMessage, Message, UserMessage
 from handrail.prompt import Prompt
 from handrail.protocols import EventBus
@@ -71,7 +73,18 @@ async def evaluate(
     if journal is None:
         return await _go(adapter, prompt, options, streaming, None)
     with acquire_in_process(journal, run_id):
-        return await _go(adapter, prompt, options, streaming, RunLog(journal, run_id, options.clock))
+        async with _opened_files(options, journal, run_id) as options:
+            return await _go(adapter, prompt, options, streaming, RunLog(journal, run_id, options.clock))
+
+
+@contextlib.asynccontextmanager
+async def _opened_files(options: RunOptions, journal: Journal, run_id: str) -> AsyncGenerator[RunOptions]:
+    """Open the files of a run that are opened for each run, such as a workspace. Yields the options with these files."""
+    if not isinstance(options.filesystem, RunFiles):
+        yield options
+        return
+    async with options.filesystem.opened(journal, run_id) as files:
+        yield options.replace(filesystem=files)
 
 
 async def resume(
@@ -104,11 +117,12 @@ async def resume(
         if isinstance(options.filesystem, Recoverable):
             await options.filesystem.recover(journal)
         await _check_applied(journal, run_id)
-        resumed = await load_resumed(journal, row, session, clock)
-        await keep_decisions(resumed.session, journal)
-        return await _go(
-            adapter, prompt, resumed.options(options), heard is not None, resumed.log, resumed, heard
-        )
+        async with _opened_files(options, journal, run_id) as options:
+            resumed = await load_resumed(journal, row, session, clock)
+            await keep_decisions(resumed.session, journal)
+            return await _go(
+                adapter, prompt, resumed.options(options), heard is not None, resumed.log, resumed, heard
+            )
 
 
 async def _check_applied(journal: Journal, run_id: str) -> None:

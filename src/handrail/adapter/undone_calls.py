@@ -26,6 +26,8 @@ class UndoneCall(msgspec.Struct, frozen=True):
     """The paths and slices that were restored; if `discarded`, the paths that were never changed."""
     stands: list[str] = []
     """The call's external effects that could not be undone."""
+    outer: str = ""
+    """The id of the call that it was undone with, if any. The model is told about that call only."""
     discarded: bool = False
     """Whether only the call's file changes were given up, because they could not be applied. Its events stand."""
 
@@ -42,7 +44,9 @@ class UndoneCalls:
 
     def __init__(self, calls: Mapping[str, UndoneCall], told: Collection[str]) -> None:
         self.calls = {call_id: call for call_id, call in calls.items() if not call.discarded}
-        self.untold = {call_id: call for call_id, call in calls.items() if call_id not in told}
+        self.untold = {
+            call_id: call for call_id, call in calls.items() if call_id not in told and not call.outer
+        }
 
 
 async def undone_in(journal: Journal, session_id: str) -> UndoneCalls:

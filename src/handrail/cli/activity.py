@@ -372,7 +372,7 @@ def call_line(event: ToolInvoked, cost: Decimal | None = None) -> Text:
 
 
 def attachment_line(attachment: Attachment) -> str:
-    """Format the line for an attachment: its name and size, and where it can be opened."""
+    """Format the line for an attachment: its name, type and size, and where it can be opened, if anywhere."""
     where = escape_line(attachment.address, _MAX_REASON) or str(_saved(attachment) or "")
     return f"{escape_line(attachment.name, _MAX_NAME)} ({attachment.media_type}, {shown_size(attachment.size)}) {where}".strip()
 

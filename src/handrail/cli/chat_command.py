@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from rich.text import Text
 
@@ -16,10 +16,15 @@ from handrail.cli.activity import answer_text, format_money, format_spending, fo
 from handrail.cli.command_options import WorkerOptions
 from handrail.cli.outcome import CANCELLED, DONE, USAGE, divert_stdout, fail, print_error
 from handrail.cli.run_command import Conversation, Outcome, Subject, configure_logging
+from handrail.dispatch.options import RunFiles
 from handrail.errors import HandrailError, UndoRefused
 from handrail.guard import approvals_of
 from handrail.messages import Usage
 from handrail.rendering import escape, escape_line
+
+if TYPE_CHECKING:
+    from handrail.resources.directory import DirectoryFilesystem
+    from handrail.resources.workspace import Workspace
 
 HELP = """\
 /help            show this help
@@ -96,7 +101,7 @@ class Chat:
         text = Text(escape_line(subject.name), "bold")
         text.append(f"  {escape_line(subject.description, 120)}", "default")
         self._view.note(text)
-        where = f" · files in {escape_line(_relative(files.root))}" if files is not None else ""
+        where = "" if files is None else f" · files in {escape_line(_named(files))}"
         self._view.note(f"{escape_line(subject.model)}{where} · /help lists the commands", "dim")
 
     def _turn(self, runner: asyncio.Runner, message: str) -> None:
@@ -173,6 +178,11 @@ class Chat:
         if files is None:
             self._view.note("This worker has no files. Give it some: --files FOLDER.", "yellow")
             return
+        if isinstance(files, RunFiles):
+            self._view.note(
+                "These files are in a workspace. Undo a call with `handrail runs undo`.", "yellow"
+            )
+            return
         journal = self._conversation.journal
         while self._done:
             run_id, call_id = self._done.pop()
@@ -190,6 +200,12 @@ class Chat:
             self._view.note(f"Undone: {', '.join(escape_line(path) for path in paths)}.")
             return
         self._view.note("Nothing to undo.")
+
+
+def _named(files: DirectoryFilesystem | Workspace) -> str:
+    from handrail.resources.directory import DirectoryFilesystem
+
+    return _relative(files.root) if isinstance(files, DirectoryFilesystem) else files.address
 
 
 def _relative(path: Path) -> str:

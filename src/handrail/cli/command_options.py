@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from handrail.journal.opening import AnyJournal
     from handrail.limits import Budget
     from handrail.resources.directory import DirectoryFilesystem
+    from handrail.resources.workspace import Workspace
     from handrail.workers import Worker
 
 _MODES = {"ask": None, "all": "approve_all", "strict": "strict"}
@@ -43,7 +44,7 @@ FilesFolder = Annotated[
     typer.Option(
         "--files",
         metavar="FOLDER",
-        help="The folder tools may change. Default: `files` beside the worker, if any.",
+        help="The folder tools may change, or `workspace:NAME`. Default: `files` beside the worker, if any.",
     ),
 ]
 StartupFiles = Annotated[
@@ -365,11 +366,16 @@ def find_model(named: str | None, folder: Path | None = None) -> Any:
 
 def open_files(
     files: Path | None, folder: Path | None, startup_files: Sequence[str] | None = None
-) -> DirectoryFilesystem | None:
+) -> DirectoryFilesystem | Workspace | None:
     """Open the folder that tools may change: the given one, or else `files` beside the worker.
 
-    Returns None if there is neither. Raises `UsageError` if the given folder does not exist.
+    Returns None if there is neither, and a `Workspace` for `workspace:NAME`, which each run opens for itself. Raises
+    `UsageError` if the given folder does not exist.
     """
+    if files is not None and str(files).startswith("workspace:"):
+        from handrail.resources.workspace import Workspace
+
+        return Workspace.named(str(files), startup_files=startup_files or ())
     if files is not None and not files.is_dir():
         raise UsageError(f"--files {files}: no such folder. Create it first, or give another one.")
     if files is None and folder is not None:

@@ -117,7 +117,7 @@ def submit(
             app = _load(options)
         due = None if at is None else parse_due(at)
         span = None if every is None else parse_span(every, "--every")
-        folder = "" if options.files is None else str(options.files.resolve())
+        folder = "" if options.files is None else _address(options.files)
         with contextlib.closing(open_journal(options.journal, app.source.files)) as journal:
             row = asyncio.run(
                 fleet.submit(
@@ -149,6 +149,11 @@ def submit(
         sys.stdout.write(f"{row.record.id}\n")
         _print(f"It is {row.status}. See `{show}`.")
     return DONE
+
+
+def _address(files: Path) -> str:
+    """Return how the run's request names its files: by the folder's whole path, or as `workspace:NAME`."""
+    return str(files) if str(files).startswith("workspace:") else str(files.resolve())
 
 
 def _load(options: FleetOptions) -> FleetApp:

@@ -197,6 +197,7 @@ class RecordedRun:
         startup files that the run was allowed to change stay allowed.
         """
         from handrail.resources.directory import DirectoryFilesystem
+        from handrail.resources.workspace import Workspace
 
         begin = decode_begin(self.row.record) if self.row.record.begin else None
         if startup_files is None:
@@ -207,6 +208,10 @@ class RecordedRun:
             units = [unit for unit in await self.journal.calls.load(self.id) if unit.root]
             recorded = begin.folder if begin is not None else ""
             root = recorded or next((unit.root for unit in units), "")
+            workspace = Workspace.named(root, startup_files=startup_files)
+            if workspace is not None:
+                yield workspace
+                return
             is_there = root and Path(root).is_dir()
             folder = DirectoryFilesystem(root, startup_files=startup_files) if is_there else None
             ids = {unit.root_id for unit in units if unit.root == root} - {""}
@@ -219,7 +224,7 @@ class RecordedRun:
         try:
             yield folder
         finally:
-            if folder is not None:
+            if isinstance(folder, DirectoryFilesystem):
                 folder.close()
 
     async def find_question(self, named: str | None) -> Question:

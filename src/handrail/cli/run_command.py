@@ -43,6 +43,7 @@ from handrail.cli.outcome import (
 )
 from handrail.cli.screens import LiveView, PlainView, View
 from handrail.clock import SYSTEM_CLOCK
+from handrail.dispatch.options import RunFiles
 from handrail.environment import LaterEnvironment, TerminalEnvironment
 from handrail.environment.text import is_terminal
 from handrail.errors import HandrailError
@@ -209,9 +210,9 @@ class Conversation:
     async def recover(self) -> None:
         """Apply the changes that a killed process recorded but did not apply, and report those that can't be applied.
 
-        Call this before the files are used. Without files or a journal, it does nothing.
+        Call this before the files are used. Without a folder or a journal, it does nothing.
         """
-        if self.files is not None and self.journal is not None:
+        if self.files is not None and not isinstance(self.files, RunFiles) and self.journal is not None:
             recovered = await self.files.recover(self.journal)
             for each in recovered.unapplied:
                 self.view.note(f"{each} `handrail runs show {each.run_id}` says more.", "yellow")

@@ -68,7 +68,10 @@ def _seconds(spent: float | None) -> str:
 
 
 def run_table(lines: Sequence[RunLine], now: float, workers: Sequence[WorkerRow] = ()) -> Any:
-    """Build a table of runs, one per row. If standard output is not a terminal, it is tab-separated text."""
+    """Build a table of runs, one per row, or a sentence if there are none.
+
+    If standard output is not a terminal, the table is tab-separated text.
+    """
     if not lines:
         return "There are no runs."
     heads = ("RUN", "STANDING", "PROMPT", "MODEL", "STARTED", "WAITS FOR", "FORKED FROM")

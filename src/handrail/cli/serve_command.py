@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import socket
 
     from handrail.resources.directory import DirectoryFilesystem
+    from handrail.resources.workspace import Workspace
     from handrail.serve.app import ServedApp
     from handrail.serve.oidc import OidcProvider
     from handrail.serve.principal_files import PrincipalFiles
@@ -179,7 +180,9 @@ def _load(options: ServeOptions) -> Loaded:
     )
 
 
-def _open_files(options: ServeOptions, folder: Path) -> DirectoryFilesystem | PrincipalFiles | None:
+def _open_files(
+    options: ServeOptions, folder: Path
+) -> DirectoryFilesystem | Workspace | PrincipalFiles | None:
     from handrail.serve.principal_files import PLACEHOLDER, PrincipalFiles
 
     files, startup_files = options.files, options.startup_files

@@ -372,8 +372,8 @@ def _followed(attempt: Attempt, paths: list[str]) -> list[str]:
     files: Any = frame.world.filesystem
     if files is None:
         files = attempt.filesystem if frame.world.resources.binds(Filesystem) else None
-    elif attempt.parent is not None:
-        files = attempt.parent.open_transaction.fork_of(files)  # the outer call may have made a link
+    elif (outer := attempt.open_transaction.parent) is not None:
+        files = outer.fork_of(files)  # the outer call may have made a link
     return [files.resolved(path) for path in paths if path] if isinstance(files, HasLinks) else []
 
 

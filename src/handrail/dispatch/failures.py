@@ -92,11 +92,19 @@ class Failure:
         self.advice = advice
         """Advice to the model, which is given only if no effect of the call remains."""
 
-    def told(self, left: Sequence[str]) -> ToolResult[Any]:
-        """Return the result for the model, with the effects that could not be undone, or with the advice if there are none."""
+    def told(self, left: Sequence[str], kept: Sequence[str] = ()) -> ToolResult[Any]:
+        """Return the result for the model, with what remains of the call, or with the advice if nothing does.
+
+        `left` are the effects that could not be undone, and `kept` the inner calls that have committed for themselves.
+        """
         message = self.result.message
+        remains: list[str] = []
+        if kept:
+            remains.append(f"Each of its calls commits for itself, so these stand: {', '.join(kept)}.")
         if left:
-            what = f"Could not be undone: {clean_text(', '.join(left))}. Find out what it changed before you do it again."
+            remains.append(f"Could not be undone: {clean_text(', '.join(left))}.")
+        if remains:
+            what = f"{' '.join(remains)} Find out what it changed before you do it again."
             message = f"{message.rstrip('.')}. {what}" if message else what
         elif self.advice:
             message = f"{message} {self.advice}"

@@ -14,7 +14,7 @@ from handrail.clock import Clock
 from handrail.context import Extras, PromptModel, RequestView, ResponseAccumulator, RunContext
 from handrail.context.extras import NO_EXTRAS
 from handrail.context.facts import WorkerFacts
-from handrail.dispatch.options import RunOptions, check_kinds
+from handrail.dispatch.options import RunFiles, RunOptions, check_kinds
 from handrail.errors import DefinitionError
 from handrail.guard.approval import ApprovalMode, Broker, PreviewBroker
 from handrail.guard.outer_policy import with_outer
@@ -377,6 +377,11 @@ class Frame:
 def _world_of(options: RunOptions) -> World:
     bindings, files, journal = options.resources, options.filesystem, options.journal
     forkable = None
+    if isinstance(files, RunFiles):
+        raise DefinitionError(
+            "a workspace is recorded in the journal of its run, and here is none. Pass both: "
+            "evaluate(..., journal=SqliteJournal('runs.db'), filesystem=Workspace('name'))."
+        )
     if files is not None:
         bindings = (*bindings, given(Filesystem, files))  # pyright: ignore[reportArgumentType]  # a protocol as a key
         forkable = files if isinstance(files, Forkable) else None

@@ -39,7 +39,9 @@ from handrail.dispatch.frame import Frame
 from handrail.dispatch.handlers import (
     begin,
     cancelled_after_all,
+    check_limits,
     check_nesting,
+    check_outer,
     check_result,
     context_in_worker,
     look_up,
@@ -57,7 +59,7 @@ from handrail.dispatch.policies import (
 )
 from handrail.dispatch.rollback import abandon, undo
 from handrail.dispatch.tickets import take_up_tickets
-from handrail.dispatch.transaction import Transaction, commit_lock_of, key_of, new_transaction
+from handrail.dispatch.transaction import Transaction, commit_lock_of, key_of, new_transaction, note_past
 from handrail.errors import Conflict, RunBusy, TransientError
 from handrail.events import CallStatus, ToolInvoked, ToolStarted
 from handrail.operation import Operation
@@ -68,7 +70,7 @@ from handrail.replay.commits import commit_recorded, record_end
 from handrail.replay.finished_calls import replay_call
 from handrail.replay.interrupted_calls import AlreadyDone, decide_interrupted, resume_attempt
 from handrail.replay.marks import mark_begun, note_attempt
-from handrail.replay.records import inner_call
+from handrail.replay.records import InnerCall, inner_call
 from handrail.schema import clear_json
 from handrail.threads import run_in_thread
 from handrail.tools import EFFECTS, ToolResult
@@ -187,7 +189,7 @@ class Gate:
                     if attempt.decision != "allow" and passage.approved is None:
                         await self._approve_first(passage)  # 4
                 if frame.limited or frame.cancellation.cancelled:
-                    self._check_limits(passage)  # 5
+                    check_limits(attempt)  # 5
                 context_type = tool.context_type if frame.worker is None else context_in_worker(tool)
                 context = context_type(attempt)  # 6
                 if record.is_kept:
@@ -258,19 +260,6 @@ class Gate:
         if how != "remembered":  # a remembered decision is looked up again if the call is run again
             passage.approved = approval
 
-    # 5
-
-    def _check_limits(self, passage: Passage) -> None:
-        frame, call, attempt = self.frame, passage.call, passage.attempt
-        if call.kind.undoes:
-            return  # compensations and probes run even if the run was cancelled or its deadline has passed
-        frame.cancellation.check()
-        if frame.deadline is not None:
-            frame.deadline.check(f"{call.name} could run")
-        if frame.budget is not None and not attempt.charged and not call.kind.is_part:
-            frame.budget.reserve(tool_calls=1).settle()
-            attempt.charged = True
-
     # 8
 
     def _start(self, attempt: Attempt, context: ToolContext) -> Awaitable[Any]:
@@ -313,12 +302,14 @@ class Gate:
 
     # 9
 
-    def _commit(self, passage: Passage) -> bool:
-        """Commit the call's forks. Returns False if it must run again. Raises `Refused` or `Conflict` if it can't commit."""
+    def _commit(self, passage: Passage, record: InnerCall | None = None) -> bool:
+        """Commit the call's forks. Returns False if it must run again. Raises `Refused` or `Conflict` if it can't commit.
+
+        `record` is the record of an inner call, for the calls around it.
+        """
         call, attempt = passage.call, passage.attempt
         transaction: Any = attempt.transaction
-        if call.parent is not None and call.parent.ended and not call.kind.is_auxiliary:
-            raise Refused("cancelled", f"{call.name} was not applied: its outer call is over.")
+        changed = None if call.parent is None else check_outer(attempt, call.parent)
         if transaction.touched:
             lock = self.frame.session.lock
             lock.acquire()  # no other commit may happen between the version check and the last change
@@ -337,6 +328,8 @@ class Gate:
             # If the outer call fails, it must undo or report the external effects of its inner calls.
             transaction.parent.inherit(transaction)
             attempt.settle_effect(transaction.parent)
+        if changed is not None:
+            note_past(attempt, changed, *(() if record is None else (record.changes,)))
         passage.result = attempt.finished
         return True
 
@@ -347,18 +340,21 @@ class Gate:
         if journal is None or transaction.parent is not None:
             # The call becomes part of the outer call's record. Its result is kept in case the outer handler is re-entered.
             inner = inner_call(attempt, result) if log.is_kept else None
-            done = self._commit(passage)
+            done = self._commit(passage, inner)
             if done and log.is_kept:
                 if result.attachments:
                     await shielded(store(log.journal, log.run_id, result.attachments))
                 passage.recorded = await shielded(log.note("inner call", passage.call.place, inner))
             return done
         async with commit_lock_of(self.frame.session):
+            changed = None if attempt.parent is None else check_outer(attempt, attempt.parent)
             if self._must_run_again(passage, transaction):
                 return False
             transaction.prepare()
             if (waiting := commit_recorded(journal, attempt, result)) is not None:
                 await shielded(waiting)
+            if changed is not None:
+                note_past(attempt, changed)
         passage.recorded = True
         transaction.publish()
         passage.result = result
@@ -403,7 +399,8 @@ class Gate:
                 self._abandon(passage, problem)
                 raise
             log.exception("undoing %s failed", name)
-        passage.result = failure.told(tuple(dict.fromkeys((*passage.left, *undone))))
+        kept = () if attempt.transaction is None else attempt.transaction.kept
+        passage.result = failure.told(tuple(dict.fromkeys((*passage.left, *undone))), kept)
         return None if passage.call.kind.is_auxiliary else failure.reraise
 
     def _abandon(self, passage: Passage, error: BaseException) -> None:

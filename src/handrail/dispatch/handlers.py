@@ -1,4 +1,4 @@
-"""Handlers: find the one to run, start it, and check what it returned."""
+"""Handlers: find the one to run, check that it may, start it, and check what it returned."""
 
 from __future__ import annotations
 
@@ -72,6 +72,21 @@ def check_nesting(call: Call, outer: Attempt) -> None:
         raise Refused("denied", f"{outer.name} may not call {call.name}: {why_not}. {advice}")
 
 
+def check_outer(attempt: Attempt, outer: Attempt) -> bool | None:
+    """Raise `Refused` if the outer call is over, so that an inner call may not be committed any more.
+
+    Returns None if the call commits into its outer call. If it commits past it, returns whether it has changed anything.
+    """
+    call, transaction = attempt.call, attempt.open_transaction
+    if call.kind.is_auxiliary:
+        return None if outer.transaction is transaction.parent else False
+    if outer.ended:
+        raise Refused("cancelled", f"{call.name} was not applied: its outer call is over.")
+    if outer.transaction is transaction.parent:
+        return None
+    return bool(transaction.settled or attempt.own_effect(attempt.finished) or transaction.writes())
+
+
 def check_needs(attempt: Attempt, tool: Tool[Any, Any]) -> None:
     if "user" in tool.needs and attempt.wait_for is None:
         raise CapabilityMissing(
@@ -85,6 +100,19 @@ def check_needs(attempt: Attempt, tool: Tool[Any, Any]) -> None:
         raise CapabilityMissing(
             tool.name, "a worker", "List it under `tools:` in a worker's file, and run that worker."
         )
+
+
+def check_limits(attempt: Attempt) -> None:
+    """Raise the error of a cancelled run, a deadline that has passed or a spent budget; otherwise charge the call, once."""
+    frame, call = attempt.frame, attempt.call
+    if call.kind.undoes:
+        return  # compensations and probes run even if the run was cancelled or its deadline has passed
+    frame.cancellation.check()
+    if frame.deadline is not None:
+        frame.deadline.check(f"{call.name} could run")
+    if frame.budget is not None and not attempt.charged and not call.kind.is_part:
+        frame.budget.reserve(tool_calls=1).settle()
+        attempt.charged = True
 
 
 def context_in_worker(tool: Tool[Any, Any]) -> type[ToolContext]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.options import RunOptions
 from handrail.errors import DepthExceededError
+from handrail.guard.outer_policy import outer_policies
 from handrail.protocols import PromptView
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def open_nested(
     limit = outer.options.depth_limit
     if depth > limit:
         raise DepthExceededError(attempt.path, limit, depth)
-    options = outer.options.nested(given, outer.costs.tracker, depth, levels, outer.policies)
+    policies = outer_policies(outer.policies, attempt.tool if attempt.open_transaction.commits_each else None)
+    options = outer.options.nested(given, outer.costs.tracker, depth, levels, policies)
     return Frame.nested(attempt, number, options, prompt)
 
 

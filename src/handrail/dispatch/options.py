@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, runtime_checkable
 
 import msgspec
 
@@ -18,7 +19,7 @@ from handrail.ids import NewId, random_id
 from handrail.journals import Journal
 from handrail.limits import Budget, BudgetTracker, Lease
 from handrail.messages import ModelSettings
-from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, ToolPolicy, WorkerSource
+from handrail.protocols import ApprovalBroker, Environment, EventBus, Filesystem, WorkerSource
 from handrail.schema.kinds import describe_kind
 from handrail.session import Session
 from handrail.spelling import check_arguments
@@ -34,11 +35,29 @@ DEPTH_LIMIT = 5
 _TRACE = re.compile("[0-9a-f]{32}")
 
 
+@runtime_checkable
+class RunFiles(Protocol):
+    """Files that a run opens when it begins or is resumed, and closes when it leaves its process: a `Workspace`."""
+
+    def opened(self, journal: Journal, run_id: str, /) -> AbstractAsyncContextManager[Filesystem]:
+        """Open the files for a run until the block ends."""
+        ...
+
+
+@runtime_checkable
+class Recoverable(Protocol):
+    """Files whose commits can be finished from the journal after a crash."""
+
+    def recover(self, journal: Journal, /) -> Awaitable[object]:
+        """Apply the recorded commits whose process ended before it had applied them."""
+        ...
+
+
 class SharedArguments(TypedDict, total=False):
     """Arguments of every function that opens a gate."""
 
-    filesystem: Filesystem | None
-    """The files that tools work on."""
+    filesystem: Filesystem | RunFiles | None
+    """The files that tools work on. Only a run with a journal can open a `Workspace`."""
     resources: Iterable[Binding[Any]]
     """The resources that tools find with `context.resources.get(...)`."""
     environment: Environment | None
@@ -140,7 +159,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     environment: Environment | None = None
     approvals: ApprovalMode | ApprovalBroker | None = None
     approval_seconds: float | None = None
-    filesystem: Filesystem | None = None
+    filesystem: Filesystem | RunFiles | None = None
     resources: tuple[Binding[Any], ...] = ()
     workers: WorkerSource | None = None
     extras: Extras = NO_EXTRAS
@@ -216,7 +235,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         tracker: BudgetTracker,
         depth: int,
         levels: int | None = None,
-        policies: Iterable[ToolPolicy] = (),
+        policies: Iterable[OuterPolicy] = (),
     ) -> RunOptions:
         """Return the options of a run that is nested in one of this run's calls. Every nested run has these.
 
@@ -227,12 +246,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         - Its workers, environment and resources replace this run's. A resource that it does not bind is this run's.
           The same holds for each of its extras.
         - Session, approvals, files, journal, lease, clock and ids are always this run's.
-        - What this run's `policies` deny stays denied.
+        - What this run's `policies` deny stays denied. They are passed as they apply in the nested run.
 
         Raises `DefinitionError` if its budget is a `BudgetTracker`.
         """
-        from handrail.guard.outer_policy import outer_policies
-
         budget = given.budget
         if isinstance(budget, BudgetTracker):
             raise DefinitionError("budget is a BudgetTracker. Pass a Budget to a run inside a call.")
@@ -244,7 +261,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             approval_seconds=self.approval_seconds,
             filesystem=self.filesystem,
             extras=self.extras.merged(given.extras),
-            outer_policies=outer_policies(policies),
+            outer_policies=tuple(policies),
             deadline=_earlier(self.deadline, given.deadline),
             budget=tracker.share(budget) if limited else None,
             depth_limit=_shallower(self.depth_limit, depth, levels),
@@ -276,7 +293,10 @@ _WANTED: Mapping[str, tuple[Any, str]] = {
         "an instance of Environment or of a subclass; in tests, Person(approve=True)",
     ),
     "extras": (Mapping, "a mapping from keys to values: {TENANT: 'acme'}"),
-    "filesystem": (Filesystem, "a Filesystem: DirectoryFilesystem('folder') or MemoryFilesystem()"),
+    "filesystem": (
+        (Filesystem, RunFiles),
+        "a Filesystem: DirectoryFilesystem('folder'), Workspace('name') or MemoryFilesystem()",
+    ),
     "history": (Iterable, "a list of messages"),
     "journal": (Journal, "a Journal: SqliteJournal('runs.db') or MemoryJournal()"),
     "lease": (Lease, "a Lease, with `interval` and `extend`"),

@@ -41,7 +41,7 @@ class PolicySession(CallSession):
         if attempt.let_through:
             found = attempt.open_transaction.session[kind]
             return found if kind in shared else readable(kind, found)
-        outer = attempt.parent.transaction if attempt.parent is not None else None
+        outer = attempt.open_transaction.parent
         state = attempt.frame.session.state if outer is None else outer.session.state
         found = attempt.frame.session.slice_in(state, kind)
         return found if kind in shared else readable(kind, found)

@@ -171,7 +171,7 @@ def _settle_all(
         if deposit is None:
             _name_unknown(attempt, transaction)
             continue
-        for done in settled_by(attempt, deposit.inner):
+        for done in settled_by(attempt, deposit.inner.effects):
             transaction.settle(done)
 
 

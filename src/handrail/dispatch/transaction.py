@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 from handrail.errors import ContextExpired
 from handrail.place import RUN, Place
 from handrail.protocols import DurableFork, Fork, Forkable
-from handrail.records import CallKey
+from handrail.records import CallKey, WorkspaceDelta
 from handrail.resources.startup_files import HasStartupFiles
 from handrail.session import Session, SessionFork
 from handrail.threads import forget_closed
@@ -52,6 +52,19 @@ class Settled:
         """The place in the run of the call that is compensated."""
 
 
+@runtime_checkable
+class RecordedFork(Protocol):
+    """A durable fork of files that are recorded in the journal: recording the call is its commit."""
+
+    def delta(self) -> WorkspaceDelta | None:
+        """Return what the staged commit changes; None if it changes nothing that is recorded."""
+        ...
+
+    def content(self, digest: str, /) -> bytes:
+        """Return the staged bytes with a digest."""
+        ...
+
+
 NOTHING: list[Fork] = []
 
 
@@ -72,6 +85,12 @@ class Transaction(msgspec.Struct, eq=False):
     durable: list[DurableFork] | None = None
     """The forks that outlive the process. They are applied first, because applying them may still fail."""
     closed: bool = False
+    commits_each: bool = False
+    """Whether each inner call commits for itself: into what this transaction commits into, whatever becomes of this call."""
+    kept: list[str] = []
+    """The names of the calls that have committed past this transaction, and have changed something."""
+    passed: list[Any] = []
+    """The recorded changes of these calls, if an outer call may need them after a crash."""
     _session: SessionFork | None = None
     _forks: dict[int, Any] | None = None
 
@@ -79,6 +98,11 @@ class Transaction(msgspec.Struct, eq=False):
     def session(self) -> SessionFork:
         """This call's fork of the session."""
         return self._session or self._fork_session()
+
+    @property
+    def around_inner(self) -> Transaction | None:
+        """The transaction that inner calls fork from and commit into; None for the session and the resources themselves."""
+        return self.parent if self.commits_each else self
 
     def _fork_session(self) -> SessionFork:
         with self._root.lock:
@@ -145,7 +169,12 @@ class Transaction(msgspec.Struct, eq=False):
         return "".join(fork.diff() or "" for fork in self.durable or ())
 
     def stale(self) -> tuple[str, ...]:
-        """Return the names of everything that the call has read and others have changed since."""
+        """Return the names of everything that the call has read and others have changed since.
+
+        Nothing counts as stale if inner calls commit for themselves, because each of them was checked.
+        """
+        if self.commits_each:
+            return ()
         found: tuple[str, ...] = ()
         for fork in self.touched:
             places = fork.stale()
@@ -174,11 +203,17 @@ class Transaction(msgspec.Struct, eq=False):
         self.stage(key)
         self.apply_durable()
         self.apply_others()
+        self.confirm()
 
     def stage(self, key: CallKey, synced: bool = False) -> list[Mapping[str, Any]]:
         """Store what the durable forks are about to change, and return their manifests. Nothing is applied yet."""
         staged = [fork.stage(key, synced=synced) for fork in self.durable or ()]
         return [manifest for manifest in staged if manifest is not None]
+
+    def recorded_forks(self) -> list[RecordedFork]:
+        """Return the staged forks whose commits the journal makes, because their files are recorded there."""
+        forks = [fork for fork in self.durable or () if isinstance(fork, RecordedFork)]
+        return [fork for fork in forks if fork.delta() is not None]
 
     def apply_durable(self, synced: bool = False) -> None:
         """Apply the durable forks. If this raises, none of them is applied."""
@@ -192,7 +227,7 @@ class Transaction(msgspec.Struct, eq=False):
             raise
 
     def apply_others(self) -> None:
-        """Apply the other forks, then confirm the durable ones. If one fails, the durable ones are reverted."""
+        """Apply the other forks. If one fails, the durable ones are reverted. Call `confirm` afterwards."""
         durable = self.durable or []
         try:
             for fork in self.touched:
@@ -201,7 +236,10 @@ class Transaction(msgspec.Struct, eq=False):
         except BaseException:
             self._revert(durable)
             raise
-        for fork in durable:
+
+    def confirm(self) -> None:
+        """Finish the durable forks. Their changes can no longer be reverted."""
+        for fork in self.durable or ():
             fork.applied()
 
     def _revert(self, forks: list[DurableFork]) -> None:
@@ -235,6 +273,14 @@ class Transaction(msgspec.Struct, eq=False):
             self.settled = []
         self.settled.append(done)
 
+    def let_past(self, name: str, changed: bool, records: Iterable[Any]) -> None:
+        """Note an inner call that has committed past this transaction."""
+        if changed:
+            self.kept.append(name)
+        self.passed.extend(records)
+        if self._session is not None:
+            self._session.refresh()
+
     def inherit(self, inner: Transaction) -> None:
         """Take over the effects of an inner transaction that has committed into this one."""
         for done in inner.settled or ():
@@ -244,8 +290,22 @@ class Transaction(msgspec.Struct, eq=False):
 def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
     """Create the transaction of one attempt at a call, inside the outer call's transaction if there is one."""
     call = attempt.call
-    parent = None if call.parent is None else call.parent.transaction
+    outer = None if call.parent is None else call.parent.transaction
+    parent = None if outer is None else outer.around_inner
     return Transaction(attempt.frame.session, call.name, tool.writes, parent)
+
+
+def note_past(attempt: Attempt, changed: bool, *records: Any) -> None:
+    """Tell the calls around a committed call that it has committed past their transactions.
+
+    `records` are its changes, which they record with their own unless it has committed into the session itself.
+    """
+    outer, into = attempt.parent, attempt.open_transaction.parent
+    assert outer is not None, "only an inner call commits past another"
+    for around in outer.with_outer():
+        if around.transaction is None or around.transaction is into:
+            return
+        around.transaction.let_past(attempt.name, changed, records if into is not None else ())
 
 
 def key_of(attempt: Attempt, journal: str = "") -> CallKey:

@@ -101,7 +101,10 @@ class Form:
     async def _scalar(
         self, schema: JsonSchema, name: str, before: Any, depth: int, *, ends: bool = False
     ) -> Any:
-        """Ask for a value on one line until it is valid. With `ends`, an empty line returns `NOTHING`."""
+        """Ask for a value on one line until it is valid.
+
+        With `ends`, an empty line returns `NOTHING`. Otherwise it returns `before` or the default, if there is one.
+        """
         listed = list_options(schema)
         indent = "  " * (depth + 1)
         kept = before if before is not NOTHING else schema.get("default", NOTHING)

@@ -170,7 +170,8 @@ def is_terminal(stream: TextIO | None) -> bool:
 def wants_colour(stream: TextIO | None, environ: Mapping[str, str] | None = None) -> bool:
     """Return whether to write colour to a stream.
 
-    `NO_COLOR` wins over `FORCE_COLOR`. Without either, colour is written to terminals except dumb ones.
+    `NO_COLOR` takes precedence over `FORCE_COLOR`. Without either, colour is written to a terminal, unless `TERM` is
+    `dumb` or not set.
     """
     environ = os.environ if environ is None else environ
     if environ.get("NO_COLOR"):
@@ -195,7 +196,10 @@ class Styler:
 
 
 def diff_style(line: str) -> tuple[Style, ...]:
-    """Return the styles for a line of a unified diff, such as green for added lines and red for removed ones."""
+    """Return the styles for a line of a unified diff, such as green for added lines and red for removed ones.
+
+    Unchanged lines have none.
+    """
     if line.startswith(("diff --git", "+++ ", "--- ")):
         return ("bold",)
     if line.startswith("@@"):

@@ -47,7 +47,7 @@ class FleetApp:
         return queue_of(self.source.app, self.code)
 
     def in_folder(self, folder: str, startup_files: Sequence[str] = ()) -> Source:
-        """Return the app's source for runs that work in a folder, or its ordinary source if `folder` is "".
+        """Return the app's source for runs that work in a folder or workspace, or its ordinary source if `folder` is "".
 
         Raises `DefinitionError` if the folder is not on this host.
         """
@@ -55,14 +55,21 @@ class FleetApp:
             return self.source
         key = folder, tuple(startup_files)
         if key not in self._folders:
-            from handrail.resources.directory import DirectoryFilesystem
-
-            if not Path(folder).is_dir():
-                raise DefinitionError(
-                    f"the folder {folder!r} of a run is not on this host. Start a worker on the host that has it."
-                )
-            files = DirectoryFilesystem(folder, startup_files=startup_files)
+            files = _open(folder, startup_files)
             self._folders[key] = load(
                 self.named, model=self.model, approvals=self.approvals, files=files
             ).source
         return self._folders[key]
+
+
+def _open(folder: str, startup_files: Sequence[str]) -> Any:
+    from handrail.resources.directory import DirectoryFilesystem
+    from handrail.resources.workspace import Workspace
+
+    if (workspace := Workspace.named(folder, startup_files=startup_files)) is not None:
+        return workspace
+    if not Path(folder).is_dir():
+        raise DefinitionError(
+            f"the folder {folder!r} of a run is not on this host. Start a worker on the host that has it."
+        )
+    return DirectoryFilesystem(folder, startup_files=startup_files)

@@ -100,7 +100,7 @@ class DbosDispatcher:
                     self._begun[run.record.id] = id
                     return
                 DBOS.cancel_workflow(id)
-            elif found.status == "DELAYED":  # by the clock of whoever submitted it, which is slow
+            elif found.status == "DELAYED":  # the clock of the process that submitted it is slow
                 DBOS.cancel_workflow(id)
             elif found.status == "ENQUEUED":
                 return

@@ -16,7 +16,7 @@ from handrail.adapter.run_record import RunOutcome
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.deadline import Deadline
 from handrail.environment import LaterEnvironment
-from handrail.errors import JournalError, PromptEvaluationError, RunBusy, RunParked
+from handrail.errors import JournalError, PromptEvaluationError, RunBusy, RunParked, WorkspaceBusy
 from handrail.fleet.apps import FleetApp
 from handrail.fleet.dispatcher import Dispatcher, Engine, JournalDispatcher
 from handrail.fleet.submission import repeat, this_host
@@ -283,7 +283,8 @@ class Runner:
         """Release the run of a failed leg.
 
         A run that could not begin is recorded as failed. A run that had begun, or could not begin because the journal
-        failed, is due again later. A run that is over, or that another worker has, is left alone.
+        failed or another run has its workspace, is due again later. A run that is over, or that another worker has, is
+        left alone.
         """
         self._report(f"{leg.run_id}: {type(error).__name__}: {error}")
         journal, run_id = self.journal, leg.run_id
@@ -293,11 +294,11 @@ class Runner:
                 return
             if row.owner not in ("", journal.owner):
                 return self._report(f"{run_id}: taken over by {row.owner}")
-            if not isinstance(error, JournalError | PromptEvaluationError):
+            if not isinstance(error, JournalError | PromptEvaluationError | WorkspaceBusy):
                 log.error("a leg of run %s failed", run_id, exc_info=error)
             is_mine = row.owner == journal.owner
             later = self._clock.now().timestamp() + _RETRY_SECONDS
-            if row.status == "queued" and is_mine and not isinstance(error, JournalError):
+            if row.status == "queued" and is_mine and not isinstance(error, JournalError | WorkspaceBusy):
                 outcome = RunOutcome(stop_reason="failed", error=str(error), phase="begin")
                 await journal.runs.leave(run_id, "failed", msgspec.msgpack.encode(outcome))
             elif is_mine:

@@ -54,8 +54,9 @@ async def submit(
     - `at`: when the run is due, in seconds since 1970. Default: now.
     - `every`: seconds between repeated runs. Each run submits the next one, so cancelling that ends the repetition.
     - `key`: submitting again with the same key, as the same principal, returns the first run.
-    - `folder`: the folder that the run works in.
-    - `host`: the only host whose workers take the run. Default: this host if there is a `folder`, otherwise any host.
+    - `folder`: the folder that the run works in, or `workspace:NAME`.
+    - `host`: the only host whose workers take the run. Default: this host if there is a `folder`, otherwise any host. A
+      workspace moves with its run, so it pins the run to no host.
     - `deadline`: how many seconds the run has once it begins.
     """
     if every is not None and not is_span(every):
@@ -86,7 +87,7 @@ async def submit(
         code=app.code,
         request=msgspec.msgpack.encode(request),
     )
-    pinned = host or (this_host() if folder else "")
+    pinned = host or (this_host() if folder and not folder.startswith("workspace:") else "")
     row = await journal.queue.submit(record, at=due, host=pinned, key=key)
     if dispatcher is not None:
         await dispatcher.submit(row, at)

@@ -42,13 +42,50 @@ class OuterPolicy:
         return self.policy.on_result(tool, params, result, context=context)
 
 
+class OuterChangePolicy(OuterPolicy):
+    """A policy of an outer run, in a nested run whose calls commit for themselves.
+
+    The outer call has none of their changes when it ends, so each call is asked about its own, as the outer call would be.
+    """
+
+    __slots__ = ("_outer",)
+
+    def __init__(self, policy: ToolPolicy, outer: Tool[Any, Any]) -> None:
+        super().__init__(policy)
+        self._outer = outer
+        """The tool of the outer call."""
+
+    def paths_outside(self, tool: Tool[Any, Any], *, context: ToolContext) -> list[str]:
+        """Return the paths that a call has changed in its fork and that need approval in the outer run."""
+        judge: Any = self.policy
+        return judge.paths_outside(self._outer, context=context)
+
+    def on_result(
+        self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
+    ) -> Awaitable[None] | None:
+        return self.policy.on_result(self._outer, None, result, context=context)
+
+
 def _unless_asks(decision: PolicyDecision) -> PolicyDecision:
     return PolicyDecision.allow() if decision.kind == "ask" else decision
 
 
-def outer_policies(policies: Iterable[ToolPolicy]) -> tuple[OuterPolicy, ...]:
-    """Return the policies of a run as they apply in the runs nested in it."""
-    return tuple(policy if isinstance(policy, OuterPolicy) else OuterPolicy(policy) for policy in policies)
+def outer_policies(
+    policies: Iterable[ToolPolicy], past: Tool[Any, Any] | None = None
+) -> tuple[OuterPolicy, ...]:
+    """Return the policies of a run as they apply in the runs nested in it.
+
+    If the calls of the nested run commit past their outer call, `past` is the tool of that call.
+    """
+    return tuple(_outer_policy(policy, past) for policy in policies)
+
+
+def _outer_policy(policy: ToolPolicy, past: Tool[Any, Any] | None) -> OuterPolicy:
+    judges = not isinstance(policy, OuterPolicy) or isinstance(policy, OuterChangePolicy)
+    own = policy.policy if isinstance(policy, OuterPolicy) else policy
+    if past is not None and judges and isinstance(own, ChangePolicy):
+        return OuterChangePolicy(own, past)
+    return OuterPolicy(own)
 
 
 def with_outer(own: tuple[ToolPolicy, ...], outer: Iterable[OuterPolicy]) -> tuple[ToolPolicy, ...]:

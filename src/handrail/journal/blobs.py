@@ -52,6 +52,14 @@ class SqliteBlobs:
         return tuple(sorted(records.blobs))
 
 
+def keeper(run_id: str) -> str:
+    """Return the name under which the blobs are kept that a run's calls changed in workspaces.
+
+    The run's record contains their digests, so they need no records of their own.
+    """
+    return f"files of {run_id}"
+
+
 def put_blob(connection: Connection, chains: Chains, data: bytes, run_id: str, *, at: float) -> str:
     """Store bytes, unless they are already stored, and record that a run refers to them. Returns their digest."""
     digest = hashlib.sha256(data).hexdigest()
@@ -63,5 +71,8 @@ def put_blob(connection: Connection, chains: Chains, data: bytes, run_id: str, *
 
 
 def remove_unused_blobs(connection: Connection) -> None:
-    """Delete the blobs that no run refers to."""
-    connection.execute("DELETE FROM blobs WHERE digest NOT IN (SELECT digest FROM blob_runs)")
+    """Delete the blobs that no run and no workspace refers to."""
+    connection.execute(
+        """DELETE FROM blobs WHERE digest NOT IN (SELECT digest FROM blob_runs)
+            AND digest NOT IN (SELECT digest FROM workspace_files)"""
+    )

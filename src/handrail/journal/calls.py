@@ -29,6 +29,7 @@ from handrail.journal.verification import (
     verified,
     verify_session,
 )
+from handrail.journal.workspaces import advance
 from handrail.records import CommitUnit, Entry
 
 T = TypeVar("T")
@@ -64,16 +65,20 @@ class SqliteCalls:
 
         if unit.files:
             self._applying.add(unit.call_id)
+        record: Any = {"at": unit.at, "session_id": unit.session_id, "state": state}
+
+        def commit(connection: Connection) -> None:
+            check_owner(connection, database.owner, unit.run_id)
+            for delta in unit.workspaces:
+                advance(connection, database, unit.run_id, delta)
+            chain = run_chain(unit.run_id)
+            database.chains.append(connection, chain, UNIT, unit.call_id, encoded, **record)
+
         try:
-            await database.add(
-                unit.run_id,
-                UNIT,
-                unit.call_id,
-                encoded,
-                at=unit.at,
-                session_id=unit.session_id,
-                state=state,
-            )
+            if unit.workspaces:
+                await database.transact(commit)
+            else:
+                await database.add(unit.run_id, UNIT, unit.call_id, encoded, **record)
         except BaseException:
             self._applying.discard(unit.call_id)
             raise

@@ -100,13 +100,15 @@ def folder_key() -> bytes:
     if given:
         return hashlib.sha256(b"handrail folders\0" + given.encode()).digest()
     try:
-        return _kept_key(state_folder() / f"folders{KEY_SUFFIX}")
+        return _kept_key(os.environ.get("XDG_STATE_HOME"), os.environ.get("HOME"))
     except (OSError, JournalError) as error:
         return _key_of_this_process(str(error))
 
 
 @lru_cache(maxsize=8)
-def _kept_key(path: Path) -> bytes:
+def _kept_key(*places: str | None) -> bytes:
+    """Return the key in the state folder. `places` are the variables that say where it is; each change is a new question."""
+    path = state_folder() / f"folders{KEY_SUFFIX}"
     create_folders(path.parent)
     if not path.exists():
         _make(path)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from handrail.errors import JournalAltered, RunBusy, RunError
-from handrail.journal.blobs import put_blob, remove_unused_blobs
+from handrail.journal.blobs import keeper, put_blob, remove_unused_blobs
 from handrail.journal.chains import Chains, fetch, outside_chain, run_chain
 from handrail.journal.connection import Connection
 from handrail.journal.database import Database, encode
@@ -44,6 +44,7 @@ from handrail.journal.verification import (
     verify_journal,
     verify_session,
 )
+from handrail.journal.workspaces import workspace_alterations
 from handrail.records import (
     OVER,
     CommitUnit,
@@ -337,7 +338,11 @@ class SqliteRuns:
         def verify(connection: Connection) -> Verification:
             if run_id is not None:
                 find_run(connection, database.chains, run_id)  # raises `RunUnknown` if there is no such run
-            return verify_journal(connection, database.chains, run_id)
+            found = verify_journal(connection, database.chains, run_id)
+            if run_id is not None:
+                return found
+            others = workspace_alterations(connection, database.chains)
+            return msgspec.structs.replace(found, altered=[*found.altered, *others])
 
         return await database.transact(verify)
 
@@ -446,6 +451,7 @@ def _remove(connection: Connection, chains: Chains, run_ids: tuple[str, ...], no
     marks = ", ".join("?" * len(run_ids))
     for table in ("questions", "tickets", "blob_runs"):
         connection.execute(f"DELETE FROM {table} WHERE run_id IN ({marks})", run_ids)
+    connection.execute(f"DELETE FROM blob_runs WHERE run_id IN ({marks})", tuple(map(keeper, run_ids)))
     query = f"SELECT session_id, id FROM runs WHERE id IN ({marks})"
     sessions: dict[str, list[str]] = {}
     for session_id, run_id in connection.execute(query, run_ids):

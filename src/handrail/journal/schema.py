@@ -14,7 +14,7 @@ from pathlib import Path
 
 from handrail.errors import JournalError
 
-VERSION = 11
+VERSION = 12
 """Version of the schema. A journal with another version is refused."""
 
 APPLICATION_ID = 0x48726A6C
@@ -73,6 +73,18 @@ TABLES: Sequence[str] = (
     "CREATE TABLE blobs (digest TEXT PRIMARY KEY, data BLOB NOT NULL)",
     "CREATE TABLE blob_runs (run_id TEXT, digest TEXT, PRIMARY KEY (run_id, digest)) WITHOUT ROWID",
     "CREATE INDEX runs_of_a_blob ON blob_runs (digest)",
+    """CREATE TABLE workspaces (
+        name TEXT PRIMARY KEY, id TEXT NOT NULL, version INTEGER NOT NULL, run_id TEXT NOT NULL, owner TEXT NOT NULL,
+        seal TEXT NOT NULL, mac BLOB NOT NULL
+    )""",
+    # A path that was removed keeps a row of the kind '', so that a copy of an earlier version can be brought up to date.
+    """CREATE TABLE workspace_files (
+        workspace TEXT NOT NULL, path TEXT NOT NULL, version INTEGER NOT NULL, kind TEXT NOT NULL,
+        mode INTEGER NOT NULL, digest TEXT NOT NULL, size INTEGER NOT NULL, mac BLOB NOT NULL,
+        PRIMARY KEY (workspace, path)
+    )""",
+    "CREATE INDEX workspace_files_by_version ON workspace_files (workspace, version)",
+    "CREATE INDEX workspace_files_of_a_blob ON workspace_files (digest)",
 )
 
 _READ = "SELECT type, name, tbl_name, sql FROM sqlite_master"

@@ -18,6 +18,7 @@ from handrail.journal.queue import SqliteQueue
 from handrail.journal.runs import SqliteRuns
 from handrail.journal.tickets import SqliteTickets
 from handrail.journal.votes import SqliteVotes
+from handrail.journal.workspaces import SqliteWorkspaces
 from handrail.spelling import checked_arguments
 
 Durability = Literal["process", "power"]
@@ -79,6 +80,7 @@ class SqliteJournal:
         self.votes = SqliteVotes(database)
         self.tickets = SqliteTickets(database)
         self.blobs = SqliteBlobs(database)
+        self.workspaces = SqliteWorkspaces(database)
 
     def close(self) -> None:
         """Finish pending writes and close the file. Closing it twice is harmless."""

@@ -27,16 +27,8 @@ from handrail.question import Answer, Question, Quorum, ask
 from handrail.replay.parked_run import Parking
 from handrail.serve.inbox import GATEWAY
 from handrail.tools import EFFECTS, Effect, Tool
-from handrail.workers.front_matter import (
-    CapabilityRules,
-    Finder,
-    FrontMatter,
-    PolicyEntry,
-    WorkerProblem,
-    parse_file,
-    read_text,
-    refuse,
-)
+from handrail.workers.front_matter import CapabilityRules, FrontMatter, PolicyEntry, parse_file, read_text
+from handrail.workers.problems import Finder, WorkerProblem, refuse
 
 Voters = Callable[[str | None, str], Sequence[str]]
 """A function that takes a role, or None for any, and a principal to exclude, and returns the names of those who may vote."""

@@ -16,7 +16,10 @@ from handrail.tools.result import json_of, shown_text
 
 
 def describe(tool: Tool[Any, Any]) -> wire.Tool:
-    """Return the MCP description of a tool. Its annotations follow from its effect."""
+    """Return the MCP description of a tool. Its annotations follow from its effect.
+
+    It has an output schema only if the tool's result is an object.
+    """
     rules = EFFECTS[tool.effect]
     result = tool.result_schema
     output = None if result is None else dict(result.json_schema)

@@ -74,7 +74,7 @@ class Secrets:
         return type(model).model_validate(hidden)
 
     def hide_in(self, value: Any) -> Any:
-        """Return a JSON value without the secrets in its strings and keys."""
+        """Return a JSON value with the secrets in its strings and keys hidden."""
         if not self.values:
             return value
         if isinstance(value, str):

@@ -33,7 +33,7 @@ from handrail.tools import EFFECTS, Effect, Tool, ToolResult
 from mcp import Client, MCPError
 
 _MAX_ROUNDS = 20
-"""How many times one call may be sent, counting the repeats that carry the input that the server required."""
+"""Maximum number of times that one call is sent. It is sent again when the server requires input or asks for a repeat."""
 _POLL = 0.2
 """Seconds before a call is sent again, if the server asked for that without requiring input."""
 

@@ -360,6 +360,8 @@ class _Pieces:
         match event.get("type"):
             case "message_start":
                 self._usage = dict(event["message"].get("usage") or {})
+                if self._usage:  # counts if the stream is cut off
+                    yield UsagePart(_usage(self._usage))
             case "content_block_start":
                 yield from self._begin(event["index"], dict(event["content_block"]))
             case "content_block_delta":

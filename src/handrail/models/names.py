@@ -33,7 +33,7 @@ def model_named(name: str, folder: Path | None = None) -> Model:
 
     A module is looked up among the installed ones, then in `folder`, the folder of the worker that names the model,
     and then where the command line looks for apps. The name in it may be that of a model, an adapter or an agent.
-    Several names, separated by commas, give a choice of these models.
+    Several names, separated by commas, stand for the first of these models that works.
     """
     if "," in name:
         return _first_of(name, folder)

@@ -110,7 +110,8 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     takes: Mapping[str, Takes] = {}
     """The attachments that models take, by a pattern that matches the beginning of their names. The first match counts.
 
-    A model without a match is sent whatever the wire can send.
+    The rows follow the providers' own lists of models. A model without a match is sent whatever the wire can send, and its
+    provider refuses what the model does not take.
     """
     start: str = ""
     """The command that starts a self-hosted server."""
@@ -252,7 +253,7 @@ PROVIDERS: Mapping[str, Provider] = {
         keys=(Key("GOOGLE_API_KEY", "x-goog-api-key", ""), Key("GEMINI_API_KEY", "x-goog-api-key", "")),
         takes={
             r"(models/)?(gemma-3-1b|gemini-.*-tts)": ONLY_TEXT,
-            r"(models/)?(gemma-3-|gemini-.*-image)": ONLY_IMAGES,
+            r"(models/)?(gemma-(3-|4)|gemini-.*-image)": ONLY_IMAGES,
         },
     ),
     "azure": Provider(
@@ -271,7 +272,7 @@ PROVIDERS: Mapping[str, Provider] = {
             thought_with_calls="reasoning_content",
             forced=re.compile("deepseek-chat"),  # all others think, and can't be forced
         ),
-        takes={"": ONLY_TEXT},
+        takes={r"deepseek-(v4(\.1)?-)?flash": ONLY_IMAGES, "": ONLY_TEXT},
     ),
     "groq": Provider(
         address="https://api.groq.com/openai/v1",
@@ -283,7 +284,7 @@ PROVIDERS: Mapping[str, Provider] = {
             native_output=False,
             sent_back=(),
         ),
-        takes={"meta-llama/llama-4|.*(vision|vl|llava)": ONLY_IMAGES, "": ONLY_TEXT},
+        takes={r"meta-llama/llama-4|qwen/qwen3\.8": ONLY_IMAGES, "": ONLY_TEXT},
     ),
     "mistral": Provider(
         address="https://api.mistral.ai/v1",
@@ -298,7 +299,8 @@ PROVIDERS: Mapping[str, Provider] = {
             sent_back=("content",),
         ),
         takes={
-            r"codestral|devstral|open-|mistral-(tiny|embed|saba|nemo)|(mistral|ministral)-.*-24\d\d$": ONLY_TEXT,
+            r"codestral|devstral|mistral-code|open-|(zai-)?glm|mistral-(tiny|embed|saba|nemo)": ONLY_TEXT,
+            r"(mistral|ministral)-.*-24\d\d$|mistral-small-2501$": ONLY_TEXT,
             "voxtral": ONLY_AUDIO,
             "": ONLY_IMAGES,
         },
@@ -329,7 +331,7 @@ PROVIDERS: Mapping[str, Provider] = {
         keys=(Key("LMSTUDIO_API_KEY"),),
         is_own=True,
         start="lms server start",
-        takes={"": Takes(IMAGES)},
+        takes={"": Takes(IMAGES - {"image/gif"})},
         quirks=Quirks(lacks=frozenset(["verbosity", "service_tier", "parallel_calls", "cache_key"])),
     ),
     "ollama": Provider(

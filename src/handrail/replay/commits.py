@@ -13,6 +13,7 @@ from handrail.journals import Journal
 from handrail.records import CommitUnit
 from handrail.replay.attachments import store
 from handrail.replay.records import commit_unit, inner_call
+from handrail.replay.workspaces import upload
 from handrail.threads import run_in_thread
 from handrail.tools import ToolResult
 
@@ -70,10 +71,12 @@ async def _commit(
 ) -> None:
     """Record and apply the changes of a prepared call.
 
-    1. Staged bytes are written beside their targets, and synced if the journal is. 2. The journal records
+    1. Staged bytes are written beside their targets, and synced if the journal is. Those of files in a workspace are
+    stored in the journal. 2. The journal records
     all of it in one transaction, the commit point. 3. The files are renamed into place. 4. The journal
-    notes that. If somebody changes a file between the check and step 3, their version is kept: all
-    other files are reverted, and the record is voided before this raises `Conflict`.
+    notes that. 5. What the call displaced moves to the history, where later calls may replace it. So until the journal
+    knows that the files are in place, the staging folder shows it. If somebody changes a file between the check and
+    step 3, their version is kept: all other files are reverted, and the record is voided before this raises `Conflict`.
     """
     if result.attachments:
         await store(
@@ -91,7 +94,9 @@ async def _commit(
         return transaction.stage(key_of(attempt, journal.id), synced), diff
 
     files, diff = await run_in_thread(stage)  # 1
-    unit = commit_unit(attempt, result, files=files, diff=diff)
+    forks, run_id = transaction.recorded_forks(), attempt.run_context.request_id
+    deltas = [await upload(journal, fork, run_id) for fork in forks]
+    unit = commit_unit(attempt, result, files=files, diff=diff, workspaces=deltas)
     await journal.calls.commit(unit)  # 2
     try:
         await run_in_thread(lambda: transaction.apply_durable(synced))  # 3
@@ -100,8 +105,10 @@ async def _commit(
         if files:
             await journal.calls.void(unit)
         raise
-    if files:
-        try:
+    try:
+        if files:
             await journal.calls.applied(unit)  # 4
-        except Exception:  # the files are changed anyway, which recovery will notice
-            log.exception("%s is committed and applied, but the journal could not record that", attempt.id)
+    except Exception:  # the files are changed anyway, which recovery will notice
+        log.exception("%s is committed and applied, but the journal could not record that", attempt.id)
+    finally:
+        transaction.confirm()  # 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import msgspec
 
 from handrail.content import attachments_in
 from handrail.dispatch.effects import compensate
-from handrail.dispatch.transaction import Settled, new_transaction
+from handrail.dispatch.transaction import Settled, Transaction, new_transaction, note_past
 from handrail.errors import Conflict, Diverged, OutcomeUnknown
 from handrail.events import ToolInvoked
 from handrail.messages import Usage
@@ -20,7 +21,9 @@ from handrail.replay.log import RunLog
 from handrail.replay.marks import NOT_KEPT, Tried, had_secret
 from handrail.replay.records import (
     NO_USAGE,
+    Changes,
     InnerCall,
+    RecordedEffect,
     Spent,
     fingerprint,
     read_result,
@@ -48,12 +51,12 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
     log = attempt.frame.log
     if attempt.kind.undoes:
         return None
-    if attempt.parent is None:
-        unit = log.finished(attempt.call.place)
-        if unit is None:
-            return None
+    unit = log.finished(attempt.call.place)
+    if unit is not None:
         await bill_tickets(attempt, log)
         return await _with_bytes(_replay_unit(attempt, unit), log)
+    if attempt.parent is None:
+        return None
     try:
         log.check_verb(attempt.call.place, fingerprint(attempt))
         inner = log.find("inner call", attempt.call.place, InnerCall)
@@ -62,7 +65,7 @@ async def replay_call(attempt: Attempt) -> ToolResult[Any] | None:
         if inner.lost and _is_asked_again(attempt, log):
             return None
         attempt.call.restore(attempt.frame.tools.get(attempt.name, attempt.tool))
-        if any(log.was_being_undone(Place.parse(done.place)) for done in inner.settled if done.tool):
+        if any(log.was_being_undone(Place.parse(done.place)) for done in inner.effects if done.tool):
             return await _replay_undone(attempt, inner, log)
         apply_inner(attempt, inner)
         await bill_tickets(attempt, log)
@@ -86,9 +89,12 @@ async def _with_bytes(result: ToolResult[Any], log: RunLog) -> ToolResult[Any]:
 
 
 def _replay_unit(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
-    """Replay one of the run's own calls, whose changes are already in the session."""
+    """Replay a call that was committed into the session, which already has its changes."""
     frame = attempt.frame
     attempt.call.restore(frame.tools.get(attempt.name, attempt.tool))
+    if attempt.parent is not None:
+        attempt.transaction = new_transaction(attempt, attempt.tool)
+        note_past(attempt, bool(unit.effects or unit.writes))
     bill_nested(attempt)
     return end_as_recorded(attempt, unit.status, unit.result, unit.seconds)
 
@@ -98,7 +104,7 @@ async def _replay_undone(attempt: Attempt, inner: InnerCall, log: RunLog) -> Too
 
     Raises `OutcomeUnknown` if an effect can't be undone.
     """
-    pending = [done for done in settled_by(attempt, inner) if not log.was_undone(done.place)]
+    pending = [done for done in settled_by(attempt, inner.effects) if not log.was_undone(done.place)]
     assert attempt.parent is not None
     _, left = await compensate(attempt.parent, pending)
     if left:
@@ -157,13 +163,26 @@ def end_as_recorded(attempt: Attempt, status: Any, written: bytes, seconds: floa
 def apply_inner(attempt: Attempt, inner: InnerCall) -> None:
     """Apply an inner call's changes to its outer call, from a record or a deposit. Raises `Conflict` if they don't apply."""
     transaction = attempt.transaction = new_transaction(attempt, attempt.tool)
+    try:
+        for changes in inner.passed:
+            _apply(attempt, Transaction(attempt.frame.session, attempt.name, True, transaction), changes)
+        _apply(attempt, transaction, inner.changes)
+    except BaseException:
+        transaction.drop()
+        raise
+    outer = attempt.parent
+    if outer is not None and outer.transaction is not transaction.parent:
+        note_past(attempt, bool(inner.events or inner.files or inner.settled), *inner.passed, inner.changes)
+
+
+def _apply(attempt: Attempt, transaction: Transaction, changes: Changes) -> None:
     transaction.writable = True
-    for event in inner.events:
+    for event in changes.events:
         transaction.session.dispatch(decode_item(event, attempt.frame.session.id))
     files = attempt.frame.world.filesystem
-    if inner.files and files is not None:
-        transaction.fork_of(files).redo(inner.files)
-    for done in settled_by(attempt, inner):
+    if changes.files and files is not None:
+        transaction.fork_of(files).redo(changes.files)
+    for done in settled_by(attempt, changes.settled):
         transaction.settle(done)
     transaction.prepare()
     transaction.apply()
@@ -171,10 +190,10 @@ def apply_inner(attempt: Attempt, inner: InnerCall) -> None:
         transaction.parent.inherit(transaction)
 
 
-def settled_by(attempt: Attempt, inner: InnerCall) -> list[Settled]:
-    """Return an inner call's external effects, to be undone or reported if the outer call fails."""
+def settled_by(attempt: Attempt, effects: Iterable[RecordedEffect]) -> list[Settled]:
+    """Return the external effects of an inner call, to be undone or reported if the outer call fails."""
     found: list[Settled] = []
-    for done in inner.settled:
+    for done in effects:
         tool = attempt.frame.tools.get(done.tool) if done.tool else None
         if tool is not None and tool.secret and had_secret(tool, done.params):
             tool = None  # the params needed to undo it contain a secret, which was not recorded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -76,7 +76,8 @@ async def decide_interrupted(attempt: Attempt) -> None:
         return  # the handler continues with the work that it started elsewhere
     attempt.params = None if lost else tool.parse(arguments)
     if log.was_undone(attempt.call.place):
-        raise Unsuccessful(ToolResult.error(f"{_undone(attempt)}{await _undo_inner(attempt)}"))
+        _, left = await _undo_inner(attempt)
+        raise Unsuccessful(ToolResult.error(f"{_undone(attempt)}{left}"))
     happened = None if lost else await probe(attempt)
     if happened is False:
         return  # the call never happened, so nothing is repeated
@@ -105,10 +106,11 @@ async def decide_interrupted(attempt: Attempt) -> None:
         own = Settled(attempt.name, attempt.id, tool, attempt.params, None, attempt.call.place)
         undone, _ = await compensate(attempt, [own])
         if undone:
-            left = await _undo_inner(attempt, deposited)
+            _, left = await _undo_inner(attempt, deposited)
             raise Unsuccessful(ToolResult.error(f"{_undone(attempt)}{left}"))
-    left = _left_by(attempt, deposited)
-    raise OutcomeUnknown(attempt.name, f"{why}Find out what it changed before you do it again.{left}")
+    undone, left = await _undo_inner(attempt, deposited)
+    said = f" These inner calls were undone: {', '.join(undone)}." if undone else ""
+    raise OutcomeUnknown(attempt.name, f"{why}Find out what it changed before you do it again.{said}{left}")
 
 
 def _undone(attempt: Attempt) -> str:
@@ -123,19 +125,24 @@ async def _withdraw(attempt: Attempt, log: RunLog) -> None:
     await log.journal.questions.withdraw_all(attempt.call.place.prefix(log.run_id))
 
 
-async def _undo_inner(attempt: Attempt, deposited: Mapping[str, bytes] = {}) -> str:
-    """Compensate the recorded inner calls of an interrupted call that was undone, last first.
+async def _undo_inner(attempt: Attempt, deposited: Mapping[str, bytes] = {}) -> tuple[Sequence[str], str]:
+    """Compensate the recorded inner calls of an interrupted call that does not run again, last first.
 
-    Returns what the model is told about the effects that remain, including those of work under tickets.
+    A call whose compensation has finished is not compensated again. Returns the calls that were undone, now or before, and
+    what the model is told about the effects that remain, including those of work under tickets.
     """
     log = attempt.frame.log
+    before: list[str] = []
     pending: dict[tuple[str, str], Settled] = {}
     for body in log.under(attempt.call.place):
-        for each in settled_by(attempt, msgspec.msgpack.decode(body, type=InnerCall)):
-            if not (each.tool and log.was_undone(each.place)):
+        for each in settled_by(attempt, msgspec.msgpack.decode(body, type=InnerCall).settled):
+            if each.tool and log.was_undone(each.place):
+                before.append(each.what)
+            else:
                 pending.setdefault((str(each.place), each.what), each)
-    _, left = await compensate(attempt, list(pending.values()))
-    return _had_done([*left, *(each.what for each in _by_tickets(deposited))])
+    undone, left = await compensate(attempt, list(pending.values()))
+    told = _had_done([*left, *(each.what for each in _by_tickets(deposited))])
+    return list(dict.fromkeys([*before, *undone])), told
 
 
 def _left_by(attempt: Attempt, deposited: Mapping[str, bytes]) -> str:

@@ -16,7 +16,7 @@ from handrail.dispatch.transaction import Settled, Transaction
 from handrail.errors import ToolValidationError
 from handrail.events import CallStatus
 from handrail.messages import Usage
-from handrail.records import CommitUnit
+from handrail.records import CommitUnit, WorkspaceDelta
 from handrail.replay.marks import has_secret
 from handrail.resources.paths import folder_id_of, folder_of
 from handrail.schema import to_json
@@ -99,6 +99,7 @@ def commit_unit(
     status: CallStatus = "ok",
     files: Sequence[Mapping[str, Any]] = (),
     diff: str = "",
+    workspaces: Sequence[WorkspaceDelta] = (),
 ) -> CommitUnit:
     """Create the record of a finished call, with all its changes as plain data."""
     transaction = attempt.transaction if result.success else None
@@ -111,8 +112,9 @@ def commit_unit(
         if transaction is None
         else [encode_item(event, session.id) for event in transaction.events],
         result=write_result(result),
-        effects=[] if transaction is None else [done.what for done in transaction.settled or ()],
+        effects=[] if transaction is None else [done.what for done in _settled(attempt, transaction)],
         files=files,
+        workspaces=tuple(workspaces),
         session_id=session.id,
         place=str(attempt.call.place),
         tool=attempt.name,
@@ -128,6 +130,12 @@ def commit_unit(
         root_id=folder_id_of(frame.world.filesystem),
         decision=attempt.decision,
     )
+
+
+def _settled(attempt: Attempt, transaction: Transaction) -> Sequence[Settled]:
+    """Return the external effects of a call. One of the run's own calls does not name itself."""
+    own = None if attempt.parent is None else attempt.own_effect(attempt.finished)
+    return [*(transaction.settled or ()), *(() if own is None else (own,))]
 
 
 def _reads(attempt: Attempt, transaction: Any) -> Sequence[str]:
@@ -160,6 +168,14 @@ class RecordedEffect(msgspec.Struct, frozen=True):
     place: str
 
 
+class Changes(msgspec.Struct, frozen=True):
+    """The changes of an inner call that has committed past its outer call."""
+
+    events: Sequence[bytes] = ()
+    files: Sequence[Any] = ()
+    settled: Sequence[RecordedEffect] = ()
+
+
 class InnerCall(msgspec.Struct, frozen=True):
     """A call that finished inside a call that is still open, with everything that it passed on to the outer call."""
 
@@ -176,6 +192,18 @@ class InnerCall(msgspec.Struct, frozen=True):
     """Whether the call's answer contained a secret. Such an answer is not recorded, so the question is asked again."""
     charged: bool = False
     """Whether the budget was charged for the call."""
+    passed: Sequence[Changes] = ()
+    """The changes of its own inner calls that have committed past it, in order. They stand even if the call failed."""
+
+    @property
+    def changes(self) -> Changes:
+        """The changes of the call itself."""
+        return Changes(self.events, self.files, self.settled)
+
+    @property
+    def effects(self) -> Sequence[RecordedEffect]:
+        """The external effects of the call, and of the inner calls that have committed past it."""
+        return [done for each in (*self.passed, self.changes) for done in each.settled]
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,7 +240,8 @@ def inner_call(attempt: Attempt, result: ToolResult[Any], status: CallStatus = "
     """Create the record of an inner call, before its forks are merged."""
     own = attempt.own_effect(result)
     transaction = attempt.transaction if result.success else None
-    return record_of(attempt, result, transaction, status, () if own is None else (own,))
+    passed = () if attempt.transaction is None else attempt.transaction.passed
+    return record_of(attempt, result, transaction, status, () if own is None else (own,), passed)
 
 
 def record_of(
@@ -221,6 +250,7 @@ def record_of(
     transaction: Transaction | None,
     status: CallStatus,
     also: Sequence[Settled] = (),
+    passed: Sequence[Changes] = (),
 ) -> InnerCall:
     """Encode the contents of a transaction, with its external effects, as the record of an inner call."""
     files: list[Any] = []
@@ -242,6 +272,7 @@ def record_of(
         attempt.kind.is_part,
         _is_lost(attempt, result),
         attempt.charged,
+        passed,
     )
 
 

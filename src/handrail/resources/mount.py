@@ -126,16 +126,27 @@ def _white_out(path: str) -> None:
 def remove_tree(path: Path) -> None:
     """Remove a file or folder, if it exists, without following links.
 
-    Works at any depth, and even if the permissions of inner folders forbid it. Each inner folder is moved to the top
-    before it is opened, so paths stay short and two descriptors are enough.
+    Works at any depth, and even if the permissions of inner folders forbid it.
     """
     try:
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
+        mode = os.lstat(path).st_mode
+        if not stat.S_ISDIR(mode):
             os.unlink(path)
             return
-        os.chmod(path, 0o700)
+        if stat.S_IMODE(mode) != 0o700:
+            os.chmod(path, 0o700)
     except FileNotFoundError:
         return
+    empty_folder(path)
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(path)
+
+
+def empty_folder(path: Path) -> None:
+    """Remove everything in a folder, as `remove_tree` does.
+
+    Each inner folder is moved to the top before it is opened, so paths stay short and two descriptors are enough.
+    """
     top = os.open(path, _FOLDER)
     try:
         moved = 0
@@ -156,8 +167,6 @@ def remove_tree(path: Path) -> None:
                 os.rmdir(name, dir_fd=top)
     finally:
         os.close(top)
-    with contextlib.suppress(FileNotFoundError):
-        os.rmdir(path)
 
 
 def _remove_files(folder: int) -> list[str]:

@@ -219,7 +219,10 @@ def _refuse_type(path: object) -> NoReturn:
 
 
 def folder_of(files: object) -> str:
-    """Return the folder on disk that is a filesystem's root, or "" if it is not on disk."""
+    """Return the folder on disk that is a filesystem's root, `workspace:NAME`, or "" if it is not on disk."""
+    address: object = getattr(files, "address", "")
+    if isinstance(address, str) and address:
+        return address
     root: object = getattr(files, "root", None)
     return str(root) if isinstance(root, Path) else ""
 

@@ -19,7 +19,7 @@ from handrail.guard import ApprovalMemory
 from handrail.guard.approval_memory import bring_in, decisions_in, keep_decisions
 from handrail.journals import Journal
 from handrail.messages import Usage
-from handrail.place import Place
+from handrail.place import RUN, Place
 from handrail.prompt import OPENER
 from handrail.records import OVER, CommitUnit, Entry, Mark, RunRow
 from handrail.runs.transcript import Unfinished, retold
@@ -197,7 +197,8 @@ def _opened(units: Sequence[CommitUnit]) -> list[str]:
     """Return the paths of the sections that the run's model has opened."""
     found: list[str] = []
     for unit in units:
-        if unit.tool == OPENER and unit.status == "ok" and Place.parse(unit.place).kind == "call":
+        place = Place.parse(unit.place)
+        if unit.tool == OPENER and unit.status == "ok" and (place.parent, place.kind) == (RUN, "call"):
             found += msgspec.json.decode(unit.result)["value"]
     return list(dict.fromkeys(found))
 

@@ -184,6 +184,7 @@ def _detach_unit(unit: CommitUnit, new_id: str) -> CommitUnit:
         run_id=new_id,
         session_id=new_id,
         files=(),
+        workspaces=(),
         root="",
         reads=[place for place in unit.reads if not place.startswith("file ")],
         writes=[place for place in unit.writes if not place.startswith("file ")],
@@ -234,7 +235,7 @@ async def export(journal: Journal, run_id: str, path: str | PathLike[str]) -> in
     )
     lines += [{"entry": entry} for entry in await journal.calls.entries(run_id)]
     units = await journal.calls.load(run_id)
-    lines += [{"unit": msgspec.structs.replace(unit, files=(), root="")} for unit in units]
+    lines += [{"unit": msgspec.structs.replace(unit, files=(), workspaces=(), root="")} for unit in units]
     lines += [{"step": step} for step in await journal.steps.load(run_id)]
     lines += [{"blob": data} for data in await _blobs(journal, run_id)]
     target = Path(path)

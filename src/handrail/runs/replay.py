@@ -382,11 +382,14 @@ class _Walk:
         return not any(meet(changed, path) for changed in self._unknown for path in paths)
 
     def _take(self, outer: Attempt, unit: CommitUnit) -> None:
-        """Apply the recorded events of a call instead of running it."""
+        """Apply the recorded events of a call, and of the inner calls that committed for themselves, instead of running it."""
         self._tally.taken += 1
-        for event in unit.events:
-            outer.open_transaction.session.dispatch(decode_item(bytes(event), self._frame.session.id))
-        self._unknown.update(place[5:] for place in unit.writes if place.startswith("file "))
+        call = Place.parse(unit.place)
+        for place, each in self._units.items():  # in the order of their commits
+            if place.within(call):
+                for event in each.events:
+                    outer.open_transaction.session.dispatch(decode_item(bytes(event), self._frame.session.id))
+                self._unknown.update(place[5:] for place in each.writes if place.startswith("file "))
 
 
 def _told(result: ToolResult[Any]) -> str:

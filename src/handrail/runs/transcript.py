@@ -130,10 +130,15 @@ class _Retold:
         if self._unfinished is None:
             return None
         begun = any(kind == "call begun" and each.attempt_at(place) for kind, each in self._found)
-        done = _settled(self._found, place)
+        done = [*_settled(self._found, place), *self._committed(place)]
         left = f" It had done: {', '.join(done)}." if done else ""
         what = self._unfinished.under_way if begun or done else self._unfinished.not_run
         return CallAnswered(call.id, call.name, f"{what}{left}", True)
+
+    def _committed(self, place: Place) -> list[str]:
+        """Return the external effects of the inner calls that committed for themselves."""
+        units = (unit for each, unit in self._units.items() if each.attempt_at(place))
+        return [effect for unit in units for effect in unit.effects]
 
 
 def _settled(found: Mapping[tuple[str, Place], bytes], place: Place) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -12,6 +12,7 @@ from handrail.adapter.undone_calls import UndoneCall, undone_in
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import RunBusy, RunError, UndoRefused
 from handrail.journals import Journal
+from handrail.place import Place
 from handrail.records import CommitUnit, Entry, RunRow
 from handrail.session import Session
 from handrail.threads import run_in_thread
@@ -48,6 +49,8 @@ async def undo(
 ) -> Undoing:
     """Undo a committed call: restore its files, and drop its changes to the session. External effects are not undone.
 
+    Inner calls that committed for themselves are undone with it, last first, also if the call itself failed.
+    What it changed in a workspace is undone on any host, without a `filesystem`.
     The model is told about the undo in the session's next turn. Pass the `session` if this process has it in memory, so
     that it drops the call immediately; otherwise that happens when the session is next evaluated.
 
@@ -58,38 +61,65 @@ async def undo(
     """
     row = await journal.runs.get(run_id)
     await check_nobody_works(journal, row)
-    unit = await _unit_of(journal, run_id, call_id)
     entries = {(entry.kind, entry.key): entry for entry in await journal.calls.entries(run_id)}
-    done = entries.get(("undone", call_id))
-    if done is not None:
-        given_up = msgspec.msgpack.decode(done.body, type=UndoneCall).discarded
-        raise UndoRefused(call_id, (), f"it has already been {'discarded' if given_up else 'undone'}")
-    if any((each.run_id, each.call_id) == (run_id, call_id) for each in await journal.calls.unapplied()):
-        problem = "its changes are not applied yet. Open its folder with this journal first, or discard them"
-        raise UndoRefused(call_id, (), problem)
-    _refuse_built_on(unit, await journal.calls.later(unit))
-    now = clock.now().timestamp()
+    units = _units_of(await journal.calls.load(run_id), run_id, call_id, entries)
+    await _refuse_unapplied(journal, units)
+    own = {(unit.run_id, unit.call_id) for unit in units}
+    for unit in units:
+        later = await journal.calls.later(unit)
+        _refuse_built_on(unit, [each for each in later if (each.run_id, each.call_id) not in own])
+        _refuse_files(unit, row, filesystem)
+    undone: list[Undoing] = []
+    for unit in reversed(units[:-1]):
+        undone.append(await _undo_one(journal, unit, filesystem, clock, entries, outer=call_id))
+    undone.append(await _undo_one(journal, units[-1], filesystem, clock, entries, undone))
+    if session is not None:
+        await heed_undone(journal, session, await undone_in(journal, row.record.session_id))
+    return undone[-1]
+
+
+async def _undo_one(
+    journal: Journal,
+    unit: CommitUnit,
+    filesystem: UndoesFiles | None,
+    clock: Clock,
+    entries: Mapping[tuple[str, str], Entry],
+    inner: Sequence[Undoing] = (),
+    outer: str = "",
+) -> Undoing:
+    """Undo one commit and record it. `inner` are the calls that were undone with it, and `outer` is the call it is undone with."""
+    now, call_id, run_id = clock.now().timestamp(), unit.call_id, unit.run_id
     paths: Sequence[str] = ()
-    if unit.files:
-        if filesystem is None:
-            raise UndoRefused(
-                call_id, (), f"it changed files in {unit.root!r}. Pass the filesystem of that folder"
-            )
+    if unit.files and filesystem is not None:
         begun = ("undoing", call_id) in entries
         await journal.calls.note(run_id, Entry("undoing", call_id, now, b""), from_outside=True)
         paths = await run_in_thread(lambda: _undo_files(filesystem, unit, journal.id, begun))
-    elif unit.diff:
-        raise UndoRefused(
-            call_id, (), f"its files belong to the run {row.record.forked_from!r}, so undo it there"
-        )
+    elif unit.workspaces:
+        paths = sorted(change.path for delta in unit.workspaces for change in delta.changes)
     slices = [place for place in unit.writes if place.startswith("slice ")]
-    undone = UndoneCall(unit.tool, [*slices, *(f"file {path}" for path in paths)], list(unit.effects))
-    await journal.calls.note(
-        run_id, Entry("undone", call_id, now, msgspec.msgpack.encode(undone)), from_outside=True
+    done = Undoing(call_id, unit.tool, paths, slices, unit.effects)
+    if inner:
+        every = (*inner, done)
+        done = Undoing(
+            call_id,
+            unit.tool,
+            _all(each.paths for each in every),
+            _all(each.slices for each in every),
+            _all(each.stands for each in every),
+        )
+    undone = UndoneCall(
+        unit.tool, [*done.slices, *(f"file {path}" for path in done.paths)], list(done.stands), outer=outer
     )
-    if session is not None:
-        await heed_undone(journal, session, await undone_in(journal, row.record.session_id))
-    return Undoing(call_id, unit.tool, paths, slices, unit.effects)
+    entry = Entry("undone", call_id, now, msgspec.msgpack.encode(undone))
+    if unit.workspaces:
+        await journal.workspaces.undo(unit, entry)
+    else:
+        await journal.calls.note(run_id, entry, from_outside=True)
+    return done
+
+
+def _all(lists: Iterable[Sequence[str]]) -> list[str]:
+    return list(dict.fromkeys(each for found in lists for each in found))
 
 
 async def check_nobody_works(journal: Journal, row: RunRow) -> None:
@@ -99,8 +129,10 @@ async def check_nobody_works(journal: Journal, row: RunRow) -> None:
             raise RunBusy(other.record.id, other.owner)
 
 
-async def _unit_of(journal: Journal, run_id: str, call_id: str) -> CommitUnit:
-    units = await journal.calls.load(run_id)
+def _units_of(
+    units: Sequence[CommitUnit], run_id: str, call_id: str, entries: Mapping[tuple[str, str], Entry]
+) -> list[CommitUnit]:
+    """Return the commits to undo: those of the inner calls that committed for themselves, then the call's own."""
     found = next((unit for unit in units if call_id in (unit.call_id, unit.place)), None)
     if found is None or found.call_id != call_id:
         near = (
@@ -109,9 +141,44 @@ async def _unit_of(journal: Journal, run_id: str, call_id: str) -> CommitUnit:
             else "`handrail runs show` lists its calls."
         )
         raise RunError(run_id, f"it has no finished call {call_id!r}", near)
-    if found.status != "ok":
+    done = entries.get(("undone", call_id))
+    if done is not None:
+        given_up = msgspec.msgpack.decode(done.body, type=UndoneCall).discarded
+        raise UndoRefused(call_id, (), f"it has already been {'discarded' if given_up else 'undone'}")
+    call = Place.parse(found.place)
+    inner = [
+        unit
+        for unit in units
+        if unit.status == "ok"
+        and Place.parse(unit.place).attempt_at(call)
+        and ("undone", unit.call_id) not in entries
+    ]
+    if found.status != "ok" and not inner:
         raise UndoRefused(call_id, (), f"it failed ({found.status}), so it changed nothing")
-    return found
+    return [*inner, found]
+
+
+async def _refuse_unapplied(journal: Journal, units: Sequence[CommitUnit]) -> None:
+    waiting = {(each.run_id, each.call_id) for each in await journal.calls.unapplied()}
+    for unit in units:
+        if (unit.run_id, unit.call_id) in waiting:
+            problem = (
+                "its changes are not applied yet. Open its folder with this journal first, or discard them"
+            )
+            raise UndoRefused(unit.call_id, (), problem)
+
+
+def _refuse_files(unit: CommitUnit, row: RunRow, filesystem: UndoesFiles | None) -> None:
+    if unit.files and filesystem is None:
+        raise UndoRefused(
+            unit.call_id, (), f"it changed files in {unit.root!r}. Pass the filesystem of that folder"
+        )
+    if unit.diff and not unit.files and not unit.workspaces:
+        origin = row.record.forked_from
+        problem = f"its files belong to the run {origin!r}, so undo it there"
+        raise UndoRefused(
+            unit.call_id, (), problem if origin else "it changed only files that are not recorded"
+        )
 
 
 def _undo_files(filesystem: UndoesFiles, unit: CommitUnit, journal: str, begun: bool) -> Sequence[str]:

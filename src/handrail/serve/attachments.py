@@ -34,7 +34,10 @@ _SANDBOX = "default-src 'none'; sandbox"
 
 
 def facts_of(attachments: Iterable[Attachment]) -> list[dict[str, Any]]:
-    """Return the fields that clients get for each attachment. `url` is relative to the thread's address."""
+    """Return the fields that clients get for each attachment.
+
+    `url` is the attachment's own address on the web, or else a path relative to the thread's address.
+    """
     return [
         {
             "name": each.name,

@@ -42,7 +42,12 @@ async def file_changes(journal: Journal, seen: Thread) -> list[dict[str, Any]]:
         if paths and unit.status == "ok":
             is_unapplied = (unit.run_id, unit.call_id) in unapplied
             is_undone = unit.call_id in undone
-            can_undo = bool(unit.files) and not is_undone and not is_unapplied and seen.live is None
+            can_undo = (
+                bool(unit.files or unit.workspaces)
+                and not is_undone
+                and not is_unapplied
+                and seen.live is None
+            )
             found.append(
                 {
                     "run_id": unit.run_id,

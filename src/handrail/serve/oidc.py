@@ -51,7 +51,7 @@ class OidcProvider:
 
     A user's name is the value of `claim` in the ID token: `email`, which the provider must have verified, or another
     claim such as `sub`. Pass `address` if browsers see the server at a different address, for example behind
-    a proxy.
+    a proxy. Raises `DefinitionError` if a package is missing, or if the issuer is neither an https URL nor local.
     """
 
     def __init__(

@@ -149,8 +149,8 @@ class Principals:
     async def of(self, request: Request) -> Person:
         """Return the person who sent a request.
 
-        Raises `RequestRefused`: 401 without a valid secret, 429 after many wrong ones, and 500 if the app's own hook
-        returns an invalid name.
+        Raises `RequestRefused`: 401 if the request is not authenticated, 429 after many wrong secrets, and 500 if the
+        app's own hook returns an invalid name.
         """
         if self._authenticate is not None:
             return self._person(await self._call_hook(self._authenticate, request))
@@ -204,7 +204,7 @@ class Principals:
         return Cookie(cookie_name(request), made.secret, SESSION_SECONDS, made.key, person.name)
 
     def sign_out(self, request: Request, person: Person) -> None:
-        """End the session that a request belongs to."""
+        """End the session that a request belongs to, if any."""
         if person.session:
             self.people.revoke(id=person.session)
             self.people.note(person.name, "signed out", address_of(request), session=person.session)
@@ -233,7 +233,10 @@ class Principals:
         return not self.has_people or (found is not None and found.may("see"))
 
     def _person(self, name: str, session: str = "") -> Person:
-        """Return a principal with their current roles."""
+        """Return a principal with their current roles.
+
+        On a server without users and without a hook, everyone is an admin. A principal that only the hook knows is a user.
+        """
         if self.has_links:
             return Person(name, frozenset({"admin"}), session)
         found = self.people.find(name)

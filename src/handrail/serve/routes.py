@@ -209,10 +209,9 @@ class Routes:
         return response
 
     async def health(self, request: Request) -> Response:
-        """Report whether the server is up, or stopping, with status 503.
+        """Report whether the server is up, with status 503 while it stops, and where to sign in with a provider.
 
-        The response names the sign-in page of a provider, if there is one. Authenticated clients also get the version and
-        the numbers of runs.
+        Authenticated clients also get the version and the numbers of runs.
         """
         stopping = self._threads.stopping
         health: dict[str, Any] = {"status": "stopping" if stopping else "ok"}
@@ -246,7 +245,7 @@ class Routes:
     # AG-UI.
 
     async def agent(self, request: Request) -> Any:
-        """Respond to an AG-UI request with one leg of a run."""
+        """Respond to an AG-UI request with one leg, an error, or, if the input changes nothing, the thread's current state."""
         input = parse_input(requests.parse_json(await request.body()))
         thread = await self._threads.open(request.scope[PRINCIPAL], input.thread_id)
         nested = input.sees_nested

@@ -116,7 +116,10 @@ async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
 
 
 async def _question_json(journal: Journal, question: Question) -> dict[str, Any]:
-    """Return a question in the JSON form that the page reads, with the names of the people who have voted."""
+    """Return a question in the JSON form that the page reads.
+
+    If people vote on it, the names of those who have voted are included.
+    """
     shown = question_json(question)
     if question.quorums:
         votes = await journal.votes.on(question.run_id, question.id, question.digest)

@@ -107,7 +107,7 @@ class Thread:
     ) -> str:
         """Start a run with a message, and return its id once it is recorded.
 
-        Raises `ThreadBusy` while a run is active, `QuestionsOpen` if one waits for answers, and `ServerStopping`.
+        Raises `ThreadBusy` while a run is active, `QuestionsOpen` if one waits for answers, or `ServerStopping` at shutdown.
         """
         async with self._lock:
             self._check_accepting()

@@ -204,6 +204,12 @@ class SessionFork(msgspec.Struct, eq=False):
             if self._parent is not self.root:
                 self._parent._reads |= self._reads
 
+    def refresh(self) -> None:
+        """Continue on the parent's newest state, unless this fork is closed or has events of its own."""
+        with self.root.lock:
+            if not self.closed and not self.events:
+                self.state = self._base = self._parent.state
+
     def _onto_newer(self, now: State) -> State:
         """Return a newer state with this fork's events replayed on top of it.
 

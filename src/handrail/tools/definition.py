@@ -104,7 +104,7 @@ class Tool(Generic[ParamsT, ResultT]):
     origin: str = dataclasses.field(init=False, repr=False, compare=False, default="")
     """The source of results from outside of this program, such as `server files`. It is recorded with each call."""
     is_timed: bool = dataclasses.field(init=False, repr=False, compare=False)
-    """Whether the tool has a timeout or promises to beat."""
+    """Whether the tool has a timeout or a heartbeat."""
     writes: bool = dataclasses.field(init=False, repr=False, compare=False)
     """Whether the tool's effect lets it change files and state."""
     is_async: bool = dataclasses.field(init=False, repr=False, compare=False)

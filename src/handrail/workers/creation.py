@@ -171,9 +171,10 @@ def check_rights(maker: Worker, front: FrontMatter) -> None:
         )
     if front.policies != maker.front.policies:
         raise ToolValidationError(f"its policies differ from those of {maker.name}. Give it the same ones.")
-    if front.create or front.locked:
+    if front.create or front.locked or front.commit == "each":
         raise ToolValidationError(
-            "a created worker can't create workers or be locked. Leave out `create` and `locked`."
+            "a created worker can't create workers, be locked or commit its calls one by one. "
+            "Leave out `create`, `locked` and `commit`."
         )
     if front.model not in (None, maker.model, maker.creation_defaults.model):
         known = [each for each in (maker.model, maker.creation_defaults.model) if each]

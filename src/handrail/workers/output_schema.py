@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidatorFunctionWrapHandler,
 
 from handrail.errors import DefinitionError
 from handrail.schema import Schema
-from handrail.workers.front_matter import Refuse
+from handrail.workers.problems import Refuse
 
 _WORDS = frozenset(
     [

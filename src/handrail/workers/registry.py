@@ -16,7 +16,7 @@ from handrail.clock import SYSTEM_CLOCK
 from handrail.content import Attachment
 from handrail.context import MessageCallback, RegistryView
 from handrail.dispatch.frame import Frame
-from handrail.dispatch.options import ResumeArguments, RunArguments, RunOptions, check_names
+from handrail.dispatch.options import ResumeArguments, RunArguments, RunFiles, RunOptions, check_names
 from handrail.errors import DefinitionError, ResourceError, ToolValidationError, WorkerError
 from handrail.messages import Model
 from handrail.models.names import model_named
@@ -28,16 +28,9 @@ from handrail.spelling import checked_arguments
 from handrail.tools import Effect, Tool
 from handrail.workers.attachments import NO_ATTACHMENTS, accept, message_with, visible_to
 from handrail.workers.creation import WorkerCreated, check_rights, creation_tools
-from handrail.workers.front_matter import (
-    CreationDefaults,
-    Finder,
-    WorkerProblem,
-    has_front_matter,
-    read_text,
-    refuse,
-    suggest,
-)
+from handrail.workers.front_matter import CreationDefaults, has_front_matter, read_text
 from handrail.workers.functions import Functions
+from handrail.workers.problems import Finder, WorkerProblem, refuse, suggest
 from handrail.workers.worker import Draft, Rendered, Worker, rule_of
 from handrail.workers.worker_run import Reach, WorkerRun, WorkerSettings, tool_for
 
@@ -462,6 +455,9 @@ class WorkerRegistry:
         def files() -> Filesystem:
             if disk is None:
                 raise ResourceError("Filesystem", "the run has no files", "Pass a filesystem.")
+            if isinstance(disk, RunFiles):
+                problem = "the files of a workspace are only open inside the run"
+                raise ResourceError("Filesystem", problem, "Attach the file itself: Path('plot.png').")
             return disk
 
         read = [Attachment(each) if isinstance(each, Path) else each for each in attached]

@@ -32,21 +32,18 @@ from handrail.workers.attachments import NO_ATTACHMENTS, READ_ATTACHMENT
 from handrail.workers.front_matter import (
     AttachmentRule,
     CreationDefaults,
-    Finder,
     FrontMatter,
     Limits,
     PolicyEntry,
-    Refuse,
     SettingsRule,
     ShellEntry,
     Text,
-    WorkerProblem,
     parse_file,
-    suggest,
 )
 from handrail.workers.functions import Functions
 from handrail.workers.instructions import Instructions, rendered
 from handrail.workers.output_schema import output_type
+from handrail.workers.problems import Finder, Refuse, WorkerProblem, suggest
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -142,6 +139,11 @@ class Worker:
         """Return the deadline of a run that begins now, or None if the worker's file sets none."""
         seconds = self.limits.seconds
         return None if seconds is None else Deadline.after(seconds, clock=clock)
+
+    @property
+    def commits_each(self) -> bool:
+        """Whether each of the worker's calls commits for itself, even if the worker fails later."""
+        return self.front.commit == "each"
 
     def find_model(self) -> Model | None:
         """Return the model that the worker's file names, or None if it names none.

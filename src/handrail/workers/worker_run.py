@@ -173,6 +173,7 @@ async def run_nested(worker: Worker, params: Any, context: ToolContext) -> ToolR
     if reach is not None and reach.worker is not None and reach.registry is registry:
         # In this session, a worker that the caller created replaces the folder's worker with the same name.
         worker = registry.created(reach.worker, worker.name, context.session) or worker
+    call.open_transaction.commits_each = worker.commits_each
     attachments = await _attachments(worker, params.attachments, call, context)
     path = (given.root, *call.path) if given.root else call.path
     adapter = cast(CallAdapter, context.adapter)

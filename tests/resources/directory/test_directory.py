@@ -27,6 +27,7 @@ from handrail.records import CallKey
 from handrail.resources.directory import DirectoryFork
 from handrail.resources.directory.area import Area
 from handrail.resources.directory.disk import Disk
+from handrail.resources.directory.jail import Jail
 from handrail.resources.memory import FileLimits
 from support.filesystems import Folders, aside, commit, fill, marks, tree
 
@@ -83,6 +84,25 @@ def test_a_read_walks_nothing(folders: Folders, monkeypatch: pytest.MonkeyPatch)
     fork.stat("f9")
     assert fork.stale() == ()
     commit(fork)
+
+
+def test_a_write_looks_a_file_up_once(folders: Folders, monkeypatch: pytest.MonkeyPatch):
+    """A write looks its path up once and reads the file's attributes once, and a diff reads neither again."""
+    looked: list[str] = []
+    for name in ("look", "attributes"):
+        found = getattr(Jail, name)
+
+        def counted(jail: Jail, path: str, found: Any = found, name: str = name) -> Any:
+            looked.append(f"{name} {path}")
+            return found(jail, path)
+
+        monkeypatch.setattr(Jail, name, counted)
+    files = folders({"d/a": "1"})
+    fork = files.fork("call")
+    fork.write("d/a", "2")
+    assert "d/a" in fork.diff()
+    assert looked == ["look d/a", "attributes d/a"]
+    fork.drop()
 
 
 def test_modes_and_times_keep(folders: Folders):

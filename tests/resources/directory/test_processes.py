@@ -359,6 +359,58 @@ def test_two_processes_share_one_history(folders: Folders):
     two.close()
 
 
+@pytest.mark.once
+@pytest.mark.parametrize("told", [False, True])
+def test_an_applied_commit_is_known_however_many_follow(folders: Folders, tmp_path: Path, told: bool):
+    """A process dies just before or just after its journal is told that a commit is applied. Other processes then make
+    more commits than the history keeps. Recovery still finds that the commit was applied.
+    """
+    files = folders({"a": "1"}, keep_calls=2)
+    code = f"""
+        import asyncio, os
+        from handrail import DirectoryFilesystem, SqliteJournal, ToolContext, open_gate, tool
+
+        @tool(effect="staged")
+        async def write(context: ToolContext) -> None:
+            "Write."
+            context.filesystem.write("a", "2")
+
+        async def main():
+            journal = SqliteJournal({str(tmp_path / "runs.db")!r})
+            applied = journal.calls.applied
+
+            async def die(unit):
+                if {told}:
+                    await applied(unit)
+                os.kill(os.getpid(), 9)
+
+            journal.calls.applied = die
+            await open_gate([write], filesystem=DirectoryFilesystem({str(files.root)!r}), journal=journal).invoke("write", {{}})
+
+        asyncio.run(main())
+    """
+    assert (
+        subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=importing_support()).returncode
+        == -9
+    )
+    assert files.read("a") == "2"
+    for number in range(4):
+        files.write("a", str(number))
+
+    async def recover() -> None:
+        journal = SqliteJournal(tmp_path / "runs.db")
+        try:
+            recovered = await files.recover(journal)
+            assert (len(recovered.finished), recovered.dropped, recovered.unapplied) == (not told, (), ())
+            assert not await journal.calls.unapplied()
+        finally:
+            journal.close()
+
+    asyncio.run(recover())
+    assert files.read("a") == "3"
+    assert [path.name for path in files.staging.glob("at-work/*")] == [files._ground.area.mine.name]
+
+
 def test_a_commit_that_is_pruned_meanwhile_is_no_trouble(folders: Folders):
     """A call succeeds even if another process removes an old commit from the history just before the call does."""
 

@@ -17,11 +17,12 @@ from handrail.serve.people import People
 from handrail.serve.principal_files import PrincipalFiles
 from handrail.serve.sources import PromptSource
 from support.browsers import PATIENCE, browser
+from support.passwords import cheap_hashes
 from support.served import Served, serving
 from support.serving import play, write
 
 pytestmark = pytest.mark.once
-__all__ = ["browser"]
+__all__ = ["browser", "cheap_hashes"]
 PASSWORDS = {name: f"a long password of {name}" for name in ("ann", "bob", "fay")}
 
 

@@ -19,6 +19,7 @@ from handrail.journal.postgres.address import parse_url
 from handrail.journal.runs import SqliteRuns
 from handrail.journal.tickets import SqliteTickets
 from handrail.journal.votes import SqliteVotes
+from handrail.journal.workspaces import SqliteWorkspaces
 from handrail.spelling import checked_arguments
 
 
@@ -98,6 +99,7 @@ class PostgresJournal:
         self.votes = SqliteVotes(database)
         self.tickets = SqliteTickets(database)
         self.blobs = SqliteBlobs(database)
+        self.workspaces = SqliteWorkspaces(database)
         self._notices = Notices(database)
         self.queue.listen(self._notices)
         self.questions.listen(self._notices)

@@ -23,7 +23,7 @@ from pathlib import Path
 import msgspec
 
 from handrail.clock import Clock
-from handrail.errors import Conflict, DefinitionError, FileError, UndoRefused
+from handrail.errors import Conflict, FileError, UndoRefused
 from handrail.ids import random_id
 from handrail.records import CallKey
 from handrail.resources.directory.commit import Commit, Manifest, Step, opposites, shown_version
@@ -39,6 +39,7 @@ from handrail.resources.directory.staging import (
     claim,
     find_staging,
     read_identity,
+    refuse_case_insensitive,
     status_of,
 )
 
@@ -72,6 +73,8 @@ class Area:
         self._not_kept: list[Commit] = []
         self._synced = False
         self._ready: dict[str, list[Path]] = {}
+        self._spare: Path | None = None
+        """An empty folder for the next commit, because to create and remove folders is slow."""
 
     # --- the folder -------------------------------------------------------------------------------
 
@@ -115,6 +118,7 @@ class Area:
         self._renames.close()
         self._not_kept.clear()
         self._ready.clear()
+        self._spare = None
 
     def _make(self) -> Path:
         root = self.jail.root
@@ -133,7 +137,7 @@ class Area:
             if status_of(self._lock).mount != status_of(self.jail.fd).mount:
                 problem = f"{str(self.folder)!r} is on a different disk from {str(root)!r}"
                 raise FileError(".", self._with_hint(problem))
-            self._refuse_case_insensitive(mine)
+            refuse_case_insensitive(mine, root)
             self.root_id = claim(self.folder, root, self.jail.fd)
         except BaseException:
             self.abandon()
@@ -169,16 +173,6 @@ class Area:
     def _with_hint(self, problem: str) -> str:
         return f"{problem}. Pass staging= with a writable folder on the same disk"
 
-    def _refuse_case_insensitive(self, mine: Path) -> None:
-        probe = mine / "Probe"
-        probe.touch()
-        try:
-            same = (mine / "pROBE").exists()
-        finally:
-            probe.unlink()
-        if same:
-            raise case_insensitive(self.jail.root)
-
     def _sweep(self, mine: Path) -> None:
         """Settle those commits of dead processes that belong to no journal, and remove these processes' folders.
 
@@ -213,10 +207,8 @@ class Area:
     def abandoned(self, mine: Path | None = None) -> Iterator[tuple[Path, int]]:
         """Yield the folder of each dead process, with the descriptor of a lock that this process now holds on it."""
         at_work = self.folder / "at-work"
-        if not at_work.is_dir():
-            return
-        for other in sorted(at_work.iterdir()):
-            if other == mine or other == self._mine:
+        for other in sorted(at_work.iterdir()) if at_work.is_dir() else ():
+            if other in (mine, self._mine):
                 continue
             try:
                 lock = os.open(other, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -224,7 +216,8 @@ class Area:
                 continue
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+                os.lstat(other)
+            except OSError:  # a live process uses it, or another process has just removed it
                 os.close(lock)
                 continue
             yield other, lock
@@ -251,9 +244,9 @@ class Area:
                 if manifest is not None:
                     yield self.commit(folder, manifest)
 
-    def commit(self, folder: Path, manifest: Manifest) -> Commit:
-        """Return the commit whose slots are in this folder."""
-        return Commit(self.jail, self.disk, folder, manifest, self._renames)
+    def commit(self, folder: Path, manifest: Manifest, manifest_size: int | None = None) -> Commit:
+        """Return the commit whose slots are in this folder. `manifest_size` is the size of its manifest, if it is new."""
+        return Commit(self.jail, self.disk, folder, manifest, self._renames, manifest_size)
 
     def _settle_interrupted(self, folder: Path) -> None:
         """Settle the commit that a process was applying when it died."""
@@ -315,6 +308,20 @@ class Area:
             self.disk.folder(folder, 0o700)
         return folder
 
+    def _reused_folder(self, kind: str) -> Path:
+        """Return an empty folder, as `new_folder` does. It may be one that an old commit has left.
+
+        After a power cut, what was removed from such a folder may be in it again, so a synced commit gets a new one.
+        """
+        mine, spare = self.mine, self._spare  # a forked process has no spare folder, which `mine` finds out
+        self._spare = None
+        if spare is not None:
+            folder = mine / f"{kind}{self.number()}"
+            with contextlib.suppress(FileNotFoundError):  # somebody has deleted it
+                self.disk.retire(spare, folder)
+                return folder
+        return self.new_folder(kind)
+
     def number(self) -> int:
         """Return a number that this area has not returned before."""
         return next(self._numbers)
@@ -324,10 +331,8 @@ class Area:
 
         With `synced`, several folders are created and synced at once, and later commits use the others.
         """
-        if not journal:
-            return self.new_folder(_COMMIT)
-        if not synced:
-            return self.new_folder(f"{_COMMIT}-{journal}-")
+        if not (journal and synced):
+            return self._reused_folder(f"{_COMMIT}-{journal}-" if journal else _COMMIT)
         if not self._ready.get(journal):
             self._ready[journal] = [self.new_folder(f"{_COMMIT}-{journal}-") for _ in range(_READY)]
             self._sync_folder(self.mine)
@@ -351,8 +356,11 @@ class Area:
         finally:
             os.close(fd)
 
-    def write_manifest(self, folder: Path, manifest: Manifest, name: str = MANIFEST) -> None:
-        self.disk.write(folder / name, sign(manifest))
+    def write_manifest(self, folder: Path, manifest: Manifest, name: str = MANIFEST) -> int:
+        """Write a signed manifest, and return its size."""
+        signed = sign(manifest)
+        self.disk.write(folder / name, signed)
+        return len(signed)
 
     def retire(self, commit: Commit) -> None:
         """Move an applied commit to the history, which keeps what it displaced, within its limits.
@@ -362,7 +370,8 @@ class Area:
         waiting, self._not_kept = [*self._not_kept, commit], []
         for each in waiting:
             try:
-                each.folder = self.history.add(each.folder, call_digest(each.manifest.key), self._aside)
+                call = call_digest(each.manifest.key)
+                each.folder = self.history.add(each.folder, call, self._drop_kept, each.sizes)
             except OSError as error:
                 log.warning(
                     "the call %r can't be undone for now, because what it displaced could not be kept: %s",
@@ -387,8 +396,15 @@ class Area:
             self.disk.retire(folder, gone)
             self.disk.forget(gone)
 
-    def _aside(self) -> Path:
-        return self.mine / f"{_GONE}{self.number()}"
+    def _drop_kept(self, folder: Path) -> None:
+        """Remove a commit from the history. Raises `FileNotFoundError` if a different process has claimed it."""
+        gone = self.mine / f"{_GONE}{self.number()}"
+        self.disk.retire(folder, gone)
+        if self._spare is None:
+            self.disk.empty(gone)
+            self._spare = gone
+        else:
+            self.disk.forget(gone)
 
     def done(self, key: CallKey) -> Commit | None:
         """Return a call's newest kept commit, or None. The call's run and journal must match too."""
@@ -411,17 +427,6 @@ class Area:
             if manifest is not None and _is_of(manifest.key, key):
                 return self.commit(folder, manifest)
         return None
-
-    def why_not_kept(self, key: CallKey) -> str:
-        """Explain why there is no kept commit of a call."""
-        history = self.history
-        if any(kept.is_dropped for kept in history.find(call_digest(key))):
-            return (
-                f"what it replaced was too large to keep, because at most {history.keep_bytes} bytes are kept"
-            )
-        if history.is_full:
-            return f"it changed no files, or it is too old: only the last {history.keep_calls} calls are kept"
-        return "it changed no files here, or it was undone already"
 
     def undo(self, commit: Commit) -> tuple[str, ...]:
         """Undo an applied commit by applying the opposite steps as a new commit. Returns the restored paths, sorted.
@@ -487,13 +492,6 @@ def reported(leftover: Path) -> Generator[None]:
         yield
     except OSError as error:
         log.warning("%s was not cleaned up, because the disk reported an error: %s", leftover, error)
-
-
-def case_insensitive(root: Path) -> DefinitionError:
-    return DefinitionError(
-        f"{str(root)!r} does not distinguish 'a' from 'A', so two paths could be one file. "
-        "Use a folder on a case-sensitive disk."
-    )
 
 
 def _is_of(found: CallKey, wanted: CallKey) -> bool:

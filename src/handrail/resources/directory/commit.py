@@ -33,8 +33,10 @@ import msgspec
 
 from handrail.errors import Conflict, FileError
 from handrail.records import CallKey
+from handrail.resources.directory.commit_folders import Folders
 from handrail.resources.directory.content import Folder, identity, version_of
 from handrail.resources.directory.disk import Disk
+from handrail.resources.directory.history import Sizes
 from handrail.resources.directory.jail import Jail, open_beneath, refusal
 from handrail.resources.directory.rename_lock import RenameLock
 from handrail.resources.directory.writers import Busy, Unexpected, unwritten
@@ -177,7 +179,15 @@ _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV}
 class Commit:
     """One commit to one folder: its slots and the steps that use them."""
 
-    def __init__(self, jail: Jail, disk: Disk, folder: Path, manifest: Manifest, lock: RenameLock) -> None:
+    def __init__(
+        self,
+        jail: Jail,
+        disk: Disk,
+        folder: Path,
+        manifest: Manifest,
+        lock: RenameLock,
+        manifest_size: int | None = None,
+    ) -> None:
         self._jail = jail
         self._disk = disk
         self._lock = lock
@@ -185,6 +195,8 @@ class Commit:
         self.manifest = manifest
         self.is_stuck = False
         """Whether some steps could not be reverted, so that the slots hold content that is nowhere else."""
+        self.sizes = None if manifest_size is None else Sizes(own=manifest_size)
+        """The bytes in the commit's folder once it is applied, or None if only a listing shows them."""
 
     def apply(self, *, synced: bool = False, lenient: bool = False) -> None:
         """Do every step or none.
@@ -211,6 +223,13 @@ class Commit:
                         raise
         except BaseException as error:
             self._fail(path, error, self._take_back(folders))
+
+    def _count(self, step: Step, displaced: os.stat_result | None) -> None:
+        """Add what a step displaced to the sizes. A folder's content is not known here."""
+        if displaced is None or step.tree:
+            self.sizes = None
+        elif self.sizes is not None:
+            self.sizes.add(displaced)
 
     def _sync_all(self, folders: Folders) -> None:
         """Sync the folders that were changed. If the disk can't, the steps are reverted."""
@@ -303,6 +322,10 @@ class Commit:
         """Return whether any *put* or *take* step was done."""
         return any(self.is_done(step) for step in self.manifest.steps if step.do != "change")
 
+    def is_touched(self) -> bool:
+        """Return whether any step was done. Another program may have changed a folder's facts in place of a *change* step."""
+        return any(map(self.is_done, self.manifest.steps))
+
     @contextlib.contextmanager
     def _folders(self) -> Generator[Folders]:
         try:
@@ -323,6 +346,7 @@ class Commit:
         What someone has changed since is left alone, and is not returned.
         """
         stuck: list[str] = []
+        self.sizes = None
         for step in reversed(self.manifest.steps):
             with contextlib.suppress(Unexpected, OSError):
                 if self.is_done(step):
@@ -354,26 +378,39 @@ class Commit:
                 self._disk.change_folder(there, name, step.facts)
         elif not step.before:
             self._create(step, there, name, slots)
-        elif not _is_expected(step, there, name):
-            raise Unexpected
-        elif step.do == "take":
-            self._disk.place(there, name, slots, step.slot)
-            if not _is_expected(step, slots, step.slot):
-                self._disk.place(slots, step.slot, there, name)
-                raise Unexpected
         else:
-            self._exchange(step, there, name, slots)
+            found = _status_in(there, name)
+            if found is None or not _is_expected(step, there, name, found):
+                raise Unexpected
+            displace = self._take if step.do == "take" else self._exchange
+            self._count(step, displace(step, there, name, slots, found))
 
-    def _exchange(self, step: Step, there: int, name: str, slots: int) -> None:
-        with unwritten(there, name) as is_unwritten:
+    def _take(
+        self, step: Step, there: int, name: str, slots: int, found: os.stat_result
+    ) -> os.stat_result | None:
+        """Move what is at a path into the slot. Returns its status, or None if somebody deleted the staging folder."""
+        self._disk.place(there, name, slots, step.slot)
+        # What was found before the rename may have been changed until then. Nobody can change it any more.
+        displaced = _status_in(slots, step.slot)
+        if not _is_expected(step, slots, step.slot, displaced):
+            self._disk.place(slots, step.slot, there, name)
+            raise Unexpected
+        return displaced
+
+    def _exchange(
+        self, step: Step, there: int, name: str, slots: int, found: os.stat_result
+    ) -> os.stat_result | None:
+        """Exchange the slot with what is at a path. Returns the displaced status, as `_take` does."""
+        with unwritten(there, name, found) as is_unwritten:
             self._disk.exchange(slots, step.slot, there, name)
-            displaced = _identity_in(slots, step.slot)
-            if not displaced:
-                return  # somebody deleted the staging folder just now, so there is nothing to put back
+            displaced = _status_in(slots, step.slot)
+            if displaced is None:
+                return None  # somebody deleted the staging folder just now, so there is nothing to put back
             busy = not is_unwritten()
             if busy or not _is_expected(step, slots, step.slot, displaced):
                 self._exchange_back(step, there, name, slots)
                 raise Busy if busy else Unexpected
+        return displaced
 
     def _create(self, step: Step, there: int, name: str, slots: int) -> None:
         try:
@@ -404,43 +441,15 @@ class Commit:
         return next(self._jail.scan(path), None) is not None
 
 
-def _is_expected(step: Step, folder: int, name: str, found: str | None = None) -> bool:
-    """Return whether a name holds what a step expects to displace."""
-    if (_identity_in(folder, name) if found is None else found) != step.before:
+def _is_expected(step: Step, folder: int, name: str, found: os.stat_result | None) -> bool:
+    """Return whether a name, whose status was found, holds what a step expects to displace."""
+    if _identity_of(found) != step.before:
         return False
     return not step.tree or digest(members_of(folder, name)) == step.tree
 
 
 def _reason(error: BaseException) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
-
-
-class Folders:
-    """The folders that a commit changes. Each is opened once, through the jail."""
-
-    def __init__(self, jail: Jail, slots: Path) -> None:
-        self._jail = jail
-        self._open: dict[str, int] = {}
-        self.slots = os.open(slots, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-
-    def open(self, folder: str) -> int:
-        fd = self._open.get(folder)
-        if fd is None:
-            fd = self._open[folder] = self._jail.folder(folder, os.O_RDONLY)
-        return fd
-
-    def sync(self, disk: Disk) -> None:
-        """Sync every folder that was opened.
-
-        A rename changes two folders atomically, so the slots' folder need not be synced.
-        """
-        for fd in self._open.values():
-            disk.sync_folder(fd)
-
-    def close(self) -> None:
-        for fd in (*self._open.values(), self.slots):
-            os.close(fd)
-        self._open.clear()
 
 
 def members_of(folder: int, name: str) -> Iterator[tuple[str, str]]:
@@ -472,7 +481,15 @@ def _identity_at(path: Path) -> str:
 
 
 def _identity_in(folder: int, name: str) -> str:
+    return _identity_of(_status_in(folder, name))
+
+
+def _identity_of(found: os.stat_result | None) -> str:
+    return "" if found is None else shown_version(version_of(found))
+
+
+def _status_in(folder: int, name: str) -> os.stat_result | None:
     try:
-        return shown_version(version_of(os.stat(name, dir_fd=folder, follow_symlinks=False)))
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
-        return ""
+        return None

@@ -23,7 +23,7 @@ FIRST_VERSION = 1 << 64 * 6
 
 
 def version_of(found: os.stat_result) -> int:
-    """Encode a file's status on disk as a version."""
+    """Encode a file's status on disk as a version. A folder's version does not depend on its size or times."""
     number = (1 << 64 | found.st_dev & _WORD) << 64 | found.st_ino
     if stat.S_ISDIR(found.st_mode):
         return (number << 64 | found.st_mode) << 192
@@ -51,7 +51,7 @@ class Source(Protocol):
 class OnDisk:
     """The content and status of a file on disk."""
 
-    __slots__ = ("_kept", "_source", "found", "path", "staged", "version")
+    __slots__ = ("_attributes", "_kept", "_source", "found", "path", "staged", "version")
 
     def __init__(self, path: str, found: os.stat_result, source: Source, staged: Path | None = None) -> None:
         self.path = path
@@ -61,15 +61,15 @@ class OnDisk:
         """The file's path in a layer if one of the call's commands wrote it, or None."""
         self._source = source
         self._kept: bytes | None = None
+        self._attributes: Attributes | None = None
 
     @property
     def facts(self) -> Facts:
-        """The file's mode, owner, group and attributes."""
+        """The file's mode, owner, group and attributes. A change of the attributes is a new version, so they are read once."""
+        if self._attributes is None:
+            self._attributes = self._source.attributes(self.path)
         found = self.found
-        return Facts(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, self._attributes())
-
-    def _attributes(self) -> Attributes:
-        return self._source.attributes(self.path)
+        return Facts(stat.S_IMODE(found.st_mode), found.st_uid, found.st_gid, self._attributes)
 
     def __len__(self) -> int:
         return self.found.st_size

@@ -55,7 +55,7 @@ class DirectoryFork(Linked, FileFork):
     command wrote (`absorb`).
     """
 
-    __slots__ = ("_commit", "_kept_bytes", "_mounted", "_stack")
+    __slots__ = ("_commit", "_kept_bytes", "_mounted", "_programs", "_stack")
 
     is_durable: ClassVar[bool] = True
 
@@ -67,6 +67,8 @@ class DirectoryFork(Linked, FileFork):
         self._stack: LayerStack | None = None
         self._kept_bytes = 0
         self._mounted = 0
+        self._programs: Mapping[str, str] | None = None
+        """The changed startup files, each with the program that runs it, as they were when last asked for."""
 
     # --- hooks for links and the disk -------------------------------------------------------------
 
@@ -90,6 +92,7 @@ class DirectoryFork(Linked, FileFork):
     def _put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:
         if self._over is None:
             _ = self._ground.area.mine  # report a read-only folder now, not at the commit
+        self._programs = None
         if isinstance(node.data, bytes):
             node = Node(node.version, Held(node.data, facts_for_new_content(old)), node.modified)
         super()._put(folder, name, node, old, base)
@@ -151,6 +154,12 @@ class DirectoryFork(Linked, FileFork):
             return sorted((path, program) for path, program in found.items() if not is_allowed(path, allowed))
 
     def _run_later(self) -> Mapping[str, str]:
+        # While the fork is open, others may create a link to a changed file. What was found last was decided on.
+        if self._programs is None or self._state != PREPARED:
+            self._programs = self._find_programs()
+        return self._programs
+
+    def _find_programs(self) -> Mapping[str, str]:
         # A file also counts if a link where a startup file belongs, such as `.git/hooks/pre-commit`, leads to it.
         changed = {path: node for path, node, _ in self._changes() if node.version and not node.is_folder}
         found = {

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from handrail.resources.directory.jail import exchange, move_into
 from handrail.resources.facts import SET_ID, Facts, read_attributes, write_facts
-from handrail.resources.mount import remove_tree
+from handrail.resources.mount import empty_folder, remove_tree
 
 _CHUNK = 1 << 26
 
@@ -40,7 +40,7 @@ class Disk:
     def copy(self, source: int, path: Path, like: os.stat_result) -> None:
         """Copy an open file to a new path, with the mode, owner and times in `like`, and with its attributes.
 
-        Uses a reflink if the disk supports it.
+        The copy does not get set-ID bits. Uses a reflink if the disk supports it.
         """
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
@@ -126,6 +126,10 @@ class Disk:
     def forget(self, path: Path) -> None:
         """Remove one of Handrail's own folders with everything in it. Does nothing if it does not exist."""
         remove_tree(path)
+
+    def empty(self, path: Path) -> None:
+        """Remove everything in one of Handrail's own folders."""
+        empty_folder(path)
 
 
 DISK = Disk()

@@ -15,14 +15,15 @@ from handrail.errors import DefinitionError, UndoRefused
 from handrail.journals import Journal
 from handrail.operation import Operation
 from handrail.records import CallKey
-from handrail.resources.directory.area import Area, case_insensitive
+from handrail.resources.directory.area import Area
 from handrail.resources.directory.content import UNSEEN, node_of
 from handrail.resources.directory.directory_fork import DirectoryFork
 from handrail.resources.directory.disk import DISK, Disk
+from handrail.resources.directory.history import call_digest
 from handrail.resources.directory.jail import Jail
 from handrail.resources.directory.links import Ground, Linked
 from handrail.resources.directory.recovery import Recovered, recover
-from handrail.resources.directory.staging import default_staging
+from handrail.resources.directory.staging import case_insensitive, default_staging
 from handrail.resources.layer import ABSENT, FileLimits, Listing, Node, refuse_claimed
 from handrail.resources.paths import join, split
 from handrail.spelling import checked_arguments
@@ -125,7 +126,7 @@ class DirectoryFilesystem(Linked):
             commit = ground.area.done(key)
             if commit is None:
                 where = f" in run {run_id!r}" if run_id else " outside a run (name the run with run_id=)"
-                why = ground.area.why_not_kept(key)
+                why = ground.area.history.why_not_kept(call_digest(key))
                 raise UndoRefused(call_id, (), f"no commit of this call is kept{where}: {why}")
             for path in commit.manifest.paths:
                 refuse_claimed(self._claimed or {}, path)

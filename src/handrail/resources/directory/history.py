@@ -15,6 +15,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -25,6 +26,24 @@ from handrail.records import CallKey
 from handrail.resources.directory.disk import Disk
 
 _DROPPED = "dropped"
+
+
+class Sizes(msgspec.Struct):
+    """The bytes of a commit's files."""
+
+    own: int = 0
+    """Bytes of the files that exist nowhere else."""
+    shared: int = 0
+    """Bytes of the files that have other names too."""
+
+    def add(self, found: os.stat_result) -> None:
+        """Add a file. A folder counts nothing."""
+        if stat.S_ISDIR(found.st_mode):
+            return
+        if found.st_nlink == 1:
+            self.own += _size(found)
+        else:
+            self.shared += _size(found)
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -55,10 +74,12 @@ class History:
         """An upper bound on the bytes that are kept, which counts shared files too."""
         self._listed_at = -1
 
-    def add(self, commit: Path, call: str, aside: Callable[[], Path]) -> Path:
+    def add(
+        self, commit: Path, call: str, remove: Callable[[Path], None], sizes: Sizes | None = None
+    ) -> Path:
         """Move a commit's folder into the history, and remove what exceeds the limits. Returns the new path.
 
-        Folders to be removed are first renamed to paths that `aside` returns.
+        `remove` claims and removes a folder, or raises `FileNotFoundError`. Without `sizes`, the commit's folder is listed.
         """
         try:
             listed_at = os.stat(self._folder).st_mtime_ns
@@ -67,14 +88,16 @@ class History:
             listed_at = -1
         if listed_at != self._listed_at or listed_at < 0:
             self._list()
-        own, shared = _sizes(commit)
+        sizes = _sizes(commit) if sizes is None else sizes
+        own, shared = sizes.own, sizes.shared
         when = int(self._clock.now().timestamp() * 1_000_000)
         if self._kept:
             when = max(when, int(self._kept[-1].name.partition("-")[0]) + 1)
         while True:
             kept = Kept(f"{when:020d}-{call}-{own}-{shared}", call, own, shared)
+            new = self.path(kept)
             try:
-                self._disk.retire(commit, self.path(kept))
+                self._disk.retire(commit, new)
                 break
             except OSError as error:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
@@ -82,9 +105,10 @@ class History:
             when += 1  # a different process took this name in the same microsecond
         self._kept.append(kept)
         self._total += own + shared
-        self._trim(aside)
+        self._trim(remove)
+        # The rename above has changed the folder's time, so it is read again, not taken from before.
         self._listed_at = os.stat(self._folder).st_mtime_ns
-        return self._folder / kept.name
+        return new
 
     def find(self, call: str) -> Iterable[Kept]:
         """Return the kept commits of a call, newest first."""
@@ -95,6 +119,14 @@ class History:
     def is_full(self) -> bool:
         """Whether adding a commit removes an older one."""
         return len(self._kept) >= self.keep_calls
+
+    def why_not_kept(self, call: str) -> str:
+        """Explain why there is no kept commit of a call."""
+        if any(kept.is_dropped for kept in self.find(call)):
+            return f"what it replaced was too large to keep, because at most {self.keep_bytes} bytes are kept"
+        if self.is_full:
+            return f"it changed no files, or it is too old: only the last {self.keep_calls} calls are kept"
+        return "it changed no files here, or it was undone already"
 
     def path(self, kept: Kept) -> Path:
         """Return the folder of a kept commit."""
@@ -115,11 +147,11 @@ class History:
         self._kept = [kept for name in names if (kept := _parse(name)) is not None]
         self._total = sum(kept.own + kept.shared for kept in self._kept)
 
-    def _trim(self, aside: Callable[[], Path]) -> None:
+    def _trim(self, remove: Callable[[Path], None]) -> None:
         kept = self._kept
         while len(kept) > self.keep_calls:
             self._total -= kept[0].own + kept[0].shared
-            self._remove(kept.pop(0), aside)
+            self._remove(kept.pop(0), remove)
         if self._total <= self.keep_bytes:
             return
         while True:
@@ -138,17 +170,14 @@ class History:
             )
             with contextlib.suppress(OSError):  # it only explains why the commit is gone
                 os.close(os.open(self.path(kept[at]), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            self._remove(victim, aside)
+            self._remove(victim, remove)
 
-    def _remove(self, kept: Kept, aside: Callable[[], Path]) -> None:
-        if kept.is_dropped:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self.path(kept))
-            return
-        gone = aside()
+    def _remove(self, kept: Kept, remove: Callable[[Path], None]) -> None:
         with contextlib.suppress(FileNotFoundError):  # a different process has claimed it
-            self._disk.retire(self.path(kept), gone)
-            self._disk.forget(gone)
+            if kept.is_dropped:
+                os.unlink(self.path(kept))
+            else:
+                remove(self.path(kept))
 
 
 def call_digest(key: CallKey) -> str:
@@ -184,14 +213,11 @@ def _held(links: Iterable[_Links]) -> dict[tuple[int, int], int]:
     return held
 
 
-def _sizes(folder: Path) -> tuple[int, int]:
-    own = shared = 0
+def _sizes(folder: Path) -> Sizes:
+    sizes = Sizes()
     for found in _files(folder):
-        if found.st_nlink == 1:
-            own += _size(found)
-        else:
-            shared += _size(found)
-    return own, shared
+        sizes.add(found)
+    return sizes
 
 
 def _links(folder: Path) -> _Links:

@@ -20,7 +20,7 @@ from typing import Any
 
 from handrail.errors import Conflict, FileError, FileLimitReached
 from handrail.resources.directory.content import NOT_REGULAR, version_of
-from handrail.resources.facts import Facts, read_attributes
+from handrail.resources.facts import Attributes, Facts, read_attributes
 from handrail.resources.long_paths import PART, parts_of
 from handrail.resources.paths import RESERVED, is_reserved, join, on_disk, reserved_in, spelled
 
@@ -185,14 +185,15 @@ class Jail:
         self.root = root
         self.fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def check_in_place(self) -> None:
-        """Raise `FileError` unless the open folder is still the one at its path.
+    def check_in_place(self) -> os.stat_result:
+        """Return the status of the open folder. Raises `FileError` unless it is still the one at its path.
 
         Reads and commits use the open folder, and commands use the path, so both must be the same folder.
         """
         try:
-            if os.path.samestat(os.stat(self.root), os.fstat(self.fd)):
-                return
+            status = os.fstat(self.fd)
+            if os.path.samestat(os.stat(self.root), status):
+                return status
         except OSError:
             pass
         problem = f"the folder {str(self.root)!r} was moved or replaced while it was open, so nothing was changed. Open the folder again"
@@ -239,6 +240,17 @@ class Jail:
             is_link = stat.S_ISLNK(status.st_mode)
             attributes = () if is_link else read_attributes(f"/proc/self/fd/{fd}", follow=True)
             return Facts(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, attributes)
+        finally:
+            os.close(fd)
+
+    def attributes(self, path: str) -> Attributes:
+        """Return the attributes that a copy of a regular file should have, or none if it can't be opened."""
+        try:
+            fd = open_beneath(self.fd, path, os.O_PATH | os.O_NOFOLLOW)
+        except OSError:
+            return ()
+        try:
+            return read_attributes(f"/proc/self/fd/{fd}", follow=True)
         finally:
             os.close(fd)
 

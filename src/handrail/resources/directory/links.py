@@ -29,7 +29,7 @@ from handrail.resources.directory.jail import Jail
 from handrail.resources.facts import Attributes
 from handrail.resources.layer import TOP, Layer, Node, Shared
 from handrail.resources.paths import join, on_disk, parse_file_path, parse_path, reserved_in, spelled, split
-from handrail.resources.search import line_pattern, sorted_matches
+from handrail.resources.search import encode, line_pattern, sorted_matches
 from handrail.resources.startup_files import HOOKS, PLACES
 
 _SMALL_FOLDER = 4096
@@ -62,8 +62,7 @@ class Ground(Shared):
 
     def attributes(self, path: str) -> Attributes:
         """Return the extended attributes that a copy of a file in the folder should have. Without a file, there are none."""
-        facts = self.jail.facts(path)
-        return () if facts is None else facts.attributes
+        return self.jail.attributes(path)
 
     def refuse_hidden(self, path: str) -> None:
         """Raise `PathRefused` if a path is in the staging folder or contains a reserved name."""
@@ -75,10 +74,10 @@ class Ground(Shared):
 
     def startup_links(self) -> Iterator[tuple[str, str]]:
         """Yield each link at a startup file's location, with each path under the root that it leads through or to."""
-        self.jail.check_in_place()
-        there = _startup_names(self.jail.root)
+        there = self._startup_names()
         if not there:
             return
+        self.jail.check_in_place()  # the links are followed from the folder's path
         root = os.path.realpath(self.jail.root)
         places = [place for name in there for place in PLACES[name]]
         for folder in HOOKS:
@@ -92,22 +91,22 @@ class Ground(Shared):
                     if target.startswith(f"{root}/"):
                         yield place, spelled(target[len(root) + 1 :])
 
+    def _startup_names(self) -> Collection[str]:
+        """Return the names in the root with which the path of a startup file begins.
+
+        A small root is listed. In a large one, each known name is looked up.
+        """
+        fd = self.jail.fd
+        if os.fstat(fd).st_size <= _SMALL_FOLDER:
+            return PLACES.keys() & os.listdir(f"/proc/self/fd/{fd}")
+        return [name for name in PLACES if os.path.lexists(f"/proc/self/fd/{fd}/{name}")]
+
     def refuse_around(self, path: str) -> None:
         """Raise `FileError` if a folder to be moved or deleted contains a reserved name, at any depth."""
         reserved = self.jail.find_reserved(parse_path(path).path)
         if reserved:
             problem = f"it contains {reserved!r}, where Handrail keeps its own files, so it can't be moved or deleted. Choose the files in it instead"
             raise FileError(path, problem)
-
-
-def _startup_names(root: str | Path) -> Collection[str]:
-    """Return the names in the root with which the path of a startup file begins.
-
-    A small root is listed. In a large one, each known name is looked up.
-    """
-    if os.stat(root).st_size <= _SMALL_FOLDER:
-        return PLACES.keys() & os.listdir(root)
-    return [name for name in PLACES if os.path.lexists(os.path.join(root, name))]
 
 
 class Linked(Layer):
@@ -138,20 +137,24 @@ class Linked(Layer):
 
         Raises `PathRefused` if a link leads out of the root, or if there are too many links or a hidden name.
         """
+        return self._follow(path, last)[0]
+
+    def _follow(self, path: str, last: bool = True) -> tuple[str, Node | None]:
+        """Return a path with its links resolved, and its node unless it has to be looked up again."""
         at = parse_path(path)
         self._enter()
         self._ground.refuse_hidden(at.path)
         node = self._look(at.folder, at.name) if at.name else TOP
         if node.version:
             if not last or not is_link(node):
-                return path
+                return path, node
         elif self._has_folder(at.folder):
-            return path
+            return path, node
         found = self._walk(path, at.path, last)
         self._ground.refuse_hidden(found)
         if found == at.path:
-            return path
-        return f"{found or '.'}/" if at.as_folder else found or "."
+            return path, None
+        return f"{found or '.'}/" if at.as_folder else found or ".", None
 
     def resolved(self, path: str, /) -> str:
         """Return where a path leads in this layer: normalized, with every link resolved.
@@ -327,7 +330,11 @@ class Linked(Layer):
     def write(self, path: str, content: str | bytes, /) -> None:
         parse_file_path(path)
         with self._shared.lock:
-            super().write(self._followed(path), content)
+            followed, node = self._follow(path)
+            at = parse_file_path(followed)
+            data = encode(followed, content)
+            self._enter(at.path)
+            self._store(at, data, self._look(at.folder, at.name) if node is None else node)
 
     def append(self, path: str, content: str | bytes, /) -> None:
         parse_file_path(path)

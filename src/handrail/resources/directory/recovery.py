@@ -233,7 +233,7 @@ class _Recovery:
             for part, held in self._abandoned():
                 try:
                     for commit in self._area.begun(part, journal):
-                        if commit.manifest.folder not in known and commit.is_begun():
+                        if commit.manifest.folder not in known and commit.is_touched():
                             found.append((commit.manifest.run_id, commit.manifest.call_id))
                 finally:
                     os.close(held)
@@ -256,7 +256,7 @@ class _Recovery:
                             if manifest.folder in known:
                                 continue
                             with reported(commit.folder):
-                                is_begun = commit.is_begun()
+                                is_begun = commit.is_touched()
                                 is_given_up = (manifest.run_id, manifest.call_id) in given_up
                                 if is_begun and not is_given_up:
                                     area.retire(commit)  # the journal recorded this commit as applied

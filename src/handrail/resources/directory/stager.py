@@ -38,22 +38,29 @@ def stage_commit(jail: Jail, area: Area, over: Over, key: CallKey, *, synced: bo
     changes = list(in_order(over))
     if not changes:
         return None
-    jail.check_in_place()
+    root = jail.check_in_place()
     try:
-        return _stage(jail, area, over, changes, key, synced=synced)
+        return _stage(jail, area, root, over, changes, key, synced=synced)
     except FileNotFoundError:
         # Somebody has deleted the staging folder, which is made again. A second failure has a different reason.
         area.abandon()
     try:
-        return _stage(jail, area, over, changes, key, synced=synced)
+        return _stage(jail, area, root, over, changes, key, synced=synced)
     except FileNotFoundError as error:
         raise refusal(".", error) from None
 
 
 def _stage(
-    jail: Jail, area: Area, over: Over, changes: list[Change], key: CallKey, *, synced: bool
+    jail: Jail,
+    area: Area,
+    root: os.stat_result,
+    over: Over,
+    changes: list[Change],
+    key: CallKey,
+    *,
+    synced: bool,
 ) -> Commit:
-    stager = _Stager(jail, area, area.commit_folder(key.journal, synced=synced))
+    stager = _Stager(jail, area, area.commit_folder(key.journal, synced=synced), root)
     try:
         steps = stager.steps(changes, over)
         manifest = Manifest(
@@ -67,7 +74,7 @@ def _stage(
             journal=key.journal,
             steps=steps,
         )
-        area.write_manifest(stager.folder, manifest)
+        size = area.write_manifest(stager.folder, manifest)
         if synced:
             area.sync(stager.folder, [step.slot for step in steps if step.do == "put"])
     except BaseException as error:
@@ -77,24 +84,26 @@ def _stage(
         if isinstance(error, OSError) and not isinstance(error, FileError):
             raise refusal(stager.at, error) from None
         raise
-    return area.commit(stager.folder, manifest)
+    return area.commit(stager.folder, manifest, size)
 
 
 class _Stager:
     """Fills one commit's slots."""
 
-    def __init__(self, jail: Jail, area: Area, folder: Path) -> None:
+    def __init__(self, jail: Jail, area: Area, folder: Path, root: os.stat_result) -> None:
         self._jail = jail
         self._area = area
-        root = os.fstat(jail.fd)
-        self._device = root.st_dev
+        self._root = root
         self.folder = folder
         self.at = "."
         """The path being staged, for error messages."""
         self._slots = 0
         self._known: set[str] = {""}
-        self._born: dict[str, Facts | None] = {"": born_in(f"/proc/self/fd/{jail.fd}", root)}
-        """For each folder that was looked at, the facts that new files in it inherit, or None if they inherit none."""
+        self._born: dict[str, Facts | None] = {}
+        """For each folder that was looked at, the facts that new files in it inherit, or None if they inherit none.
+
+        The root is looked at on first use.
+        """
 
     def steps(self, changes: list[Change], over: Over) -> tuple[Step, ...]:
         steps: list[Step] = []
@@ -127,11 +136,11 @@ class _Stager:
             facts = facts_of(node)
             self._make_folder(slot, path, facts)
         elif isinstance(data, Link):
-            with self._birthplace(slot, path, None) as birthplace:
+            with self._birthplace(at, path, None) as birthplace:
                 disk.symlink(data.target, birthplace)
         elif isinstance(data, Held):
             facts = data.facts
-            with self._birthplace(slot, path, facts) as birthplace:
+            with self._birthplace(at, path, facts) as birthplace:
                 disk.write(birthplace, data.data, facts)
         elif isinstance(data, OnDisk):
             self._bring(data, at)
@@ -139,7 +148,7 @@ class _Stager:
 
     def _make_folder(self, slot: str, path: str, facts: Facts | None) -> None:
         at = self.folder / slot
-        with self._birthplace(slot, path, facts) as birthplace:
+        with self._birthplace(at, path, facts) as birthplace:
             self._area.disk.folder(birthplace, 0o777)
             if facts is not None:
                 write_facts(birthplace, facts)
@@ -147,23 +156,28 @@ class _Stager:
         self._born[path] = born_in(str(at), os.stat(at))
 
     @contextlib.contextmanager
-    def _birthplace(self, slot: str, path: str, facts: Facts | None) -> Generator[Path]:
-        """Yield the path at which to create the content of a slot, and then move it to the slot.
+    def _birthplace(self, at: Path, path: str, facts: Facts | None) -> Generator[Path]:
+        """Yield the path at which to create the content of the slot `at`, and then move it to the slot.
 
         If new files in the file's own folder inherit facts, such as its group, the path is in a temporary folder from
         which they inherit the same. Otherwise, it is the slot itself.
         """
-        at = self.folder / slot
-        born = None if facts is not None and facts.gid >= 0 else self._born[split(path)[0]]
+        born = None if facts is not None and facts.gid >= 0 else self._inherited(split(path)[0])
         if born is None:
             yield at
             return
-        nursery = self.folder / f"{slot}.born"
+        nursery = self.folder / f"{at.name}.born"
         os.mkdir(nursery, 0o700)
         write_facts(nursery, born)
-        yield nursery / slot
-        os.rename(nursery / slot, at)
+        yield nursery / at.name
+        os.rename(nursery / at.name, at)
         os.rmdir(nursery)
+
+    def _inherited(self, folder: str) -> Facts | None:
+        """Return the facts that new files in a folder inherit, or None. The folder was checked or made before."""
+        if not folder and folder not in self._born:
+            self._born[folder] = born_in(f"/proc/self/fd/{self._jail.fd}", self._root)
+        return self._born[folder]
 
     def _bring(self, data: OnDisk, slot: Path) -> None:
         """Stage a file: move it if a command created it, and link or copy it otherwise. A new pipe or socket is created.
@@ -214,7 +228,7 @@ class _Stager:
 
     def _check_folder(self, folder: str) -> None:
         """Raise `FileError` if files can't be renamed into this folder. Called before anything is renamed."""
-        if folder in self._born:
+        if not folder or folder in self._born:
             return
         self._known.add(folder)
         try:
@@ -223,7 +237,7 @@ class _Stager:
             raise refusal(folder, error) from None
         try:
             status = os.fstat(fd)
-            if status.st_dev != self._device:
+            if status.st_dev != self._root.st_dev:
                 problem = "it is on a different disk from the root, so it can't be part of the same commit. Choose another path"
                 raise FileError(folder, problem)
             if not os.access(f"/proc/self/fd/{fd}", os.W_OK | os.X_OK):

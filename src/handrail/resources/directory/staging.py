@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from handrail.errors import FileError
+from handrail.errors import DefinitionError, FileError
 from handrail.ids import random_id
 from handrail.resources.paths import is_reserved
 
@@ -134,6 +134,25 @@ def staging_folders(around: Path) -> Iterator[Path]:
         for name in sorted(os.listdir(around)):
             if is_reserved(name):
                 yield around / name
+
+
+def refuse_case_insensitive(folder: Path, root: Path) -> None:
+    """Raise `DefinitionError` if the disk of this folder, in which a file is created, ignores case."""
+    probe = folder / "Probe"
+    probe.touch()
+    try:
+        same = (folder / "pROBE").exists()
+    finally:
+        probe.unlink()
+    if same:
+        raise case_insensitive(root)
+
+
+def case_insensitive(root: Path) -> DefinitionError:
+    return DefinitionError(
+        f"{str(root)!r} does not distinguish 'a' from 'A', so two paths could be one file. "
+        "Use a folder on a case-sensitive disk."
+    )
 
 
 # --- identity -------------------------------------------------------------------------------------------

@@ -28,15 +28,16 @@ _SET_SIGNAL = 10
 
 
 @contextlib.contextmanager
-def unwritten(folder: int, name: str) -> Generator[Callable[[], bool]]:
+def unwritten(folder: int, name: str, found: os.stat_result) -> Generator[Callable[[], bool]]:
     """Check that no program has a file open for writing, and yield a function that checks it again.
 
-    Raises `Busy` if a program has it open for writing. A file that this process can't open is not checked.
+    `found` is the file's status. Raises `Busy` if a program has it open for writing. A file that this process can't
+    open is not checked.
     """
     fd = -1
     try:
         with contextlib.suppress(OSError):  # somebody has replaced it, or this process may not read it
-            if stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            if stat.S_ISREG(found.st_mode):
                 fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
                 # If somebody opens a leased file, this process gets a signal. The default one would end it.
                 fcntl.fcntl(fd, _SET_SIGNAL, signal.SIGURG)

@@ -72,7 +72,7 @@ class Copy:
         """Number of links that lead out of the folder and are not in the copy. They stay unchanged."""
 
     def make(self) -> None:
-        """Copy everything. Then wait until any later change gets a newer timestamp than the copies."""
+        """Copy everything. Then wait a moment, so that any later change gets a newer timestamp than the copies."""
         stack = [self._upper] if is_opaque(self._upper) else [self._upper, *self._lowers]
         self._copy_folder(stack, self._target, "")
         for path in itertools.chain(

@@ -216,7 +216,7 @@ class _Argument:
 
 
 class Rules:
-    """The rules of one shell."""
+    """The rules of one shell. Raises `RuleError` if one of them is not an `Allow`."""
 
     __slots__ = ("_rules",)
 

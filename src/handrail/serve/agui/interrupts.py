@@ -101,7 +101,7 @@ def interrupt_leg(
 
 
 def interrupt(question: Question, call_at: CallAt, older: bool = False) -> Interrupt:
-    """Return a question as an interrupt, attached to a call that the client knows.
+    """Return a question as an interrupt, attached to a call that the client knows, if there is one.
 
     With `older`, that is a call of the outermost run, because older clients don't see nested runs.
     """

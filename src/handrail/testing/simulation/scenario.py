@@ -183,7 +183,7 @@ class SimulatedModel:
 def _with_usage(scripted: Scripted, answers: int) -> Scripted:
     """Give each answer in a conversation a different usage, so that an answer that is counted twice is noticed.
 
-    A `Reply` keeps its own usage.
+    A `Reply` or an exception is returned unchanged.
     """
     if isinstance(scripted, Reply | Exception):
         return scripted

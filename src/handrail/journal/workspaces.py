@@ -1,0 +1,325 @@
+"""Workspaces in a journal's database: which files each has, and which run has it.
+
+The rows of a workspace's files are replaced when they change. Each has a MAC, and the workspace's own row has the sum of
+these MACs, so a row that was changed, added or removed by something other than Handrail is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from handrail.errors import BlobNotFoundError, JournalAltered, RunBusy, UndoRefused, WorkspaceBusy
+from handrail.ids import random_id
+from handrail.journal.blobs import keeper
+from handrail.journal.chains import Chains, fetch, run_chain
+from handrail.journal.connection import Connection
+from handrail.journal.database import Database
+from handrail.journal.lease import check_not_taken
+from handrail.journal.run_rows import find_run
+from handrail.journal.verification import is_intact, verified
+from handrail.records import (
+    CommitUnit,
+    Entry,
+    WorkspaceChange,
+    WorkspaceDelta,
+    WorkspaceFile,
+    WorkspaceRow,
+)
+
+_HEAD = "SELECT name, id, version, run_id, owner, seal, mac FROM workspaces WHERE name = ?"
+_FILES = (
+    "SELECT workspace, path, version, kind, mode, digest, size, mac FROM workspace_files WHERE workspace = ?"
+)
+_REPLACE = """ ON CONFLICT (workspace, path) DO UPDATE SET version = excluded.version, kind = excluded.kind,
+    mode = excluded.mode, digest = excluded.digest, size = excluded.size, mac = excluded.mac"""
+_AT_ONCE = 200
+"""How many rows one statement reads or writes."""
+_MODULUS = 1 << 256
+
+
+class SqliteWorkspaces:
+    """Workspaces in a database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def acquire(self, name: str, run_id: str, /) -> WorkspaceRow:
+        database, new_id = self._database, random_id()
+
+        def acquire(connection: Connection) -> WorkspaceRow:
+            check_not_taken(connection, database.owner, run_id)
+            row = _find(connection, database.chains, name)
+            if row is None:
+                row = WorkspaceRow(name=name, id=new_id, run_id=run_id, owner=database.owner)
+                values = _head_values(row)
+                mac = database.chains.row_mac("workspaces", values)
+                connection.execute("INSERT INTO workspaces VALUES (?, ?, ?, ?, ?, ?, ?)", (*values, mac))
+            elif row.run_id != run_id:
+                _check_free(connection, database, row)
+            database.leases.until(connection, database.now())
+            return _replace(connection, database.chains, row, run_id=run_id, owner=database.owner)
+
+        return await database.transact(acquire)
+
+    async def release(self, name: str, run_id: str, /) -> None:
+        database = self._database
+
+        def release(connection: Connection) -> None:
+            row = _find(connection, database.chains, name)
+            if row is not None and (row.run_id, row.owner) == (run_id, database.owner):
+                _replace(connection, database.chains, row, run_id="", owner="")
+
+        await database.transact(release)
+
+    async def get(self, name: str, /) -> WorkspaceRow | None:
+        chains = self._database.chains
+        return await self._database.transact(lambda connection: _find(connection, chains, name))
+
+    async def files(self, name: str, /, *, since: int = 0) -> Mapping[str, WorkspaceFile | None]:
+        chains = self._database.chains
+
+        def find(connection: Connection) -> Mapping[str, WorkspaceFile | None]:
+            return read_files(connection, chains, name, since)
+
+        return await self._database.transact(find)
+
+    async def has(self, digests: Collection[str], /, *, run_id: str) -> Collection[str]:
+        database = self._database
+
+        def has(connection: Connection) -> Collection[str]:
+            check_not_taken(connection, database.owner, run_id)
+            found = _stored(connection, digests)
+            _keep(connection, run_id, found)
+            return found
+
+        return await database.transact(has)
+
+    async def put(self, blobs: Sequence[bytes], /, *, run_id: str) -> None:
+        database = self._database
+        rows = [(hashlib.sha256(data).hexdigest(), data) for data in blobs]
+
+        def put(connection: Connection) -> None:
+            check_not_taken(connection, database.owner, run_id)
+            _insert(connection, "blobs", rows, " ON CONFLICT DO NOTHING")
+            _keep(connection, run_id, [digest for digest, _ in rows])
+
+        await database.transact(put)
+
+    async def fetch(self, digests: Collection[str], /) -> Mapping[str, bytes]:
+        database = self._database
+
+        def fetch_all(connection: Connection) -> Mapping[str, bytes]:
+            found: dict[str, bytes] = {}
+            for some in _chunks(digests):
+                query = f"SELECT digest, data FROM blobs WHERE digest IN ({_marks(some)})"
+                found.update(connection.execute(query, some).fetchall())
+            for digest in digests:
+                if digest not in found:
+                    raise BlobNotFoundError(digest)
+                if not is_intact(digest, found[digest]):
+                    raise database.chains.altered(f"blob {digest}", 1, "its bytes were changed")
+            return found
+
+        return await database.transact(fetch_all)
+
+    async def undo(self, unit: CommitUnit, entry: Entry, /) -> Sequence[str]:
+        database, run_id = self._database, unit.run_id
+
+        def undo(connection: Connection) -> Sequence[str]:
+            run = find_run(connection, database.chains, run_id)
+            if not database.leases.is_free(connection, run.owner, run.leased_until, database.now()):
+                raise RunBusy(run_id, run.owner)
+            verified(connection, database.chains, run_id)
+            for delta in unit.workspaces:
+                _revert(connection, database, unit, delta)
+            chain = run_chain(run_id)
+            database.chains.append(connection, chain, entry.kind, entry.key, entry.body, at=entry.at)
+            return sorted(change.path for delta in unit.workspaces for change in delta.changes)
+
+        return await database.transact(undo)
+
+
+def advance(connection: Connection, database: Database, run_id: str, delta: WorkspaceDelta) -> None:
+    """Make the next version of a workspace. Raises `WorkspaceBusy` unless this process has it for this run."""
+    row = _known(connection, database.chains, delta)
+    if (row.run_id, row.owner, row.version) != (run_id, database.owner, delta.base):
+        raise WorkspaceBusy(row.name, row.run_id, row.owner)
+    states = [state for change in delta.changes for state in (change.old, change.new) if state is not None]
+    wanted = {state.digest for state in states if state.digest}
+    for digest in wanted - set(_stored(connection, wanted)):
+        raise BlobNotFoundError(digest)
+    _keep(connection, run_id, wanted)  # the old ones too, so that the call can be undone
+    unexpected = _change(connection, database.chains, row, delta.changes)
+    if unexpected:  # the version is checked above, so the rows themselves were changed
+        raise database.chains.altered(f"workspace {row.name}", row.version, f"{unexpected[0]!r} was changed")
+
+
+def _revert(connection: Connection, database: Database, unit: CommitUnit, delta: WorkspaceDelta) -> None:
+    row = _known(connection, database.chains, delta)
+    _check_free(connection, database, row)
+    opposite = [WorkspaceChange(each.path, each.new, each.old) for each in delta.changes]
+    gone = {each.path for each in opposite if each.new is None}
+    filled = [
+        path
+        for folder in (each.path for each in opposite if each.new is None and each.old is not None)
+        for path in _below(connection, row.name, folder)
+        if path not in gone
+    ]
+    unexpected = filled or _change(connection, database.chains, row, opposite)
+    if unexpected:
+        raise UndoRefused(unit.call_id, sorted(unexpected), "these paths were changed since")
+
+
+def read_files(
+    connection: Connection, chains: Chains, name: str, since: int = 0
+) -> dict[str, WorkspaceFile | None]:
+    """Return the paths that have changed after a version. Raises `JournalAltered` if a row was altered.
+
+    Only a reading from the beginning notices rows that were removed or put back to an earlier state.
+    """
+    row = _find(connection, chains, name)
+    found: dict[str, WorkspaceFile | None] = {}
+    total = 0
+    for values in fetch(connection, f"{_FILES} AND version > ?", name, since):
+        _check_file(chains, values)
+        total += int.from_bytes(values[7])
+        found[values[1]] = _state(values)
+    if not since and _shown(total) != ((row and row.seal) or _shown(0)):
+        raise chains.altered(f"workspace {name}", 1, "rows of its files were added or removed")
+    return found
+
+
+def workspace_alterations(connection: Connection, chains: Chains) -> Iterator[JournalAltered]:
+    """Yield the first alteration in each workspace."""
+    query = "SELECT name FROM workspaces UNION SELECT workspace FROM workspace_files"
+    for (name,) in fetch(connection, query):
+        try:
+            read_files(connection, chains, name)
+        except JournalAltered as altered:
+            yield altered
+
+
+# --- rows -----------------------------------------------------------------------------------------------
+
+
+def _find(connection: Connection, chains: Chains, name: str) -> WorkspaceRow | None:
+    for values in fetch(connection, _HEAD, name):
+        if not chains.is_row("workspaces", tuple(values[:6]), values[6]):
+            raise chains.altered(f"workspace {name}", 1, "its row was changed")
+        name, id, version, run_id, owner, seal = values[:6]
+        return WorkspaceRow(name=name, id=id, version=version, run_id=run_id, owner=owner, seal=seal)
+    return None
+
+
+def _known(connection: Connection, chains: Chains, delta: WorkspaceDelta) -> WorkspaceRow:
+    row = _find(connection, chains, delta.name)
+    if row is None or row.id != delta.id:
+        raise chains.altered(f"workspace {delta.name}", 1, "it was removed")
+    return row
+
+
+def _check_free(connection: Connection, database: Database, row: WorkspaceRow) -> None:
+    """Raise `WorkspaceBusy` if a live process has the workspace, unless the run has left that process since."""
+    found = connection.execute("SELECT owner FROM runs WHERE id = ?", (row.run_id,)).fetchone()
+    has_left = not row.owner or (found is not None and found[0] != row.owner)
+    is_mine = row.owner == database.owner
+    if not has_left and (is_mine or database.leases.is_at_work(connection, row.owner)):
+        raise WorkspaceBusy(row.name, row.run_id, row.owner)
+
+
+def _head_values(row: WorkspaceRow) -> tuple[Any, ...]:
+    return row.name, row.id, row.version, row.run_id, row.owner, row.seal
+
+
+def _replace(connection: Connection, chains: Chains, row: WorkspaceRow, **changes: Any) -> WorkspaceRow:
+    """Replace a workspace's row. Two transactions that replace the same row conflict, and one is repeated."""
+    new = msgspec.structs.replace(row, **changes)
+    values = _head_values(new)
+    query = "UPDATE workspaces SET version = ?, run_id = ?, owner = ?, seal = ?, mac = ? WHERE name = ?"
+    connection.execute(query, (*values[2:], chains.row_mac("workspaces", values), row.name))
+    return new
+
+
+def _change(
+    connection: Connection, chains: Chains, row: WorkspaceRow, changes: Sequence[WorkspaceChange]
+) -> list[str]:
+    """Make changes as the next version. Returns the paths whose state is not the old one; then nothing is changed."""
+    before: dict[str, tuple[Any, ...]] = {}
+    for some in _chunks([change.path for change in changes]):
+        for values in fetch(connection, f"{_FILES} AND path IN ({_marks(some)})", row.name, *some):
+            _check_file(chains, values)
+            before[values[1]] = tuple(values)
+    unexpected = [each.path for each in changes if _state(before.get(each.path)) != each.old]
+    if unexpected:
+        return unexpected
+    total = int(row.seal or "0", 16)
+    version = row.version + 1
+    rows: list[tuple[Any, ...]] = []
+    for change in changes:
+        new = change.new
+        state = ("", 0, "", 0) if new is None else (new.kind, new.mode, new.digest, new.size)
+        values = (row.name, change.path, version, *state)
+        mac = chains.row_mac("workspace_files", values)
+        old = before.get(change.path)
+        total += int.from_bytes(mac) - (0 if old is None else int.from_bytes(old[7]))
+        rows.append((*values, mac))
+    _insert(connection, "workspace_files", rows, _REPLACE)
+    _replace(connection, chains, row, version=version, seal=_shown(total))
+    return []
+
+
+def _below(connection: Connection, name: str, folder: str) -> list[str]:
+    query = "SELECT path FROM workspace_files WHERE workspace = ? AND path >= ? AND path < ? AND kind != ''"
+    return [path for (path,) in fetch(connection, query, name, f"{folder}/", f"{folder}0")]
+
+
+def _check_file(chains: Chains, values: Sequence[Any]) -> None:
+    if not chains.is_row("workspace_files", tuple(values[:7]), values[7]):
+        raise chains.altered(f"workspace {values[0]}", 1, f"the row of {values[1]!r} was changed")
+
+
+def _state(values: Sequence[Any] | None) -> WorkspaceFile | None:
+    return WorkspaceFile(*values[3:7]) if values is not None and values[3] else None
+
+
+def _shown(total: int) -> str:
+    return f"{total % _MODULUS:x}"
+
+
+# --- blobs ----------------------------------------------------------------------------------------------
+
+
+def _stored(connection: Connection, digests: Collection[str]) -> list[str]:
+    found: list[str] = []
+    for some in _chunks(digests):
+        query = f"SELECT digest FROM blobs WHERE digest IN ({_marks(some)})"
+        found += [digest for (digest,) in connection.execute(query, some).fetchall()]
+    return found
+
+
+def _keep(connection: Connection, run_id: str, digests: Iterable[str]) -> None:
+    rows = [(keeper(run_id), digest) for digest in digests]
+    _insert(connection, "blob_runs", rows, " ON CONFLICT DO NOTHING")
+
+
+def _insert(connection: Connection, table: str, rows: Sequence[tuple[Any, ...]], rest: str) -> None:
+    for some in _chunks(rows):
+        values = ", ".join(f"({_marks(row)})" for row in some)
+        connection.execute(
+            f"INSERT INTO {table} VALUES {values}{rest}", tuple(each for row in some for each in row)
+        )
+
+
+def _chunks(values: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
+    left = iter(values)
+    while some := tuple(islice(left, _AT_ONCE)):
+        yield some
+
+
+def _marks(values: Sequence[Any]) -> str:
+    return ", ".join("?" * len(values))

@@ -1,0 +1,177 @@
+"""`Workspace`: the name of a folder that Handrail owns. A run opens it, on whichever host it is executed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import AbstractAsyncContextManager
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+
+from handrail.cancellation import shielded
+from handrail.errors import DefinitionError, JournalError
+from handrail.journals import Journal, Workspaces
+from handrail.records import WorkspaceFile, WorkspaceRow
+from handrail.resources.directory.filesystem import DIRECTORY_LIMITS
+from handrail.resources.layer import FileLimits
+from handrail.resources.workspace.cache import WorkspaceCache
+from handrail.resources.workspace.filesystem import WorkspaceFilesystem
+from handrail.spelling import checked_arguments
+from handrail.threads import run_in_thread
+
+IGNORED = ("__pycache__", "node_modules", ".venv")
+"""The default names of files and folders that stay on the host where they were made."""
+PREFIX = "workspace:"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_FETCHED = 8 * 1024 * 1024
+"""How many bytes are fetched at a time."""
+
+
+@checked_arguments
+class Workspace:
+    """A folder that Handrail owns, and that moves with its run. Pass it where a filesystem is passed to a run.
+
+    Its files are recorded in the run's journal. A call's changes are part of the record of the call: before it, nothing
+    of them is visible anywhere, and after it, all of them are, on whichever host the run continues. One run at a time has
+    a workspace; a second one is refused with `WorkspaceBusy`. Each host keeps a copy, and brings it up to date when a run
+    opens the workspace there, with only those files that are missing or differ. Files, links, empty folders and
+    permissions are recorded; owners, attributes, pipes and sockets are not.
+
+    - `name`: letters, digits, `.`, `_` and `-`. Runs with the same journal and name work on the same files.
+    - `cache`: the folder for this host's copies. Default: `handrail/workspaces` below `$XDG_CACHE_HOME`.
+    - `ignore`: names that are not recorded, at any depth, such as `node_modules` or `*.pyc`. A pattern with a `/` is
+      compared with the whole path.
+    - `limits`, `startup_files`: as for `DirectoryFilesystem`.
+    """
+
+    __slots__ = ("cache", "ignore", "limits", "name", "startup_files")
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        cache: str | os.PathLike[str] | None = None,
+        ignore: Collection[str] = IGNORED,
+        limits: FileLimits = DIRECTORY_LIMITS,
+        startup_files: Collection[str] = (),
+    ) -> None:
+        if not _NAME.fullmatch(name):
+            raise DefinitionError(
+                f"{name!r} can't be the name of a workspace. Use up to 100 letters, digits, '.', '_' and '-', and begin "
+                "with a letter or digit."
+            )
+        if isinstance(ignore, str):
+            raise DefinitionError(f"ignore is a string. Pass a list of names: [{ignore!r}].")
+        self.name = name
+        self.cache = None if cache is None else Path(cache)
+        self.ignore = tuple(ignore)
+        self.limits = limits
+        self.startup_files = tuple(startup_files)
+
+    @classmethod
+    def named(cls, address: str, *, startup_files: Collection[str] = ()) -> Workspace | None:
+        """Return the workspace that `workspace:NAME` names; None for the path of a folder."""
+        if not address.startswith(PREFIX):
+            return None
+        return cls(address.removeprefix(PREFIX), startup_files=startup_files)
+
+    @property
+    def address(self) -> str:
+        """The workspace as it is named on the command line and in records: `workspace:NAME`."""
+        return f"{PREFIX}{self.name}"
+
+    @property
+    def allowed_startup_files(self) -> tuple[str, ...]:
+        """The patterns of the startup files that calls may change without a separate approval."""
+        return self.startup_files
+
+    def opened(self, journal: Journal, run_id: str, /) -> AbstractAsyncContextManager[WorkspaceFilesystem]:
+        """Open the files for a run until the block ends. This host's copy is brought up to date first.
+
+        Raises `WorkspaceBusy` if a different run has the workspace.
+        """
+        return self._opened(journal, run_id)
+
+    @contextlib.asynccontextmanager
+    async def _opened(self, journal: Journal, run_id: str) -> AsyncGenerator[WorkspaceFilesystem]:
+        row = await journal.workspaces.acquire(self.name, run_id)
+        try:
+            place = (self.cache or _default_cache()) / journal.id / self.name
+            cache = await run_in_thread(lambda: WorkspaceCache.claim(place, self._is_ignored))
+            try:
+                await bring(cache, journal.workspaces, row)
+                files = WorkspaceFilesystem(row, cache, limits=self.limits, startup_files=self.startup_files)
+                with files:
+                    yield files
+            finally:
+                cache.close()
+        finally:
+            with contextlib.suppress(
+                JournalError
+            ):  # other processes take it over when this one's lease has ended
+                await shielded(journal.workspaces.release(self.name, run_id))
+
+    def _is_ignored(self, path: str) -> bool:
+        return is_ignored(path, self.ignore)
+
+
+async def bring(cache: WorkspaceCache, workspaces: Workspaces, row: WorkspaceRow) -> None:
+    """Make this host's copy equal to the recorded version. Only files that are missing or differ are fetched."""
+    await run_in_thread(lambda: cache.load(row.id))
+    if cache.version > row.version:
+        cache.version, cache.entries = 0, {}
+    wanted = {path: entry.state for path, entry in cache.entries.items()} if cache.version else {}
+    for path, state in (await workspaces.files(row.name, since=cache.version)).items():
+        if state is None:
+            wanted.pop(path, None)
+        else:
+            wanted[path] = state
+    missing = await run_in_thread(lambda: cache.settle(wanted))
+    while missing:
+        some = _some(missing)
+        found = await workspaces.fetch({state.digest for state in some.values()})
+        await run_in_thread(lambda some=some, found=found: _write_all(cache, some, found))
+        for path in some:
+            del missing[path]
+    await run_in_thread(lambda: _finish(cache, wanted, row))
+
+
+def _write_all(cache: WorkspaceCache, some: Mapping[str, WorkspaceFile], found: Mapping[str, bytes]) -> None:
+    for path, state in some.items():
+        cache.write(path, state, found[state.digest])
+
+
+def _finish(cache: WorkspaceCache, wanted: Mapping[str, WorkspaceFile], row: WorkspaceRow) -> None:
+    cache.finish(wanted)
+    cache.save(row.id, row.version)
+
+
+def _some(missing: Mapping[str, WorkspaceFile]) -> dict[str, WorkspaceFile]:
+    """Return the first of the missing files, at most `_FETCHED` bytes or one file."""
+    some: dict[str, WorkspaceFile] = {}
+    size = 0
+    for path, state in missing.items():
+        size += state.size
+        if some and size > _FETCHED:
+            break
+        some[path] = state
+    return some
+
+
+@lru_cache(maxsize=65536)
+def is_ignored(path: str, patterns: tuple[str, ...]) -> bool:
+    """Return whether a path, or a folder that it is in, has an ignored name."""
+    parts = path.split("/")
+    return any(
+        fnmatchcase(path, pattern) if "/" in pattern else any(fnmatchcase(part, pattern) for part in parts)
+        for pattern in patterns
+    )
+
+
+def _default_cache() -> Path:
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    home = Path(given) if os.path.isabs(given) else Path.home() / ".cache"
+    return home / "handrail" / "workspaces"

@@ -1,0 +1,114 @@
+"""The history of commits: what it says that a commit holds, and folders that are used again."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import DirectoryFilesystem
+from handrail.records import CallKey
+from handrail.resources.directory.disk import Disk
+from support.filesystems import Folders, aside, tree
+
+
+def made(files: DirectoryFilesystem, call: str, *does: tuple[Any, ...]) -> None:
+    """Make a call that calls these methods of its fork, and commit it."""
+    fork = files.fork(call)
+    for name, *arguments in does:
+        getattr(fork, name)(*arguments, **({"recursive": True} if name == "delete" else {}))
+    fork.prepare()
+    fork.stage(CallKey(call))
+    fork.apply()
+    fork.applied()
+
+
+def held(folder: Path) -> tuple[int, int]:
+    """Return the bytes of the files in a folder that have one name, and of those that have several."""
+    found = [os.lstat(path) for path in folder.rglob("*") if path.is_symlink() or not path.is_dir()]
+    sizes = [(status.st_nlink > 1, min(status.st_size, status.st_blocks * 512)) for status in found]
+    return sum(size for shared, size in sizes if not shared), sum(size for shared, size in sizes if shared)
+
+
+CALLS: dict[str, list[tuple[Any, ...]]] = {
+    "a file is replaced": [("write", "a", "new")],
+    "two files are replaced": [("write", "a", "new"), ("write", "d/b", "new")],
+    "a file with two names is replaced": [("write", "linked", "new")],
+    "a sparse file is replaced": [("write", "sparse", "new")],
+    "a file is created": [("write", "x/y/z", "new")],
+    "a file is deleted": [("delete", "a")],
+    "a file is moved": [("move", "a", "moved")],
+    "a file is created beside a deleted folder": [("delete", "d"), ("write", "a", "new")],
+    "a folder is replaced by a file": [("delete", "d"), ("write", "d", "new")],
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_the_name_of_a_kept_commit_says_what_it_holds(folders: Folders, case: str):
+    """The bytes in a kept commit's name are those of its files, whether or not its folder was listed to learn them."""
+    files = folders({"a": "old a", "d/b": "old b" * 1000, "linked": "twice"})
+    os.link(files.root / "linked", files.root / "other")
+    with (files.root / "sparse").open("wb") as file:
+        file.truncate(1 << 20)
+    made(files, "call", *CALLS[case])
+    (kept,) = files.staging.glob("done/*")
+    own, shared = kept.name.split("-")[2:]
+    assert (int(own), int(shared)) == held(kept)
+
+
+class Counting(Disk):
+    """A disk that counts the folders that it creates."""
+
+    def __init__(self) -> None:
+        self.created = 0
+
+    def folder(self, path: Path, mode: int) -> None:
+        self.created += 1
+        super().folder(path, mode)
+
+
+def test_a_full_history_creates_no_more_folders(folders: Folders):
+    """Once the history is full, the folder of the commit that leaves it is used for the next commit."""
+    disk = Counting()
+    files = folders({"a": "0"}, keep_calls=3, disk=disk)
+    for number in range(10):
+        made(files, f"call {number}", ("write", "a", str(number)))
+    assert disk.created == 4
+    assert len(list(files.staging.glob("done/*"))) == 3
+    for number in (9, 8, 7):
+        assert files.undo(f"call {number}") == ("a",)
+    assert tree(files) == {"a": "6"}
+
+
+@pytest.mark.parametrize("what", ["", "at-work", "at-work/*", "at-work/*/gone*"])
+def test_a_folder_to_be_used_again_may_be_deleted(folders: Folders, what: str):
+    """If somebody deletes the empty folder that is kept for the next commit, the commit gets a new one."""
+    files = folders({"a": "0"}, keep_calls=1)
+    for number in range(3):
+        made(files, f"call {number}", ("write", "a", str(number)))
+    (spare,) = aside(files)
+    assert not list(Path(spare).iterdir())
+    for path in files.staging.parent.glob(f"{files.staging.name}/{what}".rstrip("/")):
+        shutil.rmtree(path)
+    made(files, "last", ("write", "a", "last"))
+    assert files.undo("last") == ("a",)
+    assert tree(files) == {"a": "2"}
+
+
+def test_a_forked_process_does_not_take_its_parents_folder(folders: Folders):
+    """A forked process creates its own folders, so parent and child can both commit."""
+    files = folders({"a": "0", "b": "0"}, keep_calls=1)
+    for number in range(3):
+        made(files, f"call {number}", ("write", "a", str(number)))
+    (spare,) = aside(files)
+    child = os.fork()
+    if not child:
+        try:
+            made(files, "child", ("write", "b", "child"))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert Path(spare).is_dir()
+    made(files, "parent", ("write", "a", "parent"))
+    assert tree(files) == {"a": "parent", "b": "child"}

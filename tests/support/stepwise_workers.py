@@ -1,0 +1,114 @@
+"""Workers whose calls commit for themselves, beside workers that are one transaction.
+
+Run as a script with a folder, it runs them there on a journal. Its process is killed by the tool `stop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from handrail import DirectoryFilesystem, ScriptedModel, SqliteJournal, ToolCall, WorkerRegistry
+from support.worker_folders import sound
+
+TOOLS = """
+    import asyncio, os, signal
+
+    from handrail import ToolContext, tool
+    from support.recorded import Noted
+
+    @tool(effect="staged")
+    async def write(path: str, text: str, context: ToolContext) -> str:
+        '''Write a file, and note it.'''
+        context.filesystem.write(path, text)
+        context.session.dispatch(Noted(path))
+        return f"wrote {path}"
+
+    @tool(effect="read")
+    async def notes(context: ToolContext) -> str:
+        '''Tell what was noted.'''
+        return ", ".join(each.text for each in context.session[Noted].all()) or "nothing"
+
+    here = []
+
+    @tool(effect="staged")
+    async def meet(path: str, context: ToolContext) -> str:
+        '''Write a file, and wait until two calls have done so.'''
+        context.filesystem.write(path, context.call_id)
+        here.append(path)
+        while len(here) < 2:
+            await asyncio.sleep(0)
+        return f"wrote {path}"
+
+    @tool(effect="staged")
+    async def hang(path: str, context: ToolContext) -> str:
+        '''Write a file, and never return.'''
+        context.filesystem.write(path, "x")
+        here.append(path)
+        await asyncio.Event().wait()
+
+    undone = []
+
+    async def unbook(params, value, *, context: ToolContext) -> None:
+        undone.append(params.room)
+
+    @tool(effect="compensable", compensate=unbook)
+    async def book(room: str) -> str:
+        '''Book a room.'''
+        return f"booked {room}"
+
+    @tool(effect="idempotent")
+    async def ask(context: ToolContext) -> str:
+        '''Ask for approval.'''
+        return (await context.request_approval("Go on?")).outcome
+
+    @tool(effect="staged")
+    async def stop() -> str:
+        '''End the process, if it is the one to be killed.'''
+        if "HANDRAIL_KILLED" in os.environ:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "went on"
+"""
+_OWN = "tools: [write, notes, meet, hang, book, ask, stop]\npolicies: []"
+FAILS = "limits: {requests: 2}"
+"""Makes a worker fail at its third request."""
+
+
+def team(at: Path, **front: str) -> WorkerRegistry:
+    """Return the workers main, outer, steps and more. `steps` and `more` commit each call; `front` adds front matter."""
+    texts = {
+        "main": f"---\n{_OWN}\nworkers: [outer, steps, more, whole]\n---\nGo.",
+        "outer": f"---\n{_OWN}\nworkers: [steps, whole]\n{front.get('outer', '')}\n---\nGo.",
+        "whole": f"---\n{_OWN}\n{front.get('whole', '')}\n---\nGo.",
+        "steps": f"---\n{_OWN}\nworkers: [whole, more]\ncommit: each\n{front.get('steps', '')}\n---\nGo.",
+        "more": f"---\n{_OWN}\ncommit: each\n{front.get('more', '')}\n---\nGo.",
+    }
+    return sound(at / "team", TOOLS, **texts)
+
+
+def written(path: str, text: str = "x") -> ToolCall:
+    return ToolCall("write", {"path": path, "text": text})
+
+
+def to(worker: str) -> ToolCall:
+    return ToolCall(worker, {"input": "go"})
+
+
+def models(**turns: list[Any]) -> dict[str, ScriptedModel]:
+    """Return a model for each worker. `main` says how the run ends."""
+    return {name: ScriptedModel([*said, f"{name} is done"]) for name, said in turns.items()}
+
+
+async def _run(folder: Path) -> None:
+    files = DirectoryFilesystem(folder / "files")
+    said = models(main=[to("steps")], steps=[written("a"), ToolCall("book", {"room": "1"}), ToolCall("stop")])
+    journal = SqliteJournal(folder / "runs.db")
+    await team(folder).run("main", "go", models=said, filesystem=files, journal=journal, run_id="run")
+
+
+if __name__ == "__main__":
+    os.environ["HANDRAIL_KILLED"] = "yes"
+    asyncio.run(_run(Path(sys.argv[1])))
