@@ -138,8 +138,6 @@ async def run(folder: Path, revision: str, *arguments: str) -> dict[str, list[st
         name = re.sub(r"-\d{4}-\d\d-\d\dT.*", "", place.removeprefix("server-"))
         checks = json.loads(file.read_text())
         found[name] = [each["id"] for each in checks if each["status"] == "FAILURE"]
-        if not any(each["status"] in ("SUCCESS", "SKIPPED") for each in checks):
-            found[name].append("nothing was checked")
     return found
 
 

@@ -6,6 +6,7 @@ All clients run in this process: for each scenario the suite starts `launch_mcp_
 import asyncio
 import contextlib
 import json
+import shlex
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -83,7 +84,7 @@ async def offered_clients() -> AsyncGenerator[str]:
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        yield f"{sys.executable} -I -S {SUPPORT / 'launch_mcp_client.py'} {port}"
+        yield shlex.join([sys.executable, "-I", "-S", str(SUPPORT / "launch_mcp_client.py"), str(port)])
 
 
 async def use_server(request: Mapping[str, str]) -> None:
