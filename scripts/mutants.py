@@ -330,7 +330,7 @@ MUTANTS = [
     Mutant(
         "nested usage forgotten",
         "replay/finished_calls.py",
-        "        frame.costs.models.add(spent.usage or Usage(), spent.cost)\n",
+        "            frame.costs.models.add(spent.usage or Usage(), spent.cost)\n",
         "",
         SIMULATED,
     ),
@@ -695,13 +695,20 @@ MUTANTS = [
 
 
 def find(mutant: Mutant) -> str:
-    """Return why a mutant can't be made: its code is not found exactly once, or a test is missing. Or return ""."""
+    """Return why a mutant can't be tried, or "".
+
+    Its code must be in the file exactly once, the changed file must be valid Python, and its tests must exist.
+    """
     file = ROOT / "src" / "handrail" / mutant.file
     if not file.is_file():
         return f"there is no {mutant.file}"
     times = file.read_text().count(mutant.old)
     if times != 1:
         return f"{mutant.file} contains the text {times} times instead of once"
+    try:
+        compile(file.read_text().replace(mutant.old, mutant.new), mutant.file, "exec")
+    except SyntaxError as error:
+        return f"with the mutant, {mutant.file} is no longer valid Python ({error})"
     missing = [test for test in mutant.tests.split() if not (ROOT / test.partition("::")[0]).exists()]
     return f"there is no {', '.join(missing)}" if missing else ""
 

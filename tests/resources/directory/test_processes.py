@@ -107,6 +107,54 @@ def test_no_other_commit_comes_between_the_renames(folders: Folders):
     assert held == [True] * 8
 
 
+def test_a_call_that_read_between_the_renames_of_another_fails_before_its_own(folders: Folders):
+    """A call reads two files between the renames of another process's commit. It gets a conflict, and renames nothing."""
+    late = Hooked()
+    read: list[Any] = []
+
+    def read_between(number: int) -> None:
+        if number == 1:
+            fork = other.fork("late")
+            for path in ("a", "b"):
+                fork.append(path, "3")
+            fork.prepare()
+            fork.stage(CallKey("late"))
+            read.append(fork)
+
+    files = folders({"a": "1", "b": "1"}, disk=Hooked(after=read_between))
+    other = DirectoryFilesystem(files.root, disk=late)
+    fork = files.fork("call")
+    for path in ("a", "b"):
+        fork.append(path, "2")
+    commit(fork)
+    with pytest.raises(Conflict):
+        read[0].apply()
+    assert late.exchanges == 0
+    read[0].drop()
+    other.close()
+    assert tree(files) == {"a": "12", "b": "12"}
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_commit_that_died_between_its_renames_is_finished_or_reverted(folders: Folders, foreign: bool):
+    """The next process finishes the commit. If somebody has changed the other file meanwhile, it reverts the commit."""
+    files = folders({"a": "1", "b": "1"})
+    child = os.fork()
+    if not child:
+        dying = DirectoryFilesystem(files.root, disk=Hooked(after=lambda _: os._exit(9)))
+        fork = dying.fork("call")
+        for path in ("a", "b"):
+            fork.write(path, "2")
+        commit(fork)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert tree(files) == {"a": "2", "b": "1"}
+    if foreign:
+        save(files.root / "b", "theirs")
+    files.write("c", "3")
+    assert tree(files) == {**({"a": "1", "b": "theirs"} if foreign else {"a": "2", "b": "2"}), "c": "3"}
+
+
 @pytest.mark.parametrize("how", ["rename", "in place", "deleted"])
 @pytest.mark.parametrize("times", range(1, 5))
 def test_what_is_saved_while_a_step_is_taken_back_stays(folders: Folders, how: str, times: int):

@@ -254,19 +254,21 @@ class Area:
         manifest = read_manifest(folder, f"{_UNDO}-{folder.parent.name}" if undo else MANIFEST)
         if manifest is not None:
             with reported(folder):
-                self.commit(folder, manifest).settle_interrupted()
+                self.commit(folder, manifest).settle_interrupted(atomic=not (undo or manifest.journal))
 
     def settle(self, commit: Commit) -> tuple[str, ...]:
         """Finish an unrecorded commit if any of its steps was done, and discard it otherwise.
 
-        An undo that was not begun, or that can't be finished, is given back to the history instead. Returns the paths
-        whose steps failed, which are left as they are.
+        A commit that can't be finished is reverted. An undo that was not begun, or can't be finished, is given back.
+        Returns the paths whose steps failed, which are left as they are.
         """
         is_undo = commit.folder.name.startswith(_UNDO)
         begun = commit.is_begun()
-        left = commit.finish() if begun else ()
+        left = commit.finish(atomic=not is_undo) if begun else ()
         if is_undo and (left or not begun):
             self._give_back(commit.folder)
+        elif left:
+            self.discard(commit)
         elif is_undo or not begun:
             self._remove(commit.folder)  # an undo is not kept: undoing it would repeat the call's changes
         else:

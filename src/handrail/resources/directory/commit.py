@@ -34,15 +34,14 @@ import msgspec
 from handrail.errors import Conflict, FileError
 from handrail.records import CallKey
 from handrail.resources.directory.commit_folders import Folders
-from handrail.resources.directory.content import Folder, identity, version_of
+from handrail.resources.directory.content import identity, version_of
 from handrail.resources.directory.disk import Disk
 from handrail.resources.directory.history import Sizes
 from handrail.resources.directory.jail import Jail, open_beneath, refusal
 from handrail.resources.directory.rename_lock import RenameLock
 from handrail.resources.directory.writers import Busy, Unexpected, unwritten
 from handrail.resources.facts import Facts
-from handrail.resources.layer import Node, Over
-from handrail.resources.paths import ancestors, join, on_disk, reserved_in, spelled, split
+from handrail.resources.paths import join, on_disk, reserved_in, spelled, split
 
 
 class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -107,14 +106,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(step.path for step in self.steps)
 
 
-class Change(msgspec.Struct, frozen=True):
-    """One changed path of a fork: the new node and the node it replaces."""
-
-    path: str
-    node: Node
-    base: Node
-
-
 def shown_version(version: int) -> str:
     """Format a version's identity for a manifest. Returns "" for version 0, which means that nothing is there."""
     return f"{identity(version):x}" if version else ""
@@ -129,43 +120,6 @@ def digest(members: Iterable[tuple[str, str]]) -> str:
 
 
 EMPTY = digest(())
-
-
-def in_order(over: Over) -> Iterator[Change]:
-    """Yield a fork's changes in the order in which to apply them.
-
-    Removals come first, from the inside out, and then additions, from the outside in. Removing a folder removes
-    everything in it, in one step.
-    """
-    folders = sorted(over, key=len)
-    trees = {
-        join(folder, name)
-        for folder in folders
-        for name, (node, base) in over[folder].items()
-        if base.is_folder and not node.is_folder
-    }
-    for folder in reversed(folders):
-        if folder in trees or any(path in trees for path in ancestors(folder)):
-            continue
-        for name, (node, base) in over[folder].items():
-            if base.version and not node.version:
-                yield Change(join(folder, name), node, base)
-    for folder in folders:
-        for name, (node, base) in over[folder].items():
-            if node.version and not (node.is_folder and base.is_folder and not isinstance(node, Folder)):
-                yield Change(join(folder, name), node, base)
-
-
-def tree_digest(over: Over, path: str) -> str:
-    """Return a digest of the content that a fork saw in a folder that it removes."""
-    prefix = f"{path}/"
-    return digest(
-        (join(folder, name)[len(prefix) :], shown_version(base.version))
-        for folder, changes in over.items()
-        if folder == path or folder.startswith(prefix)
-        for name, (_, base) in changes.items()
-        if base.version
-    )
 
 
 def opposites(steps: Sequence[Step]) -> tuple[Step, ...]:
@@ -214,6 +168,9 @@ class Commit:
     def _do_all(self, folders: Folders, lenient: bool) -> None:
         path = "."
         try:
+            if changed := self._changed(folders):
+                path = changed
+                raise Unexpected
             for step in self.manifest.steps:
                 path = step.path
                 try:
@@ -223,6 +180,21 @@ class Commit:
                         raise
         except BaseException as error:
             self._fail(path, error, self._take_back(folders))
+
+    def _changed(self, folders: Folders) -> str:
+        """Return a path, after the first, that is not as its step expects, or "".
+
+        A call that read files between the renames of another commit expects some of them as they were before it. Such
+        a call must fail before its first rename: if its process died later, neither end would be possible any more.
+        """
+        for step in self.manifest.steps[1:]:
+            if step.do == "change" or step.tree == EMPTY or (step.folder and not step.before):
+                continue  # it may do nothing, whatever is there
+            folder, name = split(step.path)
+            with contextlib.suppress(OSError):  # an earlier step creates its folder
+                if _identity_in(folders.open(folder), on_disk(name)) != step.before:
+                    return step.path
+        return ""
 
     def _count(self, step: Step, displaced: os.stat_result | None) -> None:
         """Add what a step displaced to the sizes. A folder's content is not known here."""
@@ -262,23 +234,30 @@ class Commit:
         with self._folders() as folders, self._lock.held(self.folder):
             self.is_stuck = bool(self._take_back(folders))
 
-    def finish(self, *, synced: bool = False) -> tuple[str, ...]:
+    def finish(self, *, synced: bool = False, atomic: bool = False) -> tuple[str, ...]:
         """Do the remaining steps. Returns the paths whose steps failed, which are left as they are.
 
-        A step fails if someone else has changed its path, or if the disk reports an error.
+        A step fails if someone else has changed its path, or if the disk reports an error. With `atomic`, all other
+        steps are then reverted. Otherwise they stay done.
         """
         with self._folders() as folders:
             with self._lock.held(self.folder):
-                left = self._do_rest(folders)
+                left = self._finish(folders, atomic)
             if synced:
                 folders.sync(self._disk)
         return left
 
-    def settle_interrupted(self) -> None:
+    def settle_interrupted(self, *, atomic: bool) -> None:
         """Finish a commit whose process died while it held the lock, if any step was done. The caller holds the lock."""
         if self.is_begun():
             with self._folders() as folders:
-                self._do_rest(folders)
+                self._finish(folders, atomic)
+
+    def _finish(self, folders: Folders, atomic: bool) -> tuple[str, ...]:
+        left = self._do_rest(folders)
+        if left and atomic:
+            self.is_stuck = bool(self._take_back(folders))
+        return left
 
     def _do_rest(self, folders: Folders) -> tuple[str, ...]:
         left: list[str] = []

@@ -5,29 +5,77 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+
+import msgspec
 
 from handrail.errors import Conflict, FileError
 from handrail.records import CallKey
 from handrail.resources.directory.area import Area
-from handrail.resources.directory.commit import (
-    Change,
-    Commit,
-    Manifest,
-    Step,
-    in_order,
-    shown_version,
-    tree_digest,
+from handrail.resources.directory.commit import Commit, Manifest, Step, digest, shown_version
+from handrail.resources.directory.content import (
+    Folder,
+    Held,
+    Link,
+    OnDisk,
+    Special,
+    facts_of,
+    identity,
+    version_of,
 )
-from handrail.resources.directory.content import Held, Link, OnDisk, Special, facts_of, identity, version_of
 from handrail.resources.directory.jail import Jail, refusal
 from handrail.resources.directory.layer_stack import copy_out
 from handrail.resources.facts import Facts, born_in, write_attributes, write_facts
 from handrail.resources.layer import Node, Over
 from handrail.resources.long_paths import reach
 from handrail.resources.mount import strip_marks
-from handrail.resources.paths import on_disk, split
+from handrail.resources.paths import ancestors, join, on_disk, split
+
+
+class Change(msgspec.Struct, frozen=True):
+    """One changed path of a fork: the new node and the node it replaces."""
+
+    path: str
+    node: Node
+    base: Node
+
+
+def in_order(over: Over) -> Iterator[Change]:
+    """Yield a fork's changes in the order in which to apply them.
+
+    Removals come first, from the inside out, and then additions, from the outside in. Removing a folder removes
+    everything in it, in one step.
+    """
+    folders = sorted(over, key=len)
+    trees = {
+        join(folder, name)
+        for folder in folders
+        for name, (node, base) in over[folder].items()
+        if base.is_folder and not node.is_folder
+    }
+    for folder in reversed(folders):
+        if folder in trees or any(path in trees for path in ancestors(folder)):
+            continue
+        for name, (node, base) in over[folder].items():
+            if base.version and not node.version:
+                yield Change(join(folder, name), node, base)
+    for folder in folders:
+        for name, (node, base) in over[folder].items():
+            if node.version and not (node.is_folder and base.is_folder and not isinstance(node, Folder)):
+                yield Change(join(folder, name), node, base)
+
+
+def tree_digest(over: Over, path: str) -> str:
+    """Return a digest of the content that a fork saw in a folder that it removes."""
+    prefix = f"{path}/"
+    return digest(
+        (join(folder, name)[len(prefix) :], shown_version(base.version))
+        for folder, changes in over.items()
+        if folder == path or folder.startswith(prefix)
+        for name, (_, base) in changes.items()
+        if base.version
+    )
 
 
 def stage_commit(jail: Jail, area: Area, over: Over, key: CallKey, *, synced: bool) -> Commit | None:
