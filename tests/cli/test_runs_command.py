@@ -8,15 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
-from handrail import Prompt
+from handrail import Prompt, tool
 from handrail.cli.runs_commands import app
 from handrail.errors import RunParked
+from handrail.journal.sqlite import SqliteJournal
+from handrail.mcp import ToolServer
+from handrail.mcp.call_model import CallMessage
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.resources.directory import DirectoryFilesystem
+from mcp import Client
 from support.recorded import Recorder, call
 
 APP = '''
@@ -36,6 +41,18 @@ careful = Prompt("work", "Do what is asked.", tools=[draft], policies=[Capabilit
 model = ScriptedModel(["the end"])
 writer = ScriptedModel([ToolCall("write", {"path": ".envrc", "text": "new"}), "the end"])
 '''
+
+
+@tool(effect="read")
+def stock() -> int:
+    """Return how many are left."""
+    return 7
+
+
+@tool(effect="read")
+def order() -> str:
+    """Order one."""
+    return "ordered"
 
 
 class Line:
@@ -102,6 +119,27 @@ def test_list_and_show(line: Line):
     tree = line.json("show", "tea")
     assert tree["turns"][0]["calls"][0]["writes"] == ["file a.md"]
     assert [each["name"] for each in tree["waiting"]] == ["pick"]
+
+
+def test_a_call_of_an_mcp_client_is_listed_with_its_tool(line: Line):
+    """The tool's name follows the prompt's. A message that only looks like such a call does not change a run's line."""
+
+    async def serve(*tools: str) -> None:
+        journal = SqliteJournal(line.base / "runs.db", watch=None)
+        prompt = Prompt("shop", "Sell.", tools=[stock, order])
+        async with Client(ToolServer(prompt, journal=journal).server, mode="2026-07-28") as client:
+            for name in tools:
+                await client.session.call_tool(name, {})
+        journal.close()
+
+    asyncio.run(serve("stock", "order"))
+    line.record(
+        "tea", "done", message=str(CallMessage(run_id="cup", tool="order", arguments=msgspec.Raw(b"{}")))
+    )
+    listed = [each.split("\t")[2] for each in line("list").splitlines()[1:]]
+    assert sorted(listed) == ["shop: order", "shop: stock", "work"]
+    found = {(each["prompt"], each["tool"]) for each in line.json("list")["runs"]}
+    assert found == {("shop", "order"), ("shop", "stock"), ("work", None)}
 
 
 def test_answer_and_resume(line: Line):

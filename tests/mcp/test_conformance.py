@@ -1,7 +1,8 @@
-"""MCP's own conformance suite against `handrail mcp --http`, for 2026-07-28 and 2025-11-25.
+"""MCP's own conformance suite against `handrail mcp --http` and against `McpTools`, for 2026-07-28 and 2025-11-25.
 
-Each scenario that does not pass is listed with its reason. Handrail does not offer sampling, roots, logging
+Each scenario that does not pass is listed with its reason. The server does not offer sampling, roots, logging
 and subscriptions, which 2026-07-28 deprecates or leaves optional, nor prompts that ask or that contain more than text.
+The client passes every scenario that a revision requires. It does not log in without a person, and has no DPoP.
 """
 
 import asyncio
@@ -13,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from support import ROOT, SUPPORT
+from support import PATIENCE, ROOT, SUPPORT
 from support.mcp_conformance_app import PNG
+from support.mcp_conformance_client import offered_clients
 
 SUITE = ROOT / ".components/mcp-conformance"
 SAMPLING = "asks the client's model (sampling), which is not offered"
@@ -47,15 +49,30 @@ NOT_PASSED = {
         "json-schema-2020-12": SCHEMA,
     },
 }
+WITHOUT_PERSON = "an extension: logs in without a person, which is not offered"
+DPOP = "an extension: tokens bound to a key of the client (DPoP), which is not offered"
+CLIENT_NOT_PASSED = {
+    "auth/client-credentials-basic": WITHOUT_PERSON,
+    "auth/client-credentials-jwt": WITHOUT_PERSON,
+    "auth/enterprise-managed-authorization": WITHOUT_PERSON,
+    "auth/wif-jwt-bearer": WITHOUT_PERSON,
+    "auth/dpop": DPOP,
+    "auth/dpop-nonce": DPOP,
+}
+"""The scenarios that the client does not pass. They are the same in both revisions, and neither requires them."""
+
+CLIENT_SCENARIOS = {"2026-07-28": 39}
+"""How many scenarios for clients a revision has. Those of the older one are run by the deep tests only."""
+if os.environ.get("HANDRAIL_DEEP"):
+    CLIENT_SCENARIOS["2025-11-25"] = 25
+
 TASKS = 10
 """The number of scenarios about tasks, all of which pass."""
 
 
 @pytest.mark.timeout(120)
-async def test_the_suite(tmp_path: Path) -> None:
-    """Every scenario of both revisions passes, except those that are listed."""
-    if not (SUITE / "node").exists():
-        pytest.fail("the conformance suite is not installed. Run: scripts/components")
+async def test_the_server(tmp_path: Path) -> None:
+    """Every scenario for servers passes in both revisions, except those that are listed."""
     files = tmp_path / "files"
     (files / "template/123").mkdir(parents=True)
     (files / "template/123/data").write_text('{"id": "123"}')
@@ -82,7 +99,9 @@ async def test_the_suite(tmp_path: Path) -> None:
         said = (await server.stdout.readline()).decode()
         url = re.search(r"http://\S+", said)
         assert url is not None, said
-        new, old = await asyncio.gather(*(run(url[0], each, tmp_path / each) for each in NOT_PASSED))
+        new, old = await asyncio.gather(
+            *(run(tmp_path / each, each, "server", "--url", url[0]) for each in NOT_PASSED)
+        )
     finally:
         server.terminate()
         await server.wait()
@@ -92,17 +111,31 @@ async def test_the_suite(tmp_path: Path) -> None:
     assert (len(new), len(old)) == (50, 33)
 
 
-async def run(url: str, revision: str, folder: Path) -> dict[str, list[str]]:
+@pytest.mark.timeout(PATIENCE)
+@pytest.mark.parametrize(("revision", "count"), CLIENT_SCENARIOS.items())
+async def test_the_client(tmp_path: Path, revision: str, count: int) -> None:
+    """Every scenario for clients passes, except those that are listed."""
+    milliseconds = f"{PATIENCE * 1000:.0f}"
+    async with offered_clients() as command:
+        found = await run(tmp_path, revision, "client", "--command", command, "--timeout", milliseconds)
+    assert failed(found) == set(CLIENT_NOT_PASSED)
+    assert len(found) == count
+
+
+async def run(folder: Path, revision: str, *arguments: str) -> dict[str, list[str]]:
     """Run the scenarios of a revision. Returns the failed checks of each."""
+    if not (SUITE / "node").exists():
+        pytest.fail("the conformance suite is not installed. Run: scripts/components")
     program = SUITE / "node_modules/@modelcontextprotocol/conformance/dist/index.js"
     suite = await asyncio.create_subprocess_exec(
-        str(SUITE / "node"), str(program), "server", "--url", url, "--requirements", revision, "-o", str(folder),
+        str(SUITE / "node"), str(program), *arguments, "--requirements", revision, "-o", str(folder),
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     await suite.wait()
     found: dict[str, list[str]] = {}
-    for file in sorted(folder.glob("server-*/checks.json")):
-        name = re.sub(r"-\d{4}-\d\d-\d\dT.*", "", file.parent.name.removeprefix("server-"))
+    for file in sorted(folder.rglob("checks.json")):
+        place = str(file.parent.relative_to(folder))
+        name = re.sub(r"-\d{4}-\d\d-\d\dT.*", "", place.removeprefix("server-"))
         checks = json.loads(file.read_text())
         found[name] = [each["id"] for each in checks if each["status"] == "FAILURE"]
     return found

@@ -1,14 +1,15 @@
-"""The client of the MCP conformance suite: uses the tools of a server through the gate, as a run does.
+"""Clients for MCP's conformance suite. Each uses the tools of a server through the gate, as a run does.
 
-The suite starts it with the server's address as the last argument, and the scenario in the environment.
+All clients run in this process: for each scenario the suite starts `launch_mcp_client.py`, which asks for one.
 """
 
 import asyncio
+import contextlib
 import json
-import logging
-import os
+import shlex
 import sys
 import tempfile
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from handrail.mcp import Login, McpTools, UrlServer
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.schema import to_json
-from handrail.tools import RunMode
+from handrail.tools import RunMode, Tool
+from support import SUPPORT
 
 
 class Browser(Environment):
@@ -67,10 +69,28 @@ def plain(value: Any) -> Any:
     return json.loads(to_json(value))
 
 
-async def main(url: str) -> None:
-    scenario = os.environ.get("MCP_CONFORMANCE_SCENARIO", "")
-    context = json.loads(os.environ.get("MCP_CONFORMANCE_CONTEXT") or "{}")
-    version = os.environ.get("MCP_CONFORMANCE_PROTOCOL_VERSION", "")
+@contextlib.asynccontextmanager
+async def offered_clients() -> AsyncGenerator[str]:
+    """Listen for the suite. Yields the command that the suite must start for each scenario."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await use_server(json.loads(await reader.readline()))
+            writer.write(b"0")
+        except Exception:  # some scenarios require that the client refuses the server
+            writer.write(b"1")
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        yield shlex.join([sys.executable, "-I", "-S", str(SUPPORT / "launch_mcp_client.py"), str(port)])
+
+
+async def use_server(request: Mapping[str, str]) -> None:
+    """Call the tools of the server of one scenario: those the suite names, or all of them."""
+    context = json.loads(request.get("MCP_CONFORMANCE_CONTEXT") or "{}")
+    version = request.get("MCP_CONFORMANCE_PROTOCOL_VERSION", "")
     with tempfile.TemporaryDirectory() as folder:
         login = Login(
             Path(folder),
@@ -80,38 +100,36 @@ async def main(url: str) -> None:
             metadata_url="https://conformance-test.local/client-metadata.json",
         )
         mode: Any = "legacy" if version.startswith("2025") else "auto"
-        async with McpTools("suite", server=UrlServer(url, login=login, mode=mode)) as section:
+        async with McpTools("suite", server=UrlServer(request["url"], login=login, mode=mode)) as section:
             for _ in range(2):  # the second time, the login is over
                 tools = section.current_tools()
+                needs_login = any(tool.name.endswith("login") for tool in tools)
                 gate = open_gate(tools, environment=Browser())
-                # The suite writes null for an argument that is not provided. The tools' schemas do not allow null.
-                planned = [
-                    (
-                        each["name"],
-                        {
-                            name: value
-                            for name, value in each.get("arguments", {}).items()
-                            if value is not None
-                        },
-                    )
-                    for each in context.get("toolCalls", [])
-                ]
-                calls = planned if planned and not any("login" in tool.name for tool in tools) else None
-                for tool in tools:
-                    if calls is None:
-                        given = tool.json_schema.get("properties", {})
-                        needed = tool.json_schema.get("required", ())
-                        arguments = {name: argument(given[name]) for name in given if name in needed}
-                        if tool.name == "json_schema_echo":  # it compares a schema as this client received it
-                            arguments = {"schema": plain(tools[0].json_schema)}
-                        print(tool.name, await gate.invoke(tool.name, arguments), file=sys.stderr)
-                for name, arguments in calls or ():
-                    print(name, await gate.invoke(name, arguments), file=sys.stderr)
+                for name, arguments in planned_calls(context, tools, needs_login):
+                    await gate.invoke(name, arguments)
                 await gate.close()
-                if not any(tool.name.endswith("login") for tool in tools):
+                if not needs_login:
                     break
-    print("done", scenario, file=sys.stderr)
 
 
-logging.getLogger("mcp").addHandler(logging.NullHandler())
-asyncio.run(main(sys.argv[-1]))
+def planned_calls(
+    context: Mapping[str, Any], tools: Sequence[Tool[Any, Any]], needs_login: bool
+) -> list[tuple[str, dict[str, Any]]]:
+    """Return the calls the suite names, or one of each tool if it names none or the login comes first."""
+    if context.get("toolCalls") and not needs_login:
+        # The suite writes null for an argument that is not provided. The tools' schemas do not allow null.
+        return [
+            (
+                each["name"],
+                {name: value for name, value in each.get("arguments", {}).items() if value is not None},
+            )
+            for each in context["toolCalls"]
+        ]
+    calls: list[tuple[str, dict[str, Any]]] = []
+    for tool in tools:
+        properties = tool.json_schema.get("properties", {})
+        arguments = {name: argument(properties[name]) for name in tool.json_schema.get("required", ())}
+        if tool.name == "json_schema_echo":  # it compares a schema as this client received it
+            arguments = {"schema": plain(tools[0].json_schema)}
+        calls.append((tool.name, arguments))
+    return calls

@@ -110,8 +110,10 @@ class Recorder:
         options.setdefault("environment", LaterEnvironment())
         return Adapter(ScriptedModel(list(script)), journal=self.journal, filesystem=self.files, **options)
 
-    async def run(self, run_id: str, *script: Any, prompt: Prompt[Any] = PROMPT, **options: Any) -> Any:
-        return await self.adapter(*script).evaluate(prompt, "go", run_id=run_id, **options)
+    async def run(
+        self, run_id: str, *script: Any, prompt: Prompt[Any] = PROMPT, message: str = "go", **options: Any
+    ) -> Any:
+        return await self.adapter(*script).evaluate(prompt, message, run_id=run_id, **options)
 
     async def ids(self, run_id: str) -> list[str]:
         """Return the ids of a run's calls, in order."""

@@ -20,8 +20,9 @@ from handrail.cli.screens import make_console
 from handrail.environment.form import DIFF_LINES, diff_lines
 from handrail.environment.text import Styler, format_rows, is_terminal
 from handrail.events import ApprovalRemembered
+from handrail.mcp.call_model import CallMessage
 from handrail.question import Question
-from handrail.records import QuestionRecord, RunRow, Verification, WorkerRow
+from handrail.records import QuestionRecord, RunRecord, RunRow, Verification, WorkerRow
 from handrail.rendering import escape, exact
 from handrail.runs import CallNode, Divergence, RunLine, RunTree, Turn, Undoing
 from handrail.runs.tree import Nested
@@ -76,7 +77,7 @@ def run_table(lines: Sequence[RunLine], now: float, workers: Sequence[WorkerRow]
     heads = ("RUN", "STANDING", "PROMPT", "MODEL", "STARTED", "WAITS FOR", "FORKED FROM")
     rows = [
         (
-            escape(line.id), line.standing, _line(line.row.record.prompt, 40), _line(line.row.record.model, 40),
+            escape(line.id), line.standing, _line(_source(line.row.record), 40), _line(line.row.record.model, 40),
             _ago(line.row.record.began_at, now), waits_for(line, workers, now), _line(line.row.record.forked_from, 40),
         )
         for line in lines
@@ -89,6 +90,12 @@ def run_table(lines: Sequence[RunLine], now: float, workers: Sequence[WorkerRow]
     for row in rows:
         table.add_row(*(Text(cell, _COLOURS.get(cell, "") if at == 1 else "") for at, cell in enumerate(row)))
     return table
+
+
+def _source(record: RunRecord) -> str:
+    """Return the name of a run's prompt, followed by the tool's name if the run is a call of an MCP client."""
+    call = CallMessage.of_run(record)
+    return record.prompt if call is None else f"{record.prompt}: {call.tool}"
 
 
 def waits_for(line: RunLine, workers: Sequence[WorkerRow], now: float) -> str:
@@ -321,11 +328,12 @@ def divergence_text(found: Divergence) -> Text:
 
 def run_data(line: RunLine) -> dict[str, Any]:
     record = line.row.record
+    call = CallMessage.of_run(record)
     return {
         "run_id": line.id, "standing": line.standing, "session_id": record.session_id, "prompt": record.prompt,
         "model": record.model, "app": record.app, "began_at": record.began_at, "changed_at": line.row.changed_at,
         "questions": line.row.questions, "forked_from": record.forked_from, "stopping": line.row.stopping,
-        "unapplied": line.unapplied,
+        "unapplied": line.unapplied, "tool": None if call is None else call.tool,
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from handrail.adapter.run_record import decode_begin
 from handrail.messages import (
     CallPart,
     Model,
@@ -25,6 +26,7 @@ from handrail.messages import (
     UserMessage,
 )
 from handrail.models import ModelRequestRefused
+from handrail.records import RunRecord
 from handrail.schema import to_json
 from handrail.tools import Tool
 
@@ -50,6 +52,15 @@ class CallMessage(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.json.decode(text or "", type=cls)
         except msgspec.DecodeError:
             return None
+
+    @classmethod
+    def of_run(cls, record: RunRecord) -> CallMessage | None:
+        """Return the call that a run consists of; None if the run is of a different kind, has not begun or can't be decoded."""
+        try:
+            found = cls.read(decode_begin(record).message) if record.begin else None
+        except msgspec.DecodeError:
+            return None
+        return found if found is not None and found.run_id == record.id else None
 
     def __str__(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
@@ -173,7 +173,11 @@ class _Endpoint:
         self._manager = manager
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        principal: Any = scope[PRINCIPAL]
-        token = AccessToken(token="", client_id=principal, scopes=[])  # the guard has checked the real one
-        scope["user"] = AuthenticatedUser(token)
+        scope["user"] = _user_of(scope[PRINCIPAL])
         await self._manager.handle_request(scope, receive, send)
+
+
+@lru_cache(maxsize=1_000)
+def _user_of(principal: str) -> AuthenticatedUser:
+    """Return a principal as the SDK's user. The token is empty, because the guard has checked the real one."""
+    return AuthenticatedUser(AccessToken(token="", client_id=principal, scopes=[]))

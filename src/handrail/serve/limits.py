@@ -6,6 +6,7 @@ import ipaddress
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
@@ -60,6 +61,7 @@ class Limits:
                 )
 
 
+@lru_cache(maxsize=1_000)
 def network_of(address: str) -> str:
     """Return the key under which a client is counted: its address, or for IPv6 its /64 network.
 

@@ -244,7 +244,7 @@ class GuardMiddleware:
 
     async def _read_body(self, request: Request, receive: Receive) -> bytes:
         limit = self._limits.body_bytes
-        if request.method == "POST" and _takes_files(request.url.path):
+        if request.method == "POST" and _takes_files(request.scope["path"]):
             limit += self._limits.attachment_bytes * 4 // 3  # in base64
         declared = request.headers.get("content-length", "")
         too_large = RequestRefused(413, "BodyTooLarge", f"the body is larger than {limit} bytes. Send less.")

@@ -245,6 +245,8 @@ class Principals:
         return Person(name, frozenset({"user"}), session)  # only the app's own hook knows this principal
 
     def _by_cookie(self, request: Request) -> Person | None:
+        if "cookie" not in request.headers:
+            return None
         value = request.cookies.get(cookie_name(request), "")
         if not value or not self._is_own_origin(request):
             return None

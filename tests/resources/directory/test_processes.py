@@ -407,49 +407,62 @@ def test_two_processes_share_one_history(folders: Folders):
     two.close()
 
 
+UNTOLD = """
+import asyncio, os, sys
+from handrail import DirectoryFilesystem, SqliteJournal, ToolContext, open_gate, tool
+
+@tool(effect="staged")
+async def write(context: ToolContext) -> None:
+    "Write."
+    context.filesystem.write("a", "2")
+
+async def main(root, path, work, told):
+    files, journal = DirectoryFilesystem(root), SqliteJournal(path)
+    applied = journal.calls.applied
+
+    async def die(unit):
+        if told == "told":
+            await applied(unit)
+        os.kill(os.getpid(), 9)
+
+    journal.calls.applied = die
+    if work == "recovers":
+        await files.recover(journal)
+    else:
+        await open_gate([write], filesystem=files, journal=journal).invoke("write", {})
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
 @pytest.mark.once
-@pytest.mark.parametrize("told", [False, True])
-def test_an_applied_commit_is_known_however_many_follow(folders: Folders, tmp_path: Path, told: bool):
-    """A process dies just before or just after its journal is told that a commit is applied. Other processes then make
-    more commits than the history keeps. Recovery still finds that the commit was applied.
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        ["writes untold"],
+        ["writes told"],
+        ["writes untold", "recovers untold"],
+        ["writes untold", "recovers told"],
+    ],
+)
+def test_an_applied_commit_is_known_however_many_follow(folders: Folders, tmp_path: Path, deaths: list[str]):
+    """A process dies just before or just after its journal is told that a commit is applied, and so may the next one in
+    its recovery. Other processes then make more commits than the history keeps. The commit is still known as applied.
     """
-    files = folders({"a": "1"}, keep_calls=2)
-    code = f"""
-        import asyncio, os
-        from handrail import DirectoryFilesystem, SqliteJournal, ToolContext, open_gate, tool
-
-        @tool(effect="staged")
-        async def write(context: ToolContext) -> None:
-            "Write."
-            context.filesystem.write("a", "2")
-
-        async def main():
-            journal = SqliteJournal({str(tmp_path / "runs.db")!r})
-            applied = journal.calls.applied
-
-            async def die(unit):
-                if {told}:
-                    await applied(unit)
-                os.kill(os.getpid(), 9)
-
-            journal.calls.applied = die
-            await open_gate([write], filesystem=DirectoryFilesystem({str(files.root)!r}), journal=journal).invoke("write", {{}})
-
-        asyncio.run(main())
-    """
-    assert (
-        subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=importing_support()).returncode
-        == -9
-    )
-    assert files.read("a") == "2"
+    files, path = folders({"a": "1"}, keep_calls=2), tmp_path / "runs.db"
+    for death in deaths:
+        ran = [sys.executable, "-c", UNTOLD, str(files.root), str(path), *death.split()]
+        assert subprocess.run(ran, env=importing_support()).returncode == -9
+        assert (files.root / "a").read_text() == "2"
     for number in range(4):
         files.write("a", str(number))
 
     async def recover() -> None:
-        journal = SqliteJournal(tmp_path / "runs.db")
+        journal = SqliteJournal(path)
         try:
             recovered = await files.recover(journal)
-            assert (len(recovered.finished), recovered.dropped, recovered.unapplied) == (not told, (), ())
+            is_told = deaths[-1].endswith(" told")
+            assert (len(recovered.finished), recovered.dropped, recovered.unapplied) == (not is_told, (), ())
             assert not await journal.calls.unapplied()
         finally:
             journal.close()

@@ -8,9 +8,10 @@ the commit.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from handrail.errors import RunUnknown
 from handrail.journals import Journal
 from handrail.records import CommitUnit
 from handrail.resources.directory.area import Area, reported
-from handrail.resources.directory.commit import Manifest, shown_version
+from handrail.resources.directory.commit import Commit, Manifest, shown_version
 from handrail.resources.directory.content import version_of
 from handrail.resources.directory.jail import Jail
 from handrail.resources.directory.signature import MANIFEST, read_manifest
@@ -80,6 +81,7 @@ async def recover(jail: Jail, area: Area, lock: Any, journal: Journal) -> Recove
         states = await run_in_thread(lambda manifests=manifests: recovery.finish(manifests))
         if all(state == APPLIED for state in states):
             await journal.calls.applied(unit)
+            await run_in_thread(lambda manifests=manifests: recovery.retire(manifests))
             finished.append(unit.call_id)
         for manifest, state in zip(manifests, states, strict=True):
             if state not in (APPLIED, PENDING):
@@ -181,10 +183,24 @@ class _Recovery:
         self.left: list[str] = []
 
     def finish(self, manifests: Sequence[Manifest]) -> list[str]:
-        """Finish those commits that belong to this root, and return the state of each."""
+        """Finish those commits that belong to this root, and return the state of each.
+
+        They stay where they are staged until the journal knows about it: in the history, later commits may replace them.
+        """
         with self._lock:
             found = self._staging_folders(manifests)
             return [self._finish(each, found) for each in manifests]
+
+    def retire(self, manifests: Sequence[Manifest]) -> None:
+        """Move those finished commits of dead processes that belong to this root to the history."""
+        with self._lock:
+            found = self._staging_folders(manifests)
+            for manifest in manifests:
+                staging = found.get(manifest.root_id)
+                if staging is not None:
+                    with self._claimed(manifest, staging) as commit:
+                        if commit is not None:
+                            self._area.at(staging).retire(commit)
 
     def _staging_folders(self, manifests: Iterable[Manifest]) -> Mapping[str, Path]:
         """Return the staging folders of this root by the root's id in them.
@@ -209,22 +225,21 @@ class _Recovery:
         state = _state_in(manifest, staging, self._jail)
         if state != PENDING:
             return state
-        area = self._area.at(staging)
-        folder = staging / "at-work" / manifest.folder
-        with area.unused(folder.parent.name) as unused:
-            if not unused:
-                return PENDING  # its process is about to apply it
-            if not folder.exists():
-                return _state_in(
-                    manifest, staging, self._jail
-                )  # its process has applied or reverted it meanwhile
-            if read_manifest(folder) is None:
-                area.disk.forget(folder / MANIFEST)
-                area.write_manifest(folder, manifest)
-            commit = area.commit(folder, manifest)
+        with self._claimed(manifest, staging) as commit:
+            if commit is None:  # its process is about to apply it, or has applied or reverted it meanwhile
+                return _state_in(manifest, staging, self._jail)
+            if read_manifest(commit.folder) is None:
+                self._area.disk.forget(commit.folder / MANIFEST)
+                self._area.write_manifest(commit.folder, manifest)
             self.left += commit.finish(synced=True)
-            area.retire(commit)
         return APPLIED
+
+    @contextlib.contextmanager
+    def _claimed(self, manifest: Manifest, staging: Path) -> Generator[Commit | None]:
+        """Yield a staged commit of a dead process, which no other process uses meanwhile. Yields None if there is none."""
+        area, folder = self._area.at(staging), staging / "at-work" / manifest.folder
+        with area.unused(folder.parent.name) as unused:
+            yield area.commit(folder, manifest) if unused and folder.exists() else None
 
     def begun(self, journal: str, known: set[str]) -> list[tuple[str, str]]:
         """Return the run and call ids of the dead processes' commits that were begun and are not in `known`."""
