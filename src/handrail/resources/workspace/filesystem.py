@@ -173,7 +173,7 @@ class WorkspaceFork(DirectoryFork):
         if state is not None and state.digest:
             if state.size > LARGEST:
                 problem = f"it has {state.size} bytes, and a workspace keeps files of at most {LARGEST} bytes"
-                raise FileLimitReached(path, f"{problem}. Make it smaller, or give it an ignored name")
+                raise FileLimitReached(path, f"{problem}. Make it smaller")
             self._places[state.digest] = slot
         return state
 
