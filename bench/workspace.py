@@ -1,10 +1,10 @@
-"""Move a run in a workspace of ten thousand files between two hosts in mid-run, and undo its calls afterwards.
+"""Move a run in a workspace of ten thousand files from one host to another, and undo its calls afterwards.
 
     python bench/workspace.py [FILES] [JOURNAL]
 
-The hosts are two folders for copies, and a journal that is opened twice: in a SQLite file by default, or at the given
-PostgreSQL URL. The run fills the workspace, is parked, and continues on the second host, which changes a few files. A third
-run then opens the workspace on the first host again.
+Each host is a folder for copies and its own connection to the journal, which is a SQLite file by default, or at the given
+PostgreSQL URL. The run fills the workspace, is parked, and continues on the second host, where it changes a few files. Then
+a second run opens the workspace on the first host again. After each undo, the second host opens it once more.
 """
 
 from __future__ import annotations

@@ -405,14 +405,14 @@ class Blobs(Protocol):
 
 
 class Workspaces(Protocol):
-    """Named trees of files, each at the version that the last committed call left.
+    """Named trees of files, each at the version that the last commit or undo left.
 
     One run at a time has a workspace. `Calls.commit` records a call and makes its changes to the workspace atomically. It
-    raises `WorkspaceBusy` if a different run has taken the workspace over. The bytes of files are stored before, as blobs.
+    raises `WorkspaceBusy` if a different run has taken the workspace over. Files are stored beforehand, as blobs.
     """
 
     async def acquire(self, name: str, run_id: str, /) -> WorkspaceRow:
-        """Give a workspace, new or not, to a run of this process. Raises `WorkspaceBusy` while another live run has it."""
+        """Give a workspace, created if unknown, to a run of this process. Raises `WorkspaceBusy` while another live run has it."""
         ...
 
     async def release(self, name: str, run_id: str, /) -> None:
@@ -420,7 +420,7 @@ class Workspaces(Protocol):
         ...
 
     async def get(self, name: str, /) -> WorkspaceRow | None:
-        """Return the row of a workspace, or None if there is none of this name."""
+        """Return the row of a workspace, or None if no workspace has this name."""
         ...
 
     async def files(self, name: str, /, *, since: int = 0) -> Mapping[str, WorkspaceFile | None]:
@@ -428,7 +428,7 @@ class Workspaces(Protocol):
         ...
 
     async def has(self, digests: Collection[str], /, *, run_id: str) -> Collection[str]:
-        """Return those of the digests whose bytes are stored. They are kept for this run from now on."""
+        """Return the digests whose bytes are stored. From now on, these bytes are kept for this run."""
         ...
 
     async def put(self, blobs: Sequence[bytes], /, *, run_id: str) -> None:
@@ -440,9 +440,10 @@ class Workspaces(Protocol):
         ...
 
     async def undo(self, unit: CommitUnit, entry: Entry, /) -> Sequence[str]:
-        """Make the opposite of a unit's changes, and record the entry in the unit's run. Returns the changed paths, sorted.
+        """Reverse a unit's changes to workspaces, and record the entry in the unit's run. Returns the changed paths, sorted.
 
-        Raises `UndoRefused` if the workspace no longer shows what the unit left, and `WorkspaceBusy` while a run has it.
+        Raises `UndoRefused` if a path is no longer as the unit left it, `WorkspaceBusy` while a live process executes a run
+        that has the workspace, and `RunBusy` while one executes the unit's run.
         """
         ...
 

@@ -194,7 +194,7 @@ class WorkspaceFile(msgspec.Struct, frozen=True):
 
 
 class WorkspaceChange(msgspec.Struct, frozen=True):
-    """What a call did to one path of a workspace. None means that nothing is there."""
+    """The state of one path of a workspace before and after a call. None means that nothing is there."""
 
     path: str
     old: WorkspaceFile | None
@@ -223,7 +223,7 @@ class WorkspaceRow(msgspec.Struct, frozen=True, kw_only=True):
     owner: str = ""
     """The process that executes that run."""
     seal: str = ""
-    """The sum of the MACs of all its files, which shows that none was added or removed."""
+    """The sum of the MACs of the rows of its files. It shows whether rows were added or removed."""
 
 
 class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):

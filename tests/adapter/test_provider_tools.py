@@ -130,7 +130,7 @@ async def test_a_policy_that_raises_denies() -> None:
 
 
 async def test_a_policy_that_waits_is_awaited() -> None:
-    """A policy may decide asynchronously, also about an offer."""
+    """An async policy is awaited when it decides about an offer, as it is for a call."""
 
     class Slow(Watch):
         async def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:  # pyright: ignore[reportIncompatibleMethodOverride]  # policies may be async
@@ -140,7 +140,7 @@ async def test_a_policy_that_waits_is_awaited() -> None:
 
 
 async def test_it_is_decided_before_each_request() -> None:
-    """The policies decide again before each request, on the state of that moment. The denial is told once."""
+    """The policies decide again before each request, on the state at that time. The denial is published once."""
     after = SequentialDependencyPolicy({"web_search": {"look"}})
     session = Session()
     answers = [ToolCall("nothing"), ToolCall("look"), "Done."]
@@ -151,7 +151,7 @@ async def test_it_is_decided_before_each_request() -> None:
 
 
 async def test_a_rate_limit_counts_the_requests_that_offer_it() -> None:
-    """A rate limit on a provider's tool counts each answer for which the tool was offered, retries included once."""
+    """A rate limit on a provider's tool counts each answer for which the tool was offered, however often its request was retried."""
     rate = RateLimitPolicy(2, 3600, tools={"web_search"})
     model = ScriptedModel([ModelUnavailable("scripted", "down"), ToolCall("look"), ToolCall("look"), "Done."])
     prompt = Prompt("p", "x", tools=[look, SEARCH], policies=[rate])
@@ -171,7 +171,7 @@ async def test_a_policy_that_asks_ends_the_run_before_anything_is_sent() -> None
 
 
 async def test_a_sections_policy_decides_on_its_own_tools() -> None:
-    """A section's policy decides on the section's provider's tools only."""
+    """A section's policy decides only on the provider's tools of that section."""
     deny = CapabilityPolicy({"provider.*": "deny"})
     web = MarkdownSection("Web", "web", "Search.", tools=[SEARCH], policies=[deny])
     code = MarkdownSection("Code", "code", "Run code.", tools=[CODE])
@@ -274,7 +274,7 @@ async def test_a_run_can_add_one() -> None:
 
 
 async def test_each_candidate_of_a_choice_must_have_it() -> None:
-    """If a choice falls over to a model that lacks the tool, the run fails with that model's name."""
+    """If a choice falls back to a model that lacks the tool, the run fails with that model's name."""
     first = ScriptedModel([ModelUnavailable("a", "down")] * 2, name="a")
     second = ScriptedModel(["Done."], name="b", traits=Traits())
     with pytest.raises(PromptEvaluationError, match="model 'b': it has no web_search of its own"):

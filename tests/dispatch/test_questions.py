@@ -505,7 +505,7 @@ class Scene:
 
 
 def test_an_answer_is_validated_and_given_as_its_type():
-    """`wait_for` shows the question, validates the answer, returns it as its type, and publishes an event for each."""
+    """`wait_for` shows the question, validates the answer, returns it as its type, and publishes an event for the question and one for the answer."""
     person = Person(answers={"pick": lambda payload: {"selected": payload["choices"][0]}})
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""A workspace moves with its run: what a committed call changed is on whichever host continues, and nothing else is."""
+"""A workspace moves with its run: the host that continues has what committed calls changed, and nothing else."""
 
 import asyncio
 import os

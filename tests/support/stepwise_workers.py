@@ -1,6 +1,6 @@
 """Workers whose calls commit for themselves, beside workers that are one transaction.
 
-Run as a script with a folder, it runs them there on a journal. Its process is killed by the tool `stop`.
+Run as a script with the path of a folder, it runs them there with a journal. The tool `stop` kills its process.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ FAILS = "limits: {requests: 2}"
 
 
 def team(at: Path, **front: str) -> WorkerRegistry:
-    """Return the workers main, outer, steps and more. `steps` and `more` commit each call; `front` adds front matter."""
+    """Return the workers main, outer, whole, steps and more. Only `steps` and `more` commit each call. `front` adds front matter."""
     texts = {
         "main": f"---\n{_OWN}\nworkers: [outer, steps, more, whole]\n---\nGo.",
         "outer": f"---\n{_OWN}\nworkers: [steps, whole]\n{front.get('outer', '')}\n---\nGo.",
@@ -98,7 +98,7 @@ def to(worker: str) -> ToolCall:
 
 
 def models(**turns: list[Any]) -> dict[str, ScriptedModel]:
-    """Return a model for each worker. `main` says how the run ends."""
+    """Return a model for each worker, which takes these turns and then says that the worker is done."""
     return {name: ScriptedModel([*said, f"{name} is done"]) for name, said in turns.items()}
 
 

@@ -79,7 +79,7 @@ def globals_of(registry: WorkerRegistry) -> dict[str, Any]:
 async def test_the_calls_of_a_failed_worker_stand_only_with_commit_each(
     tmp_path: Path, files: Any, journal: Any
 ) -> None:
-    """If a worker fails, its files, state and bookings stand with `commit: each`, and are undone without."""
+    """If a worker fails, its files, state and bookings stand with `commit: each`, and are undone without it."""
     registry = team(tmp_path, steps=FAILS, whole=FAILS)
     said = models(
         main=[to("steps"), to("whole")],
@@ -101,7 +101,7 @@ async def test_the_calls_of_a_failed_worker_stand_only_with_commit_each(
 async def test_a_later_call_of_the_worker_and_of_its_caller_see_what_was_committed(
     tmp_path: Path, files: Any
 ) -> None:
-    """State that was committed is seen by the worker's next call at once, and published at once."""
+    """The worker's next call sees committed state, and so does its caller's. The state is published when it is committed."""
     registry, session, heard = team(tmp_path), Session(id="s"), list[Any]()
     session.dispatcher.subscribe(Noted, heard.append)
     session.dispatcher.subscribe(ToolInvoked, lambda event: heard.append(event.tool))
@@ -169,7 +169,7 @@ async def test_a_worker_inside_is_one_transaction_unless_it_commits_each_call_to
 async def test_parallel_workers_commit_side_by_side_and_a_conflict_is_told(
     tmp_path: Path, files: Any, journal: Any
 ) -> None:
-    """Workers in one turn commit into the same files. Of two calls that wrote the same path at once, one is a conflict."""
+    """Workers in one turn commit into the same files. If two calls write the same path at once, one gets a conflict."""
     registry, session = team(tmp_path), Session(id="s")
     same = ToolCall("meet", {"path": "same"})
     said = models(
@@ -273,7 +273,7 @@ async def test_a_cancelled_worker_keeps_what_it_has_committed(
 
 @pytest.mark.parametrize("fails", ["", FAILS])
 async def test_undoing_the_worker_undoes_each_of_its_calls(tmp_path: Path, fails: str) -> None:
-    """`undo` of the worker's call undoes its commits, last first, also if the worker failed. The model is told once."""
+    """`undo` of the worker's call undoes its commits, last first, even if the worker failed. The model is told once."""
     (tmp_path / "files").mkdir()
     files, journal, session = DirectoryFilesystem(tmp_path / "files"), MemoryJournal(), Session(id="s")
     registry = team(tmp_path, steps=fails)

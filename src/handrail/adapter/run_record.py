@@ -85,7 +85,7 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of a run."""
+    """How a run ended, and what it adds to its session, as the journal records it."""
 
     text: str = ""
     output: bytes = b"null"

@@ -305,7 +305,7 @@ class Gate:
     def _commit(self, passage: Passage, record: InnerCall | None = None) -> bool:
         """Commit the call's forks. Returns False if it must run again. Raises `Refused` or `Conflict` if it can't commit.
 
-        `record` is the record of an inner call, for the calls around it.
+        If this is an inner call, `record` is its record, which the calls around it may need.
         """
         call, attempt = passage.call, passage.attempt
         transaction: Any = attempt.transaction

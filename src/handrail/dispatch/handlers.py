@@ -73,9 +73,10 @@ def check_nesting(call: Call, outer: Attempt) -> None:
 
 
 def check_outer(attempt: Attempt, outer: Attempt) -> bool | None:
-    """Raise `Refused` if the outer call is over, so that an inner call may not be committed any more.
+    """Raise `Refused` if the outer call is over: an inner call, unless it is auxiliary, can't be committed then.
 
-    Returns None if the call commits into its outer call. If it commits past it, returns whether it has changed anything.
+    Returns None if the call commits into its outer call. If it commits past it, returns whether it has changed anything;
+    False for an auxiliary call.
     """
     call, transaction = attempt.call, attempt.open_transaction
     if call.kind.is_auxiliary:

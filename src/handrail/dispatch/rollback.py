@@ -51,8 +51,8 @@ def abandon(attempt: Attempt, reason: str) -> tuple[str, ...]:
     """Drop the attempt's forks where nothing can be awaited any more. Returns the effects that are still to be undone.
 
     In a run with a journal, the call has begun and not ended according to the record, as after a crash. So the
-    process that resumes the run undoes these effects, also if the call is irreversible, so that its own outcome is
-    unknown. The model is told about those that can't be undone.
+    process that resumes the run undoes these effects, even if the call is irreversible and its own outcome is unknown.
+    The model is told about those that can't be undone.
     """
     attempt.close()
     transaction = attempt.transaction

@@ -86,9 +86,9 @@ class Transaction(msgspec.Struct, eq=False):
     """The forks that outlive the process. They are applied first, because applying them may still fail."""
     closed: bool = False
     commits_each: bool = False
-    """Whether each inner call commits for itself: into what this transaction commits into, whatever becomes of this call."""
+    """Whether inner calls commit past this transaction, into its parent or the session. They stand even if this call fails."""
     kept: list[str] = []
-    """The names of the calls that have committed past this transaction, and have changed something."""
+    """The names of the calls that have committed past this transaction and changed something."""
     passed: list[Any] = []
     """The recorded changes of these calls, if an outer call may need them after a crash."""
     _session: SessionFork | None = None
@@ -274,7 +274,7 @@ class Transaction(msgspec.Struct, eq=False):
         self.settled.append(done)
 
     def let_past(self, name: str, changed: bool, records: Iterable[Any]) -> None:
-        """Note an inner call that has committed past this transaction."""
+        """Note an inner call that has committed past this transaction, and bring this call's view of the session up to date."""
         if changed:
             self.kept.append(name)
         self.passed.extend(records)
@@ -298,7 +298,7 @@ def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
 def note_past(attempt: Attempt, changed: bool, *records: Any) -> None:
     """Tell the calls around a committed call that it has committed past their transactions.
 
-    `records` are its changes, which they record with their own unless it has committed into the session itself.
+    `records` are its recorded changes. The calls around it record them too, unless it has committed into the session.
     """
     outer, into = attempt.parent, attempt.open_transaction.parent
     assert outer is not None, "only an inner call commits past another"

@@ -45,7 +45,8 @@ class OuterPolicy:
 class OuterChangePolicy(OuterPolicy):
     """A policy of an outer run, in a nested run whose calls commit for themselves.
 
-    The outer call has none of their changes when it ends, so each call is asked about its own, as the outer call would be.
+    The outer call has none of these calls' changes when it ends. So the policy judges the changes of each call, as it would
+    judge those of the outer call.
     """
 
     __slots__ = ("_outer",)

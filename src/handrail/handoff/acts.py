@@ -210,7 +210,7 @@ class ActRunner:
         attempt.frame.session.record(fact)
 
     def done(self) -> None:
-        """Finish the acts. From now on, the outer call is responsible for their effects."""
+        """Drop the effects of the acts themselves. From now on, the effect of the handoff's own call stands for them."""
         transaction = self._attempt.open_transaction
         if transaction.settled is not None:
             transaction.settled = [

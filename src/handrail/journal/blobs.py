@@ -53,7 +53,7 @@ class SqliteBlobs:
 
 
 def keeper(run_id: str) -> str:
-    """Return the name under which the blobs are kept that a run's calls changed in workspaces.
+    """Return the name under which the bytes of files that a run's calls changed in workspaces are kept.
 
     The run's record contains their digests, so they need no records of their own.
     """

@@ -107,7 +107,7 @@ def folder_key() -> bytes:
 
 @lru_cache(maxsize=8)
 def _kept_key(*places: str | None) -> bytes:
-    """Return the key in the state folder. `places` are the variables that say where it is; each change is a new question."""
+    """Return the key in the state folder. `places` are the variables that say where it is, so that it is read again if one changes."""
     path = state_folder() / f"folders{KEY_SUFFIX}"
     create_folders(path.parent)
     if not path.exists():

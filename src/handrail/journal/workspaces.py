@@ -38,7 +38,7 @@ _FILES = (
 _REPLACE = """ ON CONFLICT (workspace, path) DO UPDATE SET version = excluded.version, kind = excluded.kind,
     mode = excluded.mode, digest = excluded.digest, size = excluded.size, mac = excluded.mac"""
 _AT_ONCE = 200
-"""How many rows one statement reads or writes."""
+"""Maximum number of keys or rows that one statement lists."""
 _MODULUS = 1 << 256
 
 
@@ -145,7 +145,11 @@ class SqliteWorkspaces:
 
 
 def advance(connection: Connection, database: Database, run_id: str, delta: WorkspaceDelta) -> None:
-    """Make the next version of a workspace. Raises `WorkspaceBusy` unless this process has it for this run."""
+    """Make the next version of a workspace.
+
+    Raises `WorkspaceBusy` unless this process has the workspace for this run and it is at the version that the call worked
+    on. Raises `BlobNotFoundError` if the bytes of a file are not stored, and `JournalAltered` if a row was altered.
+    """
     row = _known(connection, database.chains, delta)
     if (row.run_id, row.owner, row.version) != (run_id, database.owner, delta.base):
         raise WorkspaceBusy(row.name, row.run_id, row.owner)
@@ -172,15 +176,16 @@ def _revert(connection: Connection, database: Database, unit: CommitUnit, delta:
     ]
     unexpected = filled or _change(connection, database.chains, row, opposite)
     if unexpected:
-        raise UndoRefused(unit.call_id, sorted(unexpected), "these paths were changed since")
+        raise UndoRefused(unit.call_id, sorted(unexpected), "these paths have been changed since")
 
 
 def read_files(
     connection: Connection, chains: Chains, name: str, since: int = 0
 ) -> dict[str, WorkspaceFile | None]:
-    """Return the paths that have changed after a version. Raises `JournalAltered` if a row was altered.
+    """Return the paths that have changed after the version `since`, with their states; None for a removed path.
 
-    Only a reading from the beginning notices rows that were removed or put back to an earlier state.
+    Raises `JournalAltered` if one of these rows was altered. Rows that were removed or set back to an earlier state are
+    noticed only if all rows are read, with `since=0`.
     """
     row = _find(connection, chains, name)
     found: dict[str, WorkspaceFile | None] = {}
@@ -195,7 +200,7 @@ def read_files(
 
 
 def workspace_alterations(connection: Connection, chains: Chains) -> Iterator[JournalAltered]:
-    """Yield the first alteration in each workspace."""
+    """Yield the first alteration that is found in each altered workspace."""
     query = "SELECT name FROM workspaces UNION SELECT workspace FROM workspace_files"
     for (name,) in fetch(connection, query):
         try:
@@ -224,7 +229,7 @@ def _known(connection: Connection, chains: Chains, delta: WorkspaceDelta) -> Wor
 
 
 def _check_free(connection: Connection, database: Database, row: WorkspaceRow) -> None:
-    """Raise `WorkspaceBusy` if a live process has the workspace, unless the run has left that process since."""
+    """Raise `WorkspaceBusy` if a live process, or this one, has the workspace and still owns the run that it has it for."""
     found = connection.execute("SELECT owner FROM runs WHERE id = ?", (row.run_id,)).fetchone()
     has_left = not row.owner or (found is not None and found[0] != row.owner)
     is_mine = row.owner == database.owner
@@ -248,7 +253,7 @@ def _replace(connection: Connection, chains: Chains, row: WorkspaceRow, **change
 def _change(
     connection: Connection, chains: Chains, row: WorkspaceRow, changes: Sequence[WorkspaceChange]
 ) -> list[str]:
-    """Make changes as the next version. Returns the paths whose state is not the old one; then nothing is changed."""
+    """Make changes as the next version. If some paths are not in their old states, changes nothing and returns them."""
     before: dict[str, tuple[Any, ...]] = {}
     for some in _chunks([change.path for change in changes]):
         for values in fetch(connection, f"{_FILES} AND path IN ({_marks(some)})", row.name, *some):

@@ -73,7 +73,7 @@ OUTSIDE = ", run by the provider"
 """The text that follows the name of a provider's own tool in a line for people."""
 _LINE = 200
 _ASKED = ("query", "queries", "code", "command", "url")
-"""Fields of a call that say best what was asked of the tool."""
+"""The fields of a call that say what was asked of the tool. The first one that is set is shown."""
 
 
 def outside_lines(kept: Kept | None) -> list[str]:

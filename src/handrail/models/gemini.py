@@ -158,9 +158,9 @@ class GeminiModel:
         return body_of(more, **written)
 
     def _combine(self, fields: dict[str, Any], functions: int) -> None:
-        """Ask for the calls of the provider's own tools as parts, which combining them with functions requires.
+        """Ask Gemini for the calls of its own tools as parts, which it requires in requests that also have functions.
 
-        Raises `ModelRequestRefused` for an older model with functions, because it refuses the combination.
+        Raises `ModelRequestRefused` for a model before Gemini 3 if there are functions, because it can't have both.
         """
         if not _OLDER.match(self._name):
             fields["toolConfig"] = {**fields.get("toolConfig", {}), "includeServerSideToolInvocations": True}
@@ -328,7 +328,7 @@ class _Pieces:
         self._endpoint = endpoint
         self._renamed = renamed
         self._older = older
-        """Whether the model is older than Gemini 3. Its searches are charged for once in a request."""
+        """Whether the model is older than Gemini 3. All its searches in one request are charged as one."""
         self._searched: dict[str, None] = {}
         """What the provider searched the web for, in order."""
         self._parts: list[dict[str, Any]] = []

@@ -23,9 +23,9 @@ class Form(msgspec.Struct, frozen=True):
     fields: Mapping[str, Any]
     """The fields that every request for the tool has."""
     writes: Mapping[str, Write] = {}
-    """The limits of a `ProviderTool` that the provider has, by name."""
+    """For each limit that the provider has, the function that writes it."""
     inside: str = ""
-    """The field that holds the limits and the options; "" if they are beside the others."""
+    """The field that holds the limits and the options; "" if they are beside the other fields."""
 
     def write(self, model: str, tool: ProviderTool) -> dict[str, Any]:
         """Return the tool as the wire writes it. Raises `ModelRequestRefused` for a limit that the provider does not have."""
@@ -88,7 +88,10 @@ def written(model: str, request: ModelRequest, forms: Forms) -> bytes:
 
 
 def joined_tools(own: bytes, *functions: bytes | bytearray) -> tuple[bytes | bytearray, ...]:
-    """Return the JSON list of a request's tools, in pieces: the provider's own, then Handrail's, of which more may follow later."""
+    """Return the JSON list of a request's tools, in pieces.
+
+    The provider's own come first, because later requests may add to Handrail's.
+    """
     return (b"[", own, b"," if own and any(functions) else b"", *functions, b"]")
 
 

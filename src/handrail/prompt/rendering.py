@@ -88,7 +88,11 @@ class Tree:
         self.secretive = answers or any(tool.secret for tool in self.every_tool)
 
     def _scoped(self, policies: Sequence[ToolPolicy]) -> tuple[ScopedPolicy, ...]:
-        """Return each policy once, with the tools of all sections that declare it."""
+        """Return each policy once, with the names of the tools on which it decides.
+
+        These are the tools of the sections that declare it and of the sections inside them. A policy of the prompt itself
+        decides on every tool.
+        """
         scopes: dict[int, tuple[ToolPolicy, frozenset[str] | None]] = {}
         for policy in policies:
             scopes[id(policy)] = (policy, None)
@@ -175,7 +179,7 @@ class RenderedPrompt(Generic[OutputT]):
     opened: frozenset[str]
     """The paths of the opened summaries. `render` with these paths, params and session returns the same prompt again."""
     provider_tools: tuple[ProviderTool, ...]
-    """The tools of the same prompt and sections that the model's provider runs itself."""
+    """The tools of the prompt and of the sections shown in full that the model's provider runs itself."""
     _tree: Tree = dataclasses.field(repr=False, compare=False)
 
     @property

@@ -71,12 +71,15 @@ async def _commit(
 ) -> None:
     """Record and apply the changes of a prepared call.
 
-    1. Staged bytes are written beside their targets, and synced if the journal is. Those of files in a workspace are
-    stored in the journal. 2. The journal records
-    all of it in one transaction, the commit point. 3. The files are renamed into place. 4. The journal
-    notes that. 5. What the call displaced moves to the history, where later calls may replace it. So until the journal
-    knows that the files are in place, the staging folder shows it. If somebody changes a file between the check and
-    step 3, their version is kept: all other files are reverted, and the record is voided before this raises `Conflict`.
+    1. The new bytes are staged beside their targets, and synced if the journal is. Those of files in a workspace are
+       stored in the journal.
+    2. The journal records everything in one transaction, the commit point.
+    3. The files are renamed into place.
+    4. The journal notes that they are in place. Until then, the staging folder shows it.
+    5. What the call displaced moves to the history, from which later calls may remove it.
+
+    If somebody changes a file between the check and step 3, their version is kept: all other files are reverted, and the
+    record is voided before this raises `Conflict`.
     """
     if result.attachments:
         await store(
@@ -108,7 +111,7 @@ async def _commit(
     try:
         if files:
             await journal.calls.applied(unit)  # 4
-    except Exception:  # the files are changed anyway, which recovery will notice
+    except Exception:  # the files are in place, which recovery will notice
         log.exception("%s is committed and applied, but the journal could not record that", attempt.id)
     finally:
         transaction.confirm()  # 5

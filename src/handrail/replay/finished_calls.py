@@ -207,7 +207,7 @@ def settled_by(attempt: Attempt, effects: Iterable[RecordedEffect]) -> list[Sett
 
 
 class _AnswerCost(msgspec.Struct, frozen=True):
-    """The usage and cost of a recorded model answer, and those of the refusals before it."""
+    """The usage and cost of a recorded model answer, and those of the earlier requests for it, which failed or were not used."""
 
     usage: Usage | None = None
     cost: Decimal | None = None

@@ -133,7 +133,7 @@ def commit_unit(
 
 
 def _settled(attempt: Attempt, transaction: Transaction) -> Sequence[Settled]:
-    """Return the external effects of a call. One of the run's own calls does not name itself."""
+    """Return the external effects of a call. Those of an inner call include the call itself."""
     own = None if attempt.parent is None else attempt.own_effect(attempt.finished)
     return [*(transaction.settled or ()), *(() if own is None else (own,))]
 

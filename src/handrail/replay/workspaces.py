@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from handrail.dispatch.transaction import RecordedFork
 
 _STORED = 8 * 1024 * 1024
-"""How many bytes are stored at a time."""
+"""Maximum bytes that are stored at a time, unless a single file is larger."""
 
 
 async def upload(journal: Journal, fork: RecordedFork, run_id: str) -> WorkspaceDelta:
-    """Store the bytes that a staged fork adds to its workspace, unless the journal has them. Returns the fork's delta."""
+    """Store the bytes of a staged fork's files that the journal does not have yet. Returns the fork's delta."""
     delta = fork.delta()
     assert delta is not None, "only forks with changes are uploaded"
     sizes = {
@@ -31,7 +31,7 @@ async def upload(journal: Journal, fork: RecordedFork, run_id: str) -> Workspace
 
 
 def _batches(sizes: dict[str, int]) -> Iterator[Sequence[str]]:
-    """Yield the digests in batches, each of at most `_STORED` bytes or one file."""
+    """Yield the digests in batches, each of at most `_STORED` bytes or a single larger file."""
     batch: list[str] = []
     total = 0
     for digest, size in sizes.items():

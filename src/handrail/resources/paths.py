@@ -219,7 +219,7 @@ def _refuse_type(path: object) -> NoReturn:
 
 
 def folder_of(files: object) -> str:
-    """Return the folder on disk that is a filesystem's root, `workspace:NAME`, or "" if it is not on disk."""
+    """Return the path of a filesystem's root, `workspace:NAME` for a workspace, or "" if the files are not on disk."""
     address: object = getattr(files, "address", "")
     if isinstance(address, str) and address:
         return address

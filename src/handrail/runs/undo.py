@@ -49,15 +49,17 @@ async def undo(
 ) -> Undoing:
     """Undo a committed call: restore its files, and drop its changes to the session. External effects are not undone.
 
-    Inner calls that committed for themselves are undone with it, last first, also if the call itself failed.
-    What it changed in a workspace is undone on any host, without a `filesystem`.
+    Inner calls that committed for themselves are undone with it, last first, even if the call itself failed.
+    Changes to a workspace are undone on any host, and need no `filesystem`.
     The model is told about the undo in the session's next turn. Pass the `session` if this process has it in memory, so
     that it drops the call immediately; otherwise that happens when the session is next evaluated.
 
     Raises `UndoRefused`, and changes nothing, if a later commit read or wrote the same paths or slices, which the error
-    names. It is also raised if the call failed, was undone or discarded before, has changes that are not applied, belongs
-    to the run that this one was forked from, or changed files and no `filesystem` was passed. Raises `RunError` if the run
-    has no such call, and `RunBusy` if a live process owns a run of the session.
+    names. It is also raised if the call changed nothing because it failed, was undone or discarded before, has changes that
+    are not applied, belongs to the run that this one was forked from, or changed files and no `filesystem` was passed. If
+    someone else has changed a file of the call, it is raised too; inner calls that were undone until then stay undone.
+    Raises `RunError` if the run has no such call, `RunBusy` if a live process owns a run of the session, and
+    `WorkspaceBusy` while a run has the workspace.
     """
     row = await journal.runs.get(run_id)
     await check_nobody_works(journal, row)
@@ -87,7 +89,11 @@ async def _undo_one(
     inner: Sequence[Undoing] = (),
     outer: str = "",
 ) -> Undoing:
-    """Undo one commit and record it. `inner` are the calls that were undone with it, and `outer` is the call it is undone with."""
+    """Undo one commit, and record that it is undone.
+
+    `inner` are the calls that were undone before it, together with it. For such an inner call, `outer` is the id of the
+    call that it is undone with.
+    """
     now, call_id, run_id = clock.now().timestamp(), unit.call_id, unit.run_id
     paths: Sequence[str] = ()
     if unit.files and filesystem is not None:
@@ -132,7 +138,10 @@ async def check_nobody_works(journal: Journal, row: RunRow) -> None:
 def _units_of(
     units: Sequence[CommitUnit], run_id: str, call_id: str, entries: Mapping[tuple[str, str], Entry]
 ) -> list[CommitUnit]:
-    """Return the commits to undo: those of the inner calls that committed for themselves, then the call's own."""
+    """Return the commits to undo: those of the inner calls that committed for themselves, then the call's own.
+
+    Raises `RunError` if there is no such call, and `UndoRefused` if it was undone or discarded before or changed nothing.
+    """
     found = next((unit for unit in units if call_id in (unit.call_id, unit.place)), None)
     if found is None or found.call_id != call_id:
         near = (

@@ -205,7 +205,7 @@ class SessionFork(msgspec.Struct, eq=False):
                 self._parent._reads |= self._reads
 
     def refresh(self) -> None:
-        """Continue on the parent's newest state, unless this fork is closed or has events of its own."""
+        """Switch to the parent's newest state, unless this fork is closed or has events of its own."""
         with self.root.lock:
             if not self.closed and not self.events:
                 self.state = self._base = self._parent.state

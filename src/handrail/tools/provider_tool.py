@@ -21,7 +21,7 @@ _KNOWN: Mapping[str, tuple[str, frozenset[str]]] = {
 }
 """The description of each tool, and its capabilities besides `provider.NAME`."""
 PROVIDER_TOOLS: frozenset[str] = frozenset(_KNOWN)
-"""The names of the tools that a provider can have."""
+"""The names of all provider tools. No provider has to have all of them."""
 
 
 @checked_arguments
@@ -30,13 +30,15 @@ class ProviderTool(Tool[Any, Any]):
     """A tool that the model's provider runs itself: `tools=[ProviderTool("web_search", max_uses=3)]`.
 
     The provider runs it before Handrail sees the answer. So its calls do not pass the gate, have no number, and can't be
-    approved one by one. Policies decide before each request whether the tool is offered: they see a tool of
-    effect `read` with the capability `provider.NAME`, and also `net` for the two that use the web. If one of them denies
-    it, the request is sent without it. If one asks, the run fails, because nobody can be asked before the provider runs it.
+    approved one by one. Instead, policies decide before each request whether the tool is offered. They see a tool with the
+    effect `read` and the capability `provider.NAME`, and also `net` for `web_search` and `web_fetch`. If a policy denies the
+    tool, the request is sent without it. If a policy asks, the run fails, because nobody can be asked before the provider
+    runs the tool.
 
     `max_uses` limits how often the provider runs it for one request. `allowed_domains` and `blocked_domains` limit
-    where it looks, and `stores` names the provider's stores that `file_search` searches. `options` are further fields of the tool
-    in the provider's API. A request with something that the provider does not have is refused by name.
+    where it looks, and `stores` names the provider's stores that `file_search` searches. `options` are further fields of the
+    tool in the provider's API. If the provider does not have the tool or one of the limits, the request fails before it is
+    sent, with an error that names what is missing.
     """
 
     max_uses: int | None

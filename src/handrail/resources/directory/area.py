@@ -74,7 +74,7 @@ class Area:
         self._synced = False
         self._ready: dict[str, list[Path]] = {}
         self._spare: Path | None = None
-        """An empty folder for the next commit, because to create and remove folders is slow."""
+        """An empty folder that the next commit can use, because creating and removing folders is slow."""
 
     # --- the folder -------------------------------------------------------------------------------
 
@@ -315,7 +315,7 @@ class Area:
 
         After a power cut, what was removed from such a folder may be in it again, so a synced commit gets a new one.
         """
-        mine, spare = self.mine, self._spare  # a forked process has no spare folder, which `mine` finds out
+        mine, spare = self.mine, self._spare  # `mine` comes first: in a forked process, it clears `_spare`
         self._spare = None
         if spare is not None:
             folder = mine / f"{kind}{self.number()}"

@@ -150,7 +150,7 @@ class Commit:
         self.is_stuck = False
         """Whether some steps could not be reverted, so that the slots hold content that is nowhere else."""
         self.sizes = None if manifest_size is None else Sizes(own=manifest_size)
-        """The bytes in the commit's folder once it is applied, or None if only a listing shows them."""
+        """The bytes in the commit's folder once it is applied, or None if the folder must be listed to count them."""
 
     def apply(self, *, synced: bool = False, lenient: bool = False) -> None:
         """Do every step or none.
@@ -182,14 +182,15 @@ class Commit:
             self._fail(path, error, self._take_back(folders))
 
     def _changed(self, folders: Folders) -> str:
-        """Return a path, after the first, that is not as its step expects, or "".
+        """Return the first path that does not hold what its step expects to displace, or "" if there is none.
 
-        A call that read files between the renames of another commit expects some of them as they were before it. Such
-        a call must fail before its first rename: if its process died later, neither end would be possible any more.
+        The first step is left out, because it makes this check itself. A call that read files between the renames of
+        another commit expects some of them in their old state. Its commit must fail before its first rename: if the
+        process died after that, the commit could not be finished.
         """
         for step in self.manifest.steps[1:]:
             if step.do == "change" or step.tree == EMPTY or (step.folder and not step.before):
-                continue  # it may do nothing, whatever is there
+                continue  # such a step may have nothing to do, whatever is at its path
             folder, name = split(step.path)
             with contextlib.suppress(OSError):  # an earlier step creates its folder
                 if _identity_in(folders.open(folder), on_disk(name)) != step.before:
@@ -197,7 +198,7 @@ class Commit:
         return ""
 
     def _count(self, step: Step, displaced: os.stat_result | None) -> None:
-        """Add what a step displaced to the sizes. A folder's content is not known here."""
+        """Add what a step displaced to `sizes`. After a folder, whose content is not counted here, `sizes` is None."""
         if displaced is None or step.tree:
             self.sizes = None
         elif self.sizes is not None:
@@ -367,9 +368,12 @@ class Commit:
     def _take(
         self, step: Step, there: int, name: str, slots: int, found: os.stat_result
     ) -> os.stat_result | None:
-        """Move what is at a path into the slot. Returns its status, or None if somebody deleted the staging folder."""
+        """Move what is at a path into the slot, and return its status.
+
+        Raises `Unexpected`, and moves it back, if it is not what the step expects.
+        """
         self._disk.place(there, name, slots, step.slot)
-        # What was found before the rename may have been changed until then. Nobody can change it any more.
+        # It may have been changed between the check and the rename. Now nobody can reach it by its path.
         displaced = _status_in(slots, step.slot)
         if not _is_expected(step, slots, step.slot, displaced):
             self._disk.place(slots, step.slot, there, name)
@@ -379,7 +383,11 @@ class Commit:
     def _exchange(
         self, step: Step, there: int, name: str, slots: int, found: os.stat_result
     ) -> os.stat_result | None:
-        """Exchange the slot with what is at a path. Returns the displaced status, as `_take` does."""
+        """Exchange the slot with what is at a path, and return the status of what was displaced.
+
+        Returns None if somebody has just deleted the staging folder. Raises `Busy` if another program is writing to the
+        path, and `Unexpected` if it is not what the step expects. What was displaced is then put back.
+        """
         with unwritten(there, name, found) as is_unwritten:
             self._disk.exchange(slots, step.slot, there, name)
             displaced = _status_in(slots, step.slot)
@@ -421,7 +429,7 @@ class Commit:
 
 
 def _is_expected(step: Step, folder: int, name: str, found: os.stat_result | None) -> bool:
-    """Return whether a name, whose status was found, holds what a step expects to displace."""
+    """Return whether a name in a folder holds what a step expects to displace. `found` is the name's status, if any."""
     if _identity_of(found) != step.before:
         return False
     return not step.tree or digest(members_of(folder, name)) == step.tree
@@ -432,7 +440,7 @@ def _reason(error: BaseException) -> str:
 
 
 def members_of(folder: int, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the relative path and the identity of everything in a folder, at any depth. `folder` is open above it."""
+    """Yield the relative path and the identity of everything in a folder, at any depth. `folder` is a descriptor of its parent."""
     top = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
     try:
         pending = [""]

@@ -154,7 +154,8 @@ class DirectoryFork(Linked, FileFork):
             return sorted((path, program) for path, program in found.items() if not is_allowed(path, allowed))
 
     def _run_later(self) -> Mapping[str, str]:
-        # While the fork is open, others may create a link to a changed file. What was found last was decided on.
+        # While the fork is open, somebody may create a link to a changed file. A prepared fork keeps the last result,
+        # on which the approval was decided.
         if self._programs is None or self._state != PREPARED:
             self._programs = self._find_programs()
         return self._programs

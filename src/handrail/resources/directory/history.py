@@ -37,7 +37,7 @@ class Sizes(msgspec.Struct):
     """Bytes of the files that have other names too."""
 
     def add(self, found: os.stat_result) -> None:
-        """Add a file. A folder counts nothing."""
+        """Add a file. Folders are not counted."""
         if stat.S_ISDIR(found.st_mode):
             return
         if found.st_nlink == 1:
@@ -106,7 +106,7 @@ class History:
         self._kept.append(kept)
         self._total += own + shared
         self._trim(remove)
-        # The rename above has changed the folder's time, so it is read again, not taken from before.
+        # The rename above has changed the folder's mtime, so it is read again.
         self._listed_at = os.stat(self._folder).st_mtime_ns
         return new
 

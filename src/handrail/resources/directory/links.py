@@ -61,7 +61,7 @@ class Ground(Shared):
         return self.jail.read(path, version, self.limits.max_file_size)
 
     def attributes(self, path: str) -> Attributes:
-        """Return the extended attributes that a copy of a file in the folder should have. Without a file, there are none."""
+        """Return the extended attributes that a copy of a file in the folder should have. There are none if it can't be opened."""
         return self.jail.attributes(path)
 
     def refuse_hidden(self, path: str) -> None:
@@ -140,7 +140,7 @@ class Linked(Layer):
         return self._follow(path, last)[0]
 
     def _follow(self, path: str, last: bool = True) -> tuple[str, Node | None]:
-        """Return a path with its links resolved, and its node unless it has to be looked up again."""
+        """Return a path with its links resolved, and its node, or None if the caller must look it up."""
         at = parse_path(path)
         self._enter()
         self._ground.refuse_hidden(at.path)

@@ -191,16 +191,16 @@ class _Recovery:
         self.left: list[str] = []
 
     def finish(self, manifests: Sequence[Manifest]) -> list[str]:
-        """Finish those commits that belong to this root, and return the state of each.
+        """Finish the commits that belong to this root, and return the state of each.
 
-        They stay where they are staged until the journal knows about it: in the history, later commits may replace them.
+        They stay staged until the journal knows that they are applied, because later commits may remove them from the history.
         """
         with self._lock:
             found = self._staging_folders(manifests)
             return [self._finish(each, found) for each in manifests]
 
     def retire(self, manifests: Sequence[Manifest]) -> None:
-        """Move those finished commits of dead processes that belong to this root to the history."""
+        """Move finished commits of dead processes to the history, if they belong to this root."""
         with self._lock:
             found = self._staging_folders(manifests)
             for manifest in manifests:
@@ -244,7 +244,7 @@ class _Recovery:
 
     @contextlib.contextmanager
     def _claimed(self, manifest: Manifest, staging: Path) -> Generator[Commit | None]:
-        """Yield a staged commit of a dead process, which no other process uses meanwhile. Yields None if there is none."""
+        """Yield the staged commit of a dead process, locked against other processes. Yields None if it is in use or gone."""
         area, folder = self._area.at(staging), staging / "at-work" / manifest.folder
         with area.unused(folder.parent.name) as unused:
             yield area.commit(folder, manifest) if unused and folder.exists() else None

@@ -162,7 +162,7 @@ def _inodes(place: str) -> int:
 
 
 def _system_v() -> int:
-    """Return the bytes of the command's System V segments, messages and semaphores, which need no process to exist."""
+    """Return the bytes of the command's System V segments, messages and semaphores, which can outlive their processes."""
     total = 0
     for kind, columns in _SYSTEM_V.items():
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -5,8 +5,8 @@
         index      the state of each path when Handrail last wrote or checked it
         files/     the files themselves
 
-A copy is disposable. Whoever opens it first makes it equal to what the journal has recorded: paths that differ are
-replaced, and paths that are not recorded are removed.
+A copy is disposable. Each time a run opens the workspace, the copy is first made equal to what the journal has recorded:
+paths that differ are replaced, and paths that are not recorded are removed. Ignored paths are left alone.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _LENGTH = 4
 
 
 class Entry(msgspec.Struct, array_like=True):
-    """A recorded path, with the version of the local file that was last known to be equal to it."""
+    """The recorded state of a path, and the version of the local file when it was last seen in that state."""
 
     state: WorkspaceFile
     version: str = ""
 
 
 class _Frame(msgspec.Struct, array_like=True):
-    """A part of the index file: the entries that changed in one version of the workspace."""
+    """A part of the index file: the entries that have changed since the previous part. None stands for a removed path."""
 
     id: str
     version: int
@@ -61,7 +61,7 @@ class WorkspaceCache:
 
     @classmethod
     def claim(cls, place: Path, is_ignored: Callable[[str], bool]) -> WorkspaceCache:
-        """Claim the first copy below `place` that no other process uses, or make a new one."""
+        """Claim the first copy below `place` that is not in use, or make a new one."""
         place.mkdir(0o700, parents=True, exist_ok=True)
         for number in count(1):
             folder = place / str(number)
@@ -84,7 +84,7 @@ class WorkspaceCache:
     # --- the index ----------------------------------------------------------------------------------
 
     def load(self, id: str) -> None:
-        """Read the index. An index of a different workspace, or one that can't be read, counts as empty."""
+        """Read the index, up to the first part that can't be read. An index of a different workspace counts as empty."""
         self.version, self.entries = 0, {}
         for frame in _frames(self.folder / "index"):
             if frame.id != id:
@@ -105,7 +105,7 @@ class WorkspaceCache:
         os.replace(new, self.folder / "index")
 
     def note(self, id: str, version: int, changes: Iterable[WorkspaceChange]) -> None:
-        """Add a commit that was applied to the copy to the index."""
+        """Append a commit to the index, after it was applied to the copy."""
         frame = _Frame(id, version, {})
         for change in changes:
             entry = None if change.new is None else Entry(change.new, self._version_at(change.path))
@@ -121,7 +121,7 @@ class WorkspaceCache:
     def _version_at(self, path: str) -> str:
         try:
             return shown_status(os.lstat(self.at(path)))
-        except OSError:  # somebody has removed it just now, which the next look notices
+        except OSError:  # somebody has just removed it, and the next lookup will notice
             return ""
 
     # --- what is there ------------------------------------------------------------------------------
@@ -131,7 +131,10 @@ class WorkspaceCache:
         return self.root / on_disk(path)
 
     def is_current(self, path: str, status: os.stat_result | None) -> bool:
-        """Return whether a path shows what is recorded. A file whose status has changed is read and compared."""
+        """Return whether a path holds what is recorded. Of a folder, only the kind is compared.
+
+        A file is read and compared only if its status has changed.
+        """
         entry = self.entries.get(path)
         if status is None or entry is None:
             return status is None and entry is None
@@ -151,7 +154,10 @@ class WorkspaceCache:
             return None
 
     def _walk(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield every path that is not ignored, folders before their members. The caller may remove what is yielded."""
+        """Yield every path that is neither ignored nor reserved, folders before their members.
+
+        The caller may remove what is yielded. A folder that this user can't list and change gets the mode 0o700.
+        """
         pending = [""]
         while pending:
             folder = pending.pop()
@@ -171,9 +177,9 @@ class WorkspaceCache:
     # --- repair -------------------------------------------------------------------------------------
 
     def settle(self, wanted: Mapping[str, WorkspaceFile]) -> dict[str, WorkspaceFile]:
-        """Remove what does not belong here, and make the folders. Returns the files and links that are missing.
+        """Remove the paths that are not wanted, and create the folders. Returns the files and links to be written.
 
-        Content that another file of the copy already has is copied, so it is not returned.
+        A file is not returned if another file of the copy has the same content, which is then copied.
         """
         kept: dict[str, Entry] = {}
         for path, status in self._walk():
@@ -197,7 +203,7 @@ class WorkspaceCache:
         return missing
 
     def _is_as(self, path: str, status: os.stat_result, state: WorkspaceFile) -> bool:
-        """Return whether a file has this content. Its mode is corrected if it differs."""
+        """Return whether a file or link has this content. If only its mode differs, the mode is corrected."""
         entry = self.entries.get(path)
         if entry is not None and entry.state == state and entry.version == shown_status(status):
             return True
@@ -223,7 +229,7 @@ class WorkspaceCache:
         self.entries[path] = Entry(state, self._version_at(path))
 
     def finish(self, wanted: Mapping[str, WorkspaceFile]) -> None:
-        """Give the folders their modes, the inner ones first."""
+        """Set the modes of the folders, inner ones first, and add the folders to the entries."""
         for path in sorted((path for path, state in wanted.items() if state.kind == "folder"), reverse=True):
             at = self.at(path)
             if os.stat(at).st_mode & PERMISSIONS != wanted[path].mode:
@@ -231,7 +237,7 @@ class WorkspaceCache:
             self.entries[path] = Entry(wanted[path])
 
     def force(self, changes: Iterable[WorkspaceChange], read: Callable[[str], bytes]) -> None:
-        """Make these changes, whatever is at their paths now."""
+        """Make these changes, whatever is at their paths now. `read` returns the bytes with a digest."""
         changes = sorted(changes, key=lambda change: change.path)
         for change in reversed(changes):
             if change.new is None:
@@ -280,13 +286,13 @@ def content_at(at: Path) -> bytes:
 
 
 def shown_status(status: os.stat_result) -> str:
-    """Format what of a file's status changes whenever its content does."""
+    """Format the parts of a file's status that show whether its content has changed."""
     return f"{version_of(status):x}"
 
 
 @contextlib.contextmanager
 def _readable(at: Path, status: os.stat_result) -> Generator[Any]:
-    """Open a file of this user's, even if its mode does not let the user read it."""
+    """Open a file for reading, even if its mode does not let this user, its owner, read it."""
     mode = stat.S_IMODE(status.st_mode)
     is_unreadable = not mode & stat.S_IRUSR and os.geteuid() != 0
     if is_unreadable:
@@ -314,7 +320,7 @@ def _encode(frame: _Frame) -> bytes:
 
 
 def _frames(index: Path) -> Iterator[_Frame]:
-    """Yield the complete parts of an index. A process that died may have left an incomplete one at the end."""
+    """Yield the parts of an index, up to the first that can't be read. A process that died may have left one incomplete."""
     try:
         data = index.read_bytes()
     except OSError:

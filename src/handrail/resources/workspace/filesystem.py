@@ -1,8 +1,8 @@
 """`WorkspaceFilesystem`: a workspace while a run has it. `WorkspaceFork`: one call's version of it.
 
 Both work on this host's copy as they would on any folder. Two things differ. A commit is described by digests, so that
-the journal's record of the call is the commit, whatever happens to the copy afterwards. And every path that is looked up
-is compared with what is recorded, so that nothing that came into the copy in another way is read or committed.
+the journal's record of the call is the commit, whatever happens to the copy afterwards. And each path that is looked up,
+unless it is ignored, is compared with what is recorded. So a change by another program is neither read nor committed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from handrail.resources.workspace.cache import PERMISSIONS, WorkspaceCache, cont
 log = logging.getLogger("handrail.files")
 
 LARGEST = 64 * 1024 * 1024
-"""Maximum bytes of a file that a call leaves in a workspace."""
+"""Maximum bytes of a file that a call writes to a workspace."""
 
 
 class WorkspaceFilesystem(DirectoryFilesystem):
@@ -41,7 +41,7 @@ class WorkspaceFilesystem(DirectoryFilesystem):
         self.row = row
         self.cache = cache
         self._broken = ""
-        """Why the copy does not show what is recorded, and could not be repaired; "" if it does."""
+        """Why the copy can't be used: it lacks a recorded change. "" if it can be used."""
 
     @property
     def address(self) -> str:
@@ -65,7 +65,7 @@ class WorkspaceFilesystem(DirectoryFilesystem):
         raise UndoRefused(call_id, (), problem)
 
     def made(self, delta: WorkspaceDelta) -> None:
-        """Note that a recorded commit is applied to the copy."""
+        """Add a recorded commit to the copy's index, once it is applied."""
         self.cache.note(self.row.id, delta.base + 1, delta.changes)
 
     def broke(self, why: str) -> None:
@@ -122,7 +122,7 @@ class WorkspaceFork(DirectoryFork):
     def stage(self, key: CallKey, /, *, synced: bool = False) -> Mapping[str, Any] | None:
         """Write the changes to the staging folder, and compute their digests. Returns None: there is nothing to recover.
 
-        The copy is disposable, so it is never synced.
+        `synced` has no effect, because the copy is disposable.
         """
         with self._shared.lock:
             if self._commit is None:
@@ -131,7 +131,7 @@ class WorkspaceFork(DirectoryFork):
             return None
 
     def delta(self) -> WorkspaceDelta | None:
-        """Return what a staged commit changes; None if it changes no path that is recorded."""
+        """Return the staged changes that the journal must record, or None if there are none."""
         return self._delta
 
     def content(self, digest: str) -> bytes:
@@ -173,7 +173,7 @@ class WorkspaceFork(DirectoryFork):
         if state is not None and state.digest:
             if state.size > LARGEST:
                 problem = f"it has {state.size} bytes, and a workspace keeps files of at most {LARGEST} bytes"
-                raise FileLimitReached(path, f"{problem}. Make it smaller, or give it an ignored name")
+                raise FileLimitReached(path, f"{problem}. Make it smaller")
             self._places[state.digest] = slot
         return state
 
@@ -209,6 +209,6 @@ class WorkspaceFork(DirectoryFork):
                 self._ground.area.discard(commit)
 
     def revert(self) -> None:
-        """Refuse further use of the copy: what the journal has recorded is not taken back."""
+        """Refuse further use of the copy if it lacks recorded changes. What the journal has recorded is not taken back."""
         if self._delta is not None:
             self._workspace.broke("a recorded change was not completed on this host")

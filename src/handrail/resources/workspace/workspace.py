@@ -1,4 +1,4 @@
-"""`Workspace`: the name of a folder that Handrail owns. A run opens it, on whichever host it is executed."""
+"""`Workspace`: the name of a folder that Handrail owns. A run opens it on whichever host executes the run."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ IGNORED = ("__pycache__", "node_modules", ".venv")
 PREFIX = "workspace:"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _FETCHED = 8 * 1024 * 1024
-"""How many bytes are fetched at a time."""
+"""Maximum bytes that are fetched at a time, unless a single file is larger."""
 
 
 @checked_arguments
 class Workspace:
     """A folder that Handrail owns, and that moves with its run. Pass it where a filesystem is passed to a run.
 
-    Its files are recorded in the run's journal. A call's changes are part of the record of the call: before it, nothing
-    of them is visible anywhere, and after it, all of them are, on whichever host the run continues. One run at a time has
-    a workspace; a second one is refused with `WorkspaceBusy`. Each host keeps a copy, and brings it up to date when a run
-    opens the workspace there, with only those files that are missing or differ. Files, links, empty folders and
+    Its files are recorded in the run's journal. A call's changes are part of the record of the call. Before the call is
+    recorded, none of them is visible outside the call. Afterwards all of them are, on whichever host the run continues.
+    One run at a time has a workspace; a second one is refused with `WorkspaceBusy`. Each host keeps a copy. When a run
+    opens the workspace there, only the files that are missing or differ are fetched. Files, links, folders and
     permissions are recorded; owners, attributes, pipes and sockets are not.
 
     - `name`: letters, digits, `.`, `_` and `-`. Runs with the same journal and name work on the same files.
@@ -91,7 +91,7 @@ class Workspace:
     def opened(self, journal: Journal, run_id: str, /) -> AbstractAsyncContextManager[WorkspaceFilesystem]:
         """Open the files for a run until the block ends. This host's copy is brought up to date first.
 
-        Raises `WorkspaceBusy` if a different run has the workspace.
+        Raises `WorkspaceBusy` while a live process executes a different run that has the workspace.
         """
         return self._opened(journal, run_id)
 
@@ -150,7 +150,7 @@ def _finish(cache: WorkspaceCache, wanted: Mapping[str, WorkspaceFile], row: Wor
 
 
 def _some(missing: Mapping[str, WorkspaceFile]) -> dict[str, WorkspaceFile]:
-    """Return the first of the missing files, at most `_FETCHED` bytes or one file."""
+    """Return the first of the missing files: at most `_FETCHED` bytes in total, or a single larger file."""
     some: dict[str, WorkspaceFile] = {}
     size = 0
     for path, state in missing.items():
@@ -163,7 +163,7 @@ def _some(missing: Mapping[str, WorkspaceFile]) -> dict[str, WorkspaceFile]:
 
 @lru_cache(maxsize=65536)
 def is_ignored(path: str, patterns: tuple[str, ...]) -> bool:
-    """Return whether a path, or a folder that it is in, has an ignored name."""
+    """Return whether a path, or a folder that it is in, has an ignored name, or the whole path matches a pattern with a `/`."""
     parts = path.split("/")
     return any(
         fnmatchcase(path, pattern) if "/" in pattern else any(fnmatchcase(part, pattern) for part in parts)
