@@ -451,11 +451,12 @@ class JournalAltered(JournalError):
         )
         self.chain = chain
         """What kind of chain the record belongs to: `run`, `outside`, `session`, `sessions`, `decisions` or `step`;
-        `blob` for a blob, and `file` for damage that belongs to no record."""
+        `blob` for a blob, `workspace` for a workspace, and `file` for damage that belongs to no record."""
         self.id = id
-        """The id of the run or session, the session and principal, the key of the step, or the digest of the blob."""
+        """The id of the run or session, the session and principal, the key of the step, the digest of the blob, or the name
+        of the workspace."""
         self.record = record
-        """1-based position of the record in its chain."""
+        """1-based position of the record in its chain. It has no meaning for a blob, a workspace or a file."""
         self.what = what
         """The kind and key of the record."""
         self.problem = problem

@@ -408,15 +408,11 @@ class Workspaces(Protocol):
     """Named trees of files, each at the version that the last commit or undo left.
 
     One run at a time has a workspace. `Calls.commit` records a call and makes its changes to the workspace atomically. It
-    raises `WorkspaceBusy` if a different run has taken the workspace over. The bytes of files are stored beforehand, as
-    blobs.
+    raises `WorkspaceBusy` if a different run has taken the workspace over. Files are stored beforehand, as blobs.
     """
 
     async def acquire(self, name: str, run_id: str, /) -> WorkspaceRow:
-        """Give a workspace to a run of this process, and return its row. An unknown name creates a new workspace.
-
-        Raises `WorkspaceBusy` while a live process executes a different run that has it.
-        """
+        """Give a workspace, created if unknown, to a run of this process. Raises `WorkspaceBusy` while another live run has it."""
         ...
 
     async def release(self, name: str, run_id: str, /) -> None:

@@ -380,7 +380,7 @@ class Takes(msgspec.Struct, frozen=True):
         return attachment.media_type in taken or "*/*" in taken
 
     def problem(self, attachment: Attachment) -> str | None:
-        """Return why an attachment can't be sent, such as "it takes no audio"; None if it can be sent, also as text."""
+        """Return why an attachment can't be sent, such as "it takes no audio"; None if it can be sent, as it is or as text."""
         if self.sends(attachment) or attachment.is_text:
             return None
         if not attachment.address and not attachment.is_here:

@@ -130,7 +130,7 @@ async def test_a_policy_that_raises_denies() -> None:
 
 
 async def test_a_policy_that_waits_is_awaited() -> None:
-    """A policy may decide asynchronously, also about an offer."""
+    """An async policy is awaited when it decides about an offer, as it is for a call."""
 
     class Slow(Watch):
         async def check(self, tool: Any, params: Any, *, context: ToolContext) -> PolicyDecision:  # pyright: ignore[reportIncompatibleMethodOverride]  # policies may be async
@@ -140,7 +140,7 @@ async def test_a_policy_that_waits_is_awaited() -> None:
 
 
 async def test_it_is_decided_before_each_request() -> None:
-    """The policies decide again before each request, on the state of that moment. The denial is told once."""
+    """The policies decide again before each request, on the state at that time. The denial is published once."""
     after = SequentialDependencyPolicy({"web_search": {"look"}})
     session = Session()
     answers = [ToolCall("nothing"), ToolCall("look"), "Done."]

@@ -171,7 +171,7 @@ def test_answer_and_resume(line: Line):
 
 
 def test_a_call_that_was_not_approved(line: Line):
-    """`show` prints the diff of a call that waits for approval. A denied call ends `resume` with exit code 3, also in JSON."""
+    """`show` prints the diff of a call that waits for approval. A denied call ends `resume` with exit code 3, with `--json` too."""
     script = call("draft", path="a.md", text="".join(f"line {n}\n" for n in range(40)))
     line.record("tea", script, app="the_app:careful")
     shown = line("show", "tea")

@@ -39,7 +39,7 @@ async def log_in(password: SecretStr) -> str:
 
 
 class Label:
-    """A type of the user's own, whose JSON does not say everything about it."""
+    """A user's own type. Different values can have the same JSON."""
 
     def __init__(self, text: str) -> None:
         self.text = text

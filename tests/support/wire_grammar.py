@@ -831,7 +831,7 @@ _GEMINI_HOSTED = {
     "codeExecution": "",
     "fileSearch": "fileSearchStoreNames",
 }
-"""The providers' own tools, each with the fields that it needs."""
+"""Gemini's own tools, each with the fields that it needs, separated by spaces."""
 
 
 def _gemini_tools(request: Mapping[str, Any]) -> Iterator[str]:

@@ -176,7 +176,7 @@ def _revert(connection: Connection, database: Database, unit: CommitUnit, delta:
     ]
     unexpected = filled or _change(connection, database.chains, row, opposite)
     if unexpected:
-        raise UndoRefused(unit.call_id, sorted(unexpected), "these paths were changed since")
+        raise UndoRefused(unit.call_id, sorted(unexpected), "these paths have been changed since")
 
 
 def read_files(

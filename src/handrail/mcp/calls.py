@@ -107,7 +107,7 @@ class Calls:
         opens: bool = False,
         report: Report | None = None,
     ) -> LiveCall:
-        """Start a call. With `asks`, the client's person can be asked, and with `opens`, also for secrets, on a page.
+        """Start a call. With `asks`, the client's person can be asked. With `opens`, they can be asked for secrets too, on a page.
 
         Raises `TooManyCalls` if the principal already has the maximum number of calls.
         """

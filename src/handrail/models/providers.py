@@ -71,7 +71,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     forced: re.Pattern[str] = re.compile("")
     """Matches the names of the models that can be forced to answer with a call. The others refuse such a request."""
     takes: Takes = CHAT_TAKES
-    """The attachments that the model takes. Those of a row are in its `takes`, since models differ."""
+    """The attachments that the model in use takes. A row of the table leaves this out: its own `takes` goes by the model's name."""
 
 
 class Address(msgspec.Struct, frozen=True):

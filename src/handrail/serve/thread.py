@@ -220,7 +220,7 @@ class Thread:
         return approvals_of(await self._session_as_decided()).list()
 
     async def revoke(self, approval_id: str) -> None:
-        """Revoke a remembered decision, also for the active run. Raises `SessionError` if there is no such decision."""
+        """Revoke a remembered decision, for the active run too. Raises `SessionError` if there is no such decision."""
         approvals_of(await self._session_as_decided()).revoke(approval_id, self.principal)
 
     async def forget(self) -> None:

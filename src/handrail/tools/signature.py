@@ -109,7 +109,7 @@ def body_of(function: Callable[..., Any]) -> Any:
 
 
 def context_type_of(annotation: Any) -> type[ToolContext] | None:
-    """Return the context type in an annotation, also in `ToolContext | None`; None if there is none."""
+    """Return the context type in an annotation, such as `ToolContext | None`, or None if it has none."""
     if get_origin(annotation) is Annotated:
         return context_type_of(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):

@@ -178,7 +178,7 @@ async def test_no_tool_writes_through_a_link(tmp_path: Path, link: str) -> None:
 
 
 async def test_a_command_of_a_tool_writes_nothing_through_links(tmp_path: Path, shell: Shell) -> None:
-    """What a committed call's command wrote through links that lead out is not outside, nor in the folder's files."""
+    """If a call's command writes through links that lead out, nothing outside changes. What it writes in the folder is kept."""
     world = World(tmp_path)
 
     @tool(effect="irreversible", capabilities={"proc.exec"})

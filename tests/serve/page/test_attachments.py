@@ -66,7 +66,7 @@ def hand_over(page: Page, event: str, *names: str, text: str = "") -> bool:
 
 @pytest.mark.parametrize("event", ["paste", "drop"])
 def test_a_picture_is_pasted_or_dropped(page: Page, model: ScriptedModel, event: str):
-    """A picture that is pasted or dropped is listed, sent with the message, and shown, also after a reload."""
+    """A picture that is pasted or dropped is listed, sent with the message, and shown, even after a reload."""
     waiting = page.get_by_role("list", name="Files to send").get_by_role("listitem")
     assert not hand_over(page, event, "cat.png")
     expect(waiting).to_contain_text(f"cat.png ({len(PNG)} bytes)")

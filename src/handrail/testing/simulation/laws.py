@@ -355,7 +355,7 @@ def a_run_has_one_owner(trial: Trial) -> Iterator[str]:
         return
     for what in ("status", "finished", "model", "settled", "answered", "files"):
         if after[0][what] != last[what]:
-            yield f"the process that was overtaken changed what is {what}: {_changed(after[0][what], last[what])}"
+            yield f"the process that was overtaken changed {what}: {_changed(after[0][what], last[what])}"
     if not seen.of("over", 0):
         yield "the process that was overtaken did not end"
 
