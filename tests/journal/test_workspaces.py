@@ -247,7 +247,7 @@ async def test_bytes_are_kept_as_long_as_the_workspace_or_a_run_refers_to_them(j
         digests["one"],
         digests["new"],
     }
-    with pytest.raises(BlobNotFoundError):  # nothing can be undone any more
+    with pytest.raises(BlobNotFoundError):  # only an undo of the forgotten run needed it
         await journal.workspaces.fetch([digests["old"]])
     assert not (await journal.runs.verify()).altered
 

@@ -113,7 +113,7 @@ def test_a_secret_opens_its_own_name_only_and_not_after_removal():
 
 
 def test_a_guess_takes_sixteen_mebibytes():
-    """Outside of tests, hashing a password takes as much memory as guessing it should, within the limit that is set."""
+    """Outside of tests, hashing a password takes 16 MiB of memory, so that guessing is slow. `maxmem` allows that much."""
     assert 128 * COST["n"] * COST["r"] * COST["p"] == 16 * 2**20 < COST["maxmem"]
 
 

@@ -59,7 +59,7 @@ async def command(line: str, *, context: ToolContext) -> str:
 
 @tool(effect="staged")
 async def half(*, context: ToolContext) -> str:
-    """Write a file, and wait for the end of the process if `WORKSPACE_DIES` is set."""
+    """Write a file, and wait to be killed if `WORKSPACE_DIES` is set."""
     context.filesystem.write("half", "first" if os.environ.get("WORKSPACE_DIES") else "second")
     if os.environ.get("WORKSPACE_DIES"):
         sys.stdout.write("ready\n")
@@ -70,7 +70,7 @@ async def half(*, context: ToolContext) -> str:
 
 @tool(effect="staged")
 async def outer(steps: list[list[str]], *, context: ToolContext) -> str:
-    """Do the first step here and the others in calls of this call."""
+    """Do the first step in this call and the others in inner calls."""
     verb, path, *rest = steps[0]
     getattr(context.filesystem, verb)(path, *rest)
     for step in steps[1:]:

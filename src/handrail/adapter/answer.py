@@ -340,7 +340,7 @@ async def ask_once(
     """Ask the run's model once, and return its complete answer, the seconds it took, and its cost; None if that is unknown.
 
     A budget is charged for the request even if it fails, and so is the run, with the tokens that the provider
-    reported before. Raises `ModelError`, after adding the request to `failed`, or `BudgetExceededError`.
+    had reported by then. Raises `ModelError`, after adding the request to `failed`, or `BudgetExceededError`.
     """
     frame, model = run.frame, run.model
     request, reserved = (run.request(), None) if frame.budget is None else _reserve(run, frame.budget)

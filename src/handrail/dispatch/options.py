@@ -246,7 +246,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         - Its workers, environment and resources replace this run's. A resource that it does not bind is this run's.
           The same holds for each of its extras.
         - Session, approvals, files, journal, lease, clock and ids are always this run's.
-        - What this run's `policies` deny stays denied. They are passed as they apply in the nested run.
+        - `policies` are this run's, as they apply in the nested run: what they deny stays denied.
 
         Raises `DefinitionError` if its budget is a `BudgetTracker`.
         """

@@ -79,7 +79,7 @@ class Turn(msgspec.Struct, kw_only=True):
     cost: Decimal | None
     """The cost in US dollars, as recorded or from the price table; None if the price or the usage is unknown."""
     failed: tuple[FailedRequest, ...] = ()
-    """The models that were asked before, and failed or refused."""
+    """The earlier requests for this answer, which failed or were not used."""
     calls: list[CallNode] = []
 
 

@@ -1,4 +1,4 @@
-"""The history of commits: what it says that a commit holds, and folders that are used again."""
+"""The history of commits: the sizes that it notes for a commit, and the folders that it reuses."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from support.filesystems import Folders, aside, tree
 
 
 def made(files: DirectoryFilesystem, call: str, *does: tuple[Any, ...]) -> None:
-    """Make a call that calls these methods of its fork, and commit it."""
+    """Call these methods of a call's fork, and commit the fork."""
     fork = files.fork(call)
     for name, *arguments in does:
         getattr(fork, name)(*arguments, **({"recursive": True} if name == "delete" else {}))

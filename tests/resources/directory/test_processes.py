@@ -410,14 +410,20 @@ def test_two_processes_share_one_history(folders: Folders):
 UNTOLD = """
 import asyncio, os, sys
 from handrail import DirectoryFilesystem, SqliteJournal, ToolContext, open_gate, tool
+from handrail.resources.directory.disk import Disk
 
 @tool(effect="staged")
 async def write(context: ToolContext) -> None:
     "Write."
     context.filesystem.write("a", "2")
 
+class Dying(Disk):
+    def exchange(self, *paths):
+        os.kill(os.getpid(), 9)
+
 async def main(root, path, work, told):
-    files, journal = DirectoryFilesystem(root), SqliteJournal(path)
+    files = DirectoryFilesystem(root, disk=Dying() if work == "begins" else Disk())
+    journal = SqliteJournal(path)
     applied = journal.calls.applied
 
     async def die(unit):
@@ -470,6 +476,38 @@ def test_an_applied_commit_is_known_however_many_follow(folders: Folders, tmp_pa
     asyncio.run(recover())
     assert files.read("a") == "3"
     assert [path.name for path in files.staging.glob("at-work/*")] == [files._ground.area.mine.name]
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("work", ["writes", "begins"])
+def test_a_process_that_dies_during_a_recovery_loses_nothing(folders: Folders, tmp_path: Path, work: str):
+    """A process records a commit and dies while another one recovers the folder. The next recovery applies the commit."""
+    files, path = folders({"a": "1"}, keep_calls=2), tmp_path / "runs.db"
+    die = [sys.executable, "-c", UNTOLD, str(files.root), str(path), work, "untold"]
+
+    async def recover(first: bool) -> None:
+        journal: Any = SqliteJournal(path)
+        listed = journal.calls.unapplied
+
+        async def unapplied() -> Any:
+            found = await listed()
+            journal.calls.unapplied = listed
+            assert (await asyncio.to_thread(subprocess.run, die, env=importing_support())).returncode == -9
+            return found
+
+        if first:
+            journal.calls.unapplied = unapplied
+        try:
+            recovered = await files.recover(journal)
+            assert (len(recovered.finished), recovered.dropped, recovered.unapplied) == (not first, (), ())
+        finally:
+            journal.close()
+
+    asyncio.run(recover(first=True))
+    for number in range(4):
+        files.write("b", str(number))
+    asyncio.run(recover(first=False))
+    assert tree(files) == {"a": "2", "b": "3"}
 
 
 def test_a_commit_that_is_pruned_meanwhile_is_no_trouble(folders: Folders):

@@ -91,11 +91,19 @@ async def recover(jail: Jail, area: Area, lock: Any, journal: Journal) -> Recove
         unapplied = [each for each in unapplied if (each.run_id, each.call_id) in still]
     for each in unapplied:
         log.warning("%s", each)
-    known = {each["folder"] for unit in units for each in unit.files}
-    begun = await run_in_thread(lambda: recovery.begun(journal.id, known))
-    given_up = {key for key in begun if await _is_given_up(journal, *key)}
-    dropped = await run_in_thread(lambda: recovery.drop(journal.id, known, given_up))
+    dropped = await _drop(recovery, journal)
     return Recovered(tuple(finished), tuple(dropped), tuple(sorted(recovery.left)), tuple(unapplied))
+
+
+async def _drop(recovery: _Recovery, journal: Journal) -> list[str]:
+    """Discard the commits of dead processes that this journal has no record of. Returns the ids of their calls."""
+    with contextlib.ExitStack() as parts:
+        # The journal is asked afterwards: until a process is known to be dead, it may record more commits.
+        dead = await run_in_thread(lambda: recovery.claim(parts))
+        known = {each["folder"] for unit in await journal.calls.unapplied() for each in unit.files}
+        begun = await run_in_thread(lambda: recovery.begun(dead, journal.id, known))
+        given_up = {key for key in begun if await _is_given_up(journal, *key)}
+        return await run_in_thread(lambda: recovery.drop(dead, journal.id, known, given_up))
 
 
 async def _is_given_up(journal: Journal, run_id: str, call_id: str) -> bool:
@@ -241,20 +249,28 @@ class _Recovery:
         with area.unused(folder.parent.name) as unused:
             yield area.commit(folder, manifest) if unused and folder.exists() else None
 
-    def begun(self, journal: str, known: set[str]) -> list[tuple[str, str]]:
+    def claim(self, parts: contextlib.ExitStack) -> list[Path]:
+        """Lock the folders of all dead processes, until `parts` is closed, and return them."""
+        dead: list[Path] = []
+        with self._lock:
+            for part, held in self._area.abandoned() if self._area.is_own() else ():
+                parts.callback(os.close, held)
+                dead.append(part)
+        return dead
+
+    def begun(self, dead: Sequence[Path], journal: str, known: set[str]) -> list[tuple[str, str]]:
         """Return the run and call ids of the dead processes' commits that were begun and are not in `known`."""
         found: list[tuple[str, str]] = []
         with self._lock:
-            for part, held in self._abandoned():
-                try:
-                    for commit in self._area.begun(part, journal):
-                        if commit.manifest.folder not in known and commit.is_touched():
-                            found.append((commit.manifest.run_id, commit.manifest.call_id))
-                finally:
-                    os.close(held)
+            for part in dead:
+                for commit in self._area.begun(part, journal):
+                    if commit.manifest.folder not in known and commit.is_touched():
+                        found.append((commit.manifest.run_id, commit.manifest.call_id))
         return found
 
-    def drop(self, journal: str, known: set[str], given_up: set[tuple[str, str]]) -> list[str]:
+    def drop(
+        self, dead: Sequence[Path], journal: str, known: set[str], given_up: set[tuple[str, str]]
+    ) -> list[str]:
         """Discard the commits of dead processes that this journal has no record of. Returns the ids of their calls.
 
         A commit whose steps were begun is kept for `undo` instead, because the journal has recorded it as applied. If
@@ -263,31 +279,25 @@ class _Recovery:
         dropped: list[str] = []
         area = self._area
         with self._lock:
-            for part, held in self._abandoned():
-                try:
-                    with reported(part):
-                        for commit in list(area.begun(part, journal)):
-                            manifest = commit.manifest
-                            if manifest.folder in known:
+            for part in dead:
+                with reported(part):
+                    for commit in list(area.begun(part, journal)):
+                        manifest = commit.manifest
+                        if manifest.folder in known:
+                            continue
+                        with reported(commit.folder):
+                            is_begun = commit.is_touched()
+                            is_given_up = (manifest.run_id, manifest.call_id) in given_up
+                            if is_begun and not is_given_up:
+                                area.retire(commit)  # the journal recorded this commit as applied
                                 continue
-                            with reported(commit.folder):
-                                is_begun = commit.is_touched()
-                                is_given_up = (manifest.run_id, manifest.call_id) in given_up
-                                if is_begun and not is_given_up:
-                                    area.retire(commit)  # the journal recorded this commit as applied
-                                    continue
-                                if is_begun:
-                                    commit.revert()
-                                area.disk.forget(commit.folder)
-                                if manifest.call_id:
-                                    dropped.append(manifest.call_id)
-                        area.forget_part(part)
-                finally:
-                    os.close(held)
+                            if is_begun:
+                                commit.revert()
+                            area.disk.forget(commit.folder)
+                            if manifest.call_id:
+                                dropped.append(manifest.call_id)
+                    area.forget_part(part)
         return dropped
-
-    def _abandoned(self) -> Iterable[tuple[Path, int]]:
-        return self._area.abandoned() if self._area.is_own() else ()
 
 
 def unapplied_in(unit: CommitUnit) -> list[Unapplied]:
