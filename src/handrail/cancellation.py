@@ -14,15 +14,15 @@ import contextlib
 import logging
 import math
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
-from contextvars import Context, ContextVar, copy_context
-from types import coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar, cast
 
 import msgspec
 
+from handrail.cancel_notice import Listener, cancel_without_notice, forget, listen
 from handrail.deadline import Deadline
 from handrail.errors import DeadlineExceededError
+from handrail.isolation import deliveries, settle
 from handrail.timers import Timer, TimerClock, timers_of
 
 T = TypeVar("T")
@@ -60,8 +60,8 @@ class CancelScope(msgspec.Struct, eq=False):
     _timeout_left: float | None = None
     _deadline: Deadline | None = None
     _deadline_timer: Timer | None = None
-    notify: Callable[[], None] | None = None
-    """A function that tells the work to stop, one pass of the loop before it is cancelled; None if the work does not listen."""
+    listener: Listener | None = None
+    """Told that the work must stop, one pass of the loop before it is cancelled; None if the work does not listen."""
     _landing: int = 0
     """How many cancellations will be delivered in the next pass of the loop."""
     _watchdog: Timer | None = None
@@ -69,14 +69,14 @@ class CancelScope(msgspec.Struct, eq=False):
     @property
     def interrupted(self) -> bool:
         """Whether the task has been cancelled since the scope was opened."""
-        if _deliveries:
-            _settle(self.task)
+        if deliveries:
+            settle(self.task)
         return self.task.cancelling() > self._before
 
     def is_stopped(self) -> bool:
         """Return whether the task or its run has been cancelled, even if the work ignored the cancellation."""
-        if _deliveries:
-            _settle(self.task)
+        if deliveries:
+            settle(self.task)
         return self.task.cancelling() > self._before or self._run.cancelled
 
     def close(self) -> bool:
@@ -86,15 +86,30 @@ class CancelScope(msgspec.Struct, eq=False):
         """
         if self._deadline_timer is not None:
             self._stop(self._deadline_timer)
+        if self.listener is not None:
+            self.ignore()
         if self.task.cancelling() > self._before:
             self._landing = 0
             return True
         return False
 
+    def listen(self, listener: Listener) -> None:
+        """Tell `listener` that the work must stop, one pass of the loop before a cancellation from outside lands."""
+        if self.listener is None or self.listener.work is not listener.work:
+            self.ignore()  # of an earlier attempt
+            self.listener = listener
+            listen(self.task, listener)
+
+    def ignore(self) -> None:
+        """Tell the listener nothing more, because the work is over."""
+        if self.listener is not None:
+            forget(self.task, self.listener)
+            self.listener = None
+
     def interrupt(self) -> None:
         """Cancel the work in the next pass of the loop. Code that waits for the work's signal runs before that."""
-        if self.notify is not None:
-            self.notify()
+        if self.listener is not None:
+            self.listener.stop()
         self._landing += 1
         self._before -= 1  # the task counts as cancelled from now on
         self.task.get_loop().call_soon(self._land)
@@ -102,7 +117,7 @@ class CancelScope(msgspec.Struct, eq=False):
     def _land(self) -> None:
         if self._landing:
             self._withdraw()
-            self.task.cancel()
+            cancel_without_notice(self.task)
 
     def _withdraw(self) -> None:
         self._landing -= 1
@@ -110,8 +125,8 @@ class CancelScope(msgspec.Struct, eq=False):
 
     def _run_out(self) -> None:
         """Cancel the work because its time is over."""
-        if self.notify is None:
-            self.task.cancel()
+        if self.listener is None:
+            cancel_without_notice(self.task)
         else:
             self.interrupt()
 
@@ -125,7 +140,7 @@ class CancelScope(msgspec.Struct, eq=False):
     def end(self) -> None:
         """Cancel the work because its owner has ended."""
         self._is_ended = True
-        self.task.cancel()
+        cancel_without_notice(self.task)
 
     def take_back(self) -> bool:
         """Take back the cancellation that `end` requested. Returns whether there was one; a second call returns False."""
@@ -237,8 +252,8 @@ if sys.version_info < (
 def open_scope(run: Cancellation | None = None, loop: asyncio.AbstractEventLoop | None = None) -> CancelScope:
     """Open a scope for what the current task does next. If `run` is given, cancelling that run stops the work."""
     task: Any = _current_task(loop or asyncio.get_running_loop())
-    if _deliveries:
-        _settle(task)
+    if deliveries:
+        settle(task)
     return CancelScope(task, task.cancelling(), run or NO_RUN)
 
 
@@ -274,126 +289,6 @@ async def shielded(work: Coroutine[Any, Any, T]) -> T:
         return task.result()
     except GeneratorExit as error:
         raise RuntimeError("shielded work raised GeneratorExit") from error  # nobody closed this coroutine
-
-
-# --- user code in our task ----------------------------------------------------------------------------
-
-TASK_GROUPS_UNCANCEL = sys.version_info >= (3, 13)
-"""Whether an `asyncio.TaskGroup` takes back every cancellation that it requested, as it does from Python 3.13 on."""
-
-_GROUP_EXIT = asyncio.TaskGroup.__aexit__.__code__
-
-_deliveries: dict[asyncio.Task[Any], tuple[asyncio.CancelledError, int]] = {}
-"""Cancellations that are being delivered now, by task, each with the task's cancellation count before it."""
-
-
-_ENDED = object()
-
-
-def begin_isolated(work: Coroutine[Any, Any, None]) -> Awaitable[None] | None:
-    """Run work that calls user code, until it first waits. Await the returned value for the rest; None if the work is done.
-
-    The work runs in the current task, but in a copy of its context: context variables that it sets stay in it. A
-    task of its own would do the same, at ten times the cost.
-
-    Before Python 3.13, a task group whose member fails while the group waits at its end cancels the task
-    and never takes that back. The task then looks as if it had been cancelled from outside. So every cancellation
-    is delivered through here. If its traceback shows that such a group caught it, it is taken back.
-    """
-    context, steps = copy_context(), work.__await__()
-    waiting = context.run(next, steps, _ENDED)
-    return None if waiting is _ENDED else _drive(steps, waiting, context)
-
-
-async def isolated(work: Awaitable[T]) -> T:
-    """Await user code in the current task, as `begin_isolated` does, and return its value."""
-    value: Any = None
-
-    async def keep() -> None:
-        nonlocal value
-        value = await work
-
-    rest = begin_isolated(keep())
-    if rest is not None:
-        await rest
-    return value
-
-
-@coroutine
-def _drive(steps: Generator[Any, Any, None], waiting: Any, context: Context) -> Generator[Any, Any, None]:
-    """Drive suspended work to its end in its context, and watch each cancellation that is delivered to it."""
-    task: Any = asyncio.current_task()
-    while waiting is not _ENDED:
-        counted = task.cancelling()
-        thrown: BaseException | None = None
-        try:
-            yield waiting
-        except GeneratorExit:
-            context.run(_close, steps)
-            raise
-        except BaseException as error:
-            thrown = error
-        try:
-            if thrown is None:
-                waiting = context.run(next, steps, _ENDED)
-            else:
-                waiting = context.run(_deliver, steps, thrown, task, counted)
-        finally:
-            thrown = None  # its traceback refers to this frame
-
-
-_is_closing: ContextVar[bool] = ContextVar("handrail_is_closing", default=False)
-
-
-def is_closing() -> bool:
-    """Return whether the isolated work in this context is being closed, so that it can't await anything any more.
-
-    If not, a `GeneratorExit` is an error like any other, which user code has raised.
-    """
-    return _is_closing.get()
-
-
-def _close(steps: Generator[Any, Any, None]) -> None:
-    _is_closing.set(True)
-    steps.close()
-
-
-def _deliver(steps: Generator[Any, Any, None], error: Any, task: asyncio.Task[Any], counted: int) -> Any:
-    """Throw an error into suspended work, and return what the work waits for next; `_ENDED` if the work is done.
-
-    If the error is a cancellation that a task group requested and caught, take it back.
-    """
-    error.__traceback__ = (
-        error.__traceback__.tb_next
-    )  # drop the caller's frame, as if the error had not passed through here
-    is_outermost = task not in _deliveries
-    if not TASK_GROUPS_UNCANCEL and isinstance(error, asyncio.CancelledError):
-        _deliveries[task] = error, counted
-    try:
-        return steps.throw(error)
-    except StopIteration:
-        return _ENDED
-    finally:
-        del error
-        _settle(task)
-        if is_outermost:
-            _deliveries.pop(task, None)
-
-
-def _settle(task: asyncio.Task[Any]) -> None:
-    """Take back the cancellation that is being delivered, if a task group requested it while waiting at its end."""
-    if task not in _deliveries:
-        return
-    error, counted = _deliveries[task]
-    caught = error.__traceback__
-    if caught is None or caught.tb_frame.f_code is not _GROUP_EXIT or task.cancelling() <= counted:
-        return
-    group: Any = caught.tb_frame.f_locals["self"]
-    body_raised = caught.tb_frame.f_locals["et"] is not None
-    if group._parent_cancel_requested and not body_raised:  # otherwise it was already taken back
-        group._parent_cancel_requested = False  # later cancellations are not the group's
-        error.__traceback__ = None
-        task.uncancel()
 
 
 # --- runs ---------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail import ToolContext, TransientError, tool
-from handrail.cancellation import isolated
 from handrail.dispatch import ToolCall, run_turn
 from handrail.events import ToolInvoked, ToolStarted
+from handrail.isolation import isolated
 from handrail.protocols import PolicyDecision
 from handrail.testing import run_virtual
 from support.rig import Rig

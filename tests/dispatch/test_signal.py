@@ -16,6 +16,8 @@ from handrail.errors import ContextExpired
 from handrail.testing import VirtualClock, run_virtual
 
 REASONS = ["cancel", "timeout", "deadline"]
+OUTSIDE = [*REASONS, "the caller's task"]
+"""Also: the caller's own task is cancelled from outside."""
 
 
 class Stopped:
@@ -40,6 +42,9 @@ async def stop(gate: Gate, reason: str, name: str = "work") -> None:
     if reason == "cancel":
         await asyncio.sleep(5)
         gate.cancel()
+    elif reason == "the caller's task":
+        await asyncio.sleep(5)
+        calling.cancel()
     await asyncio.wait({calling})
     if not calling.cancelled():
         calling.exception()
@@ -56,7 +61,7 @@ def run(make: Callable[[Stopped], Any], reason: str) -> list[str]:
     return stopped.seen
 
 
-@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("reason", OUTSIDE)
 def test_a_handler_that_waits_for_its_signal_runs_before_it_is_cancelled(reason: str) -> None:
     """`await context.signal.wait()` returns in an async handler, which is cancelled at its next `await`."""
 
@@ -100,7 +105,7 @@ def test_a_task_beside_the_work_runs_before_the_work_is_cancelled(reason: str) -
     assert run(make, reason) == ["cleaned up", "cancelled True"]
 
 
-@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("reason", OUTSIDE)
 def test_a_handler_that_polls_its_signal_sees_it(reason: str) -> None:
     """An async handler that is cancelled sees that its signal has fired."""
 
@@ -148,7 +153,7 @@ async def test_a_sync_handler_sees_its_signal(reason: str) -> None:
     assert seen == ["signal True"]
 
 
-@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("reason", OUTSIDE)
 def test_the_signal_of_an_inner_call_fires_with_the_outer_one(reason: str) -> None:
     """When the outer call is stopped, the signals of the calls and acts in it fire too."""
     stopped = Stopped()
@@ -174,7 +179,7 @@ def test_the_signal_of_an_inner_call_fires_with_the_outer_one(reason: str) -> No
     assert stopped.seen == ["inner"]
 
 
-@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("reason", OUTSIDE)
 def test_a_call_that_returns_at_its_signal_is_stopped_and_its_caller_is_cancelled_once(reason: str) -> None:
     """A call whose handler returns as soon as its signal fires is still stopped, and its caller is not cancelled later."""
     after = list[str]()
@@ -199,8 +204,80 @@ def test_a_call_that_returns_at_its_signal_is_stopped_and_its_caller_is_cancelle
         if reason == "cancel":
             await asyncio.sleep(5)
             gate.cancel()
+        elif reason == "the caller's task":
+            await asyncio.sleep(5)
+            calling.cancel()
         await asyncio.wait({calling})
 
     run_virtual(main)
-    ends = {"cancel": "CancelledError", "timeout": "False", "deadline": "PromptEvaluationError"}
+    ends = {
+        "cancel": "CancelledError",
+        "the caller's task": "CancelledError",
+        "timeout": "False",
+        "deadline": "PromptEvaluationError",
+    }
     assert after == [ends[reason], "went on"]
+
+
+@pytest.mark.parametrize("how", ["cancel", "timeout"])
+def test_the_signal_fires_before_a_cancellation_of_the_callers_own_task_lands(how: str) -> None:
+    """A handler that has its signal hears of it one pass before `task.cancel()`, or a timeout around the call, reaches it."""
+    seen = list[str]()
+
+    async def work(params: None, *, context: ToolContext) -> ToolResult[None]:
+        async def clean_up(signal: Any) -> None:
+            await signal.wait()
+            seen.append("cleaned up")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(clean_up(context.signal))
+            try:
+                await asyncio.sleep(60)
+            finally:
+                seen.append("cancelled")
+        return ToolResult.ok(None)
+
+    async def main() -> None:
+        gate = gate_of(work, "", VirtualClock())
+        if how == "timeout":
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(5):
+                    await gate.invoke("work")
+        else:
+            calling = asyncio.ensure_future(gate.invoke("work"))
+            await asyncio.sleep(5)
+            calling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await calling
+        assert asyncio.current_task().cancelling() == 0  # pyright: ignore[reportOptionalMemberAccess]  # in a task
+
+    run_virtual(main)
+    assert seen == ["cleaned up", "cancelled"]
+
+
+def test_a_timeout_inside_the_handler_does_not_fire_its_signal() -> None:
+    """What the handler cancels itself, by a timeout or a task group, is not a reason to stop."""
+    seen = list[Any]()
+
+    async def work(params: None, *, context: ToolContext) -> ToolResult[None]:
+        signal = context.signal
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await asyncio.sleep(60)
+        with contextlib.suppress(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fail())
+                await asyncio.sleep(60)
+        await asyncio.sleep(0)
+        seen.append(signal.cancelled)
+        return ToolResult.ok(None)
+
+    async def fail() -> None:
+        raise ValueError
+
+    async def main() -> None:
+        gate = gate_of(work, "", VirtualClock())
+        seen.append((await gate.invoke("work")).success)
+
+    run_virtual(main)
+    assert seen == [False, True]

@@ -268,7 +268,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def signal(self) -> CancelSignal:
-        """The signal that tells whether this call has been cancelled."""
+        """The signal that tells whether this call has been cancelled. Read it before the handler waits for anything."""
         return self._source.signal
 
     @property

@@ -21,7 +21,7 @@ from weakref import ref
 
 import msgspec
 
-from handrail.cancellation import CancelScope, begin_isolated, is_closing, open_scope, shielded
+from handrail.cancellation import CancelScope, open_scope, shielded
 from handrail.context import Approval, ToolContext
 from handrail.dispatch.approvals import ask_approval, diff_of, runs_first, why_ask
 from handrail.dispatch.attempt import Attempt
@@ -62,6 +62,7 @@ from handrail.dispatch.tickets import take_up_tickets
 from handrail.dispatch.transaction import Transaction, commit_lock_of, key_of, new_transaction, note_past
 from handrail.errors import Conflict, RunBusy, TransientError
 from handrail.events import CallStatus, ToolInvoked, ToolStarted
+from handrail.isolation import begin_isolated, is_closing
 from handrail.operation import Operation
 from handrail.protocols import RenderedPromptView
 from handrail.raised_errors import forget_frames, log_error, without_frames
@@ -218,7 +219,7 @@ class Gate:
                 attempt = await self._again(passage, scope)
         except BaseException as error:
             if isinstance(error, GeneratorExit) and is_closing():
-                self._abandon(passage, error)
+                self._abandon(passage, error, scope)
                 raise
             ending = await self._roll_back(passage, error, scope)  # 9, failure
             attempt = passage.attempt
@@ -396,14 +397,14 @@ class Gate:
             undone = await undo(attempt, failure.result.message)
         except (Exception, GeneratorExit) as problem:  # the call must end properly, whatever happens here
             if isinstance(problem, GeneratorExit) and is_closing():
-                self._abandon(passage, problem)
+                self._abandon(passage, problem, scope)
                 raise
             log.exception("undoing %s failed", name)
         kept = () if attempt.transaction is None else attempt.transaction.kept
         passage.result = failure.told(tuple(dict.fromkeys((*passage.left, *undone))), kept)
         return None if passage.call.kind.is_auxiliary else failure.reraise
 
-    def _abandon(self, passage: Passage, error: BaseException) -> None:
+    def _abandon(self, passage: Passage, error: BaseException, scope: CancelScope) -> None:
         """End a call whose coroutine was closed from outside, so that nothing can be awaited any more."""
         attempt = passage.attempt
         message = f"{passage.call.name} was abandoned: its coroutine was closed."
@@ -411,6 +412,7 @@ class Gate:
         passage.status, passage.error = "cancelled", error
         passage.result = failure.told((*passage.left, *abandon(attempt, message)))
         self.frame.live.pop(attempt, None)
+        scope.ignore()
         self._end(passage, error)
 
     async def _again(self, passage: Passage, scope: CancelScope) -> Attempt:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from handrail.dispatch.current_call import entered
 from handrail.errors import EffectRefused, EventRefused
 from handrail.events import ApprovalRemembered, Fact
 from handrail.guard.approval_memory import remembered_in
@@ -114,11 +115,28 @@ class CallApprovals:
         return remembered_in(self._attempt.frame.session)
 
 
+class _CallListener:
+    """Lets the signal of a call fire before the call is cancelled."""
+
+    __slots__ = ("stop", "work")
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.work = attempt
+        self.stop = attempt.stop
+
+    def is_cancelled_from_outside(self) -> bool:
+        # Timers and tasks run in a copy of the context in which they were started.
+        running = None if (found := entered.get()) is None else found()
+        inside = running is not None and any(each is self.work for each in running.with_outer())
+        return not inside and not self.work.stopped
+
+
 class CallSignal:
     """Tells a handler whether its call was cancelled or has run out of time, its own or that of a call around it.
 
     It fires one pass of the loop before the cancellation lands in an async handler, so that a task that waits for it
-    can clean up.
+    can clean up. If the caller's own task is cancelled, that is so only if the handler has read its signal before it
+    waits; otherwise the signal fires when the cancellation has landed.
     """
 
     __slots__ = ("_attempt",)
@@ -128,7 +146,9 @@ class CallSignal:
         for each in attempt.with_outer():
             scope = each.frame.live.get(each)
             if scope is not None:
-                scope.notify = each.stop
+                scope.listen(_CallListener(each))
+                if each.frame.live.get(each) is not scope:
+                    scope.ignore()  # the call has ended since, and left this thread behind
 
     @property
     def cancelled(self) -> bool:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from handrail.cancellation import isolated, open_scope
+from handrail.cancellation import open_scope
 from handrail.deadline import Deadline, is_span
 from handrail.errors import DefinitionError
+from handrail.isolation import isolated
 from handrail.protocols import Filesystem, SessionView
 from handrail.schema.kinds import describe_kind
 

@@ -1,0 +1,193 @@
+"""Notice of a cancellation: code that listens for the end of its work hears of it before the cancellation lands.
+
+asyncio cancels a task by cancelling what it waits for. While a task has listeners, it therefore waits for a `Watched`, which
+is told of the cancellation first. It tells the listeners, and passes the cancellation on in the next pass of the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator
+from typing import Any, Protocol
+
+
+class Listener(Protocol):
+    """Wants to know before its work is cancelled."""
+
+    @property
+    def work(self) -> object: ...
+    def is_cancelled_from_outside(self) -> bool:
+        """Return whether the code that runs now, which cancels the task, is not part of the work, and the work does not know yet.
+
+        A timeout or a task group inside the work may cancel its task too, and takes that back.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Tell the work that it is about to be cancelled."""
+        ...
+
+
+class Listeners:
+    """The listeners in one task."""
+
+    __slots__ = ("held", "held_for", "told")
+
+    def __init__(self) -> None:
+        self.told: list[Listener] = []
+        """Those that are told of a cancellation."""
+        self.held: asyncio.CancelledError | None = None
+        """A cancellation that lands when the task waits again, because it was waiting for a signal, which fired."""
+        self.held_for: list[Listener] = []
+
+
+listeners: dict[asyncio.Task[Any], Listeners] = {}
+"""The listeners in each task that has some."""
+
+
+def listen(task: asyncio.Task[Any], listener: Listener) -> None:
+    """Tell `listener` before the task is cancelled, until `forget` is called.
+
+    If the task already waits, this applies from the next time that it waits.
+    """
+    listeners.setdefault(task, Listeners()).told.append(listener)
+
+
+def forget(task: asyncio.Task[Any], listener: Listener) -> None:
+    """Stop telling the listener, because its work is over."""
+    found = listeners.get(task)
+    if found is not None and listener in found.told:
+        found.told.remove(listener)
+        if listener in found.held_for:
+            found.held = None  # whoever called the work is told by its result
+        if not found.told:
+            del listeners[task]
+
+
+def cancel_without_notice(task: asyncio.Task[Any]) -> None:
+    """Cancel a task for a reason of which those that it concerns were already told."""
+    found = listeners.pop(task, None)
+    try:
+        task.cancel()
+    finally:
+        if found is not None:
+            listeners[task] = found
+
+
+class Watched:
+    """What a task with listeners waits for, in place of the future itself."""
+
+    __slots__ = (
+        "_asyncio_future_blocking",
+        "_future",
+        "_message",
+        "_task",
+        "is_late",
+        "is_pending",
+        "stopped",
+    )
+
+    def __init__(self, future: Any, task: asyncio.Task[Any]) -> None:
+        future._asyncio_future_blocking = False
+        self._asyncio_future_blocking = True  # as asyncio requires of what a coroutine yields
+        self._future = future
+        self._task = task
+        self._message: Any = None
+        self.is_pending = False
+        """Whether a cancellation has been requested that the future did not take."""
+        self.is_late = False
+        """Whether the future was done when the cancellation was requested."""
+        self.stopped: list[Listener] = []
+        """The listeners that completed the future when they were told."""
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self._future.get_loop()
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    def add_done_callback(self, callback: Callable[[Any], object], *, context: Any = None) -> None:
+        self._future.add_done_callback(callback, context=context)
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Tell the listeners of a cancellation from outside, and pass it on afterwards. Any other is passed on at once."""
+        if self.is_pending:
+            return True
+        found = listeners.get(self._task)
+        stopping = [] if found is None else [each for each in found.told if each.is_cancelled_from_outside()]
+        if not stopping:
+            return self._future.cancel(msg)
+        self.is_pending, self._message = True, msg
+        self.is_late = self._future.done()
+        for each in stopping:
+            each.stop()
+        if not self._future.done():
+            self.get_loop().call_soon(self._land)
+        elif not self.is_late:
+            self.stopped = stopping
+        return True
+
+    def _land(self) -> None:
+        if self._future.cancel(self._message):
+            self.is_pending = False
+
+    def cancel_at_once(self, error: asyncio.CancelledError) -> None:
+        """Cancel the future with a cancellation of which the listeners were already told."""
+        message = error.args[0] if error.args else None
+        if not self._future.cancel(message):
+            self.is_pending, self._message = True, message
+
+    def take(self) -> asyncio.CancelledError | None:
+        """Return the cancellation that the future did not take, if there is one; a second call returns None."""
+        if not self.is_pending:
+            return None
+        self.is_pending = False
+        return asyncio.CancelledError(*(() if self._message is None else (self._message,)))
+
+
+def watch(waiting: Any, task: asyncio.Task[Any]) -> Generator[Any, Any, BaseException | None]:
+    """Let the task wait for `waiting`, which its work has yielded. Returns the error to throw into the work, if any.
+
+    A cancellation is never lost: if what the work waits for ends before the cancellation lands, the work still gets it.
+    """
+    found, watched = listeners[task], _watched(waiting, task)
+    if watched is None:
+        return (yield from _thrown_into(waiting))
+    if found.held is not None:
+        held, found.held = found.held, None
+        watched.cancel_at_once(held)
+    thrown = yield from _thrown_into(watched)
+    error = watched.take()
+    if error is None or isinstance(thrown, asyncio.CancelledError):
+        return thrown
+    if watched.stopped:
+        found.held, found.held_for = error, watched.stopped
+        return None
+    if watched.is_late:
+        return (yield from _thrown_into(None)) or error
+    return error
+
+
+def _thrown_into(waiting: Any) -> Generator[Any, Any, BaseException | None]:
+    """Yield to the task, and return the error that it throws, if any."""
+    try:
+        yield waiting
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        return error
+    return None
+
+
+def _watched(waiting: Any, task: asyncio.Task[Any]) -> Watched | None:
+    """Return what the task waits for instead; None for something else than a future, which is an error or unknown to asyncio."""
+    future: Any = waiting
+    if waiting is None:  # the work only lets others run; a task that is not waiting could not be told in time
+        future = task.get_loop().create_future()
+        future.set_result(None)
+        future._asyncio_future_blocking = True
+    if isinstance(waiting, Watched):  # by work inside this one
+        return waiting
+    if not isinstance(future, asyncio.Future) or future is task or not future._asyncio_future_blocking:
+        return None
+    return Watched(future, task)
