@@ -232,13 +232,14 @@ class SlowJournal(MemoryJournal):
 
     def __init__(self) -> None:
         super().__init__()
-        commit = self.calls.commit
+        calls: Any = self.calls
+        commit = calls.commit
 
         async def slow(unit: CommitUnit, /) -> None:
             await asyncio.sleep(0.05)
             await commit(unit)
 
-        self.calls.commit = slow
+        calls.commit, calls.commit_now = slow, None
 
 
 @tool(effect="staged")

@@ -322,9 +322,15 @@ def test_a_workspace_needs_a_good_name_and_a_journal():
 async def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("handrail.resources.workspace.filesystem.LARGEST", 10)
     here, journal = tmp_path / "here", SqliteJournal(tmp_path / "runs.db")
-    response = await run(journal, here, steps("write a 0123456789x"), steps("write a 0123456789"))
-    assert "at most 10 bytes" in texts(response)[0]
-    assert contents(here) == {"a": "0123456789"}
+    response = await run(
+        journal,
+        here,
+        steps("write a 0123456789x"),
+        steps("write a 0123456789"),
+        steps("write .venv/a 0123456789x"),
+    )
+    assert ["at most 10 bytes" in text for text in texts(response)] == [True, False, False]
+    assert contents(here)["a"] == "0123456789"
     journal.close()
 
 

@@ -68,13 +68,18 @@ class Recording(MemoryJournal):
     def __init__(self) -> None:
         super().__init__()
         self.rows: list[Any] = []
-        commit = self.calls.commit
+        calls: Any = self.calls
+        commit, commit_now = calls.commit, calls.commit_now
 
         async def kept(unit: Any, /) -> None:
             self.rows.append(unit)
             await commit(unit)
 
-        self.calls.commit = kept
+        def kept_now(unit: Any, /) -> bool:
+            self.rows.append(unit)
+            return commit_now(unit)
+
+        calls.commit, calls.commit_now = kept, kept_now
 
 
 MARK = "K3YQZ"

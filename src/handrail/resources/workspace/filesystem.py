@@ -170,10 +170,10 @@ class WorkspaceFork(DirectoryFork):
 
     def _state_in(self, slot: Path, path: str) -> WorkspaceFile | None:
         state = state_of(slot, os.lstat(slot))
-        if state is not None and state.digest:
+        if state is not None and state.digest and not self._workspace.cache.is_ignored(path):
             if state.size > LARGEST:
                 problem = f"it has {state.size} bytes, and a workspace keeps files of at most {LARGEST} bytes"
-                raise FileLimitReached(path, f"{problem}. Make it smaller")
+                raise FileLimitReached(path, f"{problem}. Make it smaller, or give it an ignored name")
             self._places[state.digest] = slot
         return state
 
