@@ -211,7 +211,7 @@ class Answer:
 
 
 class FailedRequest(msgspec.Struct, frozen=True):
-    """A request that was made before the one that was answered, and why it failed or was not used."""
+    """An earlier request for an answer, and why it failed or was not used."""
 
     model: str
     error: str

@@ -57,7 +57,7 @@ class RecordedFork(Protocol):
     """A durable fork of files that are recorded in the journal: recording the call is its commit."""
 
     def delta(self) -> WorkspaceDelta | None:
-        """Return what the staged commit changes; None if it changes nothing that is recorded."""
+        """Return the staged changes that the journal must record, or None if there are none."""
         ...
 
     def content(self, digest: str, /) -> bytes:

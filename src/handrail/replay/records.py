@@ -169,7 +169,7 @@ class RecordedEffect(msgspec.Struct, frozen=True):
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """The changes of an inner call that has committed past its outer call."""
+    """The changes of one inner call: its events, its files and its external effects."""
 
     events: Sequence[bytes] = ()
     files: Sequence[Any] = ()

@@ -96,9 +96,9 @@ async def recover(jail: Jail, area: Area, lock: Any, journal: Journal) -> Recove
 
 
 async def _drop(recovery: _Recovery, journal: Journal) -> list[str]:
-    """Discard the commits of dead processes that this journal has no record of. Returns the ids of their calls."""
+    """Discard or keep the other commits of dead processes, as `_Recovery.drop` does. Returns the ids of those discarded."""
     with contextlib.ExitStack() as parts:
-        # The journal is asked afterwards: until a process is known to be dead, it may record more commits.
+        # Ask the journal only after this: until a process is known to be dead, it may record more commits.
         dead = await run_in_thread(lambda: recovery.claim(parts))
         known = {each["folder"] for unit in await journal.calls.unapplied() for each in unit.files}
         begun = await run_in_thread(lambda: recovery.begun(dead, journal.id, known))
