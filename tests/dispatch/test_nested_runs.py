@@ -31,7 +31,8 @@ from handrail.ids import span_of
 from handrail.protocols import PolicyDecision
 from handrail.resources.bindings import Binding, given
 from handrail.testing import Person
-from support.nestings import DEPTHS, OWN_MODEL, Nesting
+from support.nestings import BY_HAND, DEPTHS, IN_A_FILE, OWN_MODEL, Nesting
+from support.worker_folders import sound
 
 every_way = pytest.mark.parametrize("way", DEPTHS)
 
@@ -293,6 +294,113 @@ async def test_extras(way: str, tmp_path: Path) -> None:
 
     await Nesting(way, tmp_path, look).run(extras={TENANT: "acme"})
     assert seen == ["acme"]
+
+
+# --- what a nested run may tighten or replace, and what not ---
+
+
+def limited(way: str, at: Path, body: Any, in_a_file: str, **given: Any) -> Nesting:
+    """Return a nesting whose nested run has limits of its own: in its worker's file, or as arguments."""
+    nesting = Nesting(way, at, body, limits=in_a_file if way in IN_A_FILE else "{}")
+    nesting.given = {} if way in IN_A_FILE else given
+    return nesting
+
+
+@pytest.mark.parametrize("way", [*BY_HAND, *IN_A_FILE])
+@pytest.mark.parametrize("calls", [9, 900])
+async def test_own_budget(way: str, calls: int, tmp_path: Path) -> None:
+    """A nested run may have a smaller share of the budget around it, and never more than is left of that."""
+    seen: list[float] = []
+
+    async def look(context: ToolContext) -> None:
+        seen.append(context.budget_tracker.remaining()["tool_calls"])
+
+    nesting = limited(way, tmp_path, look, f"{{tool_calls: {calls}}}", budget=Budget(tool_calls=calls))
+    await nesting.run(budget=Budget(tool_calls=90))
+    (left,) = seen
+    assert 0 < left <= 9 if calls == 9 else 9 < left < 90
+
+
+@pytest.mark.parametrize("way", [*BY_HAND, *IN_A_FILE])
+@pytest.mark.parametrize("seconds", [300, 6000])
+async def test_own_deadline(way: str, seconds: int, tmp_path: Path) -> None:
+    """A nested run may have an earlier deadline, and never a later one."""
+    seen: list[Any] = []
+
+    async def look(context: ToolContext) -> None:
+        seen.append(context.deadline)
+
+    outer = Deadline.after(600)
+    own = Deadline.after(seconds)
+    nesting = limited(way, tmp_path, look, f"{{seconds: {seconds}}}", deadline=own)
+    await nesting.run(deadline=outer)
+    (found,) = seen
+    if seconds == 6000:
+        assert found is outer
+    else:
+        assert found.at < outer.at
+        assert way in IN_A_FILE or found is own
+
+
+@pytest.mark.parametrize("way", IN_A_FILE)
+@pytest.mark.parametrize(("own", "outer", "goes"), [(0, 9, False), (99, 9, True), (99, 0, False)])
+async def test_own_depth(way: str, own: int, outer: int, goes: bool, tmp_path: Path) -> None:
+    """A worker may allow fewer levels below its calls than the run around it, and never more."""
+    below: list[bool] = []
+
+    async def nest_again(context: ToolContext) -> None:
+        try:
+            await context.adapter.evaluate(LEAF, "go")
+            below.append(True)
+        except DepthExceededError:
+            below.append(False)
+
+    nesting = Nesting(way, tmp_path, nest_again, limits=f"{{depth: {own}}}")
+    await nesting.run(depth_limit=outer or MIDDLE + DEPTHS[way])
+    assert below == [goes]
+
+
+@pytest.mark.parametrize("way", BY_HAND)
+@pytest.mark.parametrize("name", ["approvals", "filesystem", "session"])
+async def test_what_is_never_replaced(way: str, name: str, tmp_path: Path) -> None:
+    """A nested run can't bring its own approvals, files or session: it does not start."""
+    own = {"approvals": "approve_all", "filesystem": MemoryFilesystem(), "session": Session()}
+
+    async def nothing(context: ToolContext) -> None: ...
+
+    nesting = Nesting(way, tmp_path, nothing)
+    nesting.given = {name: own[name]}
+    await nesting.run()
+    assert nesting.ran == 0
+
+
+async def test_own_model_settings(tmp_path: Path) -> None:
+    """A nested run replaces each setting of the run around it by its own, and inherits the others."""
+
+    async def nothing(context: ToolContext) -> None: ...
+
+    nesting = Nesting("context.adapter.evaluate", tmp_path, nothing)
+    nesting.middle_settings = ModelSettings(effort="low", seed=1)
+    nesting.given = {"model_settings": ModelSettings(seed=2)}
+    await nesting.run()
+    inner = {settings for system, settings in nesting.settings if system == "Inner."}
+    assert inner == {ModelSettings(effort="low", seed=2)}
+
+
+@pytest.mark.parametrize("way", ["Adapter.evaluate", "run_as_agent", "run_as_agent of a handoff"])
+async def test_own_workers(way: str, tmp_path: Path) -> None:
+    """A nested run may bring its own workers, which replace those of the run around it."""
+    answers: list[Any] = []
+
+    async def delegate(context: ToolContext) -> None:
+        answers.append(await context.call_worker("other", "go"))
+        with pytest.raises(Exception, match="leaf"):
+            await context.call_worker("leaf", "go")
+
+    nesting = Nesting(way, tmp_path / "outer", delegate)
+    nesting.given = {"workers": sound(tmp_path / "own", other="---\n---\nOther.")}
+    await nesting.run()
+    assert answers == ['"done"']
 
 
 # --- runs that a handler starts by hand ---

@@ -62,6 +62,20 @@ DEPTHS = {
 OWN_MODEL = {"agent as tool", "Adapter.evaluate", "run_as_agent", "run_as_agent of a handoff"}
 """The ways that name their own model."""
 
+BY_HAND = [
+    "context.adapter.evaluate",
+    "Adapter.evaluate",
+    "run_as_agent",
+    "run_as_agent of a handoff",
+    "open_gate",
+    "start of a handoff",
+    "finish of a handoff",
+]
+"""The ways that take arguments for the nested run."""
+
+IN_A_FILE = ["call_worker", "worker as tool"]
+"""The ways whose nested run is described in a worker's file."""
+
 
 class Nesting:
     """One way to nest, tried in a run with a model of its own, inside a root run.
@@ -69,8 +83,10 @@ class Nesting:
     `body` is what `probe` does.
     """
 
-    def __init__(self, way: str, at: Path, body: Body, inner_calls: int = 1) -> None:
+    def __init__(self, way: str, at: Path, body: Body, inner_calls: int = 1, limits: str = "{}") -> None:
         self.way = way
+        self.given: dict[str, Any] = {}
+        """Arguments for the nested run, for the ways in `BY_HAND`."""
         self.asked: list[tuple[str, str]] = []
         """The requests to models: the model's name, and the prompt's instructions."""
         self.settings: list[tuple[str, ModelSettings]] = []
@@ -80,7 +96,7 @@ class Nesting:
         self.inner_calls = inner_calls
         self._body = body
         PROBES[:] = [self._run]
-        front = "---\ntools: [probe]\nworkers: [leaf]\npolicies: []\ndescription: Probes.\n---\nInner."
+        front = f"---\ntools: [probe]\nworkers: [leaf]\npolicies: []\nlimits: {limits}\ndescription: Probes.\n---\nInner."
         self.workers: WorkerRegistry = sound(at, TOOLS, inner=front, leaf="---\n---\nLeaf.")
 
     async def _run(self, context: ToolContext) -> None:
@@ -161,25 +177,29 @@ class Nesting:
             if self.way == "call_worker":
                 return await context.call_worker("inner", "go")
             if self.way == "context.adapter.evaluate":
-                return await context.adapter.evaluate(inner, "go")
+                return await context.adapter.evaluate(inner, "go", **self.given)
             if self.way == "Adapter.evaluate":
-                return await Adapter(own).evaluate(inner, "go")
+                given = dict(self.given)
+                by_hand = Adapter(own, workers=given.pop("workers", None))
+                return await by_hand.evaluate(inner, "go", **given)
             if self.way == "run_as_agent":
-                return await run_as_agent(probe, model=own, resources=resources)
+                return await run_as_agent(probe, model=own, resources=resources, **self.given)
             if self.way == "open_gate":
-                gate = open_gate([probe], resources=resources)
+                gate = open_gate([probe], resources=resources, **self.given)
                 result = await gate.invoke("probe")
                 await gate.close()
                 return result.unwrap()
             if self.way == "start of a handoff":
                 half = card_game("probe", before=begin, effect="idempotent")
-                return await half.start(Deal(), resources=resources)
+                return await half.start(Deal(), resources=resources, **self.given)
             if self.way == "finish of a handoff":
                 half = card_game("probe", after=end, effect="idempotent")
                 parked = Parked(Deck([]), Offer(1), random_id())
-                return await half.finish(parked, Pick(0), resources=resources)
+                return await half.finish(parked, Pick(0), resources=resources, **self.given)
             game = card_game(client=choose, effect="idempotent")
-            return await run_as_agent(game, Offer(1), model=own, tools=[probe], resources=resources)
+            return await run_as_agent(
+                game, Offer(1), model=own, tools=[probe], resources=resources, **self.given
+            )
 
         @tool(name="outer")
         async def nesting(context: ToolContext) -> str:
