@@ -486,7 +486,7 @@ class EffectRefused(StateError, PermissionError):
         )
         self.tool = tool
         self.effect = effect
-        """The declared effect; None if it is `pure` or `read`, and which of the two is unknown."""
+        """The declared effect; None if it is only known that the tool may not write."""
 
 
 class ResourceError(StateError, LookupError):

@@ -3,8 +3,8 @@
 python tests/support/chaos.py --workers 4 --runs 100 --seconds 60 --dispatcher dbos
 
 It starts a PostgreSQL server and worker processes. As root, each worker is on its own host (`support.hosts`).
-Every second it disturbs a worker: it kills the worker, freezes it, cuts its network or sets its clock wrong
-by 30 seconds. Each of the last three lasts for three leases. Once, it restarts PostgreSQL. Meanwhile it
+Every second it disturbs a worker: it kills the worker, freezes it, cuts its network or sets its clock 30 seconds
+ahead or behind. Each of the last three lasts for three leases. Once, it restarts PostgreSQL. Meanwhile it
 answers the questions of the runs. Then it lets all runs finish, and checks the journal and the ledger that
 the app writes. It ends only processes that it started.
 """
@@ -242,7 +242,7 @@ class Chaos:
             worker.host.cut(False)
 
     async def skew(self) -> None:
-        """Set the clock of a host wrong by 30 seconds for three leases."""
+        """Set a host's clock 30 seconds ahead or behind for three leases."""
         host = self.random.choice(self._hosts)
         host.skew(self.random.choice((30, -30)))
         self.happened["clock 30 s off"] += 1

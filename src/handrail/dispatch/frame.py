@@ -379,7 +379,7 @@ def _world_of(options: RunOptions) -> World:
     forkable = None
     if isinstance(files, RunFiles):
         raise DefinitionError(
-            "a workspace is recorded in the journal of its run, and this run has no journal. Pass both: "
+            "a workspace is opened only by a run that is evaluated or resumed with a journal. Pass both: "
             "evaluate(..., journal=SqliteJournal('runs.db'), filesystem=Workspace('name'))."
         )
     if files is not None:

@@ -57,7 +57,7 @@ class SharedArguments(TypedDict, total=False):
     """Arguments of every function that opens a gate."""
 
     filesystem: Filesystem | RunFiles | None
-    """The files that tools work on. Only a run with a journal can open a `Workspace`."""
+    """The files that tools work on. A `Workspace` needs a run that is evaluated or resumed with a journal."""
     resources: Iterable[Binding[Any]]
     """The resources that tools find with `context.resources.get(...)`."""
     environment: Environment | None
