@@ -374,6 +374,9 @@ async def test_nothing_is_kept_of_a_call_whose_coroutine_is_closed() -> None:
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_fires_the_signal_once_and_a_second_one_ends_the_program(times: int) -> None:
     """Ctrl-C cancels the main task after the signal has fired. A second Ctrl-C is not lost, even if the handler goes on."""
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background programs ignore it
     trace: Trace = []
 
     async def work(context: ToolContext, trace: Trace) -> None:
@@ -391,7 +394,10 @@ def test_ctrl_c_fires_the_signal_once_and_a_second_one_ends_the_program(times: i
         asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)
         await gate_of(work, trace).invoke("work")
 
-    with pytest.raises(KeyboardInterrupt):
-        asyncio.run(main())
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(main())
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert trace == ["told", "cancelled"]
     assert not listeners

@@ -485,6 +485,7 @@ class Table(ModuleType):
         output_tokens: int = 0
         cache_read_tokens: int | None = None
         cache_write_tokens: int | None = None
+        web_searches: int | None = None
 
     @staticmethod
     def calc_price(usage: Any, model_ref: str, provider_id: str) -> Any:

@@ -33,7 +33,7 @@ from handrail.runs import cancel, replay, show, undo
 from handrail.testing import Person
 from handrail.workers.creation import check_rights
 from handrail.workers.front_matter import FrontMatter
-from support import SUPPORT
+from support import SUPPORT, importing_support
 from support.parked_runs import answer_to
 from support.recorded import Noted
 from support.stepwise_workers import FAILS, models, team, to, written
@@ -377,7 +377,12 @@ def test_a_process_killed_between_two_commits_leaves_the_first_and_the_run_goes_
     """After `kill -9`, finished calls stand and are not made again, and the resumed worker continues behind them."""
     (tmp_path / "files").mkdir()
     script = SUPPORT / "stepwise_workers.py"
-    killed = subprocess.run([sys.executable, str(script), str(tmp_path)], check=False, capture_output=True)
+    killed = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)],
+        check=False,
+        capture_output=True,
+        env=importing_support(),
+    )
     assert killed.returncode == -9, killed.stderr
     assert [path.name for path in (tmp_path / "files").iterdir()] == ["a"]
     asyncio.run(_resume_killed(tmp_path))

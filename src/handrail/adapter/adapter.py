@@ -23,6 +23,7 @@ from handrail.dispatch.options import (
     HostArguments,
     ResumeArguments,
     RunArguments,
+    RunFiles,
     RunOptions,
     check_kinds,
     check_value,
@@ -86,7 +87,7 @@ class Adapter:
         return self._options
 
     @property
-    def filesystem(self) -> Filesystem | None:
+    def filesystem(self) -> Filesystem | RunFiles | None:
         """The files that this adapter's runs use by default; None if there are none."""
         return self._options.filesystem
 
