@@ -85,6 +85,7 @@ def test_the_page_shows_what_a_person_sees(tmp_path: Path, seen: Window):
     seen.type("/undo\n")
     seen.wait_for("Undone: notes.txt.")
     assert "bread" not in notes.read_text()
+    seen.wait_for(PROMPT, 4)
     seen.type("\x04")
     assert seen.end() == 0
     sane(seen)
@@ -284,8 +285,9 @@ def test_chat_survives_ctrl_c_at_its_prompt(team: Path, seen: Window):
     seen.wait_for("there.")
     seen.wait_for(PROMPT, 3)
     seen.type("/help\n")
-    seen.wait_for("/undo")
+    seen.wait_for(PROMPT, 4)
     seen.type("/undo\n")
     seen.wait_for("Nothing to undo")
+    seen.wait_for(PROMPT, 5)  # a terminal that is not at a prompt turns Ctrl-D into an empty line
     seen.type("\x04")
     assert seen.end() == 0
