@@ -97,7 +97,7 @@ async def test_a_listener_to_a_tools_own_type_hears_its_events_once() -> None:
 
 
 async def test_two_agents_that_emit_at_once_are_told_apart() -> None:
-    """Each AG-UI event has its tool's name and its call's id, and each terminal line has the tool's name and a number."""
+    """Each AG-UI event has its tool's name and its call's id, and each terminal line has the outer call, the tool and a number."""
     session = Session()
     heard = RecordingSubscriber(session)
 
@@ -118,7 +118,7 @@ async def test_two_agents_that_emit_at_once_are_told_apart() -> None:
     lines = [line.plain.strip() for event in heard.events for line in activity.update(event)]
     shown = [line for line in lines if "Found" in line]
     assert shown == [
-        f"· search #{number} Found what={what}"
+        f"· research › search #{number} Found what={what}"
         for number, what in [(1, "tea"), (2, "rum"), (1, "TEA"), (2, "RUM")]
     ]
 

@@ -151,11 +151,12 @@ class Activity:
         return []
 
     def on_emitted(self, event: Emitted) -> list[Text]:
-        """Return the line for an event that a tool emitted: the tool, the call's number, and the event's type and fields."""
+        """Return the line for an event that a tool emitted: the calls around it, the tool, its number, and the event."""
         row = self.rows.get(event.call_id)
         path = (event.tool,) if row is None else row.path
         text = Text(indent((*path, "")))
         text.append("· ", "cyan")
+        text.append("".join(f"{escape_line(name, _MAX_NAME)} › " for name in path[:-1]), "dim")
         text.append(escape_line(event.tool, _MAX_NAME), "bold")
         if row is not None and row.place is not None:
             text.append(f" #{row.place.number}", "bold")  # tells two calls of one tool apart
