@@ -87,9 +87,9 @@ class Transaction(msgspec.Struct, eq=False):
     closed: bool = False
     commits_each: bool = False
     """Whether inner calls commit past this transaction, into its parent or the session. They stand even if this call fails."""
-    kept: list[str] = []
+    kept: tuple[str, ...] = ()
     """The names of the calls that have committed past this transaction and changed something."""
-    passed: list[Any] = []
+    passed: tuple[Any, ...] = ()
     """The recorded changes of these calls, if an outer call may need them after a crash."""
     _session: SessionFork | None = None
     _forks: dict[int, Any] | None = None
@@ -276,8 +276,8 @@ class Transaction(msgspec.Struct, eq=False):
     def let_past(self, name: str, changed: bool, records: Iterable[Any]) -> None:
         """Note an inner call that has committed past this transaction, and bring this call's view of the session up to date."""
         if changed:
-            self.kept.append(name)
-        self.passed.extend(records)
+            self.kept += (name,)
+        self.passed += tuple(records)
         if self._session is not None:
             self._session.refresh()
 
