@@ -1,21 +1,22 @@
-"""An app for workers that are killed while they execute it. Its tools write to a ledger in the file that `CHAOS_LEDGER` names.
+"""An app for workers that are killed while they execute it. Its tools write to a ledger and to the files of their run.
 
-A line of the ledger is `begin WHAT ORDER KEY` or `end WHAT ORDER KEY`. The calls of a run take their time, so that they are
-interrupted.
+`CHAOS_LEDGER` names the ledger's file. A line of it is `begin WHAT ORDER KEY OFF` or `end WHAT ORDER KEY OFF`, where OFF is
+the error of the process's clock in seconds. Only the lines of committed calls are in the run's workspace, in the file
+`log`. The calls of a run take their time, so that they are interrupted.
 """
 
 import asyncio
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from handrail import Adapter, Agent, Prompt, ScriptedModel, ToolCall, ToolContext, UserContext, tool
-from handrail.clock import SystemClock
 from handrail.messages import ModelRequest, ToolMessage, UserMessage
 from support.hosts import obey
 
-obey(SystemClock)
+obey()
 
 CALLS = 6
 """How many calls a run makes, including those of its nested agent."""
@@ -26,14 +27,20 @@ _SECONDS = float(os.environ.get("CHAOS_SECONDS", "0.05"))
 
 def note(*words: str) -> None:
     fd = os.open(os.environ["CHAOS_LEDGER"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.write(fd, f"{' '.join(words)}\n".encode())
+    os.utime(fd)  # by the kernel's clock, which is right
+    off = round(time.time() - os.fstat(fd).st_mtime)
+    os.write(fd, f"{' '.join(words)} {off}\n".encode())
     os.close(fd)
 
 
 def ledger() -> list[list[str]]:
-    """Return the words of the ledger's lines."""
-    path = Path(os.environ["CHAOS_LEDGER"])
-    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    """Return the lines of the ledger that this process writes to."""
+    return read_ledger(Path(os.environ["CHAOS_LEDGER"]))
+
+
+def read_ledger(path: Path) -> list[list[str]]:
+    """Return the first four words of each line of a ledger: `begin` or `end`, what, the order and the key."""
+    return [line.split()[:4] for line in path.read_text().splitlines()] if path.exists() else []
 
 
 async def act(what: str, order: str, key: str = "-") -> str:
@@ -43,15 +50,22 @@ async def act(what: str, order: str, key: str = "-") -> str:
     return f"{what} {order}"
 
 
+def log(context: ToolContext, what: str, order: str) -> None:
+    """Add a line to the run's files. It is there only if the call is committed."""
+    context.filesystem.append("log", f"{what} {order}\n")
+
+
 @tool(effect="idempotent")
 async def pay(order: str, context: ToolContext) -> str:
     """Pay for an order."""
+    log(context, "pay", order)
     return await act("pay", order, context.invocation.idempotency_key)
 
 
 @tool
-async def ship(order: str) -> str:
+async def ship(order: str, context: ToolContext) -> str:
     """Ship an order, which can't be undone."""
+    log(context, "ship", order)
     return await act("ship", order)
 
 
@@ -64,8 +78,9 @@ async def is_booked(params: Any, *, context: ToolContext) -> bool:
 
 
 @tool(effect="compensable", compensate=unbook, probe=is_booked)
-async def book(order: str) -> str:
+async def book(order: str, context: ToolContext) -> str:
     """Book a courier."""
+    log(context, "book", order)
     return await act("book", order)
 
 
@@ -75,7 +90,8 @@ async def charge(order: str, context: ToolContext) -> str:
     is_probed = ["end", "fee", order, "-"]
     await context.once("fee", lambda: act("fee", order), probe=lambda: is_probed in ledger())
     await context.once("tip", lambda: act("tip", order))
-    return f"charge {order}"
+    log(context, "charge", order)
+    return f"charge {order} {context.filesystem.read(f'choices/{order}')}"
 
 
 @dataclass
@@ -83,10 +99,11 @@ class Choice:
     name: str
 
 
-@tool(effect="pure")
+@tool(effect="staged")
 async def choose(order: str, *, context: UserContext) -> str:
-    """Ask a person."""
+    """Ask a person, and keep the answer in a file."""
     chosen = await context.wait_for("pick", {"order": order}, Choice)
+    context.filesystem.write(f"choices/{order}", chosen.name)
     return f"choose {order} {chosen.name}"
 
 
