@@ -172,6 +172,14 @@ class Queue(Protocol):
         """Move a run to a different queue, so that a different version of its code continues it."""
         ...
 
+    async def cancel(self, run_id: str, outcome: bytes, /) -> bool:
+        """Record that a queued run is cancelled, with this outcome. Returns whether it was.
+
+        The run must not have begun, and no live process may have it. It is not taken first, so this works while a worker
+        has another run of its session. Raises `RunUnknown` if there is no such run.
+        """
+        ...
+
     async def stopping(self) -> Sequence[str]:
         """Return the ids of the runs that this process owns and that somebody has asked to cancel."""
         ...
@@ -421,6 +429,10 @@ class Workspaces(Protocol):
 
     async def get(self, name: str, /) -> WorkspaceRow | None:
         """Return the row of a workspace, or None if no workspace has this name."""
+        ...
+
+    async def holders(self) -> Mapping[str, str]:
+        """Return the id of the run that has each workspace. Workspaces that a new run could take are left out."""
         ...
 
     async def files(self, name: str, /, *, since: int = 0) -> Mapping[str, WorkspaceFile | None]:
