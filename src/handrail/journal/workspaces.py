@@ -229,7 +229,7 @@ def _known(connection: Connection, chains: Chains, delta: WorkspaceDelta) -> Wor
 
 
 def _check_free(connection: Connection, database: Database, row: WorkspaceRow) -> None:
-    """Raise `WorkspaceBusy` if a live process, or this one, has the workspace and still owns the run that it has it for."""
+    """Raise `WorkspaceBusy` if a live process, which may be this one, has the workspace for a run that it still owns."""
     found = connection.execute("SELECT owner FROM runs WHERE id = ?", (row.run_id,)).fetchone()
     has_left = not row.owner or (found is not None and found[0] != row.owner)
     is_mine = row.owner == database.owner

@@ -187,7 +187,10 @@ class Area:
 
     @contextlib.contextmanager
     def unused(self, part: str) -> Generator[bool]:
-        """Hold the lock on a process's folder, and yield whether no other live process uses the folder."""
+        """Hold the lock on a process's folder, and yield whether no other live process uses the folder.
+
+        Yields True, without a lock, if the folder can't be opened, for example because it does not exist.
+        """
         try:
             lock = os.open(self.folder / "at-work" / part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
@@ -409,7 +412,7 @@ class Area:
             self.disk.forget(gone)
 
     def done(self, key: CallKey) -> Commit | None:
-        """Return a call's newest kept commit, or None. The call's run and journal must match too."""
+        """Return a call's newest kept commit, or None. The run, the journal and the place, if given, must match too."""
         found = self._find(key)
         if found is None:
             # A process that died may have left it among its own files, and so may an undo that failed.
@@ -434,8 +437,9 @@ class Area:
         """Undo an applied commit by applying the opposite steps as a new commit. Returns the restored paths, sorted.
 
         The order is that of any commit: the manifest is written, the kept commit is claimed, its files are renamed, and
-        only then is it removed. If anything fails before, it is kept as it was. Raises `UndoRefused`, and changes
-        nothing, if someone has changed one of its paths since.
+        only then is it removed. If anything fails before, it is kept as it was. Raises `UndoRefused` if someone has
+        changed one of its paths since, or if a different process has just undone or removed it, and `FileError` if
+        the disk reports an error.
         """
         steps = opposites([step for step in commit.manifest.steps if commit.is_done(step)])
         call_id, synced = commit.manifest.call_id, bool(commit.manifest.journal)
