@@ -113,7 +113,7 @@ async def test_a_submitted_run_is_started_by_the_engine_even_before_a_worker_is_
 ):
     """The engine starts the legs by itself: in this test, no worker polls the journal.
 
-    A delayed leg that is due starts at once.
+    A delayed leg starts at once if its run is woken.
     """
     app = FleetApp.load(str(Path(fleet_app.__file__)))
     journal = SqliteJournal(tmp_path / "runs.db")

@@ -265,7 +265,7 @@ async def test_a_worker_that_fails_leaves_its_runs_to_others(
 async def test_a_run_is_not_blamed_for_the_death_of_a_few_workers(
     app: FleetApp, monkeypatch: pytest.MonkeyPatch, deaths: int, status: str
 ):
-    """A worker's run is set aside only after more deaths than usual, because any run of a worker may have ended it."""
+    """A worker's run is set aside only after many deaths, because any of the worker's runs may have caused them."""
     journal = MemoryJournal()
     run_id = (await submit(journal, app, "choose tea")).record.id
     take = journal.runs.take

@@ -54,7 +54,7 @@ Open = Callable[[], Journal]
 """Opens the same journal again, as another process would."""
 
 POSTGRES = pytest.param("postgres", marks=pytest.mark.once)
-"""PostgreSQL takes long to start, and SQLite has the same threads under every Python version."""
+"""PostgreSQL is tested under one Python version only: it starts slowly, and SQLite's tests cover the threads."""
 STORES = ("memory", "sqlite", POSTGRES)
 SHARED = ("sqlite", POSTGRES)
 """The stores that several processes can open."""
@@ -493,7 +493,7 @@ async def test_a_parked_run_is_due_when_its_question_expires_or_somebody_wakes_i
 async def test_a_run_whose_worker_is_gone_is_claimed_by_another(
     processes: tuple[Journal, Journal], clock: Hands
 ):
-    """A run whose worker's lease has ended is claimed by another, whether or not it had begun. The first death is counted."""
+    """A run whose worker's lease has ended is claimed by another, whether or not it had begun, and the death is counted."""
     first, second = processes
     await first.queue.submit(request())
     await first.queue.claim([QUEUE])
