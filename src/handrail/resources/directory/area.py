@@ -187,10 +187,7 @@ class Area:
 
     @contextlib.contextmanager
     def unused(self, part: str) -> Generator[bool]:
-        """Hold the lock on a process's folder, and yield whether no other live process uses the folder.
-
-        Yields True, without a lock, if the folder can't be opened, for example because it does not exist.
-        """
+        """Lock a process's folder. Yields whether no other live process uses it; True if it can't be opened."""
         try:
             lock = os.open(self.folder / "at-work" / part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
@@ -437,9 +434,8 @@ class Area:
         """Undo an applied commit by applying the opposite steps as a new commit. Returns the restored paths, sorted.
 
         The order is that of any commit: the manifest is written, the kept commit is claimed, its files are renamed, and
-        only then is it removed. If anything fails before, it is kept as it was. Raises `UndoRefused` if someone has
-        changed one of its paths since, or if a different process has just undone or removed it, and `FileError` if
-        the disk reports an error.
+        only then is it removed. If anything fails before, it is kept as it was. Raises `UndoRefused` if a path was
+        changed since or another process has just undone it, and `FileError` if the disk reports an error.
         """
         steps = opposites([step for step in commit.manifest.steps if commit.is_done(step)])
         call_id, synced = commit.manifest.call_id, bool(commit.manifest.journal)
