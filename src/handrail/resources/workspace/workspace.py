@@ -40,7 +40,8 @@ class Workspace:
     permissions are recorded; owners, attributes, pipes and sockets are not.
 
     - `name`: letters, digits, `.`, `_` and `-`. Runs with the same journal and name work on the same files.
-    - `cache`: the folder for this host's copies. Default: `handrail/workspaces` below `$XDG_CACHE_HOME`.
+    - `cache`: the folder for this host's copies. Default: `handrail/workspaces` below `$XDG_CACHE_HOME`, or below
+    `~/.cache` if that is not set.
     - `ignore`: names that are not recorded, at any depth, such as `node_modules` or `*.pyc`. A pattern with a `/` is
       compared with the whole path.
     - `limits`, `startup_files`: as for `DirectoryFilesystem`.
