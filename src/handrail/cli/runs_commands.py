@@ -384,7 +384,10 @@ async def discard(
     run: RunId,
     call: Annotated[str, typer.Argument(help="The call's id, as `show` prints it.")],
 ) -> Report:
-    """Give up the file changes of a call that can't be applied, because their folder is gone. The model is told about it in its next turn."""
+    """Give up a call's recorded file changes that can't be applied, for example because their folder is gone.
+
+    The model is told about it in its next turn.
+    """
     recorded = await RecordedRun.find(journal, run)
     paths = await runs.discard(journal, recorded.id, call)
     data = {"run_id": recorded.id, "call_id": call, "paths": paths}

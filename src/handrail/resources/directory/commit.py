@@ -155,9 +155,10 @@ class Commit:
     def apply(self, *, synced: bool = False, lenient: bool = False) -> None:
         """Do every step or none.
 
-        If someone else has changed a path, restores everything and raises `Conflict` with that path. If a path can't
-        be restored, because the disk reports errors, the `FileError` names it. With `synced`, the result survives a
-        power cut. With `lenient`, a folder that should be removed but is not empty is kept.
+        If someone else has changed a path, restores everything and raises `Conflict` with that path. Raises
+        `FileError` if another program is writing to a path, or if the disk reports an error. If a path could not be
+        restored then, the `FileError` names it. With `synced`, the result survives a power cut. With `lenient`, a
+        folder that should be removed but is not empty is kept.
         """
         with self._folders() as folders:
             with self._lock.held(self.folder):

@@ -399,8 +399,9 @@ class DirectoryFork(Linked, FileFork):
     def _facts_left(self, entry: Entry, old: Node) -> Facts | None:
         """Return the facts of a folder that a command left, or None if they are unchanged.
 
-        A folder may keep its set-ID bits and get those of the folder above, but never gains others. Attributes
-        that only root can set don't count as changed. If this process is not root, the owner doesn't either.
+        A folder may keep its set-ID bits and inherit the set-group-ID bit of the folder above, but never gains
+        others. Attributes that only root can set don't count as changed. If this process is not root, neither does
+        the owner, nor the group if it became this process's own.
         """
         before = self._facts_of(entry.path, old) if old.is_folder else None
         left = entry.facts or Facts(0o755)
