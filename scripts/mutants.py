@@ -587,8 +587,8 @@ MUTANTS = [
     Mutant(
         "a run that is over leaves its questions open",
         "journal/runs.py",
-        "            if status in OVER:\n                withdraw(",
-        "            if False:\n                withdraw(",
+        "    if status in OVER:\n        withdraw(",
+        "    if False:\n        withdraw(",
         "tests/journal/test_journal_contract.py",
     ),
     # --- records ---------------------------------------------------------------------------------------

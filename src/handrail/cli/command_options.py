@@ -17,6 +17,7 @@ import typer
 from handrail.cli.outcome import UsageError, journal_path, journal_url, print_error
 from handrail.environment.text import is_terminal
 from handrail.neighbours import find_app, search
+from handrail.records import WORKSPACE
 
 if TYPE_CHECKING:
     from handrail.deadline import Deadline
@@ -372,7 +373,7 @@ def open_files(
     Returns None if there is neither, and a `Workspace` for `workspace:NAME`, which each run opens for itself. Raises
     `UsageError` if the given folder does not exist.
     """
-    if files is not None and str(files).startswith("workspace:"):
+    if files is not None and str(files).startswith(WORKSPACE):
         from handrail.resources.workspace import Workspace
 
         return Workspace.named(str(files), startup_files=startup_files or ())

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from handrail.errors import Conflict, FileError, FileLimitReached, UndoRefused
-from handrail.records import CallKey, WorkspaceChange, WorkspaceDelta, WorkspaceFile, WorkspaceRow
+from handrail.records import (
+    WORKSPACE,
+    CallKey,
+    WorkspaceChange,
+    WorkspaceDelta,
+    WorkspaceFile,
+    WorkspaceRow,
+)
 from handrail.resources.directory.content import Special
 from handrail.resources.directory.directory_fork import DirectoryFork
 from handrail.resources.directory.filesystem import DirectoryFilesystem
@@ -46,7 +53,7 @@ class WorkspaceFilesystem(DirectoryFilesystem):
     @property
     def address(self) -> str:
         """The name by which the files are recorded and found again: `workspace:NAME`."""
-        return f"workspace:{self.row.name}"
+        return f"{WORKSPACE}{self.row.name}"
 
     @property
     def folder_id(self) -> str:
