@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from handrail import PostgresJournal
 from handrail.errors import HandrailError
-from handrail.fleet import FleetApp, submit
+from handrail.fleet import FleetApp, Submission, submit
 from handrail.journal.postgres.address import parse_url
 from handrail.limits import Budget
 from handrail.question import Answer
@@ -73,16 +73,19 @@ class WorkerProcess:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(children[0])
 
-    def kill(self) -> None:
+    def send(self, number: signal.Signals) -> None:
+        """Send the worker a signal, if it is alive."""
         with contextlib.suppress(OSError, IndexError):
-            os.kill(self._pid(), signal.SIGKILL)
+            os.kill(self._pid(), number)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
         self.process.kill()
         self.process.wait()
 
     def freeze(self, is_frozen: bool) -> None:
-        with contextlib.suppress(OSError, IndexError):
-            os.kill(self._pid(), signal.SIGSTOP if is_frozen else signal.SIGCONT)
-            self.is_frozen = is_frozen
+        self.send(signal.SIGSTOP if is_frozen else signal.SIGCONT)
+        self.is_frozen = is_frozen
 
 
 class Chaos:
@@ -159,14 +162,13 @@ class Chaos:
         """Submit runs, each in a workspace. The budget of every fourth run is one call too small, so that it fails."""
         for number in range(runs):
             calls = chaos_app.CALLS - chaos_laws.is_short(number)
-            await submit(
-                self.journal,
-                self.app,
+            asked = Submission(
                 f"o{number}",
                 run_id=f"run{number}",
                 budget=Budget(requests=chaos_app.REQUESTS, tool_calls=calls),
                 folder=f"workspace:{chaos_laws.workspace_of(number)}",
             )
+            await submit(self.journal, self.app, asked)
 
     def kill(self) -> None:
         """Kill a worker, and start one in its place."""
@@ -255,8 +257,16 @@ class Chaos:
         """Wait until all runs are over."""
         until = time.monotonic() + patience
         while not await self._look():
-            assert time.monotonic() < until, f"not over: {await self.left()}"
+            if time.monotonic() > until:
+                await self._show_workers()
+                raise AssertionError(f"not over: {await self.left()}")
         self.is_over = True
+
+    async def _show_workers(self) -> None:
+        """Let each worker write to its log what it waits for."""
+        for each in self._workers:
+            each.send(signal.SIGUSR1)
+        await asyncio.sleep(2)
 
     async def _look(self) -> bool:
         """Start workers that have ended, and answer questions. Returns whether all runs are over."""

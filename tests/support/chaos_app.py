@@ -7,6 +7,8 @@ the error of the process's clock in seconds. Only the lines of committed calls a
 
 import asyncio
 import os
+import signal
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,16 @@ from handrail.messages import ModelRequest, ToolMessage, UserMessage
 from support.hosts import obey
 
 obey()
+
+
+def _show_tasks(*_: object) -> None:
+    """Print what each task of this process waits for."""
+    for task in asyncio.all_tasks():
+        task.print_stack()
+
+
+if "CHAOS_LEDGER" in os.environ and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGUSR1, _show_tasks)
 
 CALLS = 6
 """How many calls a run makes, including those of its nested agent."""
@@ -86,7 +98,7 @@ async def book(order: str, context: ToolContext) -> str:
 
 @tool(effect="idempotent")
 async def charge(order: str, context: ToolContext) -> str:
-    """Charge a fee and a tip, each once. After a crash, a probe says whether the fee was charged, and a person the tip."""
+    """Charge a fee and a tip, each once. After a crash, a probe looks for the fee, and a person is asked about the tip."""
     is_probed = ["end", "fee", order, "-"]
     await context.once("fee", lambda: act("fee", order), probe=lambda: is_probed in ledger())
     await context.once("tip", lambda: act("tip", order))

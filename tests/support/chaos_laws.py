@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from handrail.adapter.run_record import RunOutcome, decode_outcome
 from handrail.journals import Journal

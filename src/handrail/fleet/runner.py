@@ -152,7 +152,7 @@ class Runner:
         """
         if self._draining:
             return
-        row = await self.journal.queue.claim(self.queues, host=self.host, run_id=run_id)
+        row = await self._claimed(run_id)
         if row is not None:
             await self._execute(row)
 
@@ -163,7 +163,7 @@ class Runner:
         while not self._draining:
             try:
                 if len(self._tasks) < self.limit:
-                    row = await self.journal.queue.claim(self.queues, host=self.host)
+                    row = await self._claimed()
                     if row is not None:
                         self._start(row)
                         continue
@@ -171,6 +171,16 @@ class Runner:
             except JournalError:
                 log.warning("could not look for runs; will retry", exc_info=True)
                 await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _claimed(self, run_id: str | None = None) -> RunRow | None:
+        """Claim a due run, or return None.
+
+        A run that a leg of this worker still executes is not claimed, although another worker may have had it since. The
+        journal refuses the records of a lost leg by its process, so it would accept them again.
+        """
+        return await self.journal.queue.claim(
+            self.queues, host=self.host, run_id=run_id, besides=tuple(self._legs)
+        )
 
     def _start(self, row: RunRow) -> None:
         task = asyncio.ensure_future(self._execute(row))

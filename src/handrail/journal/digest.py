@@ -58,11 +58,11 @@ def key_beside(journal: str, is_new: bool) -> bytes:
 
 
 def shared_key(journal: str, file: str | None) -> bytes:
-    """Return the key of a journal that many machines share: from a file, or derived from `HANDRAIL_KEY`.
+    """Return the key of a journal that many machines share, derived from a secret that each of them has.
 
-    The file is the given one, or else the one that `HANDRAIL_KEY_FILE` names. Raises `JournalError` if there is neither
-    a file nor a variable, or if the file is empty, can't be read, or can be accessed by others. A key is never created
-    here, since other machines would not have it.
+    The secret is the content of `file`, or else `HANDRAIL_KEY`, or else the content of the file that
+    `HANDRAIL_KEY_FILE` names. Raises `JournalError` if there is none of them, or if the file is empty, can't be
+    read, or can be accessed by others. A key is never created here, since other machines would not have it.
     """
     given = os.environ.get(KEY_VARIABLE)
     file = file or (None if given else os.environ.get(KEY_FILE_VARIABLE))

@@ -303,7 +303,10 @@ class CallResources:
         return self._keep(binding, inside, thing, closer)
 
     def _there(self, protocol: type, within: Scope) -> Any:
-        """Return the resource if it already exists, or `_NOTHING`. Raises `ResourceError` if it may not be requested here."""
+        """Return the resource if it already exists, or `_NOTHING`.
+
+        Raises `ResourceError` if nothing is bound to the protocol, or if the resource may not be requested here.
+        """
         ready = self._given.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
         if ready is not None:
             return ready()
