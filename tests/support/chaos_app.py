@@ -1,8 +1,8 @@
 """An app for workers that are killed while they execute it. Its tools write to a ledger and to the files of their run.
 
-`CHAOS_LEDGER` names the ledger's file. A line of it is `begin WHAT ORDER KEY OFF` or `end WHAT ORDER KEY OFF`, where OFF is
-the error of the process's clock in seconds. Only the lines of committed calls are in the run's workspace, in the file
-`log`. The calls of a run take their time, so that they are interrupted.
+`CHAOS_LEDGER` names the ledger's file. A line of it is `begin WHAT ORDER KEY` or `end WHAT ORDER KEY`, and `clock WHAT ORDER
+SECONDS` if the process's clock is wrong. Only the lines of committed calls are in the run's workspace, in the file `log`.
+The calls of a run take their time, so that they are interrupted.
 """
 
 import asyncio
@@ -34,14 +34,17 @@ CALLS = 6
 """How many calls a run makes, including those of its nested agent."""
 REQUESTS = 8
 """How many requests to models a run makes, including those of its nested agent."""
+_OFF = 20
+"""The error of the process's clock, in seconds, from which on it is noted."""
 _SECONDS = float(os.environ.get("CHAOS_SECONDS", "0.05"))
 
 
 def note(*words: str) -> None:
     fd = os.open(os.environ["CHAOS_LEDGER"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.utime(fd)  # by the kernel's clock, which is right
-    off = round(time.time() - os.fstat(fd).st_mtime)
-    os.write(fd, f"{' '.join(words)} {off}\n".encode())
+    os.write(fd, f"{' '.join(words)}\n".encode())
+    off = round(time.time() - os.fstat(fd).st_mtime)  # the kernel's clock is right
+    if abs(off) > _OFF:
+        os.write(fd, f"clock {words[1]} {words[2]} {off}\n".encode())
     os.close(fd)
 
 
@@ -51,8 +54,8 @@ def ledger() -> list[list[str]]:
 
 
 def read_ledger(path: Path) -> list[list[str]]:
-    """Return the first four words of each line of a ledger: `begin` or `end`, what, the order and the key."""
-    return [line.split()[:4] for line in path.read_text().splitlines()] if path.exists() else []
+    """Return the four words of each line of a ledger."""
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
 
 async def act(what: str, order: str, key: str = "-") -> str:
