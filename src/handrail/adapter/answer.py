@@ -389,10 +389,7 @@ async def ask_once(
 def _charge_cut(
     run: Run, answer: Answer, reserved: Reservation | None
 ) -> tuple[Usage, Decimal | None] | tuple[None, None]:
-    """Charge a request whose answer was cut off or never came.
-
-    Returns the usage that the provider had reported, and its cost; None for both if it had reported none.
-    """
+    """Charge a request whose answer was cut off or never came. Returns its reported usage and cost, or None for both."""
     if answer.counted:
         usage, cost = answer.usage, run.tariff(answer.usage)
         run.frame.costs.models.add(usage, cost)
