@@ -1,6 +1,4 @@
-"""Cancellation signals: a handler's signal fires before the cancellation, and timeouts and task groups work as without
-it.
-"""
+"""Cancellation signals: a handler's signal fires before it is cancelled, and its own timeouts do not fire the signal."""
 
 from __future__ import annotations
 
