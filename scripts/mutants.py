@@ -695,7 +695,7 @@ MUTANTS = [
 
 
 def find(mutant: Mutant) -> str:
-    """Return why a mutant can't be tried, or "".
+    """Return why a mutant can't be tried; "" if it can.
 
     Its code must be in the file exactly once, the changed file must be valid Python, and its tests must exist.
     """

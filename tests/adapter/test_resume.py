@@ -34,7 +34,7 @@ from handrail.errors import (
 )
 from handrail.events import MessageAdded
 from handrail.guard.policy import CapabilityPolicy
-from handrail.journal.opening import AnyJournal
+from handrail.journal.any_journal import AnyJournal
 from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import ToolMessage, Usage
 from handrail.models.scripted import Reply

@@ -18,7 +18,7 @@ from handrail.errors import (
     UndoRefused,
     WorkspaceBusy,
 )
-from handrail.journal.opening import AnyJournal
+from handrail.journal.any_journal import AnyJournal
 from handrail.journal.postgres.journal import PostgresJournal
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.records import (

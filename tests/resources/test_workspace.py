@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from handrail import LaterEnvironment, Prompt, SqliteJournal, ToolCall, UserContext, Workspace, runs, tool
 from handrail.errors import DefinitionError, RunParked, UndoRefused, WorkspaceBusy
 from handrail.events import ToolInvoked
-from handrail.journal.opening import AnyJournal
+from handrail.journal.any_journal import AnyJournal
 from handrail.question import Answer
 from support import PATIENCE, journals
 from support.workspaces import PROMPT, TOOLS, adapter, contents, run, steps, tree

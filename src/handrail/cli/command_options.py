@@ -21,7 +21,7 @@ from handrail.records import WORKSPACE
 
 if TYPE_CHECKING:
     from handrail.deadline import Deadline
-    from handrail.journal.opening import AnyJournal
+    from handrail.journal.any_journal import AnyJournal
     from handrail.limits import Budget
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.resources.workspace import Workspace
@@ -391,8 +391,8 @@ def open_files(
 def open_journal(given: str | None, files: object = None) -> AnyJournal:
     """Open the journal, creating it if needed. Raises `UsageError` if that fails, or if tools could change it."""
     from handrail.errors import HandrailError, JournalError, JournalExposed
+    from handrail.journal.any_journal import open_by_name
     from handrail.journal.location import check_out_of_reach
-    from handrail.journal.opening import open_by_name
     from handrail.resources.paths import folder_of
 
     advice = "Use another file: --journal FILE."

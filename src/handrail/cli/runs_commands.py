@@ -22,7 +22,7 @@ from handrail.cli.runs_app import app as app
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import RunParked
 from handrail.journal.answers import secret_refused
-from handrail.journal.opening import AnyJournal
+from handrail.journal.any_journal import AnyJournal
 from handrail.question import Answer, Question
 from handrail.records import OVER, queue_of
 from handrail.rendering import counted, escape

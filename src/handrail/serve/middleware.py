@@ -395,7 +395,10 @@ def _normalize_host(name: str) -> str:
 
 
 def _split_host(host: str) -> tuple[str | None, int | None]:
-    """Split a host such as `[::1]:80` into `[::1]` and 80. The name is None if the host is invalid."""
+    """Split a host such as `[::1]:80` into `[::1]` and 80.
+
+    The port is None if there is none, and both are None if the host is invalid.
+    """
     name, colon, port = host.rpartition(":")
     if not colon or host.endswith("]"):
         return host, None

@@ -363,12 +363,12 @@ class Commit:
             found = _status_in(there, name)
             if found is None or not _is_expected(step, there, name, found):
                 raise Unexpected
-            displace = self._take if step.do == "take" else self._exchange
-            self._count(step, displace(step, there, name, slots, found))
+            if step.do == "take":
+                self._count(step, self._take(step, there, name, slots))
+            else:
+                self._count(step, self._exchange(step, there, name, slots, found))
 
-    def _take(
-        self, step: Step, there: int, name: str, slots: int, found: os.stat_result
-    ) -> os.stat_result | None:
+    def _take(self, step: Step, there: int, name: str, slots: int) -> os.stat_result | None:
         """Move what is at a path into the slot, and return its status.
 
         Raises `Unexpected`, and moves it back, if it is not what the step expects.

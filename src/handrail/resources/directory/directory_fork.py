@@ -238,11 +238,15 @@ class DirectoryFork(Linked, FileFork):
             self._clear()
 
     def applied(self) -> None:
-        """Mark the commit as finished, and keep what it displaced for `undo`."""
+        """Mark the commit as finished, and put away what it displaced."""
         with self._shared.lock:
             commit, self._commit = self._commit, None
             if commit is not None:
-                self._ground.area.retire(commit)
+                self._put_away(commit)
+
+    def _put_away(self, commit: Commit) -> None:
+        """Keep what a finished commit displaced, for `undo`."""
+        self._ground.area.retire(commit)
 
     def revert(self) -> None:
         """Revert an applied commit, because another part of the transaction failed.

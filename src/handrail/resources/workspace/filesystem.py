@@ -23,6 +23,7 @@ from handrail.records import (
     WorkspaceFile,
     WorkspaceRow,
 )
+from handrail.resources.directory.commit import Commit
 from handrail.resources.directory.content import Special
 from handrail.resources.directory.directory_fork import DirectoryFork
 from handrail.resources.directory.filesystem import DirectoryFilesystem
@@ -208,12 +209,9 @@ class WorkspaceFork(DirectoryFork):
             if delta is not None:
                 files.made(delta)
 
-    def applied(self) -> None:
-        """Remove what the commit displaced. The journal has it."""
-        with self._shared.lock:
-            commit, self._commit = self._commit, None
-            if commit is not None:
-                self._ground.area.discard(commit)
+    def _put_away(self, commit: Commit) -> None:
+        """Remove what a finished commit displaced. The journal has it."""
+        self._ground.area.discard(commit)
 
     def revert(self) -> None:
         """Refuse further use of the copy if it lacks recorded changes. What the journal has recorded is not taken back."""
