@@ -34,7 +34,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     uid: int = -1
     """The id of the owner, or -1 for the owner that a new file gets."""
     gid: int = -1
-    """The group, or -1 for the one that a new file gets."""
+    """The id of the group, or -1 for the group that a new file gets."""
     attributes: Attributes = ()
 
 
