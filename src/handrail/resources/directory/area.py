@@ -187,7 +187,7 @@ class Area:
 
     @contextlib.contextmanager
     def unused(self, part: str) -> Generator[bool]:
-        """Hold the lock on a process's folder, and yield whether no other live process uses the folder."""
+        """Lock a process's folder. Yields whether no other live process uses it; True if it can't be opened."""
         try:
             lock = os.open(self.folder / "at-work" / part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
@@ -409,7 +409,7 @@ class Area:
             self.disk.forget(gone)
 
     def done(self, key: CallKey) -> Commit | None:
-        """Return a call's newest kept commit, or None. The call's run and journal must match too."""
+        """Return a call's newest kept commit, or None. The run, the journal and the place, if given, must match too."""
         found = self._find(key)
         if found is None:
             # A process that died may have left it among its own files, and so may an undo that failed.
@@ -434,8 +434,8 @@ class Area:
         """Undo an applied commit by applying the opposite steps as a new commit. Returns the restored paths, sorted.
 
         The order is that of any commit: the manifest is written, the kept commit is claimed, its files are renamed, and
-        only then is it removed. If anything fails before, it is kept as it was. Raises `UndoRefused`, and changes
-        nothing, if someone has changed one of its paths since.
+        only then is it removed. If anything fails before, it is kept as it was. Raises `UndoRefused` if a path was
+        changed since or another process has just undone it, and `FileError` if the disk reports an error.
         """
         steps = opposites([step for step in commit.manifest.steps if commit.is_done(step)])
         call_id, synced = commit.manifest.call_id, bool(commit.manifest.journal)

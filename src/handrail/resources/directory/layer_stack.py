@@ -73,7 +73,11 @@ class Upper:
         fill: Callable[[OnDisk, Path], None],
         facts_below: Callable[[str], Facts | None],
     ) -> None:
-        """Write a node to a path. `fill` copies or links a file that is on disk."""
+        """Write a node to a path.
+
+        `fill` copies or links a file that is on disk. `facts_below` returns the facts of a folder in the layers
+        below.
+        """
         self._make_way(path, facts_below)
         with self._reach(path) as at:
             self._put(at, path, node, base, fill)

@@ -65,9 +65,10 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 async def recover(jail: Jail, area: Area, lock: Any, journal: Journal) -> Recovered:
-    """Apply the commits that the journal recorded, and discard the other commits of dead processes.
+    """Apply the commits that the journal recorded, and settle the other commits of dead processes.
 
-    A recorded commit that can't be applied is logged, and listed in the result.
+    A recorded commit that can't be applied is logged, and listed in the result. `_Recovery.drop` says which of
+    the other commits are kept for `undo`, reverted or discarded.
     """
     units = await journal.calls.unapplied()
     recovery = _Recovery(jail, area, lock)
@@ -167,7 +168,7 @@ def _is_retired(manifest: Manifest, staging: Path) -> bool:
 
 
 def _shows(manifest: Manifest, jail: Jail) -> bool:
-    """Return whether the root shows everything that a commit changed."""
+    """Return whether the root shows everything that a commit changed, except the facts of folders."""
     for step in manifest.steps:
         found = jail.look(step.path)
         if step.do == "put":

@@ -137,7 +137,7 @@ def staging_folders(around: Path) -> Iterator[Path]:
 
 
 def refuse_case_insensitive(folder: Path, root: Path) -> None:
-    """Raise `DefinitionError` if the disk of this folder, in which a file is created, ignores case."""
+    """Raise `DefinitionError` if the disk of this folder ignores case. To find out, creates a file in it and removes it."""
     probe = folder / "Probe"
     probe.touch()
     try:
