@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from handrail import DirectoryFilesystem
-from handrail.errors import FileLimitReached
+from handrail.errors import FileError, FileLimitReached
 from handrail.records import CallKey
 from handrail.resources.directory.disk import Disk
 from support import TESTS
@@ -55,6 +56,62 @@ def test_old_bytes_are_found_whenever_the_disk_fills_up_during_an_undo(tmp_path:
     ran = undo_on_a_full_disk(tmp_path, what)
     kinds = [line.split()[0] for line in ran.stdout.splitlines()]
     assert (ran.returncode, kinds) == (0, ["Direct", "Journaled"]), ran.stdout + ran.stderr
+
+
+def test_a_commit_whose_folder_can_not_be_created_fails_as_on_a_full_disk(tmp_path: Path):
+    """If the folder for a commit can't be created, the call gets the error for a full disk, and nothing is changed."""
+
+    class Folderless(Disk):
+        is_full = False
+
+        def folder(self, path: Path, mode: int) -> None:
+            if self.is_full:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            super().folder(path, mode)
+
+    root = tmp_path / "root"
+    fill(root, FILES)
+    before = snapshot(root)
+    disk = Folderless()
+    with DirectoryFilesystem(root, disk=disk) as files:
+        fork = files.fork("call")
+        change(fork)
+        fork.prepare()
+        disk.is_full = True
+        with pytest.raises(FileLimitReached, match="the disk is full"):
+            fork.stage(CallKey("call"))
+        fork.drop()
+        assert snapshot(root) == before
+
+
+def test_a_commit_whose_content_can_not_be_synced_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """If the content of a staged file can't be synced, the call fails before anything is changed. Pipes need no sync."""
+    root = tmp_path / "root"
+    fill(root, FILES)
+    before = snapshot(root)
+    sync = os.fsync
+
+    def fail_for_files(fd: int) -> None:
+        is_own = os.readlink(f"/proc/self/fd/{fd}").endswith("/identity")
+        if stat.S_ISREG(os.fstat(fd).st_mode) and not is_own:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(fd)
+
+    with DirectoryFilesystem(root) as files:
+        fork = files.fork("call")
+        change(fork)
+        fork.prepare()
+        monkeypatch.setattr(os, "fsync", fail_for_files)
+        with pytest.raises(FileError, match="the disk reported an error"):
+            fork.stage(CallKey("call", journal="j"), synced=True)
+        monkeypatch.undo()
+        fork.drop()
+        assert snapshot(root) == before
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    Disk().sync_file(pipe)
 
 
 def test_a_commit_that_can_not_be_synced_is_reverted(tmp_path: Path):

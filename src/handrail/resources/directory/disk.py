@@ -7,6 +7,7 @@ never synced.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from pathlib import Path
@@ -107,13 +108,18 @@ class Disk:
         os.pwrite(fd, data, 0)
 
     def sync_file(self, path: Path) -> None:
-        """Sync the content of a file."""
-        with contextlib.suppress(OSError):  # a link can't be opened, and syncing its folder is enough
+        """Sync the content of a file. Does nothing if the file can't be opened. Raises `OSError` if syncing fails."""
+        try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        except OSError:  # a link or a socket can't be opened, and syncing its folder is enough
+            return
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a pipe can't be synced, and has no content
+                raise
+        finally:
+            os.close(fd)
 
     def sync_folder(self, fd: int) -> None:
         """Sync the entries of a folder."""

@@ -108,7 +108,13 @@ def _stage(
     *,
     synced: bool,
 ) -> Commit:
-    stager = _Stager(jail, area, area.commit_folder(key.journal, synced=synced), root)
+    try:
+        folder = area.commit_folder(key.journal, synced=synced)
+    except OSError as error:
+        if isinstance(error, FileError | FileNotFoundError):
+            raise
+        raise refusal(".", error) from None
+    stager = _Stager(jail, area, folder, root)
     try:
         steps = stager.steps(changes, over)
         manifest = Manifest(
