@@ -124,7 +124,11 @@ class SqliteQuestions:
         return lambda connection: withdraw(connection, chains, now, where, *values)
 
     def answer(self, answer: Answer, /) -> None:
-        """Accept an answer, even if another process asked the question, or if its run has not been resumed yet."""
+        """Accept an answer, even if another process asked the question, or if its run has not been resumed yet.
+
+        Raises `AnswerRefused` if there is no such question, if the answer is not valid, if the question has a
+        different answer already, or if the answer may contain a secret and nothing in this process waits for it.
+        """
         if self._local.is_known(answer.question_id):
             self._local.answer(answer)
             return

@@ -38,7 +38,7 @@ class Disk:
             os.close(fd)
 
     def copy(self, source: int, path: Path, like: os.stat_result) -> None:
-        """Copy an open file to a new path, with the mode, owner and times in `like`, and with its attributes.
+        """Copy an open file to a new path, with its attributes, and with the mode, owner and times in `like`.
 
         The copy does not get set-ID bits. Uses a reflink if the disk supports it.
         """

@@ -169,7 +169,7 @@ def _is_retired(manifest: Manifest, staging: Path) -> bool:
 
 
 def _shows(manifest: Manifest, jail: Jail) -> bool:
-    """Return whether the root shows everything that a commit changed."""
+    """Return whether the root shows everything that a commit changed, except the facts of folders."""
     for step in manifest.steps:
         found = jail.look(step.path)
         if step.do == "put":
