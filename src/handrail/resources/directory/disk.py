@@ -7,7 +7,6 @@ never synced.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 from pathlib import Path
@@ -108,16 +107,17 @@ class Disk:
         os.pwrite(fd, data, 0)
 
     def sync_file(self, path: Path) -> None:
-        """Sync the content of a file. Does nothing if the file can't be opened. Raises `OSError` if syncing fails."""
+        """Sync the content of a file or folder. A link, pipe, socket or device has none, and is left alone."""
+        kind = stat.S_IFMT(os.lstat(path).st_mode)
+        if kind not in (stat.S_IFREG, stat.S_IFDIR):
+            return
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:  # a link or a socket can't be opened, and syncing its folder is enough
+        except PermissionError:  # its mode keeps its own owner from reading it
+            os.sync()
             return
         try:
             os.fsync(fd)
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # a pipe can't be synced, and has no content
-                raise
         finally:
             os.close(fd)
 

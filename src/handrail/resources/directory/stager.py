@@ -109,12 +109,11 @@ def _stage(
     synced: bool,
 ) -> Commit:
     try:
-        folder = area.commit_folder(key.journal, synced=synced)
+        stager = _Stager(jail, area, area.commit_folder(key.journal, synced=synced), root)
+    except (FileError, FileNotFoundError):
+        raise
     except OSError as error:
-        if isinstance(error, FileError | FileNotFoundError):
-            raise
         raise refusal(".", error) from None
-    stager = _Stager(jail, area, folder, root)
     try:
         steps = stager.steps(changes, over)
         manifest = Manifest(
