@@ -130,7 +130,7 @@ class _Pending:
         self.loop = loop
         self.settled: asyncio.Future[Answer] = loop.create_future()
         self.answer: Answer | None = None
-        """The answer in the form that may be shown, with its secrets masked."""
+        """The answer in the form that may be shown, with its secrets masked; None until there is one."""
         self.answered_at: float | None = None
 
     @property

@@ -68,7 +68,7 @@ class DirectoryFork(Linked, FileFork):
         self._kept_bytes = 0
         self._mounted = 0
         self._programs: Mapping[str, str] | None = None
-        """The changed startup files, each with the program that runs it, as they were when last asked for."""
+        """The changed startup files, each with the program that runs it; None if they must be found again."""
 
     # --- hooks for links and the disk -------------------------------------------------------------
 
