@@ -847,7 +847,10 @@ def test_a_capability_that_no_tool_has_may_be_named(verdicts: Any, capabilities:
 
 
 def test_a_policy_of_a_section_is_compared_with_the_tools_of_that_section():
-    """A section's policy is compared only with that section's tools, so a name like another tool's is not refused."""
+    """A section's policy is compared only with that section's tools.
+
+    A capability that looks like a misspelt one of another section's tool is not refused.
+    """
     own: MarkdownSection[Any] = MarkdownSection(
         "Own", "own", "Own.", policies=[CapabilityPolicy({"fs.wrte": "ask"})]
     )
