@@ -274,9 +274,9 @@ class GuardMiddleware:
             ) from None
 
     async def _refuse(self, refused: RequestRefused, scope: Scope, receive: Receive, answer: _Sender) -> None:
-        """Send the refusal, and then read the body, if any, for up to a second.
+        """Send the refusal, unless a response has begun. Then read the body, if any, for up to a second.
 
-        Otherwise, a client that is still sending might not get the refusal.
+        If the body were not read, a client that is still sending it might not get the refusal.
         """
         if answer.started:
             return
