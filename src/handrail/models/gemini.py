@@ -351,7 +351,7 @@ class _Pieces:
         """The parts of the answer so far, as they must be sent back."""
         self._calls = 0
         self._open: PartialCall | None = None
-        """The call whose pieces are arriving."""
+        """The call whose pieces are arriving; None if there is none."""
         self._stop: StopReason | None = None
 
     def take_whole(self, answer: Any) -> Iterator[ModelPart]:

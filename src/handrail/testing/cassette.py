@@ -45,7 +45,7 @@ class Response(msgspec.Struct, omit_defaults=True):
     ending: Literal["complete", "cut", "silent"] = "complete"
     """Whether the body was complete, the connection was lost, or the application stopped waiting."""
     error: str = ""
-    """Why there is no response at all."""
+    """Why there is no response at all; "" if there is one."""
 
     def data(self) -> bytes:
         return base64.b64decode(self.base64) if self.base64 else "".join(self.body).encode()
