@@ -107,7 +107,11 @@ def folder_key() -> bytes:
 
 @lru_cache(maxsize=8)
 def _kept_key(*places: str | None) -> bytes:
-    """Return the key in the state folder. `places` are the variables that say where it is, so that it is read again if one changes."""
+    """Return the key in the state folder, which is created if it is missing.
+
+    `places` are the variables that say where the folder is, so that the key is read again if one changes. Raises
+    `JournalError` if the key file is not private or has the wrong length.
+    """
     path = state_folder() / f"folders{KEY_SUFFIX}"
     create_folders(path.parent)
     if not path.exists():

@@ -373,7 +373,10 @@ def release(
     now: float,
     due_at: float | None = None,
 ) -> None:
-    """Leave a run without an owner, with this status and outcome. If it is over, its open questions are withdrawn."""
+    """Leave a run without an owner, with this status and outcome. If it is over, its open questions are withdrawn.
+
+    Otherwise it is due at `due_at`, or earlier if it was due earlier. A queued run without either time is due now.
+    """
     left = {"status": status, "owner": "", "leased_until": 0.0, "outcome": outcome, "stopping": 0}
     due = None if status in OVER else earliest(row.due_at, due_at)
     if status == "queued" and due is None:

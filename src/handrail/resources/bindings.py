@@ -171,7 +171,8 @@ class RunResources:
         """
         self._closed = True
         if self.outer is not None and self.scope.has_forkable:
-            self.outer.scope.adopt(self.scope)  # the call around the run still has to commit their forks
+            # The call around the run still has to commit forks of the run's resources.
+            self.outer.scope.adopt(self.scope)
         errors = await self.scope.close()
         for error in errors:
             log_error(log, logging.ERROR, "closing a resource of the run raised", error=error)

@@ -33,11 +33,11 @@ _FETCHED = 8 * 1024 * 1024
 class Workspace:
     """A folder that Handrail owns, and that moves with its run. Pass it where a filesystem is passed to a run.
 
-    Its files are recorded in the run's journal. A call's changes are part of the record of the call. Before the call is
-    recorded, none of them is visible outside the call. Afterwards all of them are, on whichever host the run continues.
-    One run at a time has a workspace; a second one is refused with `WorkspaceBusy`. Each host keeps a copy. When a run
-    opens the workspace there, only the files that are missing or differ are fetched. Files, links, folders and
-    permissions are recorded; owners, attributes, pipes and sockets are not.
+    Its files are recorded in the run's journal. A call's changes are part of the record of the call. Before the
+    call is recorded, none of them is visible outside the call. Afterwards, all of them are visible, on whichever
+    host the run continues. One run at a time has a workspace; a second one is refused with `WorkspaceBusy`. Each
+    host keeps a copy. When a run opens the workspace there, only the files that are missing or differ are fetched.
+    Files, links, folders and permissions are recorded; owners, attributes, pipes and sockets are not.
 
     - `name`: letters, digits, `.`, `_` and `-`. Runs with the same journal and name work on the same files.
     - `cache`: the folder for this host's copies. Default: `handrail/workspaces` below `$XDG_CACHE_HOME`, or below
