@@ -187,7 +187,8 @@ async def open_handrail(stack: AsyncExitStack, how: str, mode: Any) -> tuple[Wor
 
 async def open_url(stack: AsyncExitStack, how: str, mode: Any) -> tuple[Work, int]:
     """Open a server on a port with the SDK's client. Returns a call, and the server's process id."""
-    from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
+    import httpx2
+    from mcp.client.streamable_http import streamable_http_client
 
     from mcp import Client
 
@@ -195,7 +196,7 @@ async def open_url(stack: AsyncExitStack, how: str, mode: Any) -> tuple[Work, in
     stack.callback(process.kill)
     assert process.stdout is not None
     port = int(await process.stdout.readline())
-    http = create_mcp_http_client(headers={"Authorization": f"Bearer {TOKEN}"})
+    http = httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"})
     await stack.enter_async_context(http)
     transport = streamable_http_client(f"http://127.0.0.1:{port}/mcp", http_client=http)
     session = (await stack.enter_async_context(Client(transport, mode=mode))).session

@@ -49,7 +49,7 @@ def target_of(reference: str, root: Mapping[str, Any]) -> Any:
         if not isinstance(target, Mapping):
             break
     is_whole = next(steps, None) is None
-    return target if isinstance(target, Mapping | bool) and is_whole else _ANYTHING
+    return cast("Any", target) if isinstance(target, Mapping | bool) and is_whole else _ANYTHING
 
 
 def _name_of(step: str) -> str:
