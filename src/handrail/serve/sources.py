@@ -218,9 +218,9 @@ class Loaded:
 
     source: Source
     authenticate: Callable[..., Any] | None = None
-    """A hook that returns the principal who sent a request."""
+    """A hook that returns the principal who sent a request; None if the app has none."""
     renderers: Path | None = None
-    """The path of a script with renderers for the page."""
+    """The path of a script with renderers for the page; None if the app has none."""
 
 
 def load(app: str, *, model: Model | None = None, approvals: Any = None, files: Any = None) -> Loaded:
