@@ -250,9 +250,9 @@ ModelPart = SentPart | TextPart | ThinkingPart | CallPart | UsagePart | StopPart
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a model answers, apart from its temperature and the length of its answers.
 
-    A setting that is None is left to the model. Nested runs inherit each setting, and may replace it. A request with a
-    setting that its provider does not have is
-    refused, because a setting that is silently dropped would seem to work.
+    A setting that is None is left to the model. Nested runs inherit each setting, and may replace it. A request
+    with a setting that its provider does not have is refused, because a setting that is silently dropped would seem
+    to work.
     """
 
     effort: str | None = None
@@ -388,6 +388,8 @@ class Takes(msgspec.Struct, frozen=True):
         if not attachment.address and not attachment.size:
             return "it is empty"
         kind, media_type = attachment.kind, attachment.media_type
+        if attachment.has_text_type and not attachment.address:
+            return "its text is not valid UTF-8"
         if attachment.address and (media_type in self.bytes or "*/*" in self.bytes):
             return f"it takes no {kind} by its address, only as bytes"
         taken = self.bytes | self.addresses

@@ -190,7 +190,7 @@ async def test_what_people_take_does_not_count_however_often_a_run_is_parked(tmp
 
 
 async def test_a_resumed_run_keeps_its_budget_and_its_deadline(tmp_path: Path):
-    """A resumed run keeps its budget and its deadline."""
+    """A resumed run ends at the budget or the deadline that it began with."""
     clock = Shifted()
     journal = SqliteJournal(tmp_path / "runs.db", clock=clock)
     prompt = Prompt("p", "Do.", tools=[ask])
@@ -215,7 +215,7 @@ async def lease_end(journal: Journal) -> float:
 
 
 async def test_the_lease_of_a_run_at_work_is_renewed(journal: Journal, monkeypatch: pytest.MonkeyPatch):
-    """While a process works on a run, it renews the lease, so that no other process can take the run."""
+    """While a process works on a run, it renews the lease of the run."""
     monkeypatch.setattr(journal, "lease", 0.1)
 
     @tool(effect="staged")

@@ -219,7 +219,7 @@ async def test_questions_can_be_shown_without_colour(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_long_diff_is_cut_and_can_be_viewed():
-    """A long diff is cut to thirty lines, with the number of lines left out, and `v` shows all of it in pages."""
+    """A long diff is cut to thirty lines, with the number of lines left out. `v` shows it in pages until `q`."""
     diff = "".join(f"+line {number}\n" for number in range(100))
     with at_terminal(rows=24) as (seen, terminal):
         typed = [
@@ -420,7 +420,7 @@ async def test_a_run_asks_at_the_terminal():
     ],
 )
 def test_when_there_is_colour(environ: dict[str, str], is_tty: bool, colour: bool):
-    """`NO_COLOR` takes precedence over `FORCE_COLOR`, and that over what the terminal supports."""
+    """`NO_COLOR` takes precedence over `FORCE_COLOR`, and `FORCE_COLOR` over what the terminal supports."""
 
     class Stream(io.StringIO):
         def isatty(self) -> bool:

@@ -30,8 +30,8 @@ from handrail.cli.outcome import (
     journal_url,
     print_json,
 )
+from handrail.journal.any_journal import open_by_name
 from handrail.journal.location import former_journals
-from handrail.journal.opening import open_by_name
 
 app = typer.Typer(name="runs", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -56,7 +56,10 @@ def _shared(journal: JournalFile = None, as_json: Json = False) -> None:
 
 
 def command(name: str, *, creates_journal: bool = False) -> Callable[[Command], Command]:
-    """Return a decorator that registers a command. Each parameter after the journal becomes an argument or an option."""
+    """Return a decorator that registers a command. Each parameter after the journal becomes an argument or an option.
+
+    With `creates_journal`, the command creates the journal if it does not exist.
+    """
 
     def register(command: Command) -> Command:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()

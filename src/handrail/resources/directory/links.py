@@ -140,7 +140,9 @@ class Linked(Layer):
         return self._follow(path, last)[0]
 
     def _follow(self, path: str, last: bool = True) -> tuple[str, Node | None]:
-        """Return a path with its links resolved, and its node, or None if the caller must look it up."""
+        """Return a path with its links resolved, as `_followed` does, and its node, or None if the caller must look
+        it up.
+        """
         at = parse_path(path)
         self._enter()
         self._ground.refuse_hidden(at.path)
@@ -265,6 +267,7 @@ class Linked(Layer):
         """Return the names in a folder, each with whether it is a folder. Empty if the path can't be used.
 
         Links to folders are omitted, so that a search does not descend through links, which could form a cycle.
+        Names that a caller could not pass back are omitted too.
         """
         with self._shared.lock:
             try:
