@@ -308,7 +308,10 @@ class ToolPolicy(Protocol):
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> Awaitable[None] | None:
-        """Handle a successful result, before it is committed. Raising fails the call and undoes it."""
+        """Handle a successful result, before it is committed. An awaitable that is returned is awaited.
+
+        Raising fails the call and undoes it.
+        """
         ...
 
 
@@ -324,7 +327,7 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     scopes: tuple[str, ...] = ()
     """Descriptions of the wider scopes to which the decision can apply, narrowest first."""
     recall: ApprovalRecall | None = None
-    """The session's memory of this request."""
+    """The session's memory of this request; None if its decision can't be remembered."""
     through: Callable[[Environment], Asker] | None = None
     """A function that returns the asker for an environment; None to ask the environment directly."""
 
@@ -333,7 +336,7 @@ class ApprovalRecall(Protocol):
     """A session's memory of one request. A broker checks it before it asks a person."""
 
     used: ApprovalRemembered | None
-    """Set by the broker to the remembered decision that decided the request, if one did."""
+    """Set by the broker to the remembered decision that decided the request; None if none did."""
 
     def find(self) -> ApprovalRemembered | None:
         """Return the remembered decision that covers the request; None if there is none. Denials come before approvals."""
@@ -405,7 +408,7 @@ class Environment(ABC):
     prompt_model: Callable[[Any], PromptModel] | None = None
     """A function that creates a call's `prompt_model` verb; None to use the run's own model."""
     adapter: Callable[[Any], BoundAdapter] | None = None
-    """A function that creates a call's adapter, in a run that has none."""
+    """A function that creates a call's adapter, in a run that has none; None if such a call has no adapter."""
 
     @abstractmethod
     async def ask(self, question: Question, /) -> Answer | None:

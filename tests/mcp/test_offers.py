@@ -98,7 +98,7 @@ async def test_files_are_resources(mode: Any) -> None:
 
 @modes
 async def test_resources_are_offered_only_if_asked_for(mode: Any) -> None:
-    """Without an address for them, files are not resources."""
+    """A server that was given no address for its files offers no resources."""
     files = MemoryFilesystem()
     server = ToolServer(Prompt("files", "Read."), files=lambda principal: files)
     async with Client(server.server, mode=mode) as client:

@@ -27,7 +27,7 @@ class UndoneCall(msgspec.Struct, frozen=True):
     stands: list[str] = []
     """The call's external effects that could not be undone."""
     outer: str = ""
-    """The id of the call that it was undone with, if any. The model is told about that call only, once it is undone too."""
+    """The id of the call that it was undone with; "" if it was undone alone. The model is told only about that call, if it was undone too."""
     discarded: bool = False
     """Whether only the call's file changes were given up, because they could not be applied. Its events stand."""
     is_inner: bool = False

@@ -106,9 +106,9 @@ class Failure:
             remains.append(f"Could not be undone: {clean_text(', '.join(left))}.")
         if remains:
             what = f"{' '.join(remains)} Find out what it changed before you do it again."
-            message = f"{message.rstrip('.')}. {what}" if message else what
+            message = _continued(message, what)
         elif self.advice:
-            message = f"{message} {self.advice}"
+            message = _continued(message, self.advice)
         else:
             return self.result
         told = ToolResult.error(message, self.result.value)
@@ -124,6 +124,13 @@ def _counted(names: Sequence[str]) -> str:
     """Return the names of calls, each once and with how often it was made: a worker may make thousands of them."""
     counts = Counter(names)
     return ", ".join(name if number == 1 else f"{name} ({number} times)" for name, number in counts.items())
+
+
+def _continued(message: str, sentence: str) -> str:
+    """Return the message with a sentence after it. The message may lack its full stop, or be empty."""
+    if not message:
+        return sentence
+    return f"{message} {sentence}" if message.endswith((".", "!", "?", "…")) else f"{message}. {sentence}"
 
 
 def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) -> Failure:

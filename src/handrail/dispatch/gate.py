@@ -132,7 +132,10 @@ class Gate:
         self.frame.cancellation.cancel(reason)
 
     async def close(self) -> None:
-        """End the run and close its resources, in reverse order of creation."""
+        """End the run and close its resources, in reverse order of creation.
+
+        Raises an `ExceptionGroup` with the errors that closing raised, after all resources were closed.
+        """
         self.frame.cancellation.close()
         await self.frame.world.resources.close()
 
@@ -270,7 +273,7 @@ class Gate:
     # 8
 
     def _start(self, attempt: Attempt, context: ToolContext) -> Awaitable[Any]:
-        """Start the handler, in a thread if it is not async. Await the returned value for the handler's result."""
+        """Start the handler and return its awaitable result. Raises `SignatureMismatch` if it did not pass the gate."""
         tool = attempt.call.tool
         handler: Any = tool.handler
         if attempt.token is not _TOKEN or handler is None:
@@ -419,7 +422,7 @@ class Gate:
         self._end(passage, error)
 
     async def _again(self, passage: Passage, scope: CancelScope) -> Attempt:
-        """Undo this attempt and start the next one."""
+        """Undo this attempt and start the next one. Raises `CancelledError` if the call is cancelled meanwhile."""
         frame, attempt = self.frame, passage.attempt
         passage.left = (*passage.left, *await undo(attempt, "it is run again"))
         attempt.transaction = None  # already undone

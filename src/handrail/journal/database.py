@@ -99,9 +99,9 @@ class Database:
         self._intact: bool | None = None
         """Whether the tables that lists are read from are intact; None until they have been checked."""
         self._connection: Connection | None = None
-        """The connection if all jobs run in the caller's thread."""
+        """The connection if all jobs run in the caller's thread; otherwise None."""
         self._shared: sqlite3.Connection | None = None
-        """The thread's connection if brief writes may run in the caller's thread."""
+        """The thread's connection if brief writes may run in the caller's thread; otherwise None."""
         self._thread: threading.Thread | None = None
         if inline:
             self._connection = self._open(new_id)
@@ -141,7 +141,8 @@ class Database:
     async def transact(self, work: Work[T], *, synced: bool = True, single: bool = False) -> T:
         """Run `work` in a transaction and return its value once the transaction is committed.
 
-        If `work` raises, the transaction is rolled back and the error is raised here. Without `synced`, the commit may be lost in a power cut. `single` says that `work` is at most one statement that writes.
+        If `work` raises, the transaction is rolled back and the error is raised here. Without `synced`, the commit
+        may be lost in a power cut. `single` says that at most one statement of `work` writes.
         """
         if self._connection is not None:
             return self._run_inline(self._connection, Job(work, synced=synced, single=single))

@@ -42,7 +42,7 @@ class Rules(NamedTuple):
 
     policies: tuple[ToolPolicy, ...]
     seconds: float | None = None
-    """The time limit of one call, in seconds."""
+    """The time limit of one call, in seconds; None for the default of `McpTools`."""
 
 
 def load_rules(path: Path, *, trust_client: bool = False) -> Rules:
@@ -133,7 +133,7 @@ def _capabilities(rules: CapabilityRules, quorum: Quorum | None) -> ToolPolicy:
 
 
 class SharedRate(CheckOnly):
-    """Allows a principal at most `most` calls in `per_seconds` seconds, or in total if that is None.
+    """Allows a principal at most `most` calls in `per_seconds` seconds, or in total if `per_seconds` is None.
 
     A gateway's calls are separate runs, so they are counted here and not in a session. The count starts again when the
     gateway restarts.

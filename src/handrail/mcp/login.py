@@ -42,7 +42,7 @@ Returns the address at which the browser ended, or "" if the redirect reached th
 
 
 class LoginNeeded(HandrailError, ConnectionError):
-    """A server needs a login, and nobody could be asked, nobody answered, or the login failed."""
+    """Raised if a server needs a login, and nobody can be asked, nobody answers, or the login fails."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,10 @@ class Login:
     client_id: str = ""
     client_secret: str = ""
     metadata_url: str | None = None
-    """The https address of a document about this client, for servers that accept it in place of a registration."""
+    """The https address of a document about this client; None for none.
+
+    Some servers accept it in place of a registration.
+    """
 
     def provider(self, url: str, ask: AskLogin) -> OAuthClientProvider:
         """Return the SDK's authentication for the server at this address.

@@ -29,7 +29,10 @@ class SliceRules:
 
     kind: SliceKind = "state"
     key: Callable[[Any], Hashable] | None = None
-    """A function that returns an item's key. An item replaces an earlier one with the same key."""
+    """A function that returns an item's key. An item replaces an earlier one with the same key.
+
+    Without such a function, no item replaces another.
+    """
     reducers: Mapping[type, Reducer] = field(default_factory=dict[type, Reducer])
     """The slice's reducers, by event type.
 

@@ -42,12 +42,12 @@ class WorkerArguments(TypedDict, total=False):
     """Arguments for running or resuming a worker, in addition to those of the adapter."""
 
     model: Model | str | None
-    """The model for workers whose files name none."""
+    """The model for workers whose files name none. Without it, such a worker can't run."""
     models: Mapping[str, Model | str] | None
     """Models by worker name. They take precedence over those in the files."""
     adapter: Adapter | None
     message_callback: MessageCallback | None
-    """A function that is called with every message of this worker and of the workers that it calls."""
+    """A function that is called with every message of this worker and of the workers that it calls; None for none."""
 
 
 class WorkerResumeArguments(WorkerArguments, ResumeArguments, total=False):
@@ -387,7 +387,7 @@ class WorkerRegistry:
         input: str,
         **arguments: Unpack[WorkerRunArguments],
     ) -> RunStream[Any]:
-        """Run a worker and return a stream of its events.
+        """Return a run of a worker as a stream of its events. Takes the arguments of `run`, and raises the same errors.
 
         A second run on the same session continues the conversation.
         """

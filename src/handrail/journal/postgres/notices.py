@@ -43,7 +43,7 @@ class Notices:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop: int | None = None
-        """The end of a pipe that stops the thread when it is closed."""
+        """The end of a pipe that stops the thread when it is closed; None if the thread is not running."""
         self._tried = threading.Event()
         """Set once the thread listens, or its first attempt to connect has failed."""
 
@@ -68,7 +68,7 @@ class Notices:
         return self._thread is not None
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, and wait until the thread has ended."""
         with self._lock:
             thread, stop, self._stop = self._thread, self._stop, None
             if stop is not None:

@@ -19,7 +19,7 @@ import msgspec
 from handrail.adapter import Adapter
 from handrail.clock import Clock
 from handrail.errors import DefinitionError
-from handrail.journal.opening import AnyJournal
+from handrail.journal.any_journal import AnyJournal
 from handrail.messages import AssistantMessage, ModelPart, ModelRequest, Traits, Usage, UserMessage
 from handrail.models.scripted import Reply, Scripted, ScriptedModel
 from handrail.prompt import Prompt
@@ -109,11 +109,11 @@ class Play(NamedTuple):
     prompt: Prompt[Any]
     params: object = None
     person: Environment | None = None
-    """The environment that answers the run's questions."""
+    """The environment that answers the run's questions; None if nobody does."""
     one_at_a_time: bool = False
     """Whether only the first of several open questions is answered before the run continues."""
     session: Callable[[], Session] | None = None
-    """A function that creates an empty session with a fixed id, for scenarios whose slices have their own rules."""
+    """A function that creates an empty session with a fixed id; None unless the scenario's slices have their own rules."""
 
 
 class Seen(NamedTuple):
