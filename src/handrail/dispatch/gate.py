@@ -245,9 +245,7 @@ class Gate:
 
     async def _was_done(self, passage: Passage) -> bool:
         """Return whether the call happened before the process ended. If so, it is committed."""
-        if not await decide_interrupted(passage.attempt):
-            return False
-        return await shielded(self._commit_journaled(passage))
+        return await decide_interrupted(passage.attempt) and await shielded(self._commit_journaled(passage))
 
     # 4
 
