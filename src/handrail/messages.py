@@ -388,6 +388,8 @@ class Takes(msgspec.Struct, frozen=True):
         if not attachment.address and not attachment.size:
             return "it is empty"
         kind, media_type = attachment.kind, attachment.media_type
+        if attachment.has_text_type and not attachment.address:
+            return "its text is not valid UTF-8"
         if attachment.address and (media_type in self.bytes or "*/*" in self.bytes):
             return f"it takes no {kind} by its address, only as bytes"
         taken = self.bytes | self.addresses

@@ -157,12 +157,13 @@ class DurableFork(Fork, Protocol):
     def stage(self, key: CallKey, /, *, synced: bool = False) -> Mapping[str, Any] | None:
         """Store everything that `apply` needs, after `prepare`. Returns None if there is nothing to apply.
 
-        The returned manifest goes into the journal that the key names, as one of the unit's `files`.
+        The manifest goes into the key's journal, as one of the unit's `files`. With `synced`, it all survives a
+        power cut.
         """
         ...
 
     def apply(self, *, synced: bool = False) -> None:
-        """Apply the changes. If this raises, nothing has changed."""
+        """Apply the changes. If this raises, nothing has changed. With `synced`, they survive a power cut."""
         ...
 
     def revert(self) -> None:
@@ -181,7 +182,8 @@ class Forkable(Protocol):
     def fork(self, owner: str, /, *, writable: bool = True) -> Any:
         """Return a fork for the call named `owner`. Its cost does not depend on the size of the resource.
 
-        The fork satisfies the resource's own protocol and `Fork`, and can be forked again.
+        It satisfies the resource's own protocol and `Fork`, can be forked again, and unless `writable` refuses
+        changes.
         """
         ...
 
@@ -221,7 +223,7 @@ class Filesystem(Protocol):
     def write(self, path: str, content: str | bytes, /) -> None: ...
     def append(self, path: str, content: str | bytes, /) -> None: ...
     def edit(self, path: str, old: str, new: str, /, *, all: bool = False) -> int:
-        """Replace the only occurrence of `old`, or all of them. Returns how many were replaced."""
+        """Replace the only occurrence of `old`, or with `all` every occurrence. Returns how many were replaced."""
         ...
 
     def list(self, path: str = ".", /) -> Sequence[FileInfo]: ...

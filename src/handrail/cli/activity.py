@@ -427,7 +427,10 @@ def row_line(row: Row, now: float) -> Text:
 
 
 def format_progress(row: Row, *, bar: bool = True) -> str:
-    """Format the progress that a call reported: the amount done, as a percentage if the total is known, and its message."""
+    """Format the progress that a call reported: the amount done, as a percentage if the total is known, and its message.
+
+    With `bar`, a percentage follows a bar.
+    """
     message = escape_line(row.message, 80)
     done, total = _finite(row.done), _finite(row.total)
     if done is None:

@@ -206,7 +206,10 @@ class Transaction(msgspec.Struct, eq=False):
         self.confirm()
 
     def stage(self, key: CallKey, synced: bool = False) -> list[Mapping[str, Any]]:
-        """Store what the durable forks are about to change, and return their manifests. Nothing is applied yet."""
+        """Store what the durable forks are about to change, and return their manifests. Nothing is applied yet.
+
+        With `synced`, what is stored survives a power cut.
+        """
         staged = [fork.stage(key, synced=synced) for fork in self.durable or ()]
         return [manifest for manifest in staged if manifest is not None]
 
@@ -216,7 +219,10 @@ class Transaction(msgspec.Struct, eq=False):
         return [fork for fork in forks if fork.delta() is not None]
 
     def apply_durable(self, synced: bool = False) -> None:
-        """Apply the durable forks. If this raises, none of them is applied."""
+        """Apply the durable forks.
+
+        If this raises, none of them is applied. With `synced`, the result survives a power cut.
+        """
         done: list[DurableFork] = []
         try:
             for fork in self.durable or ():

@@ -308,7 +308,10 @@ class LocalQuestions:
         return seal(pending.question, answer, pending.mask, self._key)
 
     def _settle(self, pending: _Pending, answer: Answer, recorded: bool = False) -> bool:
-        """Set the question's answer, unless it has one, and return whether it was set. Every question ends here."""
+        """Set the question's answer, unless it has one, and return whether it was set. Every question ends here.
+
+        The answer is recorded first, unless it is `recorded` already.
+        """
         with self._lock:
             if pending.answer is not None:
                 return False

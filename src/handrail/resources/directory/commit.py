@@ -240,7 +240,7 @@ class Commit:
         """Do the remaining steps. Returns the paths whose steps failed, which are left as they are.
 
         A step fails if someone else has changed its path, or if the disk reports an error. With `atomic`, all other
-        steps are then reverted. Otherwise they stay done.
+        steps are then reverted. Otherwise they stay done. With `synced`, the result survives a power cut.
         """
         with self._folders() as folders:
             with self._lock.held(self.folder):
