@@ -38,8 +38,9 @@ class Queue(Protocol):
     ) -> RunRow | None:
         """Take the lease of the run in these queues that has been due longest, or return None if no run is due.
 
-        Returns the run's previous row, with the new counts of legs and deaths. The runs in `besides` are not considered:
-        those that this process still executes, although other processes may have had them since.
+        Returns the run's previous row, with the new counts of legs and deaths. Runs that are pinned to a host other
+        than `host` are left alone. So are the runs in `besides`: those that this process still executes, although other
+        processes may have had them since.
 
         With `run_id`, only that run is considered. If it is not due, but has no owner and is not over, its count of legs
         increases all the same, so that its next leg has a new number.
