@@ -411,16 +411,20 @@ class Conflict(StateError, RuntimeError):
 
 
 class UndoRefused(StateError, RuntimeError):
-    """A committed call can't be undone. Nothing was changed."""
+    """A committed call can't be undone. Nothing was changed, except that the calls `undone` were undone before it."""
 
-    def __init__(self, call_id: str, places: Sequence[str], problem: str) -> None:
+    def __init__(self, call_id: str, places: Sequence[str], problem: str, undone: Sequence[str] = ()) -> None:
         where, hint = "", ""
         if places:
             where = f" ({', '.join(places)})"
             hint = " Correct it by hand, or undo the later changes first."
-        super().__init__(f"call {call_id!r} can't be undone: {problem}{where}. Nothing was changed.{hint}")
+        changed = f"Already undone, and left so: {', '.join(undone)}" if undone else "Nothing was changed"
+        super().__init__(f"call {call_id!r} can't be undone: {problem}{where}. {changed}.{hint}")
         self.call_id = call_id
         self.places = tuple(places)
+        self.problem = problem
+        self.undone = tuple(undone)
+        """The ids of the calls inside the same call that were undone before this one was refused."""
 
 
 class JournalError(StateError, ValueError):
