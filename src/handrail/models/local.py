@@ -175,7 +175,7 @@ class LocalModel:
         if wanted not in offered:
             raise ModelRequestRefused(
                 self.name,
-                f"`first_call` is {wanted!r}, which is not among the tools offered: {', '.join(offered) or 'none'}. Name one of them",
+                f"`first_call` is {wanted!r}, which is not among the tools offered: {', '.join(offered) or 'none'}. Name one that is",
             )
         return offered[wanted]
 
