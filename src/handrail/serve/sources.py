@@ -108,7 +108,10 @@ def app_name(record: RunRecord) -> str:
 
 
 class PromptSource:
-    """Serves a prompt with an adapter. Each message in a thread starts a run."""
+    """Serves a prompt with an adapter.
+
+    Each message in a thread starts a run. Raises `DefinitionError` if the prompt takes params.
+    """
 
     def __init__(
         self,
