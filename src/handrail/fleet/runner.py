@@ -42,6 +42,8 @@ _AGAIN_SECONDS = 5.0
 """Seconds after which a run that is still due is handed to the engine again, because its leg may have been lost."""
 _RETRY_SECONDS = 15.0
 """Seconds until a run is tried again after a leg failed without ending the run."""
+_BUSY_SECONDS = 3.0
+"""Seconds until a run is tried again after a different run had its workspace."""
 
 
 class _LegEnvironment(LaterEnvironment):
@@ -307,7 +309,8 @@ class Runner:
             if not isinstance(error, JournalError | PromptEvaluationError | WorkspaceBusy):
                 log.error("a leg of run %s failed", run_id, exc_info=error)
             is_mine = row.owner == journal.owner
-            later = self._clock.now().timestamp() + _RETRY_SECONDS
+            pause = _BUSY_SECONDS if isinstance(error, WorkspaceBusy) else _RETRY_SECONDS
+            later = self._clock.now().timestamp() + pause
             if row.status == "queued" and is_mine and not isinstance(error, JournalError | WorkspaceBusy):
                 outcome = RunOutcome(stop_reason="failed", error=str(error), phase="begin")
                 await journal.runs.leave(run_id, "failed", msgspec.msgpack.encode(outcome))
