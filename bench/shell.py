@@ -1,6 +1,7 @@
 """Measure the cost of running a command, by back end and folder size, compared with starting it directly.
 
-    python bench/shell.py [FOLDER]      (FOLDER is where the files are made; by default /tmp)
+    python bench/shell.py [FOLDER]      (FOLDER is where the files are made; by default the system's temporary
+    folder)
 
 The figures are medians of the wall time of `true` over interleaved rounds. The shell checks the overlay's mounts on
 every run, so the figures include that. The only limit is that the overlay costs about the same at any size.

@@ -33,7 +33,7 @@ from handrail import (
     tool,
 )
 from handrail.events import ToolInvoked
-from handrail.journal.opening import open_by_name
+from handrail.journal.any_journal import open_by_name
 from handrail.question import Answer
 
 

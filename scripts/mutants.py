@@ -587,8 +587,8 @@ MUTANTS = [
     Mutant(
         "a run that is over leaves its questions open",
         "journal/runs.py",
-        "            if status in OVER:\n                withdraw(",
-        "            if False:\n                withdraw(",
+        "    if status in OVER:\n        withdraw(",
+        "    if False:\n        withdraw(",
         "tests/journal/test_journal_contract.py",
     ),
     # --- records ---------------------------------------------------------------------------------------
@@ -695,7 +695,7 @@ MUTANTS = [
 
 
 def find(mutant: Mutant) -> str:
-    """Return why a mutant can't be tried, or "".
+    """Return why a mutant can't be tried; "" if it can.
 
     Its code must be in the file exactly once, the changed file must be valid Python, and its tests must exist.
     """

@@ -311,7 +311,7 @@ def extra_names() -> list[str]:
 
 
 def tell(problems: list[str], *tasks: Future[list[str]]) -> None:
-    """Print the output of each task as it finishes, and collect the problems."""
+    """Print the output of each task, in order, and collect the problems."""
     for task in tasks:
         try:
             print("\n".join(task.result()), flush=True)

@@ -1,4 +1,4 @@
-"""Notice of a cancellation: what listens is told once and in time, and asyncio's own cancellations stay what they are."""
+"""Cancellation signals: a handler's signal fires before it is cancelled, and its own timeouts do not fire the signal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def gate_of(work: Work, trace: Trace) -> Gate:
 
 
 def count() -> int:
-    """Return how many cancellations of the current task have not been taken back."""
+    """Return the number of pending cancellation requests of the current task."""
     task = asyncio.current_task()
     assert task is not None
     return task.cancelling()
@@ -111,7 +111,10 @@ INSIDE = [
 
 
 def traced(work: Work, end: str, has_signal: bool) -> Trace:
-    """Run `work` in a call, end it as `end` says, and return what was seen. `has_signal` says whether it has its signal."""
+    """Run `work` in a call that ends as `end` says, and return the trace.
+
+    `has_signal` says whether the handler reads its signal.
+    """
     trace: Trace = []
 
     async def body(context: ToolContext, trace: Trace) -> None:
@@ -161,7 +164,7 @@ def traced(work: Work, end: str, has_signal: bool) -> Trace:
 def test_timeouts_and_groups_in_a_handler_are_the_same_with_and_without_its_signal(
     work: Work, end: str
 ) -> None:
-    """What a handler cancels itself does not fire its signal, and every count of cancellations is as without the signal."""
+    """Timeouts and task groups inside a handler do not fire its signal, and the trace is the same as without the signal."""
     with_signal = traced(work, end, True)
     assert (0, False) in with_signal
     assert with_signal == traced(work, end, False)
@@ -169,7 +172,7 @@ def test_timeouts_and_groups_in_a_handler_are_the_same_with_and_without_its_sign
 
 @pytest.mark.parametrize("work", INSIDE)
 def test_anyio_ends_a_call_whose_handler_has_its_signal(work: Work) -> None:
-    """A cancel scope of anyio around the call ends it, and takes back all its cancellations."""
+    """An anyio cancel scope around a call ends the call, and leaves no pending cancellation request."""
     trace = traced(work, "move on", True)
     assert trace[-2:] == [0, "NoneType"]
 
@@ -178,7 +181,7 @@ def test_anyio_ends_a_call_whose_handler_has_its_signal(work: Work) -> None:
 
 
 def cancelled_after(work: Work, seconds: float) -> Trace:
-    """Call `work`, cancel the caller's task after some seconds, and return what was seen."""
+    """Call `work`, cancel the caller's task after some seconds, and return the trace."""
     trace: Trace = []
 
     async def main() -> None:
@@ -199,7 +202,7 @@ async def note(found: Any, trace: Trace) -> None:
 
 
 def test_a_handler_that_lets_others_run_is_told_first() -> None:
-    """Work that only yields to the loop is cancelled one pass after its signal has fired."""
+    """Work that only yields to the loop is cancelled after its signal has fired."""
 
     trace: Trace = []
     started = asyncio.Event()
@@ -252,7 +255,7 @@ def test_a_cancellation_is_not_lost_if_the_awaited_future_ends_first(ends: str) 
 
 
 def test_a_handler_that_ignores_a_cancellation_gets_the_next_one() -> None:
-    """Each cancellation reaches the handler, also when the signal has already fired."""
+    """Each cancellation reaches the handler, even when the signal has already fired."""
 
     async def work(context: ToolContext, trace: Trace) -> None:
         held = context.signal
@@ -278,7 +281,7 @@ def test_a_handler_that_ignores_a_cancellation_gets_the_next_one() -> None:
 
 
 def test_a_call_that_returns_at_its_signal_cancels_the_handler_around_it_once() -> None:
-    """The cancellation that an inner call has already raised does not land in the outer handler again."""
+    """A cancellation that an inner call has raised is not raised in the outer handler again."""
     trace: Trace = []
 
     async def inner(params: None, *, context: ToolContext) -> ToolResult[None]:
@@ -341,7 +344,7 @@ def test_the_timeout_of_an_inner_call_does_not_fire_the_signal_of_the_outer_one(
 
 
 def test_the_signal_of_a_second_attempt_fires() -> None:
-    """A call that is tried again has a new signal, which fires too."""
+    """The signal of a call's second attempt fires when the call is cancelled."""
     attempts: list[int] = []
 
     async def work(context: ToolContext, trace: Trace) -> None:
@@ -358,7 +361,7 @@ def test_the_signal_of_a_second_attempt_fires() -> None:
 
 
 async def test_nothing_is_kept_of_a_call_whose_coroutine_is_closed() -> None:
-    """A call that is abandoned no longer listens."""
+    """A call whose coroutine is closed no longer listens for cancellations."""
 
     async def work(context: ToolContext, trace: Trace) -> None:
         assert context.signal is not None

@@ -1,4 +1,4 @@
-"""`CancelScope`: which cancellations stop a call, and which are a handler's own affair."""
+"""`CancelScope`: which cancellations stop a call, and which stay inside its handler."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def test_what_is_done_is_not_cancelled():
 
 @given(st.lists(st.integers(0, 30), max_size=12), st.lists(st.integers(0, 30), max_size=6))
 def test_any_tree_and_any_cancels_stop_exactly_what_is_below(parents: list[int], cancels: list[int]):
-    """Every node at or below a cancelled one is cancelled once, before its parent, and keeps its first reason."""
+    """Exactly the nodes at or below a cancelled one are cancelled, children first, and each keeps its first reason."""
     order: list[int] = []
     nodes = [Cancellation(nothing)]
     above = [-1]

@@ -85,7 +85,7 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Any):
 
 
 def test_the_wait_for_a_cleanup_is_looked_at_again_and_again(monkeypatch: pytest.MonkeyPatch):
-    """After a Ctrl-C, no wait is without a timeout, because a signal just before a wait would not end it."""
+    """After a Ctrl-C, every wait has a timeout, because a signal just before a wait would not end it."""
     real, limits = concurrent.futures.wait, list[Any]()
 
     def interrupt(*_: Any) -> None:

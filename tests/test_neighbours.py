@@ -137,7 +137,7 @@ def test_the_tools_of_workers_import_their_neighbours(folder: Path):
 
 
 def test_two_folders_with_a_neighbour_of_one_name_do_not_share_it(tmp_path: Path, folder: Path):
-    """A module that would be given another folder's neighbour in place of its own is refused, and the reason names both."""
+    """`check` reports tools that would import another folder's module in place of their own, and names that folder."""
     for name in ("first", "second", "third"):
         made = tmp_path / name
         made.mkdir()
@@ -198,7 +198,7 @@ def test_a_neighbour_without_its_source_is_not_found(folder: Path):
 
 
 def test_a_file_that_fails_leaves_no_trace(folder: Path):
-    """An app that fails to load leaves no entry in `sys.modules`."""
+    """An app that fails to load leaves no entry in `sys.modules`. A file that is not Python is refused."""
     (folder / "failing_desk.py").write_text("raise RuntimeError('not today')\n")
     with pytest.raises(RuntimeError, match="not today"):
         load_file(folder / "failing_desk.py", "failing_desk")

@@ -196,7 +196,7 @@ def test_anyios_task_group_starts_it():
 
 
 def test_asyncios_gather_wait_for_and_shield_take_it():
-    """Every asyncio function that accepts a coroutine accepts an operation."""
+    """asyncio's `gather`, `wait_for` and `shield` accept an operation."""
 
     async def main() -> None:
         assert await asyncio.gather(value_of(1), value_of(2)) == [1, 2]
@@ -533,7 +533,7 @@ def test_throwing_into_it_raises_there(thrown: Any, begun: bool):
 
 
 def test_context_variables_travel_onto_the_loop_and_into_the_thread():
-    """The work sees its waiter's context variables, even through a thread."""
+    """The work sees its waiter's context variables, even through a thread. Its own changes do not reach the waiter."""
 
     async def on_loop() -> list[str]:
         home = Home(asyncio.get_running_loop(), "call")
@@ -643,7 +643,7 @@ def test_work_that_is_cancelled_by_itself_is_told_so():
 
 
 def test_done_may_be_awaited_or_waited_for_or_left():
-    """`DONE` may be awaited or waited for any number of times, or not at all, from any thread."""
+    """`DONE` may be awaited or waited for any number of times, even on the loop's own thread, or not at all."""
 
     async def main() -> None:
         assert await cast(Awaitable[None], DONE) is None

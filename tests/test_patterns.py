@@ -93,7 +93,10 @@ def test_an_invalid_pattern_says_what_is_wrong(pattern: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["a b", "naïve", "x" * 50, "{{", "foo<bar>"])
 def test_plain_text_matches_itself(pattern: str) -> None:
-    """Plain text matches itself, even if it contains braces."""
+    """Plain text matches itself, even if it contains braces.
+
+    Apart from spaces, `is_plain` returns whether `re.escape` would leave the text unchanged.
+    """
     assert Pattern(pattern).found_in(f"..{pattern}..")
     assert is_plain(pattern) == (re.escape(pattern).replace("\\ ", " ") == pattern)
 

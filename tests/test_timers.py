@@ -37,7 +37,7 @@ def virtual_loop() -> VirtualTimeLoop:
 
 
 def run_listeners(clock: WorkClock, drawn: list[Listener]) -> list[Span]:
-    """Schedule listeners, each on the loop or on a thread, from one time for a duration. Returns the spans they take."""
+    """Schedule listeners on the loop and on threads, and return the list to which their spans are added."""
     loop, spans = virtual_loop(), list[Span]()
 
     def block(seconds: int) -> None:
@@ -59,7 +59,7 @@ def run_listeners(clock: WorkClock, drawn: list[Listener]) -> list[Span]:
 
 
 def moment_after(seconds: float, spans: list[Span]) -> float:
-    """Return when this many seconds have passed that are in no span."""
+    """Return the time at which this many seconds outside of all spans have passed."""
     covered = 0.0
     for start, end in sorted(spans):
         if max(start, covered) - covered >= seconds:
@@ -217,7 +217,7 @@ def test_an_outer_call_waits_for_listeners_on_a_thread_of_an_inner_one(
 
 
 def test_a_paused_deadline_that_is_nearly_over_does_not_spin() -> None:
-    """While a person decides, a deadline with little time left is checked only a few times a second."""
+    """While a person decides for ten seconds, a deadline with little time left is checked fewer than 1,000 times."""
 
     async def main() -> None:
         loop, looks = virtual_loop(), 0

@@ -1,7 +1,8 @@
-"""Notice of a cancellation: code that listens for the end of its work hears of it before the cancellation lands.
+"""Notice of a cancellation: the listeners of a task are told of it before the cancellation lands.
 
-asyncio cancels a task by cancelling what it waits for. While a task has listeners, it therefore waits for a `Watched`, which
-is told of the cancellation first. It tells the listeners, and passes the cancellation on in the next pass of the loop.
+asyncio cancels a task by cancelling what the task waits for. So a task with listeners waits for a `Watched` in
+place of a future. When asyncio cancels the `Watched`, it tells the listeners, and cancels the future in the next
+pass of the loop.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from typing import Any, Protocol
 
 
 class Listener(Protocol):
-    """Wants to know before its work is cancelled."""
+    """Is told before its work is cancelled."""
 
     @property
     def work(self) -> object: ...
     def is_cancelled_from_outside(self) -> bool:
-        """Return whether the code that runs now, which cancels the task, is not part of the work, and the work does not know yet.
+        """Return whether the cancellation that is requested now comes from outside the work, and the work was not told yet.
 
-        A timeout or a task group inside the work may cancel its task too, and takes that back.
+        A timeout or a task group inside the work may cancel the task too, and takes that back.
         """
         ...
 
@@ -29,20 +30,22 @@ class Listener(Protocol):
 
 
 class Listeners:
-    """The listeners in one task."""
+    """The listeners of one task."""
 
     __slots__ = ("held", "held_for", "told")
 
     def __init__(self) -> None:
         self.told: list[Listener] = []
-        """Those that are told of a cancellation."""
+        """The listeners that are told of a cancellation."""
         self.held: asyncio.CancelledError | None = None
-        """A cancellation that lands when the task waits again, because it was waiting for a signal, which fired."""
+        """A cancellation that lands when the task waits again, because what the task waited for ended when the
+        listeners were told.
+        """
         self.held_for: list[Listener] = []
 
 
 listeners: dict[asyncio.Task[Any], Listeners] = {}
-"""The listeners in each task that has some."""
+"""The listeners of each task that has any."""
 
 
 def listen(task: asyncio.Task[Any], listener: Listener) -> None:
@@ -65,7 +68,7 @@ def forget(task: asyncio.Task[Any], listener: Listener) -> None:
 
 
 def cancel_without_notice(task: asyncio.Task[Any]) -> None:
-    """Cancel a task for a reason of which those that it concerns were already told."""
+    """Cancel a task without telling its listeners, because they already know of it."""
     found = listeners.pop(task, None)
     try:
         task.cancel()
@@ -94,7 +97,7 @@ class Watched:
         self._task = task
         self._message: Any = None
         self.is_pending = False
-        """Whether a cancellation has been requested that the future did not take."""
+        """Whether a cancellation has been requested, and the future has not been cancelled by it."""
         self.is_late = False
         """Whether the future was done when the cancellation was requested."""
         self.stopped: list[Listener] = []
@@ -138,7 +141,7 @@ class Watched:
             self.is_pending, self._message = True, message
 
     def take(self) -> asyncio.CancelledError | None:
-        """Return the cancellation that the future did not take, if there is one; a second call returns None."""
+        """Return the pending cancellation, or None if there is none. A second call returns None."""
         if not self.is_pending:
             return None
         self.is_pending = False
@@ -148,7 +151,8 @@ class Watched:
 def watch(waiting: Any, task: asyncio.Task[Any]) -> Generator[Any, Any, BaseException | None]:
     """Let the task wait for `waiting`, which its work has yielded. Returns the error to throw into the work, if any.
 
-    A cancellation is never lost: if what the work waits for ends before the cancellation lands, the work still gets it.
+    A cancellation is never lost: if what the work waits for ends before the cancellation lands, the work still gets
+    the cancellation.
     """
     found, watched = listeners[task], _watched(waiting, task)
     if watched is None:
@@ -180,13 +184,13 @@ def _thrown_into(waiting: Any) -> Generator[Any, Any, BaseException | None]:
 
 
 def _watched(waiting: Any, task: asyncio.Task[Any]) -> Watched | None:
-    """Return what the task waits for instead; None for something else than a future, which is an error or unknown to asyncio."""
+    """Return the `Watched` for what the work has yielded; None if that is not a future that the task can wait for."""
     future: Any = waiting
     if waiting is None:  # the work only lets others run; a task that is not waiting could not be told in time
         future = task.get_loop().create_future()
         future.set_result(None)
         future._asyncio_future_blocking = True
-    if isinstance(waiting, Watched):  # by work inside this one
+    if isinstance(waiting, Watched):  # made for work inside this work
         return waiting
     if not isinstance(future, asyncio.Future) or future is task or not future._asyncio_future_blocking:
         return None

@@ -250,9 +250,9 @@ ModelPart = SentPart | TextPart | ThinkingPart | CallPart | UsagePart | StopPart
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a model answers, apart from its temperature and the length of its answers.
 
-    A setting that is None is left to the model. Nested runs inherit each setting, and may replace it. A request with a
-    setting that its provider does not have is
-    refused, because a setting that is silently dropped would seem to work.
+    A setting that is None is left to the model. Nested runs inherit each setting, and may replace it. A request
+    with a setting that its provider does not have is refused, because a setting that is silently dropped would seem
+    to work.
     """
 
     effort: str | None = None

@@ -8,8 +8,8 @@ installed module or one from the standard library.
 Such a module has its plain name in `sys.modules`, because records refer to its types by that name. So two apps in one
 process can't have different modules with the same name. The second app's import is refused.
 
-They are loaded from source only. Python would prefer the bytecode in `__pycache__`, or a compiled module of the same
-name, and a diff does not show what those do.
+The modules beside an app are loaded from source only. Python would prefer the bytecode in `__pycache__`, or a
+compiled module of the same name, and a diff does not show what those do.
 """
 
 from __future__ import annotations

@@ -211,6 +211,15 @@ class WorkspaceDelta(msgspec.Struct, frozen=True, kw_only=True):
     changes: Sequence[WorkspaceChange] = ()
 
 
+WORKSPACE = "workspace:"
+"""What the address of a workspace begins with."""
+
+
+def workspace_name(address: str) -> str:
+    """Return the name in a workspace's address, `workspace:NAME`; "" for the path of a folder."""
+    return address.removeprefix(WORKSPACE) if address.startswith(WORKSPACE) else ""
+
+
 class WorkspaceRow(msgspec.Struct, frozen=True, kw_only=True):
     """The current state of a workspace, without its files."""
 

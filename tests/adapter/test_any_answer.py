@@ -218,7 +218,7 @@ def test_any_answer_leaves_a_conversation_that_every_wire_accepts(
 
 
 async def test_what_a_model_said_is_kept_as_it_said_it() -> None:
-    """People and the journal see a call as the model wrote it; only what is sent back to the provider is normalised."""
+    """The session keeps a call as the model wrote it; only what is sent back to the provider is normalised."""
     call = CallPart(0, "functions.add:0", "multi_tool_use.parallel", "[[[")
     session = Session()
     await Adapter(Drawn([[call, StopPart("calls")]])).evaluate(PROMPT, "go", session=session)
@@ -330,7 +330,7 @@ async def test_an_answer_by_call_that_was_cut_off_is_no_answer() -> None:
 
 
 def test_scripted_models_can_be_cut_off() -> None:
-    """A scripted answer with the stop reason `length` behaves like a provider's."""
+    """A call in a scripted answer with the stop reason `length` does not run, as in a provider's answer."""
     ran.clear()
     script = [Reply(calls=[ToolCall("look", {"where": "x"})], stop="length"), "done"]
     assert Adapter(ScriptedModel(script)).evaluate(PROMPT, "go").wait().text == "done"

@@ -57,7 +57,7 @@ def contents(script: ScriptedModel, request: int = -1) -> list[bytes]:
 
 
 async def parked(journal: MemoryJournal, *calls: Any) -> None:
-    """Run until an inner question is open, and answer it."""
+    """Run until `twice` asks for approval and the run is parked, then approve."""
     model = ScriptedModel([*calls, ToolCall("twice", {})])
     with pytest.raises(RunParked) as stop:
         await Adapter(model, journal=journal).evaluate(
@@ -207,7 +207,7 @@ async def test_a_prompt_to_the_model_refuses_invalid_attachments() -> None:
 
 
 async def test_a_budget_counts_attachments() -> None:
-    """A budget reserves tokens for a picture before it is sent, so that one that would not fit is not sent."""
+    """A budget reserves tokens for a picture before the request, so a picture that would exceed the budget is not sent."""
     script = ScriptedModel(["ok"])
     assert (await Adapter(script).evaluate(PROMPT, "look", budget=Budget(tokens=4000))).text == "ok"
     script = ScriptedModel(["ok"])

@@ -322,7 +322,7 @@ class City:
 
 
 async def test_a_typed_answer_is_asked_for_as_all_models_can_give_it() -> None:
-    """The answer is constrained only if all models can be; otherwise it is a call, which every model can make."""
+    """The answer has a native schema only if all models support that; otherwise it is a call of `final_answer`."""
     prompt = Prompt("typed", "Answer.", output=City)
     natives = first_that_works(one("a:1", down(), down()), one("b:1", said('{"name": "Oslo"}')))
     assert (await told(natives, prompt=prompt))[0].output == City("Oslo")
@@ -333,7 +333,7 @@ async def test_a_typed_answer_is_asked_for_as_all_models_can_give_it() -> None:
 
 
 async def test_the_first_model_must_take_what_is_attached() -> None:
-    """The first model decides what may be attached; with `by`, anything may, and wires describe what they can't send."""
+    """The first model decides what may be attached. With `by`, no attachment is refused before the request."""
     picture = Attachment(b"\x89PNG\r\n\x1a\n" + b"\0" * 9, "plot.png")
     blind = ScriptedModel(["A."], name="a:1", traits=Traits(takes=Takes()))
     sees = ScriptedModel(["B.", "B."], name="b:1", traits=Traits(takes=Takes(frozenset({"image/png"}))))
@@ -381,7 +381,7 @@ async def ask(context: ToolContext) -> str:
 
 
 async def test_a_resumed_run_remembers_who_answered_and_what_it_cost() -> None:
-    """The record names the model of each answer and what failed before it; a resumed run goes on with that model."""
+    """A resumed run goes on with the model that answered before, and its cost includes the refusal before that answer."""
     journal = MemoryJournal()
     prompt = Prompt("p", "Do.", tools=[ask])
     a = one("a:1", said("", stop="refused"), said("never"))
@@ -435,7 +435,7 @@ def test_a_wrong_choice_is_refused_at_once(make: Any, words: str) -> None:
 
 
 async def test_a_choice_can_be_used_wherever_a_model_is_named(tmp_path: Path) -> None:
-    """An agent, a nested prompt, and a worker's front matter take a choice."""
+    """An agent, `prompt_model` and a worker's front matter accept a choice."""
     a = one("a:1", *[down()] * 2)
     b = one("b:1", said("B."))
     assert (await Agent(first_that_works(a, b), "Be brief.").run("go")).text == "B."
@@ -527,7 +527,7 @@ def test_whatever_fails_one_model_answers_or_the_run_fails(
     answers = [event for event in events if isinstance(event, ModelResponded)]
     failures = [event for event in events if isinstance(event, ModelFailed)]
     asked = [event.model for event in events if isinstance(event, ModelRequested)]
-    assert asked == sorted(asked), lines  # in order, and never back
+    assert asked == sorted(asked), lines  # in order, and no earlier model is asked again
     if isinstance(outcome, PromptEvaluationError):
         assert failures[-1].next_model == "", lines
         assert failures[-1].model == asked[-1]

@@ -204,7 +204,7 @@ OWN = (
 
 
 def test_every_option_is_inherited_limited_or_the_runs_own() -> None:
-    """Each option is inherited by a nested run, limited by the outer run, or the run's own."""
+    """Every field of `RunOptions` is here: inherited by a nested run, limited by the outer run, or the run's own."""
     limits = ("deadline", "budget", "depth_limit", "outer_policies")
     assert sorted((*INHERITED, *OWN, *limits)) == sorted(RunOptions.__struct_fields__)
 

@@ -76,7 +76,7 @@ async def offers(
 
 
 class Watch:
-    """A policy that notes what it is asked about, and decides as it is told."""
+    """A policy that records what it is asked about. It gives its decision on a provider's tool, and allows all others."""
 
     name = "watch"
 
@@ -187,7 +187,7 @@ async def test_a_misspelt_policy_is_refused() -> None:
 
 
 async def test_the_offer_is_not_a_call() -> None:
-    """Policies see the offer as a call without arguments, but it has no number, event, result or cost."""
+    """Policies see the offer as a call without arguments, but it has no call number and publishes no event of a call."""
     watch, session, seen = Watch(PolicyDecision.allow()), Session(), list[str]()
     session.dispatcher.subscribe(ToolStarted, lambda event: seen.append(event.tool))
     model = ScriptedModel([ToolCall("look"), "Done."])

@@ -34,7 +34,7 @@ from handrail.errors import (
 )
 from handrail.events import MessageAdded
 from handrail.guard.policy import CapabilityPolicy
-from handrail.journal.opening import AnyJournal
+from handrail.journal.any_journal import AnyJournal
 from handrail.journal.sqlite import MemoryJournal
 from handrail.messages import ToolMessage, Usage
 from handrail.models.scripted import Reply
@@ -329,9 +329,9 @@ async def test_a_session_of_several_runs_is_rebuilt(tmp_path: Path):
 
 
 async def test_what_can_not_be_resumed_says_why(tmp_path: Path):
-    """Each error says why a run can't be resumed.
+    """The error says why a run can't be resumed: it is unknown, its prompt is not named, or the journal is missing or closed.
 
-    It is unknown, no prompt is named, or the adapter's journal is missing or closed. A run id can't be used twice.
+    A run id can't be used twice.
     """
     journal = journal_at(tmp_path)
     prompt = Prompt("p", "Do.")

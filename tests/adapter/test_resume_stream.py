@@ -183,7 +183,10 @@ async def test_of_nested_runs_only_the_one_under_way_is_heard(tmp_path: Path):
 
 
 async def test_everything_is_heard_once_of_a_run_that_was_parked(tmp_path: Path):
-    """Taken together, the events before and after parking have each end and each message once. A parked call starts twice."""
+    """Together, the events before and after parking have the end of each call once and each message once.
+
+    A parked call starts twice.
+    """
     script = [ToolCall("note", {"text": "a"}), [ToolCall("ask"), ToolCall("note", {"text": "b"})], "done"]
     recorded = Recorded(tmp_path, *script)
     await recorded.park()

@@ -190,7 +190,7 @@ async def test_what_people_take_does_not_count_however_often_a_run_is_parked(tmp
 
 
 async def test_a_resumed_run_keeps_its_budget_and_its_deadline(tmp_path: Path):
-    """A resumed run keeps its budget and its deadline."""
+    """A resumed run ends at the budget or the deadline that it began with."""
     clock = Shifted()
     journal = SqliteJournal(tmp_path / "runs.db", clock=clock)
     prompt = Prompt("p", "Do.", tools=[ask])

@@ -53,9 +53,7 @@ from support import SUPPORT, importing_support, warm_python
 from support.rig import Note
 from support.warm_python import Program
 
-pytestmark = (
-    pytest.mark.once
-)  # subprocesses, kills and other programs behave the same under every Python version
+pytestmark = pytest.mark.once  # other processes are slow to start, and do not depend on the Python version
 
 APP = SUPPORT / "ticket_app.py"
 Body = Callable[[ToolContext], Awaitable[str]]

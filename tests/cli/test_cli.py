@@ -185,7 +185,7 @@ def test_a_wrong_command_line_is_refused_with_advice(
 
 
 def test_a_missing_key_is_reported_once(folder: Path, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that ends the run is reported once, as the run's error."""
+    """A missing key, which ends the run, is reported once."""
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     _, _, err = here("run", "team/hello.md", "x", "--model", "openai:gpt-5")
     assert err.count("its key is missing") == 1
@@ -853,7 +853,7 @@ def test_a_resumed_run_has_its_attachments(folder: Path, here: Here):
 
 @pytest.mark.parametrize("built", [True, False])
 def test_serve_says_in_the_terminal_if_the_page_is_not_built(monkeypatch: pytest.MonkeyPatch, built: bool):
-    """The line with the address says that the page is missing, if it is."""
+    """The note beside the server's address says that the page is not built, if it is not."""
     monkeypatch.setattr("handrail.serve.pages.is_built", lambda: built)
     assert ("run scripts/page" in page_note()) is not built
 

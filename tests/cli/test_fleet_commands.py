@@ -58,6 +58,25 @@ def test_times_that_can_not_be_read_are_refused(journal: Path, words: tuple[str,
     assert f"{words[0]} {words[1]!r} is not a" in said
 
 
+def test_the_list_says_which_run_has_a_workspace_and_which_waits_for_it(journal: Path):
+    opened = SqliteJournal(journal)
+    record = RunRecord(id="tidy", session_id="s", principal="ada", prompt="p", model="m", began_at=1e10)
+    asyncio.run(opened.runs.begin(record))
+    asyncio.run(opened.workspaces.acquire("shelf", "tidy"))
+    run = submitted("keep x", "--files", "workspace:shelf")
+    announce(journal, run["queue"])
+    assert waits_for() == ["", "the workspace shelf, which tidy has"]
+    [first, second] = handrail("runs", "list").splitlines()[1:]
+    assert (first.split("\t")[-2], second.split("\t")[-2]) == ("shelf", "")
+    assert [each["workspaces"] for each in json.loads(handrail("runs", "list", "--json"))["runs"]] == [
+        ["shelf"],
+        [],
+    ]
+    asyncio.run(opened.runs.leave("tidy", "done"))
+    opened.close()
+    assert waits_for() == ["", ""]
+
+
 def test_a_run_without_a_worker_for_its_version_says_so_until_it_is_adopted(
     journal: Path, monkeypatch: pytest.MonkeyPatch
 ):

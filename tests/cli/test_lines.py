@@ -87,7 +87,7 @@ def test_markdown_is_coloured_and_otherwise_unchanged():
     ("spent", "said"), [(0.04, "0.0 s"), (3.25, "3.2 s"), (9.96, "10 s"), (59.4, "59 s"), (125, "2 m 05 s")]
 )
 def test_times_are_short(spent: float, said: str):
-    """Short times are shown with tenths of a second, and long ones with minutes."""
+    """Times below ten seconds are shown with tenths, and times of a minute or more with minutes."""
     assert format_seconds(spent) == said
 
 
@@ -211,7 +211,7 @@ async def test_a_thought_is_folded(verbose: bool):
 
 
 async def test_what_the_provider_ran_is_not_folded():
-    """A line that says what the provider ran itself is always shown, and so is a tool that is not offered."""
+    """A line about what the provider ran itself is always shown, and so is the line about a tool that is not offered."""
     thinks = Reply("Rain.", thinking="First I look.\nHm.\nweb_search, run by the provider: rain\n")
     activity, lines = Activity(SYSTEM_CLOCK), list[str]()
     deny = CapabilityPolicy({"net": "deny"})

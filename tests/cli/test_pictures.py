@@ -43,12 +43,12 @@ ITERM = re.compile(r"\x1b\]1337;File=([^:]*):([^\x07]*)\x07")
     ],
 )
 def test_the_terminal_says_what_it_can_draw(variables: dict[str, str], protocol: str | None):
-    """The protocol is known from the environment. Inside a multiplexer there is none."""
+    """The protocol is read from environment variables. Inside a terminal multiplexer, there is none."""
     assert protocol_of(variables) == protocol
 
 
 def test_kitty_gets_a_picture_in_chunks():
-    """Kitty gets a PNG in sequences of at most 4096 characters. The keys are in the first, and the last one ends it."""
+    """Kitty gets a PNG in sequences of at most 4096 characters. The first one has the keys, and `m=0` marks the last."""
     (picture,) = pictures_in([NOTES, PHOTO, SHOT, LIE], "kitty")
     chunks = KITTY.findall(picture.sequence)
     assert KITTY.sub("", picture.sequence) == ""
@@ -90,7 +90,7 @@ def shoot() -> Attachment:
 @pytest.mark.parametrize("protocol", ["kitty", None])
 @pytest.mark.parametrize("held", [False, True], ids=["shown", "held"])
 async def test_a_call_shows_its_picture(monkeypatch: pytest.MonkeyPatch, protocol: str | None, held: bool):
-    """A call's line has the name, size and path of a picture. A terminal that can draw it has it below that line.
+    """A call's line has the name, size and path of a picture. A terminal that supports pictures draws it below that line.
 
     While a question is asked, nothing is written.
     """

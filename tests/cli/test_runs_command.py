@@ -122,7 +122,10 @@ def test_list_and_show(line: Line):
 
 
 def test_a_call_of_an_mcp_client_is_listed_with_its_tool(line: Line):
-    """The tool's name follows the prompt's. A message that only looks like such a call does not change a run's line."""
+    """A run for an MCP client's call is listed with the tool's name after the prompt's.
+
+    A message that only looks like such a call does not change its run's line.
+    """
 
     async def serve(*tools: str) -> None:
         journal = SqliteJournal(line.base / "runs.db", watch=None)
@@ -202,7 +205,7 @@ def answer_and_resume(line: Line, run_id: str, *more: str) -> bool:
 
 
 def test_a_resumed_run_keeps_the_startup_files_it_was_allowed(line: Line):
-    """A resumed run may change the startup files that it began with, unless it was imported or others are named instead."""
+    """A resumed run may change the startup files that it began with, unless it was imported or other files are named."""
     (line.base / "files").mkdir()
     allowed = DirectoryFilesystem(line.base / "files", startup_files=[".envrc"])
     line.record("tea", call("choose"), filesystem=allowed)

@@ -180,7 +180,7 @@ def test_it_holds_one_thing():
 
 
 def test_two_contexts_are_never_the_same():
-    """Contexts are compared by the identity of their calls, and are hashable."""
+    """Contexts of different calls are unequal, and contexts are hashable."""
     one, two = headless_context(), headless_context()
     assert one != two
     assert len({one, two, one}) == 2
@@ -211,7 +211,7 @@ def test_a_mock_call_is_a_call():
 
 @pytest.mark.parametrize("verb", [name for name in VERBS if name not in AT_ONCE])
 def test_verbs_that_wait_return_an_operation(verb: str):
-    """Verbs that wait return an operation, and do nothing until it is awaited."""
+    """Verbs that wait return an operation with the call's `home`, which can be awaited."""
 
     async def main() -> None:
         context = everything()
@@ -225,7 +225,7 @@ def test_verbs_that_wait_return_an_operation(verb: str):
 
 @pytest.mark.parametrize("verb", [name for name in VERBS if name in AT_ONCE - {"ticket"}])
 def test_verbs_that_act_at_once_return_done(verb: str):
-    """Verbs that act at once have acted when they return, and need not be awaited."""
+    """Verbs that act at once return `Done`, which need not be awaited."""
     assert isinstance(VERBS[verb](headless_context()), Done)
 
 

@@ -1,4 +1,4 @@
-"""Attacks on the gate that once worked and must fail."""
+"""Attacks on the gate: unusual errors, cancellations, ids, event loops and results."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ policy_var: ContextVar[str] = ContextVar("policy_var", default="nobody")
     policy=st.none() | st.booleans(),
 )
 def test_what_a_call_sets_stays_in_it(turns: list[list[str]], policy: bool | None) -> None:
-    """One call or many in a turn, async or not, waiting or not, failing or not: no call sees another's variables."""
+    """No call sees variables that another call set, whether calls run alone or together, wait or not, succeed or fail."""
 
     async def main() -> None:
         rig = Rig(TOOLS.values(), policies=[] if policy is None else [SetsVariables(policy)])
@@ -335,7 +335,7 @@ async def test_an_http_client_works_in_a_call() -> None:
 
 
 async def test_isolated_returns_the_value_or_the_error() -> None:
-    """`isolated` awaits anything awaitable in the current task, and keeps its variables inside."""
+    """`isolated` returns the value or raises the error of any awaitable, and keeps the variables that it sets inside."""
 
     async def work(error: Exception | None) -> str:
         who.set("inside")

@@ -34,7 +34,7 @@ def looking(seen: list[RunContext]) -> Any:
 async def test_the_trace_and_the_span_survive_resume(given: Any) -> None:
     """A resumed run has the same trace and span ids, whether they are derived from its id or a trace id is given.
 
-    The attempt is counted up, and `worker_id` is the owner of the journal's leases.
+    The attempt increases by one, and `worker_id` is the owner of the journal's leases.
     """
     seen: list[RunContext] = []
     prompt = Prompt("p", "Look.", tools=[looking(seen)])

@@ -262,7 +262,7 @@ def test_a_wrong_return_value_of_a_compensable_handler_is_compensated(make: Call
 
 
 async def test_a_kept_rendering_does_not_change_equality() -> None:
-    """Results are compared by their fields."""
+    """A result that the gate has rendered equals a new one with the same fields."""
     rig = Rig([returning(Any, lambda: {"a": 1}, "staged")])
     assert await rig.call("work") == ToolResult.ok({"a": 1})
 

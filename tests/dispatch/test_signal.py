@@ -17,7 +17,7 @@ from handrail.testing import VirtualClock, run_virtual
 
 REASONS = ["cancel", "timeout", "deadline"]
 OUTSIDE = [*REASONS, "the caller's task"]
-"""Also: the caller's own task is cancelled from outside."""
+"""All reasons, and the cancellation of the caller's own task from outside."""
 
 
 class Stopped:
@@ -221,7 +221,7 @@ def test_a_call_that_returns_at_its_signal_is_stopped_and_its_caller_is_cancelle
 
 @pytest.mark.parametrize("how", ["cancel", "timeout"])
 def test_the_signal_fires_before_a_cancellation_of_the_callers_own_task_lands(how: str) -> None:
-    """A handler that has its signal hears of it one pass before `task.cancel()`, or a timeout around the call, reaches it."""
+    """The signal fires before `task.cancel()`, or a timeout around the call, interrupts a handler that uses its signal."""
     seen = list[str]()
 
     async def work(params: None, *, context: ToolContext) -> ToolResult[None]:
@@ -256,7 +256,7 @@ def test_the_signal_fires_before_a_cancellation_of_the_callers_own_task_lands(ho
 
 
 def test_a_timeout_inside_the_handler_does_not_fire_its_signal() -> None:
-    """What the handler cancels itself, by a timeout or a task group, is not a reason to stop."""
+    """The signal does not fire if the handler's own timeout or task group cancels part of its work."""
     seen = list[Any]()
 
     async def work(params: None, *, context: ToolContext) -> ToolResult[None]:

@@ -1,4 +1,4 @@
-"""The watchdog of one call: a handler that promised to beat, and stopped, is cancelled."""
+"""The watchdog of a call cancels a handler that stops sending the heartbeats that it promised."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_both_limits_at_the_same_moment_end_the_call_once() -> None:
 
 
 def test_what_its_siblings_do_does_not_count() -> None:
-    """A silent call is cancelled though another call of the same run beats, and that one goes on."""
+    """A silent call is cancelled although another call of the same run beats, and the other call goes on."""
 
     async def main() -> None:
         tools = [working(beats, "lively"), working(never_beats, "silent")]

@@ -94,7 +94,7 @@ def person() -> Person:
 def test_the_tool_then_the_session_then_the_environment_says_whose_place_is_taken(
     of_tool: RunMode | None, of_session: RunMode | None, of_environment: RunMode | None, with_client: bool
 ) -> None:
-    """A tool's run mode takes precedence over the session's, and that over the environment's.
+    """A tool's run mode takes precedence over the session's, which takes precedence over the environment's.
 
     Without a mode, or with `user` and no person, nobody is asked.
     """

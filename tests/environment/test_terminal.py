@@ -420,7 +420,7 @@ async def test_a_run_asks_at_the_terminal():
     ],
 )
 def test_when_there_is_colour(environ: dict[str, str], is_tty: bool, colour: bool):
-    """`NO_COLOR` takes precedence over `FORCE_COLOR`, and that over what the terminal supports."""
+    """`NO_COLOR` takes precedence over `FORCE_COLOR`, and `FORCE_COLOR` over what the terminal supports."""
 
     class Stream(io.StringIO):
         def isatty(self) -> bool:

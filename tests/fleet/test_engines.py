@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from handrail.adapter.run_record import decode_outcome
-from handrail.fleet import FleetApp, Runner, submit
+from handrail.fleet import FleetApp, Runner, Submission, submit
 from handrail.fleet.dispatcher import Engine
 from handrail.journal.sqlite import SqliteJournal
 from handrail.question import Answer
@@ -45,8 +45,8 @@ async def test_an_engine_drives_runs_through_questions_and_restarts_of_the_worke
     monkeypatch.setenv("FLEET_LOG", str(tmp_path / "log"))
     app = FleetApp.load(str(Path(fleet_app.__file__)))
     journal = SqliteJournal(tmp_path / "runs.db")
-    first = (await submit(journal, app, "choose tea", session_id="s")).record.id
-    second = (await submit(journal, app, "pay rent", session_id="s")).record.id
+    first = (await submit(journal, app, Submission("choose tea", session_id="s"))).record.id
+    second = (await submit(journal, app, Submission("pay rent", session_id="s"))).record.id
 
     async def work(until: Callable[[str], bool], run_id: str) -> None:
         stop = asyncio.Event()
@@ -113,14 +113,14 @@ async def test_a_submitted_run_is_started_by_the_engine_even_before_a_worker_is_
 ):
     """The engine starts the legs by itself: in this test, no worker polls the journal.
 
-    A delayed leg that is due starts at once.
+    A delayed leg starts at once if its run is woken.
     """
     app = FleetApp.load(str(Path(fleet_app.__file__)))
     journal = SqliteJournal(tmp_path / "runs.db")
     door, started = engine("door"), asyncio.Queue[str]()
     now = await submit(journal, app, "pay rent", dispatcher=door)
-    soon = await submit(journal, app, "pay rent", dispatcher=door, at=time.time() + 0.1)
-    late = await submit(journal, app, "pay rent", dispatcher=door, at=time.time() + 100_000)
+    soon = await submit(journal, app, Submission("pay rent", at=time.time() + 0.1), dispatcher=door)
+    late = await submit(journal, app, Submission("pay rent", at=time.time() + 100_000), dispatcher=door)
     dispatcher = engine(journal.owner)
     working = asyncio.ensure_future(dispatcher.work(started.put, [app.queue], 10))
     async with asyncio.timeout(PATIENCE):

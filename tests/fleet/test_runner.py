@@ -15,7 +15,7 @@ from handrail.adapter.evaluation import MOST_WORKER_DEATHS
 from handrail.adapter.run_record import decode_outcome
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import JournalError, RunError
-from handrail.fleet import FleetApp, JournalDispatcher, Runner, submit
+from handrail.fleet import FleetApp, JournalDispatcher, Runner, Submission, submit
 from handrail.fleet.dispatcher import Execute
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.journals import Journal
@@ -81,7 +81,7 @@ async def test_turns_of_a_session_are_executed_in_order_with_the_conversation_so
     journal = MemoryJournal()
     said = ["one", "two", "three"]
     for number, message in enumerate(said):
-        await submit(journal, app, message, session_id="s", run_id=str(number))
+        await submit(journal, app, Submission(message, session_id="s", run_id=str(number)))
     async with worker(journal, app):
         texts = [decode_outcome(await over(journal, str(number))).text for number in range(3)]
     assert texts == ["Turn 1: one", "Turn 2: two", "Turn 3: three"]
@@ -146,7 +146,7 @@ async def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_more(
 ):
     journal = MemoryJournal()
     for id, message in (("first", "sleep 0.5"), ("second", "pay rent")):
-        await submit(journal, app, message, run_id=id)
+        await submit(journal, app, Submission(message, run_id=id))
     async with worker(journal, app, grace=PATIENCE, limit=1):
         await until(lambda: log() == ["asleep"])
     assert (await journal.runs.get("first")).status == "done"
@@ -156,7 +156,7 @@ async def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_more(
 
 async def test_a_run_that_can_not_begin_fails_and_says_why(app: FleetApp, monkeypatch: pytest.MonkeyPatch):
     journal = MemoryJournal()
-    run_id = (await submit(journal, app, "x", folder="/no/such/folder")).record.id
+    run_id = (await submit(journal, app, Submission("x", folder="/no/such/folder"))).record.id
     async with worker(journal, app):
         row = await over(journal, run_id)
     assert (row.status, decode_outcome(row).phase) == ("failed", "begin")
@@ -170,7 +170,7 @@ async def test_a_workspace_is_there_for_workers_on_every_host(
     said: list[str] = []
     for number, host in enumerate(["ada.example", "bob.example", "ada.example"]):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / host))
-        row = await submit(journal, app, f"keep {number}", folder="workspace:w")
+        row = await submit(journal, app, Submission(f"keep {number}", folder="workspace:w"))
         assert row.host == ""
         async with worker(journal, app, host=host):
             said.append(decode_outcome(await over(journal, row.record.id)).text)
@@ -183,7 +183,7 @@ async def test_a_run_waits_for_its_workspace_and_the_worker_says_who_has_it(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     journal, said = MemoryJournal(), list[str]()
     await journal.workspaces.acquire("w", "other")
-    run_id = (await submit(journal, app, "keep x", folder="workspace:w")).record.id
+    run_id = (await submit(journal, app, Submission("keep x", folder="workspace:w"))).record.id
     async with worker(journal, app, report=said.append):
         await until(lambda: any("in use by the run 'other'" in line for line in said))
 
@@ -192,6 +192,8 @@ async def test_a_run_waits_for_its_workspace_and_the_worker_says_who_has_it(
 
         await until(released)
         assert (await journal.runs.get(run_id)).status == "queued"
+        [line] = await runs.list_runs(journal)
+        assert (line.missing, line.workspaces) == (("w", "other"), [])
         await journal.workspaces.release("w", "other")
         await journal.queue.wake(run_id)
         assert decode_outcome(await over(journal, run_id)).text == "Result: x"
@@ -199,7 +201,7 @@ async def test_a_run_waits_for_its_workspace_and_the_worker_says_who_has_it(
 
 async def test_a_run_in_a_folder_is_taken_only_on_its_host(app: FleetApp, tmp_path: Path):
     journal = MemoryJournal()
-    run_id = (await submit(journal, app, "x", folder=str(tmp_path), host="ada.example")).record.id
+    run_id = (await submit(journal, app, Submission("x", folder=str(tmp_path), host="ada.example"))).record.id
     async with worker(journal, app, host="bob.example"):
         other = (await submit(journal, app, "y")).record.id
         await over(journal, other)
@@ -210,7 +212,7 @@ async def test_a_run_in_a_folder_is_taken_only_on_its_host(app: FleetApp, tmp_pa
 
 async def test_a_repeated_run_submits_the_next_one_once(app: FleetApp):
     journal = MemoryJournal()
-    first = await submit(journal, app, "pay rent", every=3600.0, key="rent")
+    first = await submit(journal, app, Submission("pay rent", every=3600.0, key="rent"))
     async with worker(journal, app):
         await over(journal, first.record.id)
     [following] = [row for row in await journal.runs.list() if row.status == "queued"]
@@ -221,7 +223,7 @@ async def test_a_repeated_run_submits_the_next_one_once(app: FleetApp):
 
 async def test_a_queued_run_can_be_cancelled_but_not_resumed_or_forked(app: FleetApp):
     journal = MemoryJournal()
-    run_id = (await submit(journal, app, "hello", session_id="s")).record.id
+    run_id = (await submit(journal, app, Submission("hello", session_id="s"))).record.id
     for use in (
         lambda: fleet_app.adapter.resume(run_id, journal=journal),
         lambda: runs.fork(journal, run_id, 0),
@@ -230,10 +232,27 @@ async def test_a_queued_run_can_be_cancelled_but_not_resumed_or_forked(app: Flee
             await use()
     assert [each.text for each in await runs.said(journal, run_id)] == ["hello"]
     assert (await runs.cancel(journal, run_id)).status == "cancelled"
-    later = (await submit(journal, app, "again", session_id="s")).record.id
+    later = (await submit(journal, app, Submission("again", session_id="s"))).record.id
     async with worker(journal, app):
         row = await over(journal, later)
     assert decode_outcome(row).text == "Turn 1: again"
+
+
+async def test_a_queued_run_is_cancelled_while_a_worker_has_another_run_of_its_session(
+    app: FleetApp, log: Callable[[], list[str]], tmp_path: Path
+):
+    journal, door = SqliteJournal(tmp_path / "runs.db"), SqliteJournal(tmp_path / "runs.db")
+    for id, message in (("first", "sleep 1000"), ("second", "pay rent"), ("third", "hello")):
+        await submit(door, app, Submission(message, run_id=id, session_id="s"))
+    async with worker(journal, app):
+        await until(lambda: log() == ["asleep"])
+        row = await runs.cancel(door, "second")
+        assert (row.status, decode_outcome(row).error) == ("cancelled", "it was cancelled before it began")
+        assert (await runs.cancel(door, "first")).stopping
+        assert decode_outcome(await over(door, "third")).text == "Turn 2: hello"
+    assert (await door.runs.get("first")).status == "cancelled"
+    journal.close()
+    door.close()
 
 
 async def test_a_worker_that_fails_leaves_its_runs_to_others(
@@ -265,7 +284,7 @@ async def test_a_worker_that_fails_leaves_its_runs_to_others(
 async def test_a_run_is_not_blamed_for_the_death_of_a_few_workers(
     app: FleetApp, monkeypatch: pytest.MonkeyPatch, deaths: int, status: str
 ):
-    """A worker's run is set aside only after more deaths than usual, because any run of a worker may have ended it."""
+    """A worker's run is set aside only after many deaths, because any of the worker's runs may have caused them."""
     journal = MemoryJournal()
     run_id = (await submit(journal, app, "choose tea")).record.id
     take = journal.runs.take

@@ -155,7 +155,7 @@ async def test_a_call_that_declares_one_file_and_changes_a_different_one_is_reje
     assert files.read("b") == "old b"
 
 
-async def test_a_declared_folder_may_be_deleted_and_moved(files: Any):
+async def test_a_declared_folder_may_be_deleted(files: Any):
     """A call may delete a folder that it declares, although the files in it were not read."""
 
     @tool(effect="staged", capabilities={"fs.write"})

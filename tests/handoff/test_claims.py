@@ -175,8 +175,7 @@ async def test_another_process_with_the_same_journal_is_refused(tmp_path: Path) 
 
 
 async def test_a_resumed_run_keeps_its_claim_and_refuses_the_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handler that is entered again gets the recorded result of its `finish`, and a second `finish` is
-    refused again."""
+    """A handler that is entered again gets the recorded result of its `finish`, and a second `finish` is refused again."""
     till = Till()
     refused: list[str] = []
 

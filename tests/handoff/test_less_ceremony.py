@@ -134,7 +134,7 @@ async def test_before_and_after_may_each_be_left_out() -> None:
 
 
 def test_acts_that_do_not_fit_without_a_before_are_refused() -> None:
-    """A client must take the params, an `after` must take None, and the type of the answer must be known."""
+    """Without a `before`, a client must take the params and an `after` None, and the answer's type must be declared."""
 
     async def wrong(offer: Offer, *, context: ToolContext) -> int: ...
 
@@ -216,7 +216,10 @@ async def test_a_digest_covers_the_title() -> None:
 
 
 async def test_a_handoff_says_when_it_is_parked_and_when_it_is_answered() -> None:
-    """Between the events of the acts, one event has the call's id and the public part, and one the id and the answer."""
+    """`HandoffParked` has the call's id and the public part, `HandoffAnswered` the id and the answer.
+
+    Each is published between the ends of two acts.
+    """
     rig = Rig([card_game()], environment=Person(answers={"pick_card": {"index": 1}}))
     await rig.call("pick_card", cards=2)
     [parked], [answered], ended = rig.of(HandoffParked), rig.of(HandoffAnswered), rig.of(ToolInvoked)

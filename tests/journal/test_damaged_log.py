@@ -132,7 +132,7 @@ def test_verify_says_what_is_missing(path: Path):
 
 
 async def test_the_loss_can_be_accepted(path: Path):
-    """Without its index, a log is read up to where it is damaged, as SQLite does."""
+    """If the log's index is deleted with the log, the journal opens with the runs that are left."""
     log_of(path).unlink()
     with pytest.raises(JournalError, match="only the first 0 can be read"):
         SqliteJournal(path)

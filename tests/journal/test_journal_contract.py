@@ -54,7 +54,7 @@ Open = Callable[[], Journal]
 """Opens the same journal again, as another process would."""
 
 POSTGRES = pytest.param("postgres", marks=pytest.mark.once)
-"""PostgreSQL takes long to start, and SQLite has the same threads under every Python version."""
+"""PostgreSQL is tested under one Python version only: it starts slowly, and SQLite's tests cover the threads."""
 STORES = ("memory", "sqlite", POSTGRES)
 SHARED = ("sqlite", POSTGRES)
 """The stores that several processes can open."""
@@ -493,7 +493,7 @@ async def test_a_parked_run_is_due_when_its_question_expires_or_somebody_wakes_i
 async def test_a_run_whose_worker_is_gone_is_claimed_by_another(
     processes: tuple[Journal, Journal], clock: Hands
 ):
-    """A run whose worker's lease has ended is claimed by another, whether or not it had begun. The first death is counted."""
+    """A run whose worker's lease has ended is claimed by another, whether or not it had begun, and the death is counted."""
     first, second = processes
     await first.queue.submit(request())
     await first.queue.claim([QUEUE])
@@ -527,6 +527,29 @@ async def test_claiming_one_run_that_is_not_due_gives_its_next_leg_a_new_number(
     assert await claimed(journal, run_id="first") == "first"
     assert await claimed(journal, run_id="first") == ""
     assert (await journal.runs.get("first")).legs == 1, "a leg was counted although the run is claimed"
+
+
+async def test_a_queued_run_is_cancelled_without_a_turn(processes: tuple[Journal, Journal], clock: Hands):
+    """A queued run is cancelled while a worker has another run of its session. A run that was claimed is not, until its worker is lost."""
+    worker, door = processes
+    for id, at in (("first", 1.0), ("second", 2.0)):
+        await door.queue.submit(request(id, "s", at=at))
+    assert await claimed(worker) == "first"
+    assert not await door.queue.cancel("first", b"outcome"), "a run that a worker is about to begin was ended"
+    assert not await worker.queue.cancel("first", b"outcome"), (
+        "a run that a worker is about to begin was ended"
+    )
+    assert await door.queue.cancel("second", b"outcome")
+    row = await worker.runs.get("second")
+    assert (row.status, row.outcome, row.owner, row.due_at) == ("cancelled", b"outcome", "", None)
+    assert not await door.queue.cancel("second", b"later")
+    assert not (await door.runs.verify()).altered
+    clock.seconds = 60
+    assert await door.queue.cancel("first", b"outcome")
+    with pytest.raises(RunError, match="already has a run with this id"):
+        await begin(worker, request("first", "s"))
+    with pytest.raises(RunUnknown):
+        await door.queue.cancel("third", b"")
 
 
 async def test_an_adopted_run_moves_to_another_queue(journal: Journal):

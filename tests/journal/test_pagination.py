@@ -19,7 +19,7 @@ from handrail.question import Answer, Question
 from handrail.records import CommitUnit, Mark, QuestionRecord, RunCopy, RunRecord, RunRow, SessionRow
 from handrail.runs import list_runs
 
-pytestmark = pytest.mark.once  # the database pages, in the same way under every Python version
+pytestmark = pytest.mark.once  # the pages do not depend on the Python version
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

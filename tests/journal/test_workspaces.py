@@ -18,7 +18,7 @@ from handrail.errors import (
     UndoRefused,
     WorkspaceBusy,
 )
-from handrail.journal.opening import AnyJournal
+from handrail.journal.any_journal import AnyJournal
 from handrail.journal.postgres.journal import PostgresJournal
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.records import (
@@ -153,6 +153,17 @@ async def test_a_run_that_has_ended_does_not_keep_a_workspace_that_it_did_not_re
     await journal.workspaces.acquire("w", "r")
     await journal.runs.leave("r", "done")
     assert (await journal.workspaces.acquire("w", "r2")).run_id == "r2"
+
+
+async def test_the_holders_are_the_runs_that_keep_others_from_their_workspaces(journal: AnyJournal):
+    await begin(journal, "r2")
+    assert await journal.workspaces.holders() == {}
+    for name, run in (("w", "r"), ("other", "r2"), ("left", "r")):
+        await journal.workspaces.acquire(name, run)
+    await journal.workspaces.release("left", "r")
+    assert await journal.workspaces.holders() == {"w": "r", "other": "r2"}
+    await journal.runs.leave("r2", "parked")  # it has not released the workspace
+    assert await journal.workspaces.holders() == {"w": "r"}
 
 
 async def test_a_run_that_lost_its_workspace_commits_nothing(journal: AnyJournal):

@@ -173,7 +173,7 @@ async def test_wrong_tokens_are_refused() -> None:
     assert provider.reads == 1, "unknown keys do not make the server read the keys each time"
 
 
-async def test_an_issuer_that_can_not_be_reached_is_reported() -> None:
+async def test_metadata_of_a_different_issuer_is_refused() -> None:
     """If the metadata names a different issuer, requests get status 503, and the keys are not read."""
     false = Provider()
     false.calls_itself = "https://other.example"
@@ -210,7 +210,7 @@ def test_what_contradicts_an_issuer_is_refused() -> None:
 def test_options_that_contradict_each_other(
     options: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command says what to change, and serves nothing."""
+    """The command refuses the options with a message, and serves nothing."""
     app = tmp_path / "app.py"
     app.write_text("from handrail import Prompt\nprompt = Prompt('shop', 'Sell.')\n")
     token = tmp_path / "token"

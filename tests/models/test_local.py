@@ -44,9 +44,7 @@ from handrail.models.names import model_named
 from handrail.schema import Schema
 from handrail.session import Session
 
-pytestmark = (
-    pytest.mark.once
-)  # subprocesses, kills and other programs behave the same under every Python version
+pytestmark = pytest.mark.once  # the embedded model is slow, and does not depend on the Python version
 
 
 def on_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:

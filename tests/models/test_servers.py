@@ -162,7 +162,7 @@ def test_a_script_that_is_refused_is_an_error(aimock_server: Aimock, llmock_serv
 
 
 def test_every_case_has_a_server_for_every_wire():
-    """For every wire, some third-party server can play every case of the contract."""
+    """On each wire that has a case of the contract, some third-party server can play the case."""
     for case, servers in CAN.items():
         whole_calls = {"arguments in pieces", "malformed arguments"}  # Gemini has neither
         wires = set(WIRES) if case in whole_calls else {*WIRES, GEMINI}

@@ -171,7 +171,7 @@ def test_broken_links_and_foreign_loads_are_found(tmp_path: Path):
 
 
 def test_the_index_names_every_extra():
-    """The index page names every extra and says what it is for."""
+    """The table of extras on the index page has a row for every extra."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     told = re.findall(r"^\| `(\w+)` \|", (DOCS / "index.md").read_text(), re.MULTILINE)
     assert sorted(set(extras) - set(told)) == []

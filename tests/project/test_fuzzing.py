@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from handrail import open_gate
 from handrail.errors import JournalError
 from handrail.journal.sqlite import SqliteJournal
 from support.fuzz import TARGETS, TOOLS, answer_value, argument_values, corpus, good, journal_file
@@ -131,4 +132,5 @@ def test_values_as_answers_end_in_words(value: Any) -> None:
 def test_good_arguments_are_accepted() -> None:
     """The seeds are valid, so that the fuzzers reach the handlers."""
     for name, data in good.items():
-        argument_values(name, data)
+        result = open_gate(TOOLS).invoke(name, data.decode()).wait()
+        assert result.success, result.message

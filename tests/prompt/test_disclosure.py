@@ -117,7 +117,7 @@ def test_a_section_in_a_closed_one_opens_both():
 
 
 def test_a_section_in_full_inside_a_closed_one_opens_that():
-    """A section in full inside a closed one is hidden with it, and opening its path opens the closed one."""
+    """Opening the path of a full section inside a closed one opens the closed one."""
     opening = CLOSED.open(["guidance.search.style"])
     assert opening.rendered == CLOSED.open(["guidance.search"]).rendered
 
@@ -178,7 +178,7 @@ OPEN = CLOSED.open(["guidance.search.rank"]).rendered
     ids=["unknown", "open", "several", "none", "opened-before", "empty"],
 )
 def test_what_can_not_be_opened_is_said_for_the_model(rendered: Any, paths: list[str], message: str):
-    """The error lists the sections that can't be opened and those that can, and nothing is opened."""
+    """The error lists the paths that can't be opened and the sections that can."""
     with pytest.raises(ToolValidationError) as caught:
         rendered.open(paths)
     assert str(caught.value) == message

@@ -1,4 +1,4 @@
-"""Attacks on files, commands and previews that once worked and must fail."""
+"""Attacks on previews, commands, searches, diffs, file tools and completion."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def command(script: str, context: ToolContext) -> str:
 
 
 def previewed(files: Any, script: str) -> tuple[Any, str]:
-    """Run a script, approve it as the person would, and return its result and the diff that the person saw."""
+    """Run a script in a call that a person approves, and return its result and the diff that the person saw."""
     shown: list[str] = []
 
     def approve(question: Question) -> bool:
@@ -255,7 +255,7 @@ def test_a_file_that_was_moved_is_searched_and_not_what_lay_there(many: Director
 
 
 def test_what_can_not_be_asked_of_ripgrep_is_found_without_it(many: DirectoryFilesystem) -> None:
-    """A pattern that can't be passed on a command line is searched for without ripgrep."""
+    """A search for a pattern that can't be passed on a command line does not fail."""
     assert many.grep("\ud800") == ()
 
 

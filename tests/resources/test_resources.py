@@ -387,7 +387,7 @@ def test_a_thing_made_by_a_thread_that_outlived_its_call_is_closed():
 
     @tool
     def grab(context: ToolContext) -> str:
-        """Request a resource after the call has ended."""
+        """Request a resource that is created only after the call has ended."""
         try:
             return context.resources.get(A).name  # pyright: ignore[reportAttributeAccessIssue]  # never returned
         except BaseException as error:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from handrail import LaterEnvironment, Prompt, SqliteJournal, ToolCall, UserContext, Workspace, runs, tool
 from handrail.errors import DefinitionError, RunParked, UndoRefused, WorkspaceBusy
 from handrail.events import ToolInvoked
-from handrail.journal.opening import AnyJournal
+from handrail.journal.any_journal import AnyJournal
 from handrail.question import Answer
 from support import PATIENCE, journals
 from support.workspaces import PROMPT, TOOLS, adapter, contents, run, steps, tree
@@ -199,7 +199,7 @@ async def test_an_undo_is_refused_once_a_later_call_has_built_on_the_files(
 def _tampering(here: Path, how: str) -> Any:
     @tool(effect="staged")
     async def tamper() -> str:
-        """Change the copy behind Handrail's back."""
+        """Change the copy without Handrail."""
         [root] = here.glob("*/w/1/files")
         if how == "change":
             (root / "a").write_text("ONE")
@@ -352,7 +352,7 @@ _turns = st.lists(
 @settings(max_examples=15)
 @given(turns=_turns)
 def test_two_hosts_and_undo_agree_with_a_folder(turns: list[tuple[bool, list[str], bool]]):
-    """Every call is made on a random host, in the workspace, and in a plain folder. Some calls are undone in both."""
+    """A workspace that moves between two hosts agrees with a plain folder after any calls and undos."""
     from handrail import DirectoryFilesystem
 
     async def go(folder: Path) -> None:

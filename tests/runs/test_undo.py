@@ -144,7 +144,9 @@ async def test_later_calls_that_were_undone_are_not_in_the_way(recorder: Recorde
 
 
 async def test_a_folder_is_the_same_one_after_it_was_moved(recorder: Recorder):
-    """A later call counts if it worked in the same folder, wherever that is, and not if it worked in a different one."""
+    """An undo is refused for a later call in the same folder, even if the folder was moved, but not for one in a
+    different folder.
+    """
     await recorder.run("one", call("write", path="a", text="1"), "end")
     (first,) = await recorder.ids("one")
     away = recorder.base / "away"

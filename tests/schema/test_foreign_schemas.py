@@ -271,7 +271,7 @@ def test_any_value_is_quoted_in_a_few_words(value: Any) -> None:
 
 
 def test_long_names_are_not_copied_to_every_part() -> None:
-    """A schema and a value with one long name and many parts take memory for the name once."""
+    """If a schema and a value have a long name and many parts, the name is not copied for each part."""
     name = "k" * 200_000
     schema = {"type": "object", "properties": {name: {"items": {"type": "string"}}}}
     many = {"type": "object", "properties": {name: {"properties": {f"a{at}": {} for at in range(2000)}}}}

@@ -56,7 +56,7 @@ def assert_unchangeable(data: Any) -> None:
 
 @given(data=plain)
 def test_read_only_data_equals_the_original_and_refuses_changes(data: Any):
-    """Read-only data is encoded like the original, and a deep copy of it is plain and can be changed."""
+    """Read-only data equals the original, is encoded like it, and refuses changes. A deep copy of it is plain."""
     original = copy.deepcopy(data)
     shown = read_only(data)
     assert_unchangeable(shown)

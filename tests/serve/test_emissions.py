@@ -86,7 +86,7 @@ async def test_a_call_that_has_not_ended_shows_its_events(tmp_path: Path) -> Non
         )
         await held.has_begun.wait()
         while not any(entry.kind == "emitted" for entry in await app.journal.calls.entries(run_id)):
-            await asyncio.sleep(0)  # a call that has ended is recorded at once, in case the process is killed
+            await asyncio.sleep(0)  # wait until the events of the ended call are recorded
         assert await snapshot_of(app) == [("search", [("Found", 0)])]
         held.may_end.set()
         await settle(app.thread())

@@ -135,7 +135,7 @@ async def test_a_stream_that_opens_during_shutdown_is_ended_too():
     assert streams.count == 0
 
 
-async def test_a_signal_reaches_the_app_and_then_the_earlier_handler():
+async def test_a_signal_reaches_the_earlier_handler_and_the_app():
     heard: list[object] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     ours = signal.getsignal(signal.SIGTERM)

@@ -477,6 +477,7 @@ def test_a_person_at_a_terminal_can_not_approve_for_others(approvals: Any):
     said = gate.invoke("pay", {"amount": 5}).wait().render()
     assert "1 person with the role 'finance'" in said
     assert "It did not run." in said
+    assert there.questions == []
 
 
 def test_a_rule_that_asks_for_more_people_at_a_second_look_is_not_passed_with_the_first_approval():

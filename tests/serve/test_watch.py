@@ -15,7 +15,7 @@ import pytest
 
 from handrail import PostgresJournal, SqliteJournal
 from handrail.errors import AnswerRefused, DefinitionError
-from handrail.fleet import FleetApp, Runner, submit
+from handrail.fleet import FleetApp, Runner, Submission, submit
 from handrail.journal.postgres.address import parse_url
 from handrail.question import Answer
 from handrail.records import OVER
@@ -63,14 +63,8 @@ class Fleet:
         journal = self.journal()
 
         async def submitted(text: str, run_id: str, thread: Thread) -> None:
-            await submit(
-                journal,
-                self.app,
-                text,
-                session_id=thread.session_id,
-                principal=thread.principal,
-                run_id=run_id,
-            )
+            asked = Submission(text, session_id=thread.session_id, principal=thread.principal, run_id=run_id)
+            await submit(journal, self.app, asked)
 
         threads = Threads(self.app.source, journal, submit=submitted)
         await threads.start()
@@ -208,9 +202,8 @@ async def test_nothing_is_written_while_nobody_watches(fleet: Fleet):
         reader_of_another = threads.thread("ann", "other")
         await reader_of_another.watched()
         fleet.open("middle")
-        run_id = (
-            await submit(threads.journal, fleet.app, "tell", session_id=thread.session_id, principal="ann")
-        ).record.id
+        asked = Submission("tell", session_id=thread.session_id, principal="ann")
+        run_id = (await submit(threads.journal, fleet.app, asked)).record.id
         assert await over(threads, run_id) == "done"
     assert fleet.rows("broadcasts") == []
     assert fleet.rows("watchers") == []

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from handrail import PostgresJournal
 from handrail.adapter.run_record import decode_outcome
 from handrail.errors import HandrailError
-from handrail.fleet import FleetApp, submit
+from handrail.fleet import FleetApp, Submission, submit
 from handrail.journal.postgres.address import parse_url
 from handrail.limits import Budget
 from handrail.question import Answer
@@ -214,7 +214,9 @@ class Chaos:
         for number in range(runs):
             calls = chaos_app.CALLS - (number % 4 == 3)
             budget = Budget(requests=chaos_app.REQUESTS, tool_calls=calls)
-            await submit(self.journal, self.app, f"o{number}", run_id=f"run{number}", budget=budget)
+            await submit(
+                self.journal, self.app, Submission(f"o{number}", run_id=f"run{number}", budget=budget)
+            )
 
     def kill(self) -> None:
         """Kill a worker, and start one in its place."""

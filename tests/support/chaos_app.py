@@ -71,7 +71,7 @@ async def book(order: str) -> str:
 
 @tool(effect="idempotent")
 async def charge(order: str, context: ToolContext) -> str:
-    """Charge a fee and a tip, each once. After a crash, a probe says whether the fee was charged, and a person the tip."""
+    """Charge a fee and a tip, each once. After a crash, a probe looks for the fee, and a person is asked about the tip."""
     is_probed = ["end", "fee", order, "-"]
     await context.once("fee", lambda: act("fee", order), probe=lambda: is_probed in ledger())
     await context.once("tip", lambda: act("tip", order))

@@ -1,9 +1,8 @@
-"""A program that undoes a call on a disk that fills up at a chosen operation of the undo, for every operation
-in turn.
+"""A program that undoes a call on a disk that fills up during the undo, at each of its operations in turn.
 
-On a small disk, the disk is really full: before the chosen operation and before each later one, the program
-uses up all free space. Where no small disk can be mounted, these operations fail as if the disk were full. In
-both cases, the undo is repeated once there is free space again, and must restore the old files.
+On a small disk, the disk is really full: before the chosen operation and before each later one, the program uses up
+all free space. Where no small disk can be mounted, these operations fail as if the disk were full. In both cases, the
+undo is repeated once there is free space again, and must restore the old files.
 """
 
 from __future__ import annotations
@@ -169,8 +168,7 @@ class Journaled:
 
 
 async def undo_once(base: Path, kind: Any, ballast: Ballast | Imagined, at: int) -> tuple[str, int]:
-    """Make a call, undo it on a disk that is full from operation `at` on, and undo it again when space is
-    free.
+    """Make a call, undo it on a disk that is full from operation `at` on, and undo it again when space is free.
 
     Returns how the first undo ended and the number of operations it took.
     """

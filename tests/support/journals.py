@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from handrail import PostgresJournal, SqliteJournal
-from handrail.journal.opening import AnyJournal
+from handrail.journal.any_journal import AnyJournal
 from support import postgres
 
 KINDS = ("sqlite", "postgres") if os.environ.get("HANDRAIL_DEEP") else ("sqlite",)

@@ -151,7 +151,7 @@ class Login(NamedTuple):
 
 
 def revealed(value: Any) -> Any:
-    """Return the plain JSON that a value which a handler received was parsed from."""
+    """Return a handler's value as the plain JSON from which it was parsed."""
     if hasattr(value, "get_secret_value"):
         value = value.get_secret_value()
     if isinstance(value, bytes):

@@ -97,8 +97,7 @@ def schemas(url: str) -> list[str]:
 
 @cache
 def programs() -> Path:
-    """Return the folder of PostgreSQL's programs: Debian's newest, or else those that were installed from
-    npm.
+    """Return the folder of PostgreSQL's programs: Debian's newest, or else those that are installed from npm.
 
     Raises `RuntimeError` if there are none.
     """

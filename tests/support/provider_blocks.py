@@ -336,7 +336,7 @@ def asked_back(wire: str, blocks: list[dict[str, Any]]) -> list[bytes]:
 
 
 def _is_plain(items: list[dict[str, Any]]) -> bool:
-    """Return whether items are at most one text and calls, which are sent back without their ids."""
+    """Return whether the items are calls, possibly after one text. Such items are sent back without their ids."""
     first, *calls = items
     if first["type"] == "message":
         said = first["content"]
@@ -357,7 +357,7 @@ def _sorted_call(block: bytes) -> bytes:
 
 
 def _sorted(block: bytes) -> bytes:
-    """Return an object with its fields sorted, those of its calls too, and every other value as it was written."""
+    """Return an object with its fields and those of its calls sorted, and every other value as it was written."""
     fields = msgspec.json.decode(block, type=dict[str, msgspec.Raw])
     for name in fields.keys() & {"function"}:
         fields[name] = msgspec.Raw(_sorted(bytes(fields[name])))

@@ -1,6 +1,6 @@
 """Scenarios that the simulation crashes at every point.
 
-Together they cover everything that a run can leave half done.
+Together they cover nested runs, questions, approvals, handoffs, retries, threads, previews and budgets.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def mailed_at_most_once(seen: Seen) -> str | None:
 
 
 def knew_its_own_price(seen: Seen) -> str | None:
-    """Return a problem unless `after` received the private part that `before` returned, in whichever process.
+    """Return a problem unless `after` received the private part that `before` returned, even from another process.
 
     Otherwise, return None.
     """

@@ -1,6 +1,7 @@
 """Workers whose calls commit for themselves, beside workers that are one transaction.
 
-Run as a script with the path of a folder, it runs them there with a journal. The tool `stop` kills its process.
+Run as a script with the path of a folder, this module runs `main` there with a journal. The tool
+`stop` kills the process.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ _ANTHROPIC = anthropic.AnthropicModel("m", key_variable=None)
 def bodies(request: ModelRequest) -> dict[str, bytes]:
     """Return the encoded body of a request, by wire."""
     fields = {"model": "m"}
-    # A wire refuses settings and provider's tools that it does not have.
+    # A wire refuses settings and providers' tools that it does not have.
     request = msgspec.structs.replace(request, settings=DEFAULT_SETTINGS, provider_tools=())
     return {
         "chat": openai._body(fields, request, Quirks(), "chat:openai"),

@@ -20,7 +20,7 @@ Chat completions, https://platform.openai.com/docs/api-reference/chat/create:
 
 Responses, https://platform.openai.com/docs/api-reference/responses/create:
   items message, function_call, function_call_output and reasoning; `call_id` has at most 64 characters
-  (https://github.com/decolua/9router/issues/393); a reasoning item is followed by the message or call that came of it
+  (https://github.com/decolua/9router/issues/393); a reasoning item is followed by the message or call that it led to
   (https://platform.openai.com/docs/guides/reasoning#keeping-reasoning-items-in-context).
 
 Messages, https://platform.claude.com/docs/en/api/messages and
@@ -39,8 +39,8 @@ known yet.
 Gemini, https://ai.google.dev/api/generate-content and https://ai.google.dev/gemini-api/docs/function-calling:
   contents of user and model, which alternate, a user first; each part has one content; the responses of a turn begin
   the next content, as many as there were calls (https://github.com/google-gemini/gemini-cli/issues/5443), with the same
-  ids and names; names begin with a letter or an underscore; `args` and `response` are objects; text is empty only
-  beside a signature; the first call of a content is signed
+  ids and names; names begin with a letter or an underscore; `args` and `response` are objects; text is empty only in a
+  thought or beside a signature; a content with calls has a signature
   (https://ai.google.dev/gemini-api/docs/thought-signatures); nothing but `$` words beside a `$ref`; 20 MB.
 """
 
@@ -691,7 +691,7 @@ class _Hosted:
             yield f"{where}: the result {id!r} has no server_tool_use before it"
 
     def close(self, where: str) -> Iterator[str]:
-        """Yield a problem if calls are still without a result when a user's text follows."""
+        """Yield a problem if calls are still without a result when a user's message does not begin with a result."""
         if self.open:
             yield f"{where} comes before the provider's own results of {self.open}"
             self.open.clear()

@@ -102,7 +102,10 @@ async def run(
 
 
 def tree(cache: Path) -> dict[str, Any]:
-    """Return what a host's copy contains: bytes, `-> target` for a link, or None for a folder, and each mode."""
+    """Return the contents of a host's copy by path.
+
+    A link is `-> target`. A file is its bytes and its mode, and a folder is None and its mode.
+    """
     [root] = cache.glob("*/w/1/files")
     found: dict[str, Any] = {}
     for path in sorted(root.rglob("*")):

@@ -18,9 +18,9 @@ from handrail.testing import Agent, Nobody, Person, RecordingSubscriber, run_vir
 from handrail.tools import ToolResult
 
 
-def asking(name: str = "pick", kind: QuestionKind = "input", payload: Any = None) -> Question:
+def asking(name: str = "pick", kind: QuestionKind = "input", payload: Any = None, id: str = "q1") -> Question:
     return Question(
-        id="q1",
+        id=id,
         kind=kind,
         name=name,
         message="?",
@@ -136,9 +136,9 @@ def test_wrong_first_is_wrong_once_for_each_question():
 
     async def main() -> list[Any]:
         person = Person(answers={"pick": 1}, wrong_first="x")
-        return [(await person.ask(asking())).value for _ in range(3)]
+        return [(await person.ask(asking(id=id))).value for id in ("q1", "q1", "q2", "q1", "q2")]
 
-    assert run_virtual(main) == ["x", 1, 1]
+    assert run_virtual(main) == ["x", 1, "x", 1, 1]
 
 
 def test_who_is_there():

@@ -106,7 +106,7 @@ KEY = "hunter2-of-the-simulation"
 
 
 def bank(stage: Stage) -> Play:
-    """Play a run whose model passes a secret to each of its calls."""
+    """Return the play of a run whose model passes a secret to each of its calls."""
 
     @tool(effect="read")
     async def login(key: SecretStr) -> str:
@@ -152,7 +152,7 @@ def test_secrets_are_recorded_nowhere_and_never_used_from_a_record():
 
 
 def vault(stage: Stage) -> Play:
-    """Play a run whose calls each ask a person for a secret."""
+    """Return the play of a run whose calls each ask a person for a secret."""
 
     async def asked(context: ToolContext) -> None:
         assert context.wait_for is not None
@@ -272,7 +272,7 @@ def stage_adapter(stage: Stage, *said: Any) -> Adapter:
 
 
 def one_call(stage: Stage, made: Any) -> Play:
-    """Play a run that makes one call and then ends."""
+    """Return the play of a run that makes one call and then ends."""
     adapter = stage_adapter(stage, ToolCall(made.name), "Done.")
     person = Person(approve=True, answers={"colour": {"name": "blue"}})
     return Play(adapter, Prompt("try", "You try.", tools=[made]), "Go.", person)

@@ -56,7 +56,7 @@ def test_ok_is_a_success_with_its_value():
 
 
 def test_ok_takes_a_message_without_a_value():
-    """A tool that only does something can say so, and has no value."""
+    """A success may have a message without a value. Without either, it renders as `done`."""
     result = ToolResult.ok(message="The lamp is on.")
     assert (result.success, result.value, result.render()) == (True, None, "The lamp is on.")
     assert ToolResult.ok().render() == "done"
@@ -114,7 +114,7 @@ class Guest(BaseModel):
     ],
 )
 def test_render_is_what_the_model_sees(result: ToolResult[Any], shown: str):
-    """A result renders as its message and its value, or as the one it has, and never as empty text."""
+    """A result renders as its message and then its value, if it has them, and never as empty text."""
     assert result.render() == shown
 
 
@@ -921,7 +921,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("outer", "inner"), list(itertools.product(EFFECT_TABLE, EFFECT_TABLE)))
 def test_effects_compose(outer: Effect, inner: Effect):
-    """A pure, read or staged call may not use a stronger effect, and the error names it."""
+    """A pure, read or staged call may not use a stronger effect, and the error names both effects."""
     refused = inner in REFUSED.get(outer, [])
     words = f"a {outer!r} call may not use a tool whose effect is {inner!r}"
     assert refusal(outer, inner) == (words if refused else None)

@@ -115,7 +115,7 @@ async def test_a_later_call_of_the_worker_and_of_its_caller_see_what_was_committ
 async def test_an_outer_transaction_holds_back_what_a_worker_inside_has_committed(
     tmp_path: Path, files: Any, journal: Any
 ) -> None:
-    """Calls of a `commit: each` worker inside a worker without it are undone, and compensated, if that one fails."""
+    """If a worker without `commit: each` fails, calls of a `commit: each` worker inside it are undone and compensated."""
     registry, session = team(tmp_path, outer="limits: {requests: 4}", steps=FAILS), Session(id="s")
     said = models(
         main=[to("outer")],
@@ -133,7 +133,7 @@ async def test_an_outer_transaction_holds_back_what_a_worker_inside_has_committe
 async def test_a_failed_worker_inside_leaves_its_calls_to_the_outer_transaction(
     tmp_path: Path, files: Any, journal: Any
 ) -> None:
-    """If only the inner `commit: each` worker fails, the outer worker goes on with its changes, and commits them."""
+    """If only the inner `commit: each` worker fails, the outer worker keeps the inner one's changes and commits them."""
     registry, session = team(tmp_path, steps=FAILS), Session(id="s")
     said = models(
         main=[to("outer")],
@@ -227,7 +227,10 @@ async def test_an_approval_inside_parks_the_run_and_finished_calls_are_not_repea
 async def test_a_resumed_outer_transaction_has_what_a_worker_inside_had_committed(
     tmp_path: Path, files: Any, fails: str
 ) -> None:
-    """An outer worker that is re-entered gets the commits of a finished `commit: each` worker from the record, in order."""
+    """A resumed outer worker gets the commits of a finished `commit: each` worker from the record.
+
+    If the outer worker fails, it undoes them.
+    """
     team(tmp_path, more=FAILS, outer=fails, steps="attachments: {count: 1}")
     files.write("a", "0")
     said = models(
@@ -305,7 +308,7 @@ async def test_undoing_the_worker_undoes_each_of_its_calls(tmp_path: Path, fails
 
 
 async def test_a_replay_takes_over_what_the_worker_has_committed(tmp_path: Path) -> None:
-    """A replay against current code knows the state that the calls of a `commit: each` worker have left."""
+    """A replay uses the state that the calls of a `commit: each` worker have left, and finds no difference."""
     journal, registry = MemoryJournal(), team(tmp_path)
     said = models(
         main=[to("steps"), ToolCall("notes")], steps=[written("a"), ToolCall("book", {"room": "1"})]
@@ -346,7 +349,7 @@ async def test_a_worker_that_a_call_has_created_can_be_called_at_once(tmp_path: 
 
 
 async def test_a_created_worker_can_not_commit_its_calls_one_by_one(tmp_path: Path) -> None:
-    """A session that comes from a file may hold a created worker with `commit: each`, which is refused."""
+    """A created worker with `commit: each`, which only an altered session can contain, is refused."""
     maker = team(tmp_path, steps="create: true")["steps"]
     with pytest.raises(ToolValidationError, match="commit its calls one by one"):
         check_rights(maker, FrontMatter(commit="each", policies=[]))
@@ -365,7 +368,7 @@ async def test_a_cancelled_run_says_what_its_unfinished_worker_has_done(tmp_path
 
 
 def test_a_wrong_value_is_reported_by_file_and_line(tmp_path: Path) -> None:
-    """`commit` takes `all` or `each`. Anything else is a problem, as it is in a file that a model has created."""
+    """`commit` takes `all` or `each`. Anything else is reported with its file and line."""
     registry = folder(tmp_path, bad="---\ncommit: every\n---\nGo.", good="---\ncommit: all\n---\nGo.")
     (problem,) = registry.check()
     assert (Path(problem.file).name, problem.line) == ("bad.md", 2)
@@ -374,7 +377,7 @@ def test_a_wrong_value_is_reported_by_file_and_line(tmp_path: Path) -> None:
 
 @pytest.mark.once
 def test_a_process_killed_between_two_commits_leaves_the_first_and_the_run_goes_on(tmp_path: Path) -> None:
-    """After `kill -9`, finished calls stand and are not made again, and the resumed worker continues behind them."""
+    """After `kill -9`, finished calls stand and are not made again, and the resumed worker continues after them."""
     (tmp_path / "files").mkdir()
     script = SUPPORT / "stepwise_workers.py"
     killed = subprocess.run(

@@ -1,4 +1,4 @@
-"""Worker files: all problems are reported at once, with file, line and fix, and no file content does harm."""
+"""Worker files: all problems are reported at once, with file, line and hint, and the work of a template is bounded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_shipped_schema_is_that_of_the_model() -> None:
     """worker.schema.json is the schema generated from the types, and `WORKER_SCHEMA` is its path."""
     assert WORKER_SCHEMA.read_text() == schema_text(), (
         "worker.schema.json is out of date. Write it again with: .venv/bin/python -c "
-        '"from handrail.workers.front_matter import *; SCHEMA_FILE.write_textschema_text"'
+        '"from handrail.workers.front_matter import *; SCHEMA_FILE.write_text(schema_text())"'
     )
     schema = json.loads(schema_text())
     assert set(schema["properties"]) == set(FrontMatter.model_fields)

@@ -43,7 +43,7 @@ reader = Agent(ScriptedModel(["I read it."]), "Read.", name="reader", descriptio
 
 
 async def test_any_tool_defined_there_can_be_listed(tmp_path: Path) -> None:
-    """A `Handoff`, a subclass of `Tool` and an agent's tool run in a worker that lists them, under its policies."""
+    """A `Handoff`, a subclass of `Tool` and an agent's tool run in a worker that lists them."""
     registry = sound(tmp_path, TOOLS, main="---\ntools: [pick_card, add, reader]\n---\nGo.")
     assert registry["main"].tools == ("pick_card", "add", "reader")
     calls = [
@@ -145,7 +145,10 @@ def test_two_tools_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_one_file_is_checked_by_itself(tmp_path: Path) -> None:
-    """`check_file` reports the problems of one worker's file, and those of `tools.py` unless it does not need it."""
+    """`check_file` reports the problems of one worker's file.
+
+    Those of `tools.py` are reported too, unless the file is valid and lists no functions.
+    """
     folder(
         tmp_path,
         "1 / 0\n",

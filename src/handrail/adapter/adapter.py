@@ -193,7 +193,7 @@ class Adapter:
         Whatever is recorded is not published again, because the session has it: messages, the model's answers,
         finished calls and nested runs. An interrupted call is entered again and repeats its events with the same
         ids: `ToolStarted`, `QuestionAsked`, `ApprovalRequested`, `HandoffParked` and `HandoffAnswered`. A run publishes
-        `PromptRendered` again once it gets past its record.
+        `PromptRendered` again once it gets past its record. Raises `DefinitionError` in a tool's handler.
         """
         refuse_inside_call("resume_stream")
         options = self._options.updated("resume_stream", ResumeArguments, arguments)

@@ -389,7 +389,7 @@ async def ask_once(
 def _charge_cut(
     run: Run, answer: Answer, reserved: Reservation | None
 ) -> tuple[Usage, Decimal | None] | tuple[None, None]:
-    """Charge a request whose answer was cut off or never came, and return the usage and cost that are known."""
+    """Charge a request whose answer was cut off or never came. Returns its reported usage and cost, or None for both."""
     if answer.counted:
         usage, cost = answer.usage, run.tariff(answer.usage)
         run.frame.costs.models.add(usage, cost)
@@ -424,7 +424,8 @@ def charge(
 ) -> Decimal | None:
     """Charge the answer to this run and every run above, and return its cost; None if that is unknown.
 
-    A recorded answer is charged again. Usage that the provider does not report is unknown, not zero: the reserved amount counts as spent.
+    A recorded answer is charged again. Usage that the provider does not report is unknown, not zero: the reserved
+    amount counts as spent.
     """
     usage, frame = answer.usage, run.frame
     if recorded is not None and recorded.model != run.model.name:
@@ -445,8 +446,9 @@ def charge(
 def _reserve(run: Run, budget: BudgetTracker) -> tuple[ModelRequest, Reservation]:
     """Reserve an upper bound for the request's tokens and cost. If little of the budget remains, shorten the answer.
 
-    Returns the request and the reservation, or raises `BudgetExceededError`. The number of bytes is an upper bound, because no tokenizer produces more
-    tokens than that. Messages that the provider counted in an earlier turn are not estimated again.
+    Returns the request and the reservation, or raises `BudgetExceededError`. A message counts as many tokens as it
+    has bytes, because no tokenizer produces more than that. Messages that the provider counted in an earlier turn
+    are not estimated again.
     """
     left = budget.remaining()
     known, tokens = run.counted

@@ -37,7 +37,7 @@ _LONGEST_QUICK_WAIT = 2.0
 async def ask(run: Run) -> Answer:
     """Return the recorded answer, or else ask the model and return its complete answer.
 
-    Raises `PromptEvaluationError` if there is none.
+    Raises `PromptEvaluationError` if no model answers, or none within the deadline and the budget.
     """
     frame = run.frame
     if frame.parking is not None and frame.parked:

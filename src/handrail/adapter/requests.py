@@ -9,7 +9,7 @@ import msgspec
 
 from handrail.errors import RunError
 from handrail.journals import Journal
-from handrail.records import RunRecord, RunRow
+from handrail.records import RunRecord, RunRow, workspace_name
 
 
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +29,11 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """When the run was due, in seconds since 1970. The next repetition is due a multiple of `every` seconds later."""
     key: str = ""
     """The idempotency key of the first of the repeated runs, or that run's id if it had none."""
+
+    @property
+    def workspace(self) -> str:
+        """The name of the workspace that the run works in; "" if it works in none."""
+        return workspace_name(self.folder)
 
 
 def decode_request(record: RunRecord) -> RunRequest:

@@ -17,10 +17,11 @@ import typer
 from handrail.cli.outcome import UsageError, journal_path, journal_url, print_error
 from handrail.environment.text import is_terminal
 from handrail.neighbours import find_app, search
+from handrail.records import WORKSPACE
 
 if TYPE_CHECKING:
     from handrail.deadline import Deadline
-    from handrail.journal.opening import AnyJournal
+    from handrail.journal.any_journal import AnyJournal
     from handrail.limits import Budget
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.resources.workspace import Workspace
@@ -380,7 +381,7 @@ def open_files(
     Returns None if there is neither, and a `Workspace` for `workspace:NAME`, which each run opens for itself. Raises
     `UsageError` if the given folder does not exist.
     """
-    if files is not None and str(files).startswith("workspace:"):
+    if files is not None and str(files).startswith(WORKSPACE):
         from handrail.resources.workspace import Workspace
 
         return Workspace.named(str(files), startup_files=startup_files or ())
@@ -398,8 +399,8 @@ def open_files(
 def open_journal(given: str | None, files: object = None) -> AnyJournal:
     """Open the journal, creating it if needed. Raises `UsageError` if that fails, or if tools could change it."""
     from handrail.errors import HandrailError, JournalError, JournalExposed
+    from handrail.journal.any_journal import open_by_name
     from handrail.journal.location import check_out_of_reach
-    from handrail.journal.opening import open_by_name
     from handrail.resources.paths import folder_of
 
     advice = "Use another file: --journal FILE."

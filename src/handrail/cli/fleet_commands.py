@@ -23,6 +23,7 @@ from handrail.cli.command_options import (
 )
 from handrail.cli.outcome import DONE, UsageError, divert_stdout, fail, print_json, runs_command
 from handrail.clock import SYSTEM_CLOCK
+from handrail.records import WORKSPACE
 from handrail.rendering import counted, escape_line
 
 if TYPE_CHECKING:
@@ -118,20 +119,17 @@ def submit(
         due = None if at is None else parse_due(at)
         span = None if every is None else parse_span(every, "--every")
         folder = "" if options.files is None else _address(options.files)
+        submission = fleet.Submission(
+            text,
+            session_id=session,
+            at=due,
+            every=span,
+            key=key,
+            folder=folder,
+            startup_files=tuple(options.startup_files or ()),
+        )
         with contextlib.closing(open_journal(options.journal, app.source.files)) as journal:
-            row = asyncio.run(
-                fleet.submit(
-                    journal,
-                    app,
-                    text,
-                    session_id=session,
-                    at=due,
-                    every=span,
-                    key=key,
-                    folder=folder,
-                    startup_files=tuple(options.startup_files or ()),
-                )
-            )
+            row = asyncio.run(fleet.submit(journal, app, submission))
             show = runs_command("show", row.record.id, str(getattr(journal, "path", "")))
     except Exception as error:
         return fail(error, as_json=as_json)
@@ -153,7 +151,7 @@ def submit(
 
 def _address(files: Path) -> str:
     """Return how the run's request names its files: by the folder's whole path, or as `workspace:NAME`."""
-    return str(files) if str(files).startswith("workspace:") else str(files.resolve())
+    return str(files) if str(files).startswith(WORKSPACE) else str(files.resolve())
 
 
 def _load(options: FleetOptions) -> FleetApp:

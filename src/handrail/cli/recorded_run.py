@@ -17,7 +17,7 @@ from handrail.cli.command_options import find_model, open_files
 from handrail.cli.outcome import UsageError, runs_command
 from handrail.errors import DefinitionError, HandrailError, RunUnknown
 from handrail.guard import CapabilityPolicy
-from handrail.journal.opening import AnyJournal
+from handrail.journal.any_journal import AnyJournal
 from handrail.messages import Model
 from handrail.models.names import reference_to
 from handrail.neighbours import import_app

@@ -30,8 +30,8 @@ from handrail.cli.outcome import (
     journal_url,
     print_json,
 )
+from handrail.journal.any_journal import open_by_name
 from handrail.journal.location import former_journals
-from handrail.journal.opening import open_by_name
 
 app = typer.Typer(name="runs", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
 

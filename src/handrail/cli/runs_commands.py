@@ -22,7 +22,7 @@ from handrail.cli.runs_app import app as app
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import RunParked
 from handrail.journal.answers import secret_refused
-from handrail.journal.opening import AnyJournal
+from handrail.journal.any_journal import AnyJournal
 from handrail.question import Answer, Question
 from handrail.records import OVER, queue_of
 from handrail.rendering import counted, escape
@@ -384,7 +384,10 @@ async def discard(
     run: RunId,
     call: Annotated[str, typer.Argument(help="The call's id, as `show` prints it.")],
 ) -> Report:
-    """Give up the file changes of a call that can't be applied, because their folder is gone. The model is told about it in its next turn."""
+    """Give up a call's recorded file changes that can't be applied, for example because their folder is gone.
+
+    The model is told about it in its next turn.
+    """
     recorded = await RecordedRun.find(journal, run)
     paths = await runs.discard(journal, recorded.id, call)
     data = {"run_id": recorded.id, "call_id": call, "paths": paths}

@@ -74,11 +74,12 @@ def run_table(lines: Sequence[RunLine], now: float, workers: Sequence[WorkerRow]
     """
     if not lines:
         return "There are no runs."
-    heads = ("RUN", "STANDING", "PROMPT", "MODEL", "STARTED", "WAITS FOR", "FORKED FROM")
+    heads = ("RUN", "STANDING", "PROMPT", "MODEL", "STARTED", "WAITS FOR", "WORKSPACE", "FORKED FROM")
     rows = [
         (
             escape(line.id), line.standing, _line(_source(line.row.record), 40), _line(line.row.record.model, 40),
-            _ago(line.row.record.began_at, now), waits_for(line, workers, now), _line(line.row.record.forked_from, 40),
+            _ago(line.row.record.began_at, now), waits_for(line, workers, now), ", ".join(line.workspaces),
+            _line(line.row.record.forked_from, 40),
         )
         for line in lines
     ]  # fmt: skip
@@ -99,7 +100,7 @@ def _source(record: RunRecord) -> str:
 
 
 def waits_for(line: RunLine, workers: Sequence[WorkerRow], now: float) -> str:
-    """Return what a run waits for, such as answers, folders, its due time or a worker; "" for nothing."""
+    """Return what a run waits for, such as answers, folders, its due time, a workspace or a worker; "" for nothing."""
     row = line.row
     counts = {"answer": row.questions, "folder": line.unapplied}
     found = [f"{count} {what}{'' if count == 1 else 's'}" for what, count in counts.items() if count]
@@ -107,6 +108,9 @@ def waits_for(line: RunLine, workers: Sequence[WorkerRow], now: float) -> str:
         if row.due_at is not None and row.due_at > now:
             at = datetime.fromtimestamp(row.due_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
             found.append(f"its time, {at}")
+        if line.missing is not None:
+            name, holder = line.missing
+            found.append(f"the workspace {escape(name)}, which {escape(holder)} has")
         found += _worker_needed(row, workers)
     return ", ".join(found)
 
@@ -333,7 +337,7 @@ def run_data(line: RunLine) -> dict[str, Any]:
         "run_id": line.id, "standing": line.standing, "session_id": record.session_id, "prompt": record.prompt,
         "model": record.model, "app": record.app, "began_at": record.began_at, "changed_at": line.row.changed_at,
         "questions": line.row.questions, "forked_from": record.forked_from, "stopping": line.row.stopping,
-        "unapplied": line.unapplied, "tool": None if call is None else call.tool,
+        "unapplied": line.unapplied, "workspaces": line.workspaces, "tool": None if call is None else call.tool,
     }  # fmt: skip
 
 

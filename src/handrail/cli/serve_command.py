@@ -78,7 +78,7 @@ def _submit(options: ServeOptions, loaded: Loaded, journal: Journal) -> Submit:
     Raises `UsageError` for an option that only the process that executes a run could follow.
     """
     from handrail.adapter.apps import code_of
-    from handrail.fleet import FleetApp, submit
+    from handrail.fleet import FleetApp, Submission, submit
 
     for name, is_given in (("--files", options.files is not None), ("--approve", options.approve != "ask")):
         if is_given:
@@ -88,9 +88,8 @@ def _submit(options: ServeOptions, loaded: Loaded, journal: Journal) -> Submit:
     app = FleetApp(options.app, loaded.source, code_of(loaded.source.app))
 
     async def submitted(text: str, run_id: str, thread: Thread) -> None:
-        await submit(
-            journal, app, text, session_id=thread.session_id, principal=thread.principal, run_id=run_id
-        )
+        asked = Submission(text, session_id=thread.session_id, principal=thread.principal, run_id=run_id)
+        await submit(journal, app, asked)
 
     return submitted
 

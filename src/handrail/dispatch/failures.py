@@ -105,9 +105,9 @@ class Failure:
             remains.append(f"Could not be undone: {clean_text(', '.join(left))}.")
         if remains:
             what = f"{' '.join(remains)} Find out what it changed before you do it again."
-            message = f"{message.rstrip('.')}. {what}" if message else what
+            message = _continued(message, what)
         elif self.advice:
-            message = f"{message} {self.advice}"
+            message = _continued(message, self.advice)
         else:
             return self.result
         told = ToolResult.error(message, self.result.value)
@@ -117,6 +117,13 @@ class Failure:
                 told, f"{message}\n{shown}" if shown else message, self.result.__dict__.get("json")
             )
         return told
+
+
+def _continued(message: str, sentence: str) -> str:
+    """Return the message with a sentence after it. The message may lack its full stop, or be empty."""
+    if not message:
+        return sentence
+    return f"{message} {sentence}" if message.endswith((".", "!", "?", "…")) else f"{message}. {sentence}"
 
 
 def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) -> Failure:

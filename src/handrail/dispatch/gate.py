@@ -132,7 +132,10 @@ class Gate:
         self.frame.cancellation.cancel(reason)
 
     async def close(self) -> None:
-        """End the run and close its resources, in reverse order of creation."""
+        """End the run and close its resources, in reverse order of creation.
+
+        Raises an `ExceptionGroup` with the errors that closing raised, after all resources were closed.
+        """
         self.frame.cancellation.close()
         await self.frame.world.resources.close()
 

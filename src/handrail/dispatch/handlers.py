@@ -73,10 +73,10 @@ def check_nesting(call: Call, outer: Attempt) -> None:
 
 
 def check_outer(attempt: Attempt, outer: Attempt) -> bool | None:
-    """Raise `Refused` if the outer call is over: an inner call, unless it is auxiliary, can't be committed then.
+    """Raise `Refused` if the outer call is over, because no inner call but an auxiliary one can be committed then.
 
-    Returns None if the call commits into its outer call. If it commits past it, returns whether it has changed anything;
-    False for an auxiliary call.
+    Returns None if the call commits into its outer call. If it commits past the outer call, returns whether it has
+    changed anything; False for an auxiliary call.
     """
     call, transaction = attempt.call, attempt.open_transaction
     if call.kind.is_auxiliary:

@@ -120,7 +120,7 @@ async def ask_value(
 
 
 async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answer:
-    """Ask the environment a question. The run may be parked while the question is open."""
+    """Ask the environment a question, and return the answer. The run may be parked while the question is open."""
     frame = attempt.frame
     mask = wanted.hide if wanted.secret else None
     environment = frame.people.environment

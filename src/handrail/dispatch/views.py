@@ -132,11 +132,11 @@ class _CallListener:
 
 
 class CallSignal:
-    """Tells a handler whether its call was cancelled or has run out of time, its own or that of a call around it.
+    """Tells a handler whether its call, or a call around it, was cancelled or has run out of time.
 
-    It fires one pass of the loop before the cancellation lands in an async handler, so that a task that waits for it
-    can clean up. If the caller's own task is cancelled, that is so only if the handler has read its signal before it
-    waits; otherwise the signal fires when the cancellation has landed.
+    The signal fires one pass of the loop before the cancellation lands in an async handler, so that a task that
+    waits for the signal can clean up. If the caller's own task is cancelled, the signal fires that early only if
+    the handler read it before it began to wait. Otherwise it fires when the cancellation has landed.
     """
 
     __slots__ = ("_attempt",)

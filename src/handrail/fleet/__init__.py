@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from handrail.fleet.apps import FleetApp
     from handrail.fleet.dispatcher import Dispatcher, Engine, JournalDispatcher
     from handrail.fleet.runner import Runner
-    from handrail.fleet.submission import submit
+    from handrail.fleet.submission import Submission, submit
 
-__all__ = ["Dispatcher", "Engine", "FleetApp", "JournalDispatcher", "Runner", "submit"]
+__all__ = ["Dispatcher", "Engine", "FleetApp", "JournalDispatcher", "Runner", "Submission", "submit"]
 
 _HOMES = {
     "Dispatcher": "dispatcher",
@@ -24,6 +24,7 @@ _HOMES = {
     "FleetApp": "apps",
     "JournalDispatcher": "dispatcher",
     "Runner": "runner",
+    "Submission": "submission",
     "submit": "submission",
 }
 

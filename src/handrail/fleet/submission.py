@@ -1,8 +1,9 @@
-"""`submit`: record a run for a worker to begin."""
+"""`Submission` and `submit`: record a run for a worker to begin."""
 
 from __future__ import annotations
 
 import socket
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -15,7 +16,7 @@ from handrail.fleet.dispatcher import Dispatcher
 from handrail.ids import NewId, random_id
 from handrail.journals import Journal
 from handrail.limits import Budget
-from handrail.records import RunRecord, RunRow
+from handrail.records import WORKSPACE, RunRecord, RunRow
 
 LOCAL = "local"
 """The default principal of submitted runs."""
@@ -26,71 +27,95 @@ def this_host() -> str:
     return socket.gethostname()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """What a run is asked to do, for whom, when and where.
+
+    - `session_id`: the session that the run continues. The runs of a session take turns. Default: a new session.
+    - `run_id`: the id of the run. Default: a new one.
+    - `at`: when the run is due, in seconds since 1970. Default: now.
+    - `every`: seconds between repeated runs. Each run submits the next one, so cancelling that ends the repetition.
+    - `key`: submitting again with the same key, as the same principal, returns the first run.
+    - `folder`: the folder that the run works in, or `workspace:NAME`.
+    - `startup_files`: patterns of the startup files in the folder that the run's calls may change without a separate approval.
+    - `host`: the only host whose workers take the run. Default: this host if there is a `folder`, otherwise any host. A
+      workspace moves with its run, so it pins the run to no host.
+    - `deadline`: how many seconds the run has once it begins.
+
+    Raises `DefinitionError` if `every` is not a positive number of seconds.
+    """
+
+    message: str = field(kw_only=False)
+    session_id: str = ""
+    principal: str = LOCAL
+    run_id: str = ""
+    at: float | None = None
+    every: float | None = None
+    key: str = ""
+    folder: str = ""
+    startup_files: tuple[str, ...] = ()
+    host: str = ""
+    deadline: float | None = None
+    budget: Budget | None = None
+
+    def __post_init__(self) -> None:
+        if self.every is not None and not is_span(self.every):
+            raise DefinitionError(
+                f"every={self.every!r} is not a positive number of seconds. Pass one, such as every=3600."
+            )
+
+    def request(self, run_id: str, due_at: float) -> RunRequest:
+        """Return the request that is recorded with the run."""
+        budget = self.budget
+        return RunRequest(
+            message=self.message,
+            deadline=self.deadline,
+            budget=None if budget is None else {str(unit): limit for unit, limit in budget.limits().items()},
+            folder=self.folder,
+            startup_files=list(self.startup_files),
+            every=self.every,
+            due_at=due_at,
+            key=self.key or run_id,
+        )
+
+    @property
+    def pinned_host(self) -> str:
+        """The only host whose workers take the run; "" for any host."""
+        is_here = self.folder and not self.folder.startswith(WORKSPACE)
+        return self.host or (this_host() if is_here else "")
+
+
 async def submit(
     journal: Journal,
     app: FleetApp,
-    message: str,
+    submission: Submission | str,
     *,
-    session_id: str = "",
-    principal: str = LOCAL,
-    run_id: str = "",
-    at: float | None = None,
-    every: float | None = None,
-    key: str = "",
-    folder: str = "",
-    startup_files: tuple[str, ...] = (),
-    host: str = "",
-    deadline: float | None = None,
-    budget: Budget | None = None,
     dispatcher: Dispatcher | None = None,
     clock: Clock = SYSTEM_CLOCK,
     new_id: NewId = random_id,
 ) -> RunRow:
     """Record a run for a worker to begin, and return its row. This process does not execute it.
 
-    Raises `DefinitionError` if `every` is not a positive number of seconds.
-
-    - `session_id`: the session that the run continues. The runs of a session take turns. Default: a new session.
-    - `at`: when the run is due, in seconds since 1970. Default: now.
-    - `every`: seconds between repeated runs. Each run submits the next one, so cancelling that ends the repetition.
-    - `key`: submitting again with the same key, as the same principal, returns the first run.
-    - `folder`: the folder that the run works in, or `workspace:NAME`.
-    - `host`: the only host whose workers take the run. Default: this host if there is a `folder`, otherwise any host. A
-      workspace moves with its run, so it pins the run to no host.
-    - `deadline`: how many seconds the run has once it begins.
+    A text is submitted as the message of a run in a new session. With a `dispatcher`, an engine starts the first leg.
     """
-    if every is not None and not is_span(every):
-        raise DefinitionError(
-            f"every={every!r} is not a positive number of seconds. Pass one, such as every=3600."
-        )
+    asked = Submission(submission) if isinstance(submission, str) else submission
     now = clock.now().timestamp()
-    due = now if at is None else at
-    run_id = run_id or new_id()
-    request = RunRequest(
-        message=message,
-        deadline=deadline,
-        budget=None if budget is None else {str(unit): limit for unit, limit in budget.limits().items()},
-        folder=folder,
-        startup_files=list(startup_files),
-        every=every,
-        due_at=due,
-        key=key or run_id,
-    )
+    due = now if asked.at is None else asked.at
+    run_id = asked.run_id or new_id()
     record = RunRecord(
         id=run_id,
-        session_id=session_id or run_id,
-        principal=principal,
+        session_id=asked.session_id or run_id,
+        principal=asked.principal,
         prompt=app.source.prompt_name,
         model=app.source.model,
         began_at=now,
         app=app.name,
         code=app.code,
-        request=msgspec.msgpack.encode(request),
+        request=msgspec.msgpack.encode(asked.request(run_id, due)),
     )
-    pinned = host or (this_host() if folder and not folder.startswith("workspace:") else "")
-    row = await journal.queue.submit(record, at=due, host=pinned, key=key)
+    row = await journal.queue.submit(record, at=due, host=asked.pinned_host, key=asked.key)
     if dispatcher is not None:
-        await dispatcher.submit(row, at)
+        await dispatcher.submit(row, asked.at)
     return row
 
 

@@ -56,14 +56,14 @@ class PreviewBroker(Protocol):
 class Broker:
     """Decides the approval requests that policies and tools make.
 
-    - *interactive*: the person in the environment is asked. A model in a person's place never approves on
-      their behalf.
+    - *interactive*: the person in the environment is asked. If there is none, the request is denied. A model in a
+      person's place never approves on their behalf.
     - *approve_all*: everything is approved except what a remembered denial covers, what a quorum decides, and
       changes to files that later run automatically. Never a default.
     - *strict*: everything is denied, even what was approved before.
 
-    Without a mode, a person is asked if one is there; otherwise the request is denied. A decision remembered
-    in the session decides without asking; denials take precedence over approvals.
+    Without a mode, the broker decides as in *interactive*. A decision remembered in the session decides without
+    asking; denials take precedence over approvals.
 
     One broker can serve any number of concurrent runs: each request brings its own session's memory. Without
     `questions`, the broker keeps its open questions in memory.

@@ -90,7 +90,7 @@ def _outer_policy(policy: ToolPolicy, past: Tool[Any, Any] | None) -> OuterPolic
 
 
 def with_outer(own: tuple[ToolPolicy, ...], outer: Iterable[OuterPolicy]) -> tuple[ToolPolicy, ...]:
-    """Return a nested run's own policies, followed by those of the runs around it. A policy in both is its own only.
+    """Return a nested run's own policies, followed by those of the runs around it. A policy that is in both appears once.
 
     Raises `DefinitionError` if an outer policy has the same name as a different rate limit of the nested run.
     """

@@ -15,7 +15,7 @@ from handrail.errors import AnswerRefused, OutcomeUnknown
 from handrail.tools import ToolResult
 
 _KEPT = 10_000
-"""How many claims a process keeps."""
+"""Maximum number of claims that a process keeps. The oldest are dropped."""
 
 Work = Callable[[], Awaitable[ToolResult[Any]]]
 

@@ -25,7 +25,8 @@ from handrail.schema.secrets import MASK, is_masked
 def check_answer(question: Question, answer: Answer, now: datetime) -> None:
     """Raise `AnswerRefused` unless an answer is valid.
 
-    It must be an answer to this question, come from a person who was asked, be in time, and match the schema.
+    It must be an answer to this question, come from a person who was asked, be in time, have a known outcome, and
+    match the schema.
     """
     check_sender(question, answer)
     check_in_time(question, answer, now)
@@ -120,9 +121,10 @@ def still_fits(answer: Answer, check: Check | None) -> bool:
 
 
 def seal(question: Question, answer: Answer, mask: Mask | None, key: bytes) -> Answer:
-    """Return the answer in the form that may be recorded and shown. An answer without secrets is returned unchanged.
+    """Return the answer in the form that may be recorded and shown. An answer without secrets keeps its value and
+    gets no seal.
 
-    Without a `mask`, the whole value is treated as secret.
+    If the question allows secrets and there is no `mask`, the whole value is treated as secret.
     """
     if not question.secret or answer.outcome != "answered":
         return msgspec.structs.replace(answer, seal="") if answer.seal else answer

@@ -141,7 +141,8 @@ class Database:
     async def transact(self, work: Work[T], *, synced: bool = True, single: bool = False) -> T:
         """Run `work` in a transaction and return its value once the transaction is committed.
 
-        If `work` raises, the transaction is rolled back and the error is raised here. Without `synced`, the commit may be lost in a power cut. `single` says that `work` is at most one statement that writes.
+        If `work` raises, the transaction is rolled back and the error is raised here. Without `synced`, the commit
+        may be lost in a power cut. `single` says that at most one statement of `work` writes.
         """
         if self._connection is not None:
             return self._run_inline(self._connection, Job(work, synced=synced, single=single))

@@ -58,11 +58,11 @@ def key_beside(journal: str, is_new: bool) -> bytes:
 
 
 def shared_key(journal: str, file: str | None) -> bytes:
-    """Return the key of a journal that many machines share: from a file, or derived from `HANDRAIL_KEY`.
+    """Return the key of a journal that many machines share, derived from a secret that each of them has.
 
-    The file is the given one, or else the one that `HANDRAIL_KEY_FILE` names. Raises `JournalError` if there is neither
-    a file nor a variable, or if the file is empty, can't be read, or can be accessed by others. A key is never created
-    here, since other machines would not have it.
+    The secret is the content of `file`, or else `HANDRAIL_KEY`, or else the content of the file that
+    `HANDRAIL_KEY_FILE` names. Raises `JournalError` if there is none of them, or if the file is empty, can't be
+    read, or can be accessed by others. A key is never created here, since other machines would not have it.
     """
     given = os.environ.get(KEY_VARIABLE)
     file = file or (None if given else os.environ.get(KEY_FILE_VARIABLE))
@@ -107,7 +107,11 @@ def folder_key() -> bytes:
 
 @lru_cache(maxsize=8)
 def _kept_key(*places: str | None) -> bytes:
-    """Return the key in the state folder. `places` are the variables that say where it is, so that it is read again if one changes."""
+    """Return the key in the state folder, which is created if it is missing.
+
+    `places` are the variables that say where the folder is, so that the key is read again if one changes. Raises
+    `JournalError` if the key file is not private or has the wrong length.
+    """
     path = state_folder() / f"folders{KEY_SUFFIX}"
     create_folders(path.parent)
     if not path.exists():

@@ -219,7 +219,11 @@ class LocalQuestions:
                 asking.cancel()
 
     def answer(self, answer: Answer, /) -> None:
-        """Accept an answer. Raises `AnswerRefused` if it is invalid. This is thread-safe."""
+        """Accept an answer. This is thread-safe.
+
+        Raises `AnswerRefused` if there is no such question, if the answer is not valid, or if the question is over
+        and its answer was a different one.
+        """
         pending = self._questions.get(answer.question_id)
         if pending is None:
             raise AnswerRefused(
@@ -233,7 +237,7 @@ class LocalQuestions:
             raise AnswerRefused(pending.question.id, f"it is over: {over}", "The first answer counts.")
 
     async def open(self, run_id: str | None = None, /, *, principal: str | None = None) -> Sequence[Question]:
-        """Return the questions without an answer, oldest first."""
+        """Return the questions without an answer, oldest first: all, or those of this run or to this principal."""
         return tuple(
             each.question
             for each in self._all()
@@ -264,7 +268,7 @@ class LocalQuestions:
                 self._close(pending, "cancelled")
 
     def is_known(self, question_id: str) -> bool:
-        """Return whether a question is waiting here for its answer, or was answered here."""
+        """Return whether a question is waiting here for its answer, or was answered or declined here."""
         pending = self._questions.get(question_id)
         return pending is not None and (
             pending.answer is None or pending.answer.outcome not in ("timed out", "cancelled")

@@ -165,7 +165,9 @@ def _files_exposure(path: str, parts: Sequence[str]) -> Exposure | None:
 
 
 def _exposure(path: str) -> Exposure | None:
-    """Return how other users can access a file or folder that is only for its owner; None if they can't."""
+    """Return how other users can access a file or folder that is only for its owner; None if they can't, or if it
+    does not exist.
+    """
     try:
         facts = os.lstat(path)
         if stat.S_ISLNK(facts.st_mode):

@@ -16,7 +16,8 @@ from handrail.journal.connection import Connection
 from handrail.journal.database import MEMORY, Database, encode
 from handrail.journal.run_leases import acquire, earliest
 from handrail.journal.run_rows import COLUMNS, StoredRun, check_run, find_run, update_run
-from handrail.journal.runs import check_new, insert_new
+from handrail.journal.runs import check_new, insert_new, release
+from handrail.journal.verification import verify_session
 from handrail.records import OVER, RunRecord, RunRow, WorkerRow
 
 if TYPE_CHECKING:
@@ -178,6 +179,21 @@ class SqliteQueue:
             update_run(connection, database.chains, row, queue=queue, changed_at=now)
 
         await database.transact(adopt)
+
+    async def cancel(self, run_id: str, outcome: bytes, /) -> bool:
+        database = self._database
+        now = database.now()
+
+        def cancel(connection: Connection) -> bool:
+            row = find_run(connection, database.chains, run_id)
+            is_free = database.leases.is_free(connection, row.owner, row.leased_until, now)
+            if row.status != "queued" or not is_free:
+                return False
+            verify_session(connection, database.chains, run_id)
+            release(connection, database.chains, row, "cancelled", outcome, now)
+            return True
+
+        return await database.transact(cancel)
 
     async def stopping(self) -> Sequence[str]:
         query = "SELECT id FROM runs WHERE owner = ? AND stopping = 1 AND status IN ('queued', 'running', 'parked')"

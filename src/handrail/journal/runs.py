@@ -151,17 +151,8 @@ class SqliteRuns:
 
         def leave(connection: Connection) -> None:
             check_owner(connection, database.owner, run_id)
-            before = find_run(connection, database.chains, run_id)
-            left = {"status": status, "owner": "", "leased_until": 0.0, "outcome": outcome, "stopping": 0}
-            due = None if status in OVER else earliest(before.due_at, due_at)
-            if status == "queued" and due is None:
-                due = now
-            update_run(connection, database.chains, before, changed_at=now, due_at=due, **left)
-            if end_of(status, outcome) != end_of(before.status, before.outcome):
-                end, body = end_of(status, outcome)
-                database.chains.append(connection, run_chain(run_id), OUTCOME, end, body, at=now)
-            if status in OVER:
-                withdraw(connection, database.chains, now, "run_id = ?", run_id)
+            row = find_run(connection, database.chains, run_id)
+            release(connection, database.chains, row, status, outcome, now, due_at)
 
         await database.transact(leave)
         self._lost(run_id)
@@ -371,6 +362,31 @@ def put_unit(connection: Connection, chains: Chains, unit: CommitUnit, encoded: 
         session_id=unit.session_id,
         state=state,
     )
+
+
+def release(
+    connection: Connection,
+    chains: Chains,
+    row: StoredRun,
+    status: RunStatus,
+    outcome: bytes,
+    now: float,
+    due_at: float | None = None,
+) -> None:
+    """Leave a run without an owner, with this status and outcome. If it is over, its open questions are withdrawn.
+
+    Otherwise it is due at `due_at`, or earlier if it was due earlier. A queued run without either time is due now.
+    """
+    left = {"status": status, "owner": "", "leased_until": 0.0, "outcome": outcome, "stopping": 0}
+    due = None if status in OVER else earliest(row.due_at, due_at)
+    if status == "queued" and due is None:
+        due = now
+    update_run(connection, chains, row, changed_at=now, due_at=due, **left)
+    if end_of(status, outcome) != end_of(row.status, row.outcome):
+        end, body = end_of(status, outcome)
+        chains.append(connection, run_chain(row.id), OUTCOME, end, body, at=now)
+    if status in OVER:
+        withdraw(connection, chains, now, "run_id = ?", row.id)
 
 
 def withdraw(connection: Connection, chains: Chains, now: float, where: str, *values: str) -> None:

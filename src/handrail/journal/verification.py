@@ -102,7 +102,10 @@ class RunRecords:
 
     @property
     def questions(self) -> dict[str, tuple[bytes, bytes | None, float | None]]:
-        """The encoded questions by id, each with its encoded answer and the time of that answer; None until it is answered."""
+        """The encoded questions by id, each with its encoded answer and the time of that answer; None until it is answered.
+
+        Withdrawn questions are left out.
+        """
         asked: dict[str, Record] = {}
         for each in self.own:
             if each.kind == QUESTION:
@@ -150,7 +153,10 @@ class RunRecords:
 
     @property
     def outcome(self) -> tuple[str, bytes]:
-        """The status and outcome of a run that is over; empty if the run is not over."""
+        """The status and outcome that were recorded last, both empty if there are none.
+
+        The status is "" unless the run is over.
+        """
         ends = [each for each in self.own if each.kind == OUTCOME]
         return (ends[-1].key, ends[-1].body) if ends else ("", b"")
 

@@ -6,6 +6,7 @@ these MACs, so a row that was changed, added or removed by something other than 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -79,6 +80,21 @@ class SqliteWorkspaces:
     async def get(self, name: str, /) -> WorkspaceRow | None:
         chains = self._database.chains
         return await self._database.transact(lambda connection: _find(connection, chains, name))
+
+    async def holders(self) -> Mapping[str, str]:
+        database = self._database
+        query = "SELECT name FROM workspaces WHERE run_id != ''"
+
+        def find(connection: Connection) -> Mapping[str, str]:
+            found: dict[str, str] = {}
+            for (name,) in fetch(connection, query):
+                with contextlib.suppress(JournalAltered):  # `verify` reports it
+                    row = _find(connection, database.chains, name)
+                    if row is not None and not _is_free(connection, database, row):
+                        found[row.name] = row.run_id
+            return found
+
+        return await database.transact(find)
 
     async def files(self, name: str, /, *, since: int = 0) -> Mapping[str, WorkspaceFile | None]:
         chains = self._database.chains
@@ -229,12 +245,17 @@ def _known(connection: Connection, chains: Chains, delta: WorkspaceDelta) -> Wor
 
 
 def _check_free(connection: Connection, database: Database, row: WorkspaceRow) -> None:
-    """Raise `WorkspaceBusy` if a live process, or this one, has the workspace and still owns the run that it has it for."""
+    """Raise `WorkspaceBusy` if a run has the workspace."""
+    if not _is_free(connection, database, row):
+        raise WorkspaceBusy(row.name, row.run_id, row.owner)
+
+
+def _is_free(connection: Connection, database: Database, row: WorkspaceRow) -> bool:
+    """Return whether no live process has the workspace for a run that it still owns. This process counts as live."""
     found = connection.execute("SELECT owner FROM runs WHERE id = ?", (row.run_id,)).fetchone()
     has_left = not row.owner or (found is not None and found[0] != row.owner)
     is_mine = row.owner == database.owner
-    if not has_left and (is_mine or database.leases.is_at_work(connection, row.owner)):
-        raise WorkspaceBusy(row.name, row.run_id, row.owner)
+    return has_left or not (is_mine or database.leases.is_at_work(connection, row.owner))
 
 
 def _head_values(row: WorkspaceRow) -> tuple[Any, ...]:

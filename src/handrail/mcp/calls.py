@@ -62,11 +62,11 @@ Report = Callable[[float, float | None, str], Awaitable[None]]
 
 
 class CallUnknown(HandrailError, LookupError):
-    """There is no such call, or it belongs to a different principal."""
+    """Raised if there is no such call, or if it belongs to a different principal."""
 
 
 class TooManyCalls(HandrailError, RuntimeError):
-    """A principal has as many calls in progress as the server allows."""
+    """Raised if a principal has as many calls in progress as the server allows."""
 
 
 class Calls:

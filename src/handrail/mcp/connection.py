@@ -53,11 +53,11 @@ _CLOSED = ("Connection closed", "SSE stream")
 
 
 class ServerUnavailable(HandrailError, ConnectionError):
-    """An MCP server can't be reached or used. The request was not sent."""
+    """Raised if an MCP server can't be reached or used. The request was not sent."""
 
 
 class ServerLost(HandrailError, ConnectionError):
-    """An MCP server disconnected, or sent an invalid answer, during a request."""
+    """Raised if an MCP server disconnects, or sends an invalid answer, during a request."""
 
 
 class Owner(Protocol):

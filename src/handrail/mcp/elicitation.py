@@ -58,7 +58,10 @@ async def ask(server: str, context: ToolContext | None, params: Any) -> ElicitRe
 
 
 def _field(field: Any) -> Any:
-    """Return a form's field without the keywords that only the server checks, such as the format of an address."""
+    """Return a form's field without the keywords that only the server checks, such as the format of an address.
+
+    Choices with titles become an `enum` of their values.
+    """
     if not isinstance(field, dict):
         return field
     given = cast("dict[str, Any]", field)

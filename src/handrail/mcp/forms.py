@@ -20,7 +20,7 @@ _FLAT = frozenset(["string", "number", "integer", "boolean"])
 _JSON = "json"
 """The field of a form in which the answer is written as JSON."""
 _VALUE = "value"
-"""The only field of a form whose answer is not an object."""
+"""The name of the only field in a form for an answer that is not an object."""
 
 
 def address_of(question: Question, url: str) -> wire.ElicitRequestURLParams:

@@ -133,7 +133,7 @@ def _capabilities(rules: CapabilityRules, quorum: Quorum | None) -> ToolPolicy:
 
 
 class SharedRate(CheckOnly):
-    """Allows a principal at most `most` calls in `per_seconds` seconds, or in total if that is None.
+    """Allows a principal at most `most` calls in `per_seconds` seconds, or in total if `per_seconds` is None.
 
     A gateway's calls are separate runs, so they are counted here and not in a session. The count starts again when the
     gateway restarts.

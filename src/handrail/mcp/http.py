@@ -42,8 +42,9 @@ class HttpServer:
     """Serves a `ToolServer` at `/mcp` to clients of every protocol version, and at `/` the page for answers with secrets.
 
     Requests are authenticated by access tokens of `issuer`, by `authenticate`, by the users in `people`, or by `token`.
-    Without any of these, every request is refused. `hosts` are additional host names that the server answers to, and
-    `origins` are additional origins whose pages may use it.
+    Without any of these, every request is refused. With an `issuer` there is no page, because a browser has no
+    access token. Raises `DefinitionError` if both `issuer` and `authenticate` are given. `hosts` are additional
+    host names that the server answers to, and `origins` are additional origins whose pages may use it.
     """
 
     def __init__(

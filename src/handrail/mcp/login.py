@@ -42,7 +42,7 @@ Returns the address at which the browser ended, or "" if the redirect reached th
 
 
 class LoginNeeded(HandrailError, ConnectionError):
-    """A server needs a login, and nobody could be asked, nobody answered, or the login failed."""
+    """Raised if a server needs a login, and nobody can be asked, nobody answers, or the login fails."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,7 +22,7 @@ MAX_VALUES = 100
 PAGE = 500
 """Maximum number of resources in one list."""
 MAX_BYTES = 8 * 2**20
-"""Maximum size of a resource that is read."""
+"""Maximum size of a resource that is read, in bytes."""
 _OLD_NOT_FOUND = -32002
 
 

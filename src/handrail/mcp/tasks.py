@@ -160,7 +160,10 @@ class Tasks:
     # Helpers.
 
     def _check(self, request: Any, params: TaskParams) -> str:
-        """Return the principal. Raises `MCPError` if the client does not support tasks, or a header names a different one."""
+        """Return the principal who sent a request.
+
+        Raises `MCPError` if the client does not support tasks, or if the header `Mcp-Name` names a different task.
+        """
         from handrail.mcp.server import principal_of
 
         if request.protocol_version not in MODERN_PROTOCOL_VERSIONS:

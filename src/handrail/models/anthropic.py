@@ -262,7 +262,10 @@ def _blocks(message: AssistantMessage, wire: str) -> list[Any]:
 
 
 def _is_accepted(block: dict[str, Any]) -> bool:
-    """Return whether the API accepts this block back. It refuses blank text, and thinking that was cut off before it was signed."""
+    """Return whether the API accepts this block back.
+
+    It refuses blank text, unsigned thinking, and redacted thinking without data.
+    """
     match block["type"]:
         case "text":
             text = block.get("text")

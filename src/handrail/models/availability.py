@@ -76,7 +76,9 @@ async def _ask(name: str, row: Provider, address: str) -> Availability:
         return Availability(name, "down", f"Nothing answers at {address}. {start} {variable}.")
     except ModelError as error:
         if error.status in (401, 403):
-            return Availability(name, "refused", f"{address} requires a key. Set {row.keys[0].variable}.")
+            return Availability(
+                name, "refused", f"{address} requires a valid key. Set {row.keys[0].variable}."
+            )
         models = ()  # not every server lists its models
     return Availability(name, "ready", f"at {address}", models)
 

@@ -19,7 +19,10 @@ import msgspec
 from handrail.messages import Kept
 
 _GROWING = frozenset({"text", "thinking", "summary", "data", "signature", "content", "encrypted_content"})
-"""Fields of streamed items whose pieces are joined. Pieces of other fields replace each other."""
+"""Fields of streamed items whose pieces are joined.
+
+A piece of another field replaces the one before, unless it is an object.
+"""
 
 
 def is_block(value: Any) -> TypeGuard[dict[str, Any]]:

@@ -19,7 +19,10 @@ from handrail.models.names import check_name, is_model, model_named
 from handrail.schema.kinds import describe_kind
 
 _NOT_FOR_US = frozenset({401, 402, 403, 404})
-"""HTTP statuses of a provider that refuses the key or lacks the model. A different provider may succeed."""
+"""HTTP statuses of a provider that refuses the key, demands payment, or lacks the model.
+
+A different provider may succeed.
+"""
 _ANYTHING = frozenset({"*/*"})
 
 
@@ -46,15 +49,16 @@ class ModelChoice(Protocol):
 def first_that_works(*models: Model | str, on_refusal: bool = False) -> Model:
     """Return a model that stands for the first of these models that answers.
 
-    The next model is tried if one has no key, does not accept the key or does not have the model. It is also tried,
-    after one quick retry, if one can't be reached, fails or has reached its rate limit, and with `on_refusal` if one
-    refuses to answer. A request that is wrong, such as one that is too long, fails at once. Once part of an answer has
-    been streamed, no other model continues it.
+    The next model is tried if a model's key is missing or refused, if its provider demands payment, or if the
+    provider does not have the model. It is also tried, after one quick retry, if one can't be reached, fails or has
+    reached its rate limit, and with `on_refusal` if one refuses to answer. A request that is wrong, such as one
+    that is too long, fails at once. Once part of an answer has been streamed, no other model continues it.
 
     A run stays with the model that answered, and tries the others again if that one fails. Events and the record name
     the model that answered each request, and its price counts. A model's thinking is not sent to a different provider.
 
-    Raises `DefinitionError` if there are no models, or if a name is unknown.
+    Raises `DefinitionError` if there are no models, if a name is unknown, or if a value is neither a name nor a
+    model.
     """
     return FirstThatWorks(models, on_refusal=on_refusal)
 
@@ -167,7 +171,8 @@ def falls_over(error: ModelError) -> bool:
 async def _stream(candidates: tuple[Candidate, ...], request: ModelRequest) -> AsyncGenerator[ModelPart]:
     """Stream the answer of the first candidate that answers. Raises the `ModelError` of the last one that was tried.
 
-    Runs do not use this: they send requests to the candidates themselves.
+    A refusal is passed over if the candidate has `on_refusal` and is not the last. Runs do not use this function:
+    they send requests to the candidates themselves.
     """
     for number, candidate in enumerate(candidates):
         is_last = number == len(candidates) - 1

@@ -53,7 +53,7 @@ class Ended(msgspec.Struct, frozen=True):
     """The last item of a generation. It says how the generation ended."""
 
     cut: bool
-    """Whether the generation reached its token limit."""
+    """Whether the generation reached its token limit, or never started because its caller had stopped waiting."""
     usage: Usage
 
 

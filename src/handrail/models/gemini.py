@@ -54,7 +54,7 @@ _BEGINNING = b'{"role":"user","parts":[{"text":"(nothing)"}]}'
 _FOREIGN = "skip_thought_signature_validator"
 """The signature that Google documents for calls that a Gemini model did not make itself, or made without thinking."""
 _OLDER = re.compile(r"(?:models/)?gemini-(?:1|2)\b")
-"""Models that refuse a JSON Schema for the answer while they have tools."""
+"""Matches the models before Gemini 3. They refuse a JSON Schema for the answer while they have tools."""
 _STOPS: dict[str, StopReason] = {
     "STOP": "done",
     "MAX_TOKENS": "length",
@@ -345,7 +345,10 @@ class _Pieces:
             raise LookupError("finishReason")
 
     def take(self, chunk: Any) -> Iterator[ModelPart]:
-        """Convert one event of a stream. Raises `ModelError` if the answer failed."""
+        """Convert one event of a stream.
+
+        Raises `ModelError` if the answer failed, and a builtin error if it is malformed.
+        """
         if chunk.get("error"):
             raise failure_in_answer(self._endpoint, chunk["error"])
         for candidate in (chunk.get("candidates") or ())[:1]:
@@ -373,9 +376,9 @@ class _Pieces:
             yield StopPart(reason, self._kept())
 
     def _close(self) -> Iterator[ModelPart]:
-        """Yield a call whose last piece did not arrive, as far as it came.
+        """Yield a call whose last piece did not arrive, with the pieces that did.
 
-        Raises `ModelAnswerBroken` if the answer ended normally, because then the piece is missing.
+        Raises `ModelAnswerBroken` if the answer ended normally, because then the last piece was lost.
         """
         if self._open is None:
             return
@@ -410,7 +413,7 @@ class _Pieces:
             self._parts.append(dict(part))
 
     def _kept(self) -> Kept | None:
-        """Return the parts to be sent back, or None if they are only texts and calls.
+        """Return the parts to be sent back, or None if they are only texts and calls without signatures.
 
         The calls themselves are left out: they are in the message, and their arguments may be secret.
         """

@@ -4,8 +4,8 @@ A model can write any name, id and arguments for a call. Handrail refuses an inv
 conversation. The conversation is sent back to the provider with every later request, and an API refuses the whole
 request for one malformed name. The functions here normalise what is sent back:
 
-- Each depends on nothing but its argument, so that a message is encoded the same way in every request.
-- What an API accepts is returned unchanged.
+- Each depends on nothing but its arguments, so that a message is encoded the same way in every request.
+- What an API accepts is returned unchanged, except for ids that could be mistaken for the digest of another id.
 - Different ids stay different, and a call and its result get the same id.
 
 The rules are the providers' published ones, and what their errors say: names have up to 64 letters, digits, `_` and
@@ -48,7 +48,7 @@ _MOST_UNREADABLE = 20_000
 
 
 def name_for_wire(name: str) -> str:
-    """Return the name of a call as every API accepts it: without refused characters, and cut if it is too long."""
+    """Return the name of a call as every API accepts it: at most 64 characters, and `_` for characters that are refused."""
     if _NAME.fullmatch(name):
         return name
     return _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME].strip("_") or _UNNAMED
@@ -59,7 +59,7 @@ def id_for_wire(id: str, accepted: re.Pattern[str]) -> str:
     if accepted is MISTRAL_ID:
         return base64.b32encode(_digest(id)).decode()[
             :9
-        ]  # always a digest, because nothing in nine characters could tell one from an id
+        ]  # nine characters leave no room for a prefix that tells a digest from an id
     if accepted.fullmatch(id) and not _NORMALISED.fullmatch(id):
         return id
     # An id that looks like a digest is replaced too, since it could be the digest of another one.

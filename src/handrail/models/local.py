@@ -50,7 +50,7 @@ class LocalModel:
     """The embedded SmolLM2: a **135M demo model** that writes about 28 tokens a second on one core.
 
     Given a few examples it extracts and classifies well. It can't choose among tools, it can't
-    calculate, and its facts are often wrong. So it never calls a tool by itself. Name a tool in
+    calculate, and its facts are often wrong. So it never decides by itself to call a tool. Name a tool in
     `first_call`, and the model answers each user message with a call to that tool, and then in text.
     For the call it sees the newest message, the tool's description and the tool's `examples`, each
     `description` as a message and each `input` as the arguments. Give two or three examples.
@@ -126,10 +126,12 @@ class LocalModel:
             await answer.aclose()
 
     def complete(self, text: str, *, choices: Sequence[str]) -> Operation[str]:
-        """Return the choice that is the most likely continuation of the text. Raises `DefinitionError` without choices.
+        """Return the choice that is the most likely continuation of the text.
 
         The model classifies best by example: give it a few lines that each end in a label, then the new case, ending
-        where its label belongs.
+        where its label belongs. Raises `DefinitionError` if `choices` is empty or a single string, or has a blank
+        item.
+
 
             "Review: lovely\\nSentiment: good\\n\\nReview: broken\\nSentiment: bad\\n\\nReview: a joy\\nSentiment:"
         """

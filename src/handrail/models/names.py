@@ -29,7 +29,7 @@ _modules: dict[Path, ModuleType] = {}
 
 
 def model_named(name: str, folder: Path | None = None) -> Model:
-    """Return the model with this name. Raises `DefinitionError` if there is none.
+    """Return the model with this name. Raises `DefinitionError` if there is none, or if its module can't be imported.
 
     A module is looked up among the installed ones, then in `folder`, the folder of the worker that names the model,
     and then where the command line looks for apps. The name in it may be that of a model, an adapter or an agent.

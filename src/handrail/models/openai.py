@@ -267,7 +267,8 @@ def _said(message: AssistantMessage, quirks: Quirks, wire: str) -> dict[str, Any
 def _results(message: ToolMessage, quirks: Quirks) -> list[dict[str, Any]]:
     """Convert the results of a turn.
 
-    The results of calls beyond the API's limit follow in a user message, and so do attachments that are not text.
+    The results of calls beyond the API's limit follow in one user message. Each attachment that the model takes
+    follows in a user message of its own.
     """
     said: list[dict[str, Any]] = [
         {

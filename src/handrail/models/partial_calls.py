@@ -55,7 +55,8 @@ class PartialCall:
 def _entered(into: Any, step: str | int, new: Any) -> Any:
     """Return the member of a list or object at this step. If there is none yet, `new` is added and returned.
 
-    Raises `ValueError` if the value is neither, and `IndexError` if the step is beyond the end of a list.
+    Raises `ValueError` if a name does not lead into an object, or an index into a list, and `IndexError` if an
+    index is beyond the end of a list.
     """
     if isinstance(step, str):
         return _of(into, dict).setdefault(step, new)

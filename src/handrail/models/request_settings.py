@@ -43,8 +43,11 @@ def _check_offered(model: str, request: ModelRequest) -> None:
     name = request.settings.tool_choice
     offered = [each.tool.name for each in request.tools]
     if name not in _WORDS and name not in offered:
+        known = ", ".join(offered) or "there is none"
         raise ModelRequestRefused(
-            model, f"tool_choice is {name!r}, which is not offered. Offered: {', '.join(offered)}"
+            model,
+            f"tool_choice is {name!r}, which is not offered. Pass auto, required, none or the name of a tool that is "
+            f"offered: {known}",
         )
 
 

@@ -88,7 +88,7 @@ class Condition:
 
     @property
     def may_read_params(self) -> bool:
-        """Whether the condition's function can read any field of the params."""
+        """Whether the condition's function gets the params, so that it may read any of their fields."""
         return self._takes_all or self.takes_params
 
     def may_be(self, value: object) -> bool:

@@ -215,7 +215,10 @@ class RunLog:
             raise Diverged(self.run_id, str(place), was, verb)
 
     async def note_verb(self, place: Place, verb: str) -> None:
-        """Record which verb is used at a place, before the verb's value is recorded."""
+        """Record which verb is used at a place, before the verb's value is recorded.
+
+        Does nothing if the log is closed, or if a verb is already recorded there.
+        """
         key = str(place)
         if not self._closed and key not in self._verbs:
             self._verbs[key] = verb

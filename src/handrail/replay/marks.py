@@ -111,7 +111,7 @@ def had_secret(tool: Tool[Any, Any], arguments: Any) -> bool:
 
 
 def is_masked(arguments: Any) -> bool:
-    """Return whether these arguments contain a mask, which means that they come from a record."""
+    """Return whether these arguments are JSON text with a mask, which means that they come from a record."""
     if not isinstance(arguments, str | bytes):
         return False
     try:

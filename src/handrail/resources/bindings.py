@@ -171,7 +171,8 @@ class RunResources:
         """
         self._closed = True
         if self.outer is not None and self.scope.has_forkable:
-            self.outer.scope.adopt(self.scope)  # the call around the run still has to commit their forks
+            # The call around the run still has to commit forks of the run's resources.
+            self.outer.scope.adopt(self.scope)
         errors = await self.scope.close()
         for error in errors:
             log_error(log, logging.ERROR, "closing a resource of the run raised", error=error)
@@ -303,7 +304,10 @@ class CallResources:
         return self._keep(binding, inside, thing, closer)
 
     def _there(self, protocol: type, within: Scope) -> Any:
-        """Return the resource if it already exists, or `_NOTHING`. Raises `ResourceError` if it may not be requested here."""
+        """Return the resource if it already exists, or `_NOTHING`.
+
+        Raises `ResourceError` if nothing is bound to the protocol, or if the resource may not be requested here.
+        """
         ready = self._given.get(protocol) if isinstance(protocol, type) else None  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
         if ready is not None:
             return ready()

@@ -34,7 +34,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     uid: int = -1
     """The id of the owner, or -1 for the owner that a new file gets."""
     gid: int = -1
-    """The group, or -1 for the one that a new file gets."""
+    """The id of the group, or -1 for the group that a new file gets."""
     attributes: Attributes = ()
 
 
@@ -90,7 +90,10 @@ def write_facts(at: str | os.PathLike[str] | int, wanted: Facts) -> None:
 
 
 def write_attributes(at: str | os.PathLike[str] | int, wanted: Attributes) -> None:
-    """Give a file or folder exactly these attributes, as far as this process may."""
+    """Give a file or folder these attributes and remove its others, as far as this process may.
+
+    Attributes that are never copied (see `is_copied`) are not removed.
+    """
     try:
         names = os.listxattr(at)
     except OSError:
@@ -130,7 +133,10 @@ def born_in(at: str, status: os.stat_result) -> Facts | None:
 
 
 def differences(before: Facts | None, after: Facts | None) -> Iterator[str]:
-    """Yield a line of a diff for each difference in owner, group or attributes. For a new file, only attributes are shown."""
+    """Yield a line of a diff for each difference in owner, group or attributes.
+
+    For a new file, only attributes are shown, and for a removed file nothing.
+    """
     if before is not None and after is not None:
         for what, old, new in (("owner", before.uid, after.uid), ("group", before.gid, after.gid)):
             if old != new and -1 not in (old, new):

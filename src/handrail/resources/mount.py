@@ -107,7 +107,7 @@ def mask_reserved(mask: Path, root: Path) -> None:
 
 
 def _imitate(folder: str, original: str) -> None:
-    """Give a folder of the mask the owner, mode and times of the original folder, which it hides."""
+    """Give a folder of the mask the owner, mode, times and attributes of the original, because commands see the mask's."""
     facts = os.stat(original)
     with contextlib.suppress(PermissionError):
         os.chown(folder, facts.st_uid, facts.st_gid)

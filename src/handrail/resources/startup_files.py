@@ -1,6 +1,6 @@
 """Startup files: files that a program later runs automatically, outside any sandbox, such as `.git/hooks/pre-commit`.
 
-To approve a change to such a file is to approve that it will run. So diffs mark these files, and a call that
+Whoever approves a change to such a file also approves that it will run. So diffs mark these files, and a call that
 changes one needs a separate approval.
 
 The list contains files that run without being named, when someone enters a folder, commits, pushes, opens

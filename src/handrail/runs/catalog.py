@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import msgspec
 
 from handrail.adapter.answer import RecordedAnswer
+from handrail.adapter.requests import decode_request
 from handrail.adapter.run_lease import acquire_run
 from handrail.adapter.run_record import RunOutcome, base_of, decode_begin
 from handrail.clock import SYSTEM_CLOCK, Clock
@@ -37,6 +38,10 @@ class RunLine(msgspec.Struct, frozen=True):
     standing: Standing
     unapplied: int = 0
     """How many of the run's calls have recorded file changes that are not applied."""
+    workspaces: Sequence[str] = ()
+    """The names of the workspaces that the run has."""
+    missing: tuple[str, str] | None = None
+    """The name of the workspace that the run waits for, and the id of the other run that has it; None if it waits for none."""
 
     @property
     def id(self) -> str:
@@ -58,6 +63,7 @@ async def list_runs(
     last record's mark as `before`.
     """
     waiting = Counter(unit.run_id for unit in await journal.calls.unapplied())
+    holders = await journal.workspaces.holders()
     found: list[RunLine] = []
     while len(found) < limit:
         if session_id is None:
@@ -67,12 +73,28 @@ async def list_runs(
         else:
             whole = await journal.runs.list(session_id=session_id, principal=principal)
             page = [row for row in reversed(whole) if before is None or row.record.mark < before]
-        lines = (RunLine(row, standing_of(row), waiting[row.record.id]) for row in page)
+        lines = (_line(row, waiting[row.record.id], holders) for row in page)
         found += [line for line in lines if not standing or line.standing in standing]
         if session_id is not None or len(page) < _PAGE:
             break
         before = page[-1].record.mark
     return tuple(found[:limit])
+
+
+def _line(row: RunRow, unapplied: int, holders: Mapping[str, str]) -> RunLine:
+    run_id = row.record.id
+    own = [name for name, holder in holders.items() if holder == run_id]
+    return RunLine(row, standing_of(row), unapplied, own, _missing(row, holders))
+
+
+def _missing(row: RunRow, holders: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the workspace that a run needs before a worker can begin or continue it, and the other run that has it."""
+    is_due = row.status == "parked" and row.due_at is not None
+    if not row.record.request or not (is_due or standing_of(row) in ("queued", "interrupted")):
+        return None
+    name = decode_request(row.record).workspace
+    holder = holders.get(name, row.record.id)
+    return None if holder == row.record.id else (name, holder)
 
 
 async def forget(
@@ -158,17 +180,24 @@ UNFINISHED = Unfinished(
 )
 
 
+_NEVER_BEGAN = msgspec.msgpack.encode(
+    RunOutcome(stop_reason="cancelled", error="it was cancelled before it began")
+)
+
+
 async def cancel(journal: Journal, run_id: str) -> RunRow:
     """Cancel a run, and return its row.
 
     If no process is executing the run, it has ended when this returns, and each of its calls has a result, so that later
     runs of its session can continue. Otherwise the process that executes it, which may be this one, stops it within
     seconds, and the returned row has `stopping` set. A finished run is left unchanged. Raises `RunUnknown` if there is no
-    such run, and `RunError` if a worker has another run of its session.
+    such run.
     """
     row = await journal.runs.get(run_id)
     if row.status in OVER:
         return row
+    if row.status == "queued" and await journal.queue.cancel(run_id, _NEVER_BEGAN):
+        return await journal.runs.get(run_id)
     try:
         async with acquire_run(journal, run_id) as row:
             if row.status not in OVER:
@@ -181,8 +210,7 @@ async def cancel(journal: Journal, run_id: str) -> RunRow:
 async def _end(journal: Journal, row: RunRow) -> None:
     run_id = row.record.id
     if row.status == "queued":
-        ended = RunOutcome(stop_reason="cancelled", error="it was cancelled before it began")
-        await journal.runs.leave(run_id, "cancelled", msgspec.msgpack.encode(ended))
+        await journal.runs.leave(run_id, "cancelled", _NEVER_BEGAN)
         return
     outcome = RunOutcome(
         stop_reason="cancelled",

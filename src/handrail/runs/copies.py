@@ -259,8 +259,8 @@ async def import_(
     """Import an exported run, and return its row. It keeps its id unless `run_id` is passed.
 
     It keeps its session's id unless `session_id` is passed. If the journal already has that session, the run gets one of
-    its own. Raises `RunError` if the file can't be read, is damaged or is not an exported run of a known format, and if the
-    journal already has a run with this id.
+    its own. Raises `RunError` if the file can't be read, is damaged or is not an exported run of a known format, if
+    an id contains characters that can't be printed, and if the journal already has a run with this id.
     """
     copy = _read(Path(path))
     was, record = copy.row.record.id, copy.row.record

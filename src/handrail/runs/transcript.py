@@ -61,7 +61,10 @@ async def said(journal: Journal, run_id: str) -> list[Message]:
 
 
 async def retold(journal: Journal, row: RunRow, unfinished: Unfinished | None = None) -> list[Message]:
-    """Return the messages that a run added to its conversation. With `unfinished`, every call has a result."""
+    """Return the messages that a run added to its conversation. With `unfinished`, every call has a result.
+
+    For a run that has not begun, this is the message it was requested with, or nothing if the run is over.
+    """
     record = row.record
     if not record.has_begun:
         return [] if row.status in OVER else [UserMessage(decode_request(record).message)]

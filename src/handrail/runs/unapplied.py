@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 async def unapplied(journal: Journal, run_id: str | None = None) -> Sequence[Unapplied]:
-    """Return the calls whose recorded file changes are not applied, each with its folder and the reason."""
+    """Return the calls whose recorded file changes are not applied, each with its folder and the reason.
+
+    Without `run_id`, the calls of all runs are returned.
+    """
     units = [unit for unit in await journal.calls.unapplied() if run_id in (None, unit.run_id)]
     if not units:
         return ()

@@ -464,7 +464,7 @@ _SUSPECT: dict[type, re.Pattern[Any]] = {
 
 
 def _infinities_in(data: str | bytes, schema: JsonSchema) -> Iterator[tuple[str, str]]:
-    """Yield a problem for each number that is not finite or is too large for a float."""
+    """Yield a problem for each number that is not finite, or too large for a float where only a float is accepted."""
     try:
         value = pydantic_core.from_json(data)
     except (ValueError, TypeError):

@@ -56,10 +56,10 @@ class Feed:
     """The most recent events of a thread, oldest first.
 
     Each reader has its own position, and nothing waits for a reader. A reader whose next event is no longer kept
-    gets `FellBehind`. A reader that is already waiting gets every event that arrives, however many. The first event
-    after a pause is delivered at once, and events that closely follow it are delivered in batches. `boot` is part of
-    every event id, and distinguishes the ids of this feed from those of any other feed, in this process or an
-    earlier one.
+    gets `FellBehind`. While a reader waits, every event that arrives is kept until the reader wakes. The first
+    event after a pause is delivered at once, and events that closely follow it are delivered in batches. `boot` is
+    part of every event id, and distinguishes the ids of this feed from those of any other feed, in this process or
+    an earlier one.
     """
 
     def __init__(
@@ -239,10 +239,11 @@ async def follow(
 ) -> AsyncGenerator[bytes]:
     """Yield encoded events: those in `before`, then those in the feed after a position.
 
-    The events end when `leg` ends or at position `until`. Without either, they never end. A reader whose next event
-    is no longer kept is disconnected, and gets a snapshot when it returns. If the reader follows one leg, it is
-    first sent an error event, because an AG-UI client does not reconnect on its own and would take the
-    disconnection for the end of the leg.
+    The events end when `leg` ends or at position `until`. Without either, they never end. If none arrives for
+    `ping` seconds, yields a ping. With `nested=False`, events are encoded for clients from before protocol 1.0. A
+    reader whose next event is no longer kept is disconnected, and gets a snapshot when it returns. If the reader
+    follows one leg, it is first sent an error event, because an AG-UI client does not reconnect on its own and
+    would take the disconnection for the end of the leg.
     """
     feed.followers += 1
     try:

@@ -43,7 +43,10 @@ class _Elsewhere:
 
 
 class Inbox:
-    """The questions that wait for each person's vote. People see these questions and nothing else from those threads."""
+    """The questions that wait for each person's vote.
+
+    People see these questions, and nothing else of other people's threads.
+    """
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
@@ -60,8 +63,9 @@ class Inbox:
     async def vote(self, person: Person, given: Answer, approved: bool) -> bool | None:
         """Record a person's vote and return the decision, or None if more votes are needed.
 
-        The deciding vote continues the run. Raises `AnswerRefused` if the question has changed or expired, or if this
-        person may not vote on it. In the last case the message is the same as for a question that does not exist.
+        The deciding vote continues the run. Raises `AnswerRefused` if the question has changed or expired, if this
+        person has already voted differently, or if this person may not vote on it. In the last case the message is
+        the same as for a question that does not exist.
         """
         for question in await self._journal.questions.open():
             thread = await self._thread_for(question, person) if question.id == given.question_id else None

@@ -274,9 +274,9 @@ class GuardMiddleware:
             ) from None
 
     async def _refuse(self, refused: RequestRefused, scope: Scope, receive: Receive, answer: _Sender) -> None:
-        """Send the refusal, and then read the body, if any, for up to a second.
+        """Send the refusal, unless a response has begun. Then read the body, if any, for up to a second.
 
-        Otherwise, a client that is still sending might not get the refusal.
+        If the body were not read, a client that is still sending it might not get the refusal.
         """
         if answer.started:
             return
@@ -395,7 +395,10 @@ def _normalize_host(name: str) -> str:
 
 
 def _split_host(host: str) -> tuple[str | None, int | None]:
-    """Split a host such as `[::1]:80` into `[::1]` and 80. The name is None if the host is invalid."""
+    """Split a host such as `[::1]:80` into `[::1]` and 80.
+
+    The port is None if there is none, and both are None if the host is invalid.
+    """
     name, colon, port = host.rpartition(":")
     if not colon or host.endswith("]"):
         return host, None

@@ -1,8 +1,8 @@
 """A server for the embedded model that implements OpenAI's chat completions and responses APIs, complete or streamed.
 
-Arguments of calls and structured answers are constrained by their JSON Schema. The model can't choose among tools, so
-the only tool offered is called once for each message of the user, and one that `tool_choice` names is always called. With
-several tools and no choice, the answer is text.
+Arguments of calls and structured answers are constrained by their JSON Schema. The model can't choose among tools.
+If a request offers one tool, the tool is called once for each message of the user, unless `tool_choice` is `none`.
+A tool that `tool_choice` names is always called. With several tools and no `tool_choice`, the answer is text.
 """
 
 from __future__ import annotations

@@ -128,7 +128,8 @@ class OidcProvider:
     async def begin(self, redirect: str) -> tuple[str, str]:
         """Return the provider's URL to send the browser to, and a secret for the browser's cookie.
 
-        The cookie binds the sign-in to the browser. Raises `RequestRefused` if the provider can't be reached.
+        The cookie binds the sign-in to the browser. Raises `RequestRefused` if the provider can't be reached, or if
+        its configuration names a different issuer.
         """
         metadata = await self._read_metadata()
         browser, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))

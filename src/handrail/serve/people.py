@@ -135,8 +135,8 @@ class People:
         """Add a user and return the secret that they sign in with. It is not stored, so it can't be shown again.
 
         Without a secret, a random one is generated. Every user has at least one of the four built-in roles: if none is given,
-        *approver* is added for a user with custom roles, and *user* otherwise. Raises `DefinitionError` for an invalid
-        name, role or secret.
+        *approver* is added for a user with custom roles, and *user* otherwise. Raises `DefinitionError` for an
+        invalid name, role or secret, and for a name that a user already has.
         """
         if not _NAME.fullmatch(name) or name == _RESERVED:
             raise DefinitionError(

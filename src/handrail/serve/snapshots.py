@@ -276,7 +276,7 @@ class _RunSummary(NamedTuple):
     usage: Usage
     cost: Decimal | None
     closed: Sequence[dict[str, Any]]
-    """The questions that people have answered, with their answers."""
+    """The questions that people have answered or declined, with their answers."""
     emitted: Mapping[str, Sequence[Any]]
 
 

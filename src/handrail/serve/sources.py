@@ -82,9 +82,9 @@ class Source(Protocol):
 def serves(source: Source, record: RunRecord) -> bool:
     """Return whether the thread whose newest run is `record` is one of the source's threads.
 
-    Runs of the same app are, even if its prompt had a different name then. So are runs of a worker that has moved:
-    their worker's file no longer exists, and its prompt has the same name. Runs without an app are told apart by
-    their prompts' names.
+    It is if the run belongs to the same app, even if the app's prompt had a different name then. It also is if the
+    run's worker was moved: the recorded file no longer exists, and the source is a worker whose prompt has the same
+    name. If neither has an app, the names of the prompts must be the same.
     """
     if record.app == source.app:
         return bool(record.app) or record.prompt == source.prompt_name

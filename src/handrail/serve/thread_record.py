@@ -36,7 +36,7 @@ class ThreadRecord:
         self._session: Session | None = None
 
     async def session(self) -> Session:
-        """Return the session as the finished runs left it."""
+        """Return the session as the finished runs left it. It is empty if the thread has no runs."""
         if self._session is None:
             try:
                 self._session = await runs.session(self._journal, self.session_id, principal=self.principal)
@@ -57,7 +57,7 @@ class ThreadRecord:
         return () if row is None or row.status in OVER else await self._journal.questions.open(row.record.id)
 
     def state(self) -> Any:
-        """Return the state that clients see, from the session in memory. Returns None without one, or if none is shown."""
+        """Return the state that clients see. Returns None if no session is in memory, or if the source shows no slices."""
         live = self.live
         session = live.session if live is not None and live.has_started else self._session
         return None if session is None else self._shown(session)
@@ -93,7 +93,7 @@ class ThreadRecord:
         return [row for row in found if row.record.principal == self.principal]
 
     async def newest(self, rows: Sequence[RunRow] | None = None) -> RunRow | None:
-        """Return the thread's newest run, or None."""
+        """Return the thread's newest run, or None if it has no runs."""
         rows = await self.rows() if rows is None else rows
         return rows[-1] if rows else None
 

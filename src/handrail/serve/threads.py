@@ -319,7 +319,10 @@ class ThreadList:
         }
 
     async def cost_of(self, session_id: str) -> tuple[Usage, Decimal | None]:
-        """Return the usage and cost of a session so far. The cost is None if no run's cost is known."""
+        """Return the usage and cost of a session so far. The cost is None if no run's cost is known.
+
+        Runs whose records were altered are left out.
+        """
         usage, known = Usage(), list[Decimal]()
         for row in await self._journal.runs.list(session_id=session_id):
             key = (row.record.id, row.changed_at)

@@ -30,7 +30,7 @@ _SHOWN = 60
 
 
 class CassetteError(AssertionError):
-    """Raised if a recording can't be used, or if a request is not the recorded one."""
+    """Raised if a recording can't be used, or if the requests are not the recorded ones."""
 
 
 class Response(msgspec.Struct, omit_defaults=True):
@@ -41,11 +41,11 @@ class Response(msgspec.Struct, omit_defaults=True):
     body: list[str] = []
     """The body as text, line by line, so that a changed recording is easy to read in a diff."""
     base64: str = ""
-    """The body, if it is not valid UTF-8."""
+    """The body in base64, if it is not valid UTF-8; otherwise ""."""
     ending: Literal["complete", "cut", "silent"] = "complete"
     """Whether the body was complete, the connection was lost, or the application stopped waiting."""
     error: str = ""
-    """Why there is no response at all."""
+    """Why there is no response at all; "" if there is one."""
 
     def data(self) -> bytes:
         return base64.b64decode(self.base64) if self.base64 else "".join(self.body).encode()

@@ -88,12 +88,12 @@ class Recorded:
 
 
 def user_context(answers: Answers | None = None, **given: Any) -> UserContext:
-    """Create a context with a person who gives prepared answers."""
+    """Create a context with a person who gives prepared answers. A question without one raises `Declined`."""
     return _context(UserContext, answers or {}, None, given)
 
 
 def agent_context(replies: Answers | None = None, **given: Any) -> AgentContext:
-    """Create a context with a model that gives prepared replies."""
+    """Create a context with a model that gives prepared replies. A prompt without one raises `NotSupported`."""
     return _context(AgentContext, None, replies or {}, given)
 
 
@@ -193,7 +193,8 @@ def _context(
 class MockCall:
     """A call without a gate or a run, which gives prepared answers.
 
-    Using a member that was not given and has no default raises a `NotSupported` that says how to give it.
+    An optional member that was not given is None. Using any other that was not given and has no default raises a
+    `NotSupported` that says how to give it.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ def is_name(name: object) -> bool:
 
 
 def name_hint(name: object, otherwise: str = "my_tool") -> str:
-    """Return a hint that says which names are allowed, with a suggestion in place of this one."""
+    """Return a hint that says which names are allowed. If this name is text, the hint suggests a name in its place."""
     allowed = "Use 1 to 64 of the characters a-z, 0-9, '_' and '-'"
     if not isinstance(name, str) or not name:
         return f"{allowed}."
@@ -299,7 +299,7 @@ def _disagree(given: Any, wanted: Any) -> bool:
 
 
 def _class_of(result: Any) -> type | tuple[type, ...] | None:
-    """Return the class or classes by which `isinstance` can check a result, or None.
+    """Return the class or classes by which `isinstance` can check a result, or None if it can't.
 
     For a generic type this is its container's class, for a union the classes of its members.
     """

@@ -387,7 +387,7 @@ class WorkerRegistry:
         input: str,
         **arguments: Unpack[WorkerRunArguments],
     ) -> RunStream[Any]:
-        """Run a worker and return a stream of its events.
+        """Return a run of a worker as a stream of its events. Takes the arguments of `run`, and raises the same errors.
 
         A second run on the same session continues the conversation.
         """

@@ -159,7 +159,7 @@ def attack(world: World, files: Any, path: str, verb: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS, ids=[f"{number}" for number in range(len(PATHS))])
 def test_a_path_out_is_refused(world: World, path: str):
-    """No operation reads or changes anything outside the folder by a path that leads out.
+    """No operation reads or changes anything outside the folder by an invalid path or a path that leads out.
 
     Most operations refuse such a path.
     """

@@ -9,9 +9,7 @@ import pytest
 from support.crashes import DEEP, KILLED, Crashes, Killed, picked
 from support.crashing import snapshot
 
-pytestmark = (
-    pytest.mark.once
-)  # subprocesses, kills and other programs behave the same under every Python version
+pytestmark = pytest.mark.once  # kills at so many points are slow, and do not depend on the Python version
 
 
 @pytest.fixture(scope="module")

@@ -129,7 +129,7 @@ def test_modes_and_times_keep(folders: Folders):
 
 
 def test_a_file_that_is_moved_is_not_copied(folders: Folders):
-    """A moved file of any size keeps its inode instead of being copied, even through nested forks."""
+    """A large file that is moved keeps its inode instead of being copied, even through nested forks."""
     files = folders({"big": "x"})
     os.truncate(files.root / "big", 1 << 33)
     inode = (files.root / "big").stat().st_ino
@@ -145,7 +145,7 @@ def test_a_file_that_is_moved_is_not_copied(folders: Folders):
 
 
 def test_only_what_was_touched_is_touched(folders: Folders):
-    """Paths that a commit does not touch keep their inode and time, and a rewritten file gets a new inode."""
+    """A commit changes the inodes and times of only the paths that it touches."""
     files = folders({"a": "1", "b": "1", "d/x": "1", ".venv/lib/y": "1"})
     before = marks(files.root)
     fork = files.fork("call")
@@ -389,7 +389,7 @@ def test_a_folder_that_others_use_stays_when_it_is_undone(folders: Folders):
 
 
 def test_undo_waits_for_nobody(folders: Folders):
-    """Undo refuses a path that a prepared call is about to change, and does not wait for that call."""
+    """Undo raises a conflict for a path that a prepared call is about to change, and does not wait for that call."""
     files = folders({"a": "1"})
     committed(files, "call", lambda f: f.write("a", "2"))
     fork = files.fork("other")

@@ -5,11 +5,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from handrail import DirectoryFilesystem
-from handrail.errors import FileLimitReached
+from handrail.errors import FileError, FileLimitReached
 from handrail.records import CallKey
 from handrail.resources.directory.disk import Disk
 from support import TESTS
@@ -47,7 +48,7 @@ def undo_on_a_full_disk(folder: Path, what: str) -> subprocess.CompletedProcess[
 @pytest.mark.once
 @pytest.mark.parametrize("what", ["bytes", "names"])
 def test_old_bytes_are_found_whenever_the_disk_fills_up_during_an_undo(tmp_path: Path, what: str):
-    """Whichever operation of an undo the disk fills up at, the undo does all or nothing, and can be repeated.
+    """If the disk fills up at any operation of an undo, the undo does all or nothing, and can be repeated.
 
     This holds whether the disk runs out of bytes or of inodes, and for calls with and without a journal on
     the same disk.
@@ -84,3 +85,79 @@ def test_a_commit_that_can_not_be_synced_is_reverted(tmp_path: Path):
             fork.apply(synced=True)
         fork.drop()
         assert snapshot(root) == before
+
+
+def test_a_commit_whose_files_can_not_be_synced_is_not_staged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """If the disk can't write a staged file, staging fails and says so, because the record would promise lost bytes."""
+
+    def fails(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    class Broken(Disk):
+        def sync_file(self, path: Path) -> None:
+            with monkeypatch.context() as patched:
+                patched.setattr(os, "fsync", fails)
+                super().sync_file(path)
+
+    root = tmp_path / "root"
+    fill(root, {"a": "old"})
+    with DirectoryFilesystem(root, disk=Broken()) as files:
+        fork = files.fork("call")
+        fork.write("a", "new")
+        fork.prepare()
+        with pytest.raises(FileError, match="Input/output error"):
+            fork.stage(CallKey("call", journal="j"), synced=True)
+        fork.drop()
+    assert (root / "a").read_text() == "old"
+
+
+def test_a_file_that_its_owner_may_not_read_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Links and pipes have no content to sync. A file that can't be opened is synced with everything else."""
+    synced: list[str] = []
+    monkeypatch.setattr(os, "sync", lambda: synced.append("all"))
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append("one"))
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("file", "link", "pipe"):
+        Disk().sync_file(tmp_path / name)
+    assert synced == ["one"]
+
+    def refuses(*given: Any, **named: Any) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(os, "open", refuses)
+    Disk().sync_file(tmp_path / "file")
+    assert synced == ["one", "all"]
+
+
+def test_folders_for_commits_that_could_not_be_synced_are_not_used(tmp_path: Path):
+    """If new staging folders can't be synced, staging fails in words, and the next commit syncs folders of its own."""
+
+    class Sometimes(Disk):
+        is_broken = True
+        synced = 0
+
+        def sync_folder(self, fd: int) -> None:
+            if self.is_broken:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            self.synced += 1
+            super().sync_folder(fd)
+
+    root = tmp_path / "root"
+    fill(root, {"a": "old"})
+    disk = Sometimes()
+    with DirectoryFilesystem(root, disk=disk) as files:
+        fork = files.fork("call")
+        fork.write("a", "new")
+        fork.prepare()
+        with pytest.raises(FileError, match="Input/output error"):
+            fork.stage(CallKey("call", journal="j"), synced=True)
+        disk.is_broken = False
+        fork.stage(CallKey("call", journal="j"), synced=True)
+        assert disk.synced == 6  # the area's four folders and its part of it, then the commit's own folder
+        fork.apply(synced=True)
+        fork.applied()
+    assert (root / "a").read_text() == "new"

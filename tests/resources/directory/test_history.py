@@ -112,3 +112,35 @@ def test_a_forked_process_does_not_take_its_parents_folder(folders: Folders):
     assert Path(spare).is_dir()
     made(files, "parent", ("write", "a", "parent"))
     assert tree(files) == {"a": "parent", "b": "child"}
+
+
+def test_a_forked_process_does_not_take_folders_that_its_parent_has_synced(folders: Folders):
+    """Under `power`, folders for commits are made in advance. A process that is forked during a call makes its own."""
+    files = folders({"a": "0"})
+
+    def begun(call: str) -> Any:
+        fork = files.fork(call)
+        fork.write("a", call)
+        return fork
+
+    def staged(fork: Any) -> str:
+        fork.prepare()
+        told = fork.stage(CallKey("call", journal="j"), synced=True)
+        fork.drop()
+        return str(told["folder"]).partition("/")[0]
+
+    ours = staged(begun("first"))
+    fork = begun("second")
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(write, staged(fork).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    os.close(write)
+    theirs = os.read(read, 1000).decode()
+    os.close(read)
+    assert staged(fork) == ours
+    assert theirs not in ("", ours)

@@ -178,7 +178,9 @@ def test_many_layers_are_made_one(folders: Folders, at: Path):
 
 
 def test_what_others_changed_since_the_mount_is_a_conflict(folders: Folders, at: Path):
-    """If somebody else changes after the mount what a command also changes, none of the command's changes are kept."""
+    """If somebody else has changed the same paths since the mount, a command's changes are a conflict, and none are
+    kept.
+    """
     files = folders(FILES)
     for change, script, places in (
         (lambda: (files.root / "a").write_text("theirs"), "echo mine >> a", ["a"]),

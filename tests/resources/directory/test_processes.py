@@ -37,10 +37,9 @@ COUNTS = (
 @pytest.mark.timeout(36_000 if DEEP else 120)
 @pytest.mark.parametrize("journaled", ["no", "yes"])
 def test_processes_lose_nothing(tmp_path: Path, journaled: str):
-    """Processes that change shared files, and are killed and restarted, lose no update, leave no torn file
-    and report no false failure.
+    """Processes that change shared files, and are killed and restarted, lose no update and leave no torn file.
 
-    What an editor saves to one of the files is not lost either.
+    They report no false failure, and what an editor saves to one of the files is not lost either.
     """
     ran = subprocess.run(
         [sys.executable, str(SUPPORT / "folder_processes.py"), *COUNTS, "--journaled", journaled, "--where", str(tmp_path)],
@@ -137,7 +136,9 @@ def test_a_call_that_read_between_the_renames_of_another_fails_before_its_own(fo
 
 @pytest.mark.parametrize("foreign", [False, True])
 def test_a_commit_that_died_between_its_renames_is_finished_or_reverted(folders: Folders, foreign: bool):
-    """The next process finishes the commit. If somebody has changed the other file meanwhile, it reverts the commit."""
+    """A commit that died between two renames is finished by the next process, or reverted if somebody changed the other
+    file.
+    """
     files = folders({"a": "1", "b": "1"})
     child = os.fork()
     if not child:
@@ -452,8 +453,10 @@ asyncio.run(main(*sys.argv[1:]))
     ],
 )
 def test_an_applied_commit_is_known_however_many_follow(folders: Folders, tmp_path: Path, deaths: list[str]):
-    """A process dies just before or just after its journal is told that a commit is applied, and so may the next one in
-    its recovery. Other processes then make more commits than the history keeps. The commit is still known as applied.
+    """A commit is still known as applied after more commits than the history keeps.
+
+    Its process dies just before or just after the journal is told that the commit is applied, and so may a process
+    that recovers it.
     """
     files, path = folders({"a": "1"}, keep_calls=2), tmp_path / "runs.db"
     for death in deaths:
@@ -529,7 +532,9 @@ def test_a_commit_that_is_pruned_meanwhile_is_no_trouble(folders: Folders):
 
 
 def test_a_starting_process_keeps_its_folder(folders: Folders, monkeypatch: pytest.MonkeyPatch):
-    """If others remove a starting process's folder before it holds its lock, it starts again with a new folder."""
+    """If others remove a starting process's folder before the process has locked it, the process starts again with a new
+    one.
+    """
     files = folders({"a": "1"})
     flock, swept = fcntl.flock, [0]
 
@@ -568,7 +573,7 @@ def test_a_deleted_staging_folder_is_made_again(folders: Folders, what: str, syn
 @pytest.mark.parametrize("recorded", [False, True])
 @pytest.mark.parametrize("when", ["staged", "applied"])
 def test_a_staging_folder_deleted_in_between(folders: Folders, when: str, recorded: bool):
-    """If the staging folder is deleted after the files are staged, nothing is changed, and the call's result says so.
+    """If the staging folder is deleted after the files are staged, nothing is changed, and the call's result says why.
 
     If it is deleted after the renames, the call succeeds.
     """

@@ -116,6 +116,6 @@ def test_a_ripgrep_that_fails_is_done_without(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_bad_pattern_is_refused_first(tmp_path: Path) -> None:
-    """An invalid regular expression is refused before anything is searched."""
+    """An invalid regular expression is refused, even if there is nothing to search."""
     with pytest.raises(FileError, match="not a valid regular expression"):
         DirectoryFilesystem(tmp_path).grep("(")

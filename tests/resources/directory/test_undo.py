@@ -179,7 +179,7 @@ def test_a_file_that_was_moved_and_then_deleted_takes_room(folders: Folders):
 
 
 def test_one_large_call_does_not_displace_all_others(folders: Folders):
-    """A call that displaces more than half of the bytes that may be kept is dropped before the small calls around it."""
+    """A call whose replaced files take more than half of the bytes to keep is dropped before the small calls around it."""
     files = folders({"a": "1", "large": "x" * 15_000, "larger": "x" * 50_000}, keep_bytes=20_000)
     for number in range(6):
         made(files, f"small {number}", "write", "a", str(number) * 1000)

@@ -295,7 +295,7 @@ socket.create_connection(server.getsockname()); print("own loopback")
 
 @pytest.mark.usefixtures("walls")
 def test_the_network_is_off(folder: Folder, backend: str, listener: Listener):
-    """With the network off, a command reaches only its own loopback, and no abstract sockets or sockets in /run."""
+    """With the network off, a command reaches only its own loopback, and no abstract socket or socket file of the host."""
     arguments = [str(listener.port), f"handrail-{os.getpid()}", listener.path.getsockname()]
     finished = folder.run(anything(backend), PYTHON, "-c", CONNECT, *arguments)
     assert (
@@ -304,7 +304,9 @@ def test_the_network_is_off(folder: Folder, backend: str, listener: Listener):
 
 
 def test_the_network_can_be_switched_on(folder: Folder, backend: str, listener: Listener):
-    """With the network on, a command has the machine's network, but can't reach abstract sockets or sockets in /run."""
+    """With the network on, a command has the machine's network, but reaches no abstract socket or socket file of the
+    host.
+    """
     arguments = [str(listener.port), f"handrail-{os.getpid()}", listener.path.getsockname()]
     finished = folder.run(anything(backend, network=True), PYTHON, "-c", CONNECT, *arguments)
     assert finished.output == "connected\nPermissionError\nFileNotFoundError\nown loopback\n"

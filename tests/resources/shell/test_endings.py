@@ -21,9 +21,7 @@ from handrail.testing import FakeShell, run_virtual
 from support import PATIENCE
 from support.folders import PYTHON, Folder, anything, processes_with
 
-pytestmark = (
-    pytest.mark.once
-)  # subprocesses, kills and other programs behave the same under every Python version
+pytestmark = pytest.mark.once  # the programs in the shell do not depend on the Python version
 
 # Ignores every signal it can, connects to the test and starts daemons, to be as hard to kill as possible.
 STUBBORN = """

@@ -182,7 +182,7 @@ def test_memory_that_is_shared_counts_once(tmp_path: Path):
 
 
 def test_the_number_of_temporary_files_is_limited(tmp_path: Path):
-    """A command's private folders can't each hold more files than the limit. A limit below 1024 counts as 1024."""
+    """None of a command's private folders can hold more files than the limit. A limit below 1024 counts as 1024."""
     if not probe(tmp_path).contained:
         pytest.skip("no sandbox here")
     code = """
@@ -208,7 +208,9 @@ def test_a_command_near_its_processes_is_told(tmp_path: Path):
 
 
 def test_a_command_that_fails_to_fork_before_the_first_check_is_told(tmp_path: Path):
-    """A command can reach the kernel's limit and end within a tenth of a second. The processes it left are counted then."""
+    """If a command comes close to its process limit and ends before the first check, its result still mentions the
+    limit.
+    """
     if not probe(tmp_path).contained:
         pytest.skip("no sandbox here")
     finished = Folder(tmp_path).run(

@@ -131,7 +131,7 @@ def test_a_long_argument_is_compared_at_once(word: str):
 
 
 def test_a_rule_with_too_long_a_pattern_is_refused_where_it_is_written():
-    """A pattern that could not be compared in bounded time is refused when the rule is created."""
+    """A pattern that is too long is refused when the rule is created."""
     with pytest.raises(RuleError, match="Write a shorter argument"):
         Allow("cat", "a" * 2000 + "*")
 

@@ -70,7 +70,7 @@ def test_a_command_works_at_the_folder_s_own_path(folder: Folder, backend: str):
 
 
 def test_the_folder_really_is_the_mount(folder: Folder, backend: str):
-    """Inside a command, the folder is a writable overlay or bind mount, never the real folder."""
+    """Inside a command, the folder is a mount: a writable overlay, or a writable copy."""
     kind = {"overlay": "overlay", "copy": folder_kind(folder)}[backend]
     finished = folder.run(
         anything(backend), "findmnt", "-n", "-o", "FSTYPE,OPTIONS", "--mountpoint", str(folder.root)

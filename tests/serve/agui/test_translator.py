@@ -487,7 +487,7 @@ async def test_what_the_page_is_told_of_calls() -> None:
 
 
 async def test_progress_is_shown_anew_in_each_leg() -> None:
-    """Each leg can send a call's progress again, for clients that join in that leg."""
+    """In each leg, a call's progress begins with a snapshot, for clients that join in that leg."""
     small = Small(Stage())
     await small.run(
         "a", Plan((Turn(acts=(Act(("progress", "ask", "progress", "progress")),)),)), answers(), False

@@ -35,7 +35,7 @@ class Address(NamedTuple):
     """How many seconds a process keeps its runs after it last renewed its lease; None if the URL does not say."""
 
     def without_secret(self, text: str) -> str:
-        """Return a message from the driver or the server with `***` for the password, which it may repeat."""
+        """Return a message from the driver or the server, with `***` in place of the password."""
         for each in {self.secret, quote(self.secret, safe="")} - {""}:
             text = text.replace(each, "***")
         return text
@@ -51,7 +51,8 @@ def parse_url(url: str) -> Address:
     except ValueError:
         raise JournalError("postgresql://…", "its URL can't be read", _ADVICE) from None
     if "@" in parts.path or parts.fragment or any("@" in name for name, _ in options):
-        # A password with one of `/?#` in it, which would be taken for the rest of the URL, and shown.
+        # The password contains one of `/?#`, so the rest of it would be taken for another part of the URL, and
+        # shown.
         advice = "In the password, write '/', '?', '#' and '@' as %2F, %3F, %23 and %40."
         raise JournalError("postgresql://…", "its URL can't be read", advice)
     before, _, host = parts.netloc.rpartition("@")
@@ -78,7 +79,7 @@ def parse_url(url: str) -> Address:
 def _parse_lease(text: str | None, shown: str) -> float | None:
     """Parse the length of a lease: a number of seconds above 0, such as `2` or `0.5`, or `2s`.
 
-    Raises `JournalError` for any other text.
+    Returns None if `text` is None. Raises `JournalError` for any other text.
     """
     if text is None:
         return None

@@ -109,8 +109,8 @@ class PostgresChains(Chains):
     def append_fenced(self, connection: Connection, record: FencedRecord) -> bool:
         """Add a record to the chain of a run that this process owns, by one statement outside of any transaction.
 
-        Returns False, and adds nothing, if the owner or the head is not what this process knows, or if it knows
-        neither. Called again after a lost connection, it only returns whether the record was added.
+        Returns False, and adds nothing, unless this process owns the run and knows the current head of its chain.
+        Called again after a lost connection, it only returns whether the record was added.
         """
         chain = record.chain
         if record.sent is not None:  # the connection was lost, and the record may have been added

@@ -40,7 +40,7 @@ class DatabaseLeases:
     def until(self, connection: Connection, now: float) -> float:
         began = (
             self._clock.monotonic()
-        )  # before the statement, so that the lease lasts longer there than here
+        )  # read before the statement, so that the lease ends here before it ends in the database
         connection.execute(_RENEW, (self._owner, self._now(), self.seconds))
         self.renewed = began
         return 0.0  # a run's row does not repeat the process's lease

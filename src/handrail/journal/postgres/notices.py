@@ -70,7 +70,7 @@ class Notices:
         return self._thread is not None
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, and wait until the thread has ended."""
         with self._lock:
             thread, stop, self._stop = self._thread, self._stop, None
             if stop is not None:

@@ -40,6 +40,7 @@ from handrail.resources.directory.staging import (
     find_staging,
     read_identity,
     refuse_case_insensitive,
+    reported,
     status_of,
 )
 
@@ -187,7 +188,7 @@ class Area:
 
     @contextlib.contextmanager
     def unused(self, part: str) -> Generator[bool]:
-        """Hold the lock on a process's folder, and yield whether no other live process uses the folder."""
+        """Lock a process's folder. Yields whether no other live process uses it; True if it can't be opened."""
         try:
             lock = os.open(self.folder / "at-work" / part, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
@@ -333,16 +334,19 @@ class Area:
 
         With `synced`, several folders are created and synced at once, and later commits use the others.
         """
+        kind = f"{_COMMIT}-{journal}-" if journal else _COMMIT
         if not (journal and synced):
-            return self._reused_folder(f"{_COMMIT}-{journal}-" if journal else _COMMIT)
+            return self._reused_folder(kind)
+        mine = self.mine  # in a forked process, this clears the parent's `_ready`
         if not self._ready.get(journal):
-            self._ready[journal] = [self.new_folder(f"{_COMMIT}-{journal}-") for _ in range(_READY)]
-            self._sync_folder(self.mine)
+            ready = [self.new_folder(kind) for _ in range(_READY)]
+            self._sync_folder(mine)
             if not self._synced:
                 self.disk.sync_file(self.folder / IDENTITY)
                 for each in ("at-work", "done", ".", ".."):
                     self._sync_folder(self.folder / each)
                 self._synced = True
+            self._ready[journal] = ready
         return self._ready[journal].pop()
 
     def sync(self, folder: Path, slots: list[str]) -> None:
@@ -409,7 +413,7 @@ class Area:
             self.disk.forget(gone)
 
     def done(self, key: CallKey) -> Commit | None:
-        """Return a call's newest kept commit, or None. The call's run and journal must match too."""
+        """Return a call's newest kept commit, or None. The run, the journal and the place, if given, must match too."""
         found = self._find(key)
         if found is None:
             # A process that died may have left it among its own files, and so may an undo that failed.
@@ -434,8 +438,8 @@ class Area:
         """Undo an applied commit by applying the opposite steps as a new commit. Returns the restored paths, sorted.
 
         The order is that of any commit: the manifest is written, the kept commit is claimed, its files are renamed, and
-        only then is it removed. If anything fails before, it is kept as it was. Raises `UndoRefused`, and changes
-        nothing, if someone has changed one of its paths since.
+        only then is it removed. If anything fails before, it is kept as it was. Raises `UndoRefused` if a path was
+        changed since or another process has just undone it, and `FileError` if the disk reports an error.
         """
         steps = opposites([step for step in commit.manifest.steps if commit.is_done(step)])
         call_id, synced = commit.manifest.call_id, bool(commit.manifest.journal)
@@ -485,15 +489,6 @@ class Area:
         with contextlib.suppress(OSError):
             self.disk.forget(folder / f"{_UNDO}-{folder.parent.name}")
         self.history.put_back(folder, folder.name.partition(".")[2])
-
-
-@contextlib.contextmanager
-def reported(leftover: Path) -> Generator[None]:
-    """Log an `OSError` raised in this block instead of raising it, so that one bad leftover does not stop the cleanup."""
-    try:
-        yield
-    except OSError as error:
-        log.warning("%s was not cleaned up, because the disk reported an error: %s", leftover, error)
 
 
 def _is_of(found: CallKey, wanted: CallKey) -> bool:

@@ -155,9 +155,10 @@ class Commit:
     def apply(self, *, synced: bool = False, lenient: bool = False) -> None:
         """Do every step or none.
 
-        If someone else has changed a path, restores everything and raises `Conflict` with that path. If a path can't
-        be restored, because the disk reports errors, the `FileError` names it. With `synced`, the result survives a
-        power cut. With `lenient`, a folder that should be removed but is not empty is kept.
+        If someone else has changed a path, restores everything and raises `Conflict` with that path. Raises
+        `FileError` if another program is writing to a path, or if the disk reports an error. If a path could not be
+        restored then, the `FileError` names it. With `synced`, the result survives a power cut. With `lenient`, a
+        folder that should be removed but is not empty is kept.
         """
         with self._folders() as folders:
             with self._lock.held(self.folder):
@@ -362,12 +363,12 @@ class Commit:
             found = _status_in(there, name)
             if found is None or not _is_expected(step, there, name, found):
                 raise Unexpected
-            displace = self._take if step.do == "take" else self._exchange
-            self._count(step, displace(step, there, name, slots, found))
+            if step.do == "take":
+                self._count(step, self._take(step, there, name, slots))
+            else:
+                self._count(step, self._exchange(step, there, name, slots, found))
 
-    def _take(
-        self, step: Step, there: int, name: str, slots: int, found: os.stat_result
-    ) -> os.stat_result | None:
+    def _take(self, step: Step, there: int, name: str, slots: int) -> os.stat_result | None:
         """Move what is at a path into the slot, and return its status.
 
         Raises `Unexpected`, and moves it back, if it is not what the step expects.

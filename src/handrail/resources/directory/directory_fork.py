@@ -238,11 +238,15 @@ class DirectoryFork(Linked, FileFork):
             self._clear()
 
     def applied(self) -> None:
-        """Mark the commit as finished, and keep what it displaced for `undo`."""
+        """Mark the commit as finished, and put away what it displaced."""
         with self._shared.lock:
             commit, self._commit = self._commit, None
             if commit is not None:
-                self._ground.area.retire(commit)
+                self._put_away(commit)
+
+    def _put_away(self, commit: Commit) -> None:
+        """Keep what a finished commit displaced, for `undo`."""
+        self._ground.area.retire(commit)
 
     def revert(self) -> None:
         """Revert an applied commit, because another part of the transaction failed.
@@ -399,8 +403,9 @@ class DirectoryFork(Linked, FileFork):
     def _facts_left(self, entry: Entry, old: Node) -> Facts | None:
         """Return the facts of a folder that a command left, or None if they are unchanged.
 
-        A folder may keep its set-ID bits and get those of the folder above, but never gains others. Attributes
-        that only root can set don't count as changed. If this process is not root, the owner doesn't either.
+        A folder may keep its set-ID bits and inherit the set-group-ID bit of the folder above, but never gains
+        others. Attributes that only root can set don't count as changed. If this process is not root, neither does
+        the owner, nor the group if it became this process's own.
         """
         before = self._facts_of(entry.path, old) if old.is_folder else None
         left = entry.facts or Facts(0o755)

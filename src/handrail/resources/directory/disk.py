@@ -38,7 +38,7 @@ class Disk:
             os.close(fd)
 
     def copy(self, source: int, path: Path, like: os.stat_result) -> None:
-        """Copy an open file to a new path, with the mode, owner and times in `like`, and with its attributes.
+        """Copy an open file to a new path, with its attributes, and with the mode, owner and times in `like`.
 
         The copy does not get set-ID bits. Uses a reflink if the disk supports it.
         """
@@ -107,13 +107,19 @@ class Disk:
         os.pwrite(fd, data, 0)
 
     def sync_file(self, path: Path) -> None:
-        """Sync the content of a file."""
-        with contextlib.suppress(OSError):  # a link can't be opened, and syncing its folder is enough
+        """Sync the content of a file or folder. A link, pipe, socket or device has none, and is left alone."""
+        kind = stat.S_IFMT(os.lstat(path).st_mode)
+        if kind not in (stat.S_IFREG, stat.S_IFDIR):
+            return
+        try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        except PermissionError:  # its mode keeps its own owner from reading it
+            os.sync()
+            return
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
     def sync_folder(self, fd: int) -> None:
         """Sync the entries of a folder."""
@@ -124,7 +130,7 @@ class Disk:
         os.rename(path, new_path)
 
     def forget(self, path: Path) -> None:
-        """Remove one of Handrail's own folders with everything in it. Does nothing if it does not exist."""
+        """Remove one of Handrail's own files, or a folder with everything in it. Does nothing if it does not exist."""
         remove_tree(path)
 
     def empty(self, path: Path) -> None:

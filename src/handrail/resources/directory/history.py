@@ -117,7 +117,7 @@ class History:
 
     @property
     def is_full(self) -> bool:
-        """Whether adding a commit removes an older one."""
+        """Whether the history holds as many commits as it may, so that adding one removes the oldest."""
         return len(self._kept) >= self.keep_calls
 
     def why_not_kept(self, call: str) -> str:

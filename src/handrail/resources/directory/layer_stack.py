@@ -73,7 +73,11 @@ class Upper:
         fill: Callable[[OnDisk, Path], None],
         facts_below: Callable[[str], Facts | None],
     ) -> None:
-        """Write a node to a path. `fill` copies or links a file that is on disk."""
+        """Write a node to a path.
+
+        `fill` copies or links a file that is on disk. `facts_below` returns the facts of a folder in the layers
+        below.
+        """
         self._make_way(path, facts_below)
         with self._reach(path) as at:
             self._put(at, path, node, base, fill)
@@ -192,7 +196,10 @@ _Mark = tuple[int, bool, Facts | None]
 
 
 def _safe(entry: Entry, at: Path) -> Entry:
-    """Remove a file's set-user-ID and set-group-ID bits, so that a command can't leave a privileged program behind."""
+    """Return an entry, after its file's set-user-ID and set-group-ID bits were removed.
+
+    So a command can't leave a privileged program behind.
+    """
     if entry.kind != "file" or entry.status is None or not entry.status.st_mode & SET_ID:
         return entry
     os.chmod(at, stat.S_IMODE(entry.status.st_mode) & ~SET_ID)

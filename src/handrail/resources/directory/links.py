@@ -265,6 +265,7 @@ class Linked(Layer):
         """Return the names in a folder, each with whether it is a folder. Empty if the path can't be used.
 
         Links to folders are omitted, so that a search does not descend through links, which could form a cycle.
+        Names that a caller could not pass back are omitted too.
         """
         with self._shared.lock:
             try:

@@ -20,7 +20,7 @@ import msgspec
 from handrail.errors import RunUnknown
 from handrail.journals import Journal
 from handrail.records import CommitUnit
-from handrail.resources.directory.area import Area, reported
+from handrail.resources.directory.area import Area
 from handrail.resources.directory.commit import Commit, Manifest, shown_version
 from handrail.resources.directory.content import version_of
 from handrail.resources.directory.jail import Jail
@@ -30,6 +30,7 @@ from handrail.resources.directory.staging import (
     belongs,
     default_staging,
     read_identity,
+    reported,
     staging_folders,
     status_of,
 )
@@ -65,9 +66,10 @@ class Recovered(msgspec.Struct, frozen=True):
 
 
 async def recover(jail: Jail, area: Area, lock: Any, journal: Journal) -> Recovered:
-    """Apply the commits that the journal recorded, and discard the other commits of dead processes.
+    """Apply the commits that the journal recorded, and settle the other commits of dead processes.
 
-    A recorded commit that can't be applied is logged, and listed in the result.
+    A recorded commit that can't be applied is logged, and listed in the result. `_Recovery.drop` says which of
+    the other commits are kept for `undo`, reverted or discarded.
     """
     units = await journal.calls.unapplied()
     recovery = _Recovery(jail, area, lock)
@@ -167,7 +169,7 @@ def _is_retired(manifest: Manifest, staging: Path) -> bool:
 
 
 def _shows(manifest: Manifest, jail: Jail) -> bool:
-    """Return whether the root shows everything that a commit changed."""
+    """Return whether the root shows everything that a commit changed, except the facts of folders."""
     for step in manifest.steps:
         found = jail.look(step.path)
         if step.do == "put":

@@ -108,7 +108,12 @@ def _stage(
     *,
     synced: bool,
 ) -> Commit:
-    stager = _Stager(jail, area, area.commit_folder(key.journal, synced=synced), root)
+    try:
+        stager = _Stager(jail, area, area.commit_folder(key.journal, synced=synced), root)
+    except (FileError, FileNotFoundError):
+        raise
+    except OSError as error:
+        raise refusal(".", error) from None
     try:
         steps = stager.steps(changes, over)
         manifest = Manifest(

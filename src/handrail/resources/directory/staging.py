@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,8 @@ import msgspec
 from handrail.errors import DefinitionError, FileError
 from handrail.ids import random_id
 from handrail.resources.paths import is_reserved
+
+log = logging.getLogger("handrail.files")
 
 IDENTITY = "identity"
 INSIDE = ".staging.handrail"
@@ -47,7 +50,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FolderStatus(NamedTuple):
-    """The identity of a folder on disk."""
+    """What identifies a folder on disk, with its owner and its mount."""
 
     device: int
     inode: int
@@ -137,7 +140,7 @@ def staging_folders(around: Path) -> Iterator[Path]:
 
 
 def refuse_case_insensitive(folder: Path, root: Path) -> None:
-    """Raise `DefinitionError` if the disk of this folder, in which a file is created, ignores case."""
+    """Raise `DefinitionError` if the disk of this folder ignores case. To find out, creates a file in it and removes it."""
     probe = folder / "Probe"
     probe.touch()
     try:
@@ -226,3 +229,12 @@ def _put(staging: Path, identity: Identity, *, replace: bool) -> None:
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(made)
+
+
+@contextlib.contextmanager
+def reported(leftover: Path) -> Generator[None]:
+    """Log an `OSError` raised in this block instead of raising it, so that one bad leftover does not stop the cleanup."""
+    try:
+        yield
+    except OSError as error:
+        log.warning("%s was not cleaned up, because the disk reported an error: %s", leftover, error)

@@ -31,8 +31,8 @@ _SET_SIGNAL = 10
 def unwritten(folder: int, name: str, found: os.stat_result) -> Generator[Callable[[], bool]]:
     """Check that no program has a file open for writing, and yield a function that checks it again.
 
-    `found` is the file's status. Raises `Busy` if a program has it open for writing. A file that this process can't
-    open is not checked.
+    `found` is the file's status. Raises `Busy` if a program has it open for writing. Not checked are files that
+    this process can't open, pipes and other special files, and files on a disk without leases.
     """
     fd = -1
     try:

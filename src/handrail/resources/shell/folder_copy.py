@@ -367,7 +367,7 @@ def changes(upper: Path) -> Iterator[tuple[str, str]]:
 def _fingerprint(path: str) -> Fingerprint:
     with reach(path) as at:
         facts = os.lstat(at)
-    # The ctime (the fifth field) can't be forged.
+    # Programs can't set the ctime, which is the fifth field here.
     return (*_facts(facts), facts.st_ino, facts.st_ctime_ns, facts.st_size, facts.st_mtime_ns)
 
 

@@ -108,9 +108,10 @@ class Allow:
         Allow("cat", "docs/**")             one argument that matches the pattern
         Allow(...)                          every command
 
-    The program is compared literally: `git` does not match `/usr/bin/git` or `./git`. In arguments, `*` and `?`
-    match anything but `/`, and `**` matches anything. A pattern that starts with a wildcard does not match options
-    or absolute paths. No pattern matches a path with `..`. To allow these, write them without wildcards.
+    The program is compared literally: `git` does not match `/usr/bin/git` or `./git`. In arguments, `*` matches any
+    text without `/`, `?` matches one character except `/`, and `**` matches any text. A pattern that starts with a
+    wildcard does not match options or absolute paths. No pattern matches a path with `..`. To allow these, write
+    them without wildcards.
     """
 
     __slots__ = ("_open", "_pattern", "_tests")

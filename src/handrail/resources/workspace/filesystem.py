@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from handrail.errors import Conflict, FileError, FileLimitReached, UndoRefused
-from handrail.records import CallKey, WorkspaceChange, WorkspaceDelta, WorkspaceFile, WorkspaceRow
+from handrail.records import (
+    WORKSPACE,
+    CallKey,
+    WorkspaceChange,
+    WorkspaceDelta,
+    WorkspaceFile,
+    WorkspaceRow,
+)
+from handrail.resources.directory.commit import Commit
 from handrail.resources.directory.content import Special
 from handrail.resources.directory.directory_fork import DirectoryFork
 from handrail.resources.directory.filesystem import DirectoryFilesystem
@@ -46,7 +54,7 @@ class WorkspaceFilesystem(DirectoryFilesystem):
     @property
     def address(self) -> str:
         """The name by which the files are recorded and found again: `workspace:NAME`."""
-        return f"workspace:{self.row.name}"
+        return f"{WORKSPACE}{self.row.name}"
 
     @property
     def folder_id(self) -> str:
@@ -201,12 +209,9 @@ class WorkspaceFork(DirectoryFork):
             if delta is not None:
                 files.made(delta)
 
-    def applied(self) -> None:
-        """Remove what the commit displaced. The journal has it."""
-        with self._shared.lock:
-            commit, self._commit = self._commit, None
-            if commit is not None:
-                self._ground.area.discard(commit)
+    def _put_away(self, commit: Commit) -> None:
+        """Remove what a finished commit displaced. The journal has it."""
+        self._ground.area.discard(commit)
 
     def revert(self) -> None:
         """Refuse further use of the copy if it lacks recorded changes. What the journal has recorded is not taken back."""

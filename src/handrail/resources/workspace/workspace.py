@@ -14,7 +14,7 @@ from pathlib import Path
 from handrail.cancellation import shielded
 from handrail.errors import DefinitionError, JournalError
 from handrail.journals import Journal, Workspaces
-from handrail.records import WorkspaceFile, WorkspaceRow
+from handrail.records import WORKSPACE, WorkspaceFile, WorkspaceRow, workspace_name
 from handrail.resources.directory.filesystem import DIRECTORY_LIMITS
 from handrail.resources.layer import FileLimits
 from handrail.resources.workspace.cache import WorkspaceCache
@@ -24,7 +24,6 @@ from handrail.threads import run_in_thread
 
 IGNORED = ("__pycache__", "node_modules", ".venv")
 """The default names of files and folders that stay on the host where they were made."""
-PREFIX = "workspace:"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _FETCHED = 8 * 1024 * 1024
 """Maximum bytes that are fetched at a time, unless a single file is larger."""
@@ -34,14 +33,15 @@ _FETCHED = 8 * 1024 * 1024
 class Workspace:
     """A folder that Handrail owns, and that moves with its run. Pass it where a filesystem is passed to a run.
 
-    Its files are recorded in the run's journal. A call's changes are part of the record of the call. Before the call is
-    recorded, none of them is visible outside the call. Afterwards all of them are, on whichever host the run continues.
-    One run at a time has a workspace; a second one is refused with `WorkspaceBusy`. Each host keeps a copy. When a run
-    opens the workspace there, only the files that are missing or differ are fetched. Files, links, folders and
-    permissions are recorded; owners, attributes, pipes and sockets are not.
+    Its files are recorded in the run's journal. A call's changes are part of the record of the call. Before the
+    call is recorded, none of them is visible outside the call. Afterwards, all of them are visible, on whichever
+    host the run continues. One run at a time has a workspace; a second one is refused with `WorkspaceBusy`. Each
+    host keeps a copy. When a run opens the workspace there, only the files that are missing or differ are fetched.
+    Files, links, folders and permissions are recorded; owners, attributes, pipes and sockets are not.
 
     - `name`: letters, digits, `.`, `_` and `-`. Runs with the same journal and name work on the same files.
-    - `cache`: the folder for this host's copies. Default: `handrail/workspaces` below `$XDG_CACHE_HOME`.
+    - `cache`: the folder for this host's copies. Default: `handrail/workspaces` below `$XDG_CACHE_HOME`, or below
+    `~/.cache` if that is not set.
     - `ignore`: names that are not recorded, at any depth, such as `node_modules` or `*.pyc`. A pattern with a `/` is
       compared with the whole path.
     - `limits`, `startup_files`: as for `DirectoryFilesystem`.
@@ -74,14 +74,14 @@ class Workspace:
     @classmethod
     def named(cls, address: str, *, startup_files: Collection[str] = ()) -> Workspace | None:
         """Return the workspace that `workspace:NAME` names; None for the path of a folder."""
-        if not address.startswith(PREFIX):
+        if not address.startswith(WORKSPACE):
             return None
-        return cls(address.removeprefix(PREFIX), startup_files=startup_files)
+        return cls(workspace_name(address), startup_files=startup_files)
 
     @property
     def address(self) -> str:
         """The workspace as it is named on the command line and in records: `workspace:NAME`."""
-        return f"{PREFIX}{self.name}"
+        return f"{WORKSPACE}{self.name}"
 
     @property
     def allowed_startup_files(self) -> tuple[str, ...]:

@@ -13,7 +13,8 @@ from handrail.testing.simulation import Scenario, simulate
 def scenario_named(name: str) -> Scenario:
     """Import and return the scenario named `module:name`. The current folder is searched first.
 
-    Raises `DefinitionError` if the module has no such scenario, and `ImportError` if it can't be imported.
+    Raises `DefinitionError` if the name has no colon or the module has no such scenario, and `ImportError` if the
+    module can't be imported.
     """
     module, colon, attribute = name.partition(":")
     if not colon:

@@ -108,7 +108,7 @@ class Trial(NamedTuple):
     secrets: Sequence[str]
     unrecorded: Sequence[str]
     recorded: bytes
-    """The content of the journal, as bytes."""
+    """The content of the journal, or b"" if the scenario has no `unrecorded` texts."""
 
     def doubtful(self) -> frozenset[str]:
         """Return the ids of the calls whose results may differ from the uncrashed run.

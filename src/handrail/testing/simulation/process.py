@@ -18,8 +18,8 @@ from handrail.dispatch.gate import Gate
 from handrail.environment import LaterEnvironment
 from handrail.errors import AnswerRefused, RunParked, RunUnknown
 from handrail.events import ToolInvoked
+from handrail.journal.any_journal import AnyJournal
 from handrail.journal.connection import Connection
-from handrail.journal.opening import AnyJournal
 from handrail.limits import Budget, BudgetTracker
 from handrail.protocols import Asker, Environment
 from handrail.question import Answer, Question

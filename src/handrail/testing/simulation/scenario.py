@@ -19,7 +19,7 @@ import msgspec
 from handrail.adapter import Adapter
 from handrail.clock import Clock
 from handrail.errors import DefinitionError
-from handrail.journal.opening import AnyJournal
+from handrail.journal.any_journal import AnyJournal
 from handrail.messages import AssistantMessage, ModelPart, ModelRequest, Traits, Usage, UserMessage
 from handrail.models.scripted import Reply, Scripted, ScriptedModel
 from handrail.prompt import Prompt

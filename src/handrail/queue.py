@@ -1,0 +1,78 @@
+"""`Queue`: the role of a journal in which runs wait for workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from handrail.records import RunRecord, RunRow, WorkerRow
+
+
+class Queue(Protocol):
+    """Runs that wait for a worker, and the workers.
+
+    A worker may take a run that is *due*: a queued run whose time has come, a parked run with a question that has been
+    answered or has expired, or a run whose owner is gone. Of a session's queued runs only the oldest is due, and only
+    while no other run of the session is running or parked. At most one run of a session has an owner at a time.
+    """
+
+    async def submit(
+        self, run: RunRecord, /, *, at: float | None = None, host: str = "", key: str = ""
+    ) -> RunRow:
+        """Record a run for a worker to begin, as `queued`, and return its row.
+
+        It is due at the time `at`, or now. With `host`, only workers on that host may take it. If the principal has
+        already submitted a run with this `key`, nothing is recorded, and the row of that run is returned. Raises
+        `DefinitionError` if the run has no app, and `RunError` if its id is in use.
+        """
+        ...
+
+    async def claim(
+        self, queues: Sequence[str], /, *, host: str = "", run_id: str | None = None
+    ) -> RunRow | None:
+        """Take the lease of the run in these queues that has been due longest, or return None if no run is due.
+
+        Returns the run's previous row, with the new counts of legs and deaths.
+
+        With `run_id`, only that run is considered. If it is not due, but has no owner and is not over, its count of legs
+        increases all the same, so that its next leg has a new number.
+        """
+        ...
+
+    async def due(
+        self, queues: Sequence[str] | None = None, /, *, host: str | None = None, limit: int = 100
+    ) -> Sequence[RunRow]:
+        """Return the runs that workers may take now, longest due first. None stands for any queue, and for any host."""
+        ...
+
+    async def wake(self, run_id: str, /, at: float | None = None) -> None:
+        """Make a run due at the time `at`, or now. Does nothing if a process owns the run or the run is over."""
+        ...
+
+    async def adopt(self, run_id: str, queue: str, /) -> None:
+        """Move a run to a different queue, so that a different version of its code continues it."""
+        ...
+
+    async def cancel(self, run_id: str, outcome: bytes, /) -> bool:
+        """Record that a queued run is cancelled, with this outcome. Returns whether it was.
+
+        The run must not have begun, and no live process may have it. It is not taken first, so this works while a worker
+        has another run of its session. Raises `RunUnknown` if there is no such run.
+        """
+        ...
+
+    async def stopping(self) -> Sequence[str]:
+        """Return the ids of the runs that this process owns and that somebody has asked to cancel."""
+        ...
+
+    async def wait(self, seconds: float, /) -> None:
+        """Return when the journal may have changed, and after this many seconds at the latest."""
+        ...
+
+    async def announce(self, worker: WorkerRow, /, *, seconds: float) -> None:
+        """Record that this process is a worker, for that many seconds. With 0 seconds, remove the record."""
+        ...
+
+    async def workers(self) -> Sequence[WorkerRow]:
+        """Return the workers that are alive."""
+        ...
