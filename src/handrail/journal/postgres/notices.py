@@ -123,8 +123,10 @@ class PostgresQueue(SqliteQueue):
         notices.subscribe(self._noticed)
 
     def _noticed(self, kind: str, id: str) -> None:
-        if kind in (WATCHED, SAID):
-            return  # they change nothing that a worker could take
+        if kind not in (WATCHED, SAID):  # those two change nothing that a worker could take
+            self._wake()
+
+    def _wake(self) -> None:
         for each in tuple(self._waiting):
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 each.loop.call_soon_threadsafe(each.event.set)
