@@ -32,7 +32,8 @@ class Queue(Protocol):
     ) -> RunRow | None:
         """Take the lease of the run in these queues that has been due longest, or return None if no run is due.
 
-        Returns the run's previous row, with the new counts of legs and deaths.
+        Returns the run's previous row, with the new counts of legs and deaths. Runs that are pinned to a host other
+        than `host` are left alone.
 
         With `run_id`, only that run is considered. If it is not due, but has no owner and is not over, its count of legs
         increases all the same, so that its next leg has a new number.

@@ -347,7 +347,7 @@ def with_signature(command: Callable[..., None], parameters: list[inspect.Parame
 def parse_approvals(word: str, *, can_park: bool = False) -> Any:
     """Return the approval mode for `--approve`, or None for the default. Raises `UsageError` for an unknown word.
 
-    `later` is known only if the run can be parked.
+    `later` is known only with `can_park`, for a run that can be parked.
     """
     modes = {**_MODES, "later": None} if can_park else _MODES
     if word not in modes:

@@ -54,7 +54,7 @@ class SqliteQueue:
         self._runs = runs
         self._lost = lost
         self._observer: sqlite3.Connection | None = None
-        """A second connection, whose change counter shows the changes of all others."""
+        """A second connection, whose change counter shows the changes of all others; None until it is needed."""
         self._reported: set[str] = set()
         """The altered runs that have already been logged."""
 

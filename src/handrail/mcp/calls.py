@@ -58,7 +58,7 @@ _PLACE = ".1"
 """The place of the call in its run."""
 
 Report = Callable[[float, float | None, str], Awaitable[None]]
-"""Reports progress to the client: done, total and a message."""
+"""A function that reports progress to the client: the amount done, the total or None, and a message."""
 
 
 class CallUnknown(HandrailError, LookupError):
@@ -196,7 +196,7 @@ class Calls:
     async def resume(
         self, run_id: str, *, principal: str, asks: bool, opens: bool = False, report: Report | None = None
     ) -> LiveCall | ToolResult[Any]:
-        """Continue a recorded call. Returns its result if it is over, and the live call if this process executes it.
+        """Continue a recorded call, with the options of `begin`. Returns its result if it is over, or else the live call.
 
         Raises `CallUnknown` if this principal has no such call, and `RunBusy` if a different process executes it.
         """

@@ -39,7 +39,10 @@ class FileFork(Overlay):
     is_durable: ClassVar[bool] = False
 
     def fork(self, owner: str, /, *, writable: bool = True) -> Self:
-        """Return a fork that commits to this one. If this fork is read-only, so is the new one."""
+        """Return a fork that commits to this one.
+
+        Without `writable`, or if this fork is read-only, it refuses every change.
+        """
         self._enter()
         if self._claimed is None:
             self._stamps = {}

@@ -362,9 +362,9 @@ class Routes:
         return JSONResponse({}, 202)
 
     async def _thread(self, request: Request) -> Thread:
-        """Return the thread with the id in the URL. Raises `ThreadElsewhere` if it belongs to a different app.
+        """Return the thread with the id in the URL, which is always one of the request's principal.
 
-        It always belongs to the request's principal, because other principals' threads can't be named.
+        Raises `RequestRefused` if the id is invalid, and `ThreadElsewhere` if it is a thread of a different app.
         """
         return await self._threads.open(
             request.scope[PRINCIPAL], requests.check_id(request.path_params["id"])

@@ -104,7 +104,10 @@ def app_name(record: RunRecord) -> str:
 
 
 class PromptSource:
-    """Serves a prompt with an adapter. Each message in a thread starts a run."""
+    """Serves a prompt with an adapter.
+
+    Each message in a thread starts a run. Raises `DefinitionError` if the prompt takes params.
+    """
 
     def __init__(
         self,
@@ -218,9 +221,9 @@ class Loaded:
 
     source: Source
     authenticate: Callable[..., Any] | None = None
-    """A hook that returns the principal who sent a request."""
+    """A hook that returns the principal who sent a request; None if the app has none."""
     renderers: Path | None = None
-    """The path of a script with renderers for the page."""
+    """The path of a script with renderers for the page; None if the app has none."""
 
 
 def load(app: str, *, model: Model | None = None, approvals: Any = None, files: Any = None) -> Loaded:

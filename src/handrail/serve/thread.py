@@ -392,7 +392,7 @@ class Thread(ThreadRecord):
     async def _go_on(self, run_id: str, leg: str = "", *, stays: bool = False) -> str:
         """Resume a run that this process is not executing, and return the id of the leg in which it continues.
 
-        Tools that a client added are rebuilt from the journal, so no client needs to be connected.
+        For `stays`, see `go_on`. A client's tools are rebuilt from the journal, so no client needs to be connected.
         """
         self._check_accepting()
         tree = await runs.show(self._journal, run_id)

@@ -194,7 +194,7 @@ class Threads:
         await asyncio.gather(*(thread.park(grace) for thread in self.running()))
 
     async def poll(self) -> None:
-        """Resume parked runs whose questions have expired or were answered in another process."""
+        """Resume parked runs with a question that has expired, or was answered or withdrawn in another process."""
         if not self._waiting or self.stopping:
             return
         open_now = {each.id for each in await self.journal.questions.open()}

@@ -45,7 +45,7 @@ class Notices:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop: int | None = None
-        """The end of a pipe that stops the thread when it is closed."""
+        """The end of a pipe that stops the thread when it is closed; None if the thread is not running."""
         self._tried = threading.Event()
         """Set once the thread listens, or its first attempt to connect has failed."""
 

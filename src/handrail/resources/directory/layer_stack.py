@@ -49,7 +49,7 @@ class Entry(msgspec.Struct, frozen=True):
     copied: bool = False
     """Whether the path was copied up from a lower layer."""
     facts: Facts | None = None
-    """For a folder, its mode, owner, group and attributes."""
+    """For a folder, its mode, owner, group and attributes; otherwise None."""
 
 
 class Upper:

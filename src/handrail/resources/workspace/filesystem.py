@@ -189,7 +189,7 @@ class WorkspaceFork(DirectoryFork):
         """Commit the changes to the outer fork, or to this host's copy once the journal has recorded them.
 
         What is recorded stands, so a path of the copy that somebody has changed meanwhile is overwritten. If that
-        fails too, the copy refuses every further use.
+        fails too, the copy refuses every further use. `synced` has no effect, because the copy is disposable.
         """
         if self._line:
             super().apply()
