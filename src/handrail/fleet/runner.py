@@ -47,6 +47,8 @@ _AGAIN_SECONDS = 5.0
 """Seconds after which a run that is still due is handed to the engine again, because its leg may have been lost."""
 _RETRY_SECONDS = 15.0
 """Seconds until a run is tried again after a leg failed without ending the run."""
+_BUSY_SECONDS = 3.0
+"""Seconds until a run is tried again after a different run had its workspace."""
 
 
 class _LegEnvironment(LaterEnvironment):
@@ -163,7 +165,7 @@ class Runner:
         """
         if self._draining:
             return
-        row = await self.journal.queue.claim(self.queues, host=self.host, run_id=run_id)
+        row = await self._claimed(run_id)
         if row is not None:
             await self._execute(row)
 
@@ -174,7 +176,7 @@ class Runner:
         while not self._draining:
             try:
                 if len(self._tasks) < self.limit:
-                    row = await self.journal.queue.claim(self.queues, host=self.host)
+                    row = await self._claimed()
                     if row is not None:
                         self._start(row)
                         continue
@@ -182,6 +184,16 @@ class Runner:
             except JournalError:
                 log.warning("could not look for runs; will retry", exc_info=True)
                 await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _claimed(self, run_id: str | None = None) -> RunRow | None:
+        """Claim a due run, or return None.
+
+        A run that a leg of this worker still executes is not claimed, although another worker may have had it since. The
+        journal refuses the records of a lost leg by its process, so it would accept them again.
+        """
+        return await self.journal.queue.claim(
+            self.queues, host=self.host, run_id=run_id, besides=tuple(self._legs)
+        )
 
     def _start(self, row: RunRow) -> None:
         task = asyncio.ensure_future(self._execute(row))
@@ -323,7 +335,8 @@ class Runner:
             if not isinstance(error, JournalError | PromptEvaluationError | WorkspaceBusy):
                 log.error("a leg of run %s failed", run_id, exc_info=error)
             is_mine = row.owner == journal.owner
-            later = self._clock.now().timestamp() + _RETRY_SECONDS
+            pause = _BUSY_SECONDS if isinstance(error, WorkspaceBusy) else _RETRY_SECONDS
+            later = self._clock.now().timestamp() + pause
             if row.status == "queued" and is_mine and not isinstance(error, JournalError | WorkspaceBusy):
                 outcome = RunOutcome(stop_reason="failed", error=str(error), phase="begin")
                 await journal.runs.leave(run_id, "failed", msgspec.msgpack.encode(outcome))

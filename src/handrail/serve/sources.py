@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from handrail.adapter import Adapter
 from handrail.agent import Agent
@@ -64,6 +64,10 @@ class Source(Protocol):
     @property
     def shown(self) -> Sequence[type[Any]]:
         """The types of the slices that clients see as the thread's state."""
+        ...
+
+    def with_files(self, files: Any) -> Source:
+        """Return the same source for runs that change different files."""
         ...
 
     def owns(self, record: RunRecord) -> bool:
@@ -141,6 +145,11 @@ class PromptSource:
     def files_of(self, principal: str) -> Any:
         return _files_of(self.files, principal)
 
+    def with_files(self, files: Any) -> Self:
+        changed = copy.copy(self)
+        changed.files = files
+        return changed
+
     def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
         given: RunArguments = {
             **options, "filesystem": _files_for(self.files, options), "approvals": self._approvals, "app": self.app
@@ -187,6 +196,11 @@ class WorkersSource:
 
     def files_of(self, principal: str) -> Any:
         return _files_of(self.files, principal)
+
+    def with_files(self, files: Any) -> Self:
+        changed = copy.copy(self)
+        changed.files = files
+        return changed
 
     def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
         given: RunArguments = {
