@@ -293,7 +293,7 @@ class LiveCall:
         self._timer: asyncio.TimerHandle | None = None
 
     def hear(self, events: Dispatcher) -> None:
-        """Listen to the events of the call's run."""
+        """Listen for the call's progress and result and, if there is a journal, for the start of its run."""
         events.subscribe(ToolInvoked, self._take_result)
         events.subscribe(Progress, self._take_progress)
         if self.journal is not None:

@@ -164,8 +164,8 @@ class Feed:
     async def after(self, number: int, seconds: float | None = None) -> Sequence[Item]:
         """Return the next events after a position.
 
-        If there are none yet, waits up to `seconds` for one. Returns an empty list if none arrives in that time. Raises
-        `FellBehind` if the next event is no longer kept.
+        If there are none yet, waits up to `seconds` for one, or without limit if `seconds` is None. Returns an
+        empty list if none arrives in that time. Raises `FellBehind` if the next event is no longer kept.
         """
         if number >= self._last:
             if self._changed is None:
