@@ -102,13 +102,13 @@ def test_an_address_that_could_leak_or_break_is_refused(address: str) -> None:
     "address", ["data:image/png;base64,AAAA", "s3://bucket/a.png", "FILE:///etc/hosts", "gs://a/b"]
 )
 def test_an_address_that_no_provider_fetches_is_refused(address: str) -> None:
-    """Only http addresses can be attached. Others are not taken for paths."""
+    """A text with a scheme other than http or https is refused, and is not read as a path."""
     with pytest.raises(DefinitionError, match="is not an http or https address"):
         Attachment(address)
 
 
 def test_the_scheme_of_an_address_may_be_in_capitals() -> None:
-    """An address is recognised by its scheme, in small or capital letters."""
+    """An address is recognised by its scheme in capitals too."""
     assert Attachment("HTTPS://example.org/a.png").address == "HTTPS://example.org/a.png"
 
 

@@ -269,7 +269,7 @@ async def test_an_opened_section_offers_its_tools_from_then_on() -> None:
 
 
 class Live(LiveSection):
-    """A section that offers the next of these tools each time `advance` is called."""
+    """A section that offers the next of these sets of tools each time `advance` is called."""
 
     def __init__(self, *states: tuple[ProviderTool, ...]) -> None:
         super().__init__("Live", "live", "Live.")
@@ -288,7 +288,7 @@ class Live(LiveSection):
     "states", [[(SEARCH, CODE), (SEARCH,), (), (CODE,)], [(), (SEARCH,), ()], [(SEARCH,), ()]]
 )
 async def test_a_live_section_offers_only_what_it_has_now(states: list[tuple[ProviderTool, ...]]) -> None:
-    """A provider's tool that a live section no longer has is not offered any more, even if it was the last one."""
+    """Each request offers exactly the provider's tools that the live section has then, even if it has none."""
     section = Live(*states)
 
     @tool(effect="read")

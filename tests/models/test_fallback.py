@@ -246,7 +246,7 @@ async def test_a_resumed_run_has_paid_for_what_was_cut_off() -> None:
 
 
 class Uncounted(ScriptedModel):
-    """A scripted model that reports no usage for replies with an empty one."""
+    """A scripted model that leaves out the usage of a reply if it is empty."""
 
     async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
         async for part in super().stream(request):
@@ -265,7 +265,7 @@ class Uncounted(ScriptedModel):
     ids=["down", "cut", "refused", "uncounted"],
 )
 async def test_a_resumed_run_has_no_more_budget_than_before(first: Any) -> None:
-    """A budget is charged for requests whose usage was not reported, and a resumed run is charged the same again."""
+    """Requests without reported usage are charged to the budget, and a resumed run has as much left as before."""
     left: list[dict[str, float]] = []
 
     @tool(effect="read")

@@ -429,7 +429,7 @@ async def test_a_call_that_was_interrupted_gets_an_error_as_its_result(name: str
 
 
 async def test_a_call_that_another_provider_continued_gets_an_error_as_its_result() -> None:
-    """If a different provider goes on after Anthropic paused, Anthropic gets a result for its call the next time."""
+    """If another provider answers after Anthropic paused, Anthropic's next request has a result for its call."""
     down = whole({"error": {"message": "x"}}, 529)
     async with (
         raw_server(paused("web_search"), down, down, whole(DONE["messages"])) as one,
@@ -460,7 +460,7 @@ async def test_a_call_that_anthropic_continues_gets_no_other_result() -> None:
 
 
 async def test_gemini_tells_each_search_once() -> None:
-    """An event that follows the end of the answer repeats no search, and a new one in it is told."""
+    """After the end of the answer, a search that is reported again is not shown again, and a new one is shown."""
     chunks = [
         {
             "candidates": [

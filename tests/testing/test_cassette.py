@@ -204,7 +204,7 @@ BEGUN, REST = _CALL[:20], _CALL[20:]
     ],
 )
 def test_a_secret_is_found_in_every_form(form: str) -> None:
-    """A secret is replaced in each encoding, and what is around it stays."""
+    """A secret is replaced in each encoding, and the text around it stays."""
     clean = Secret(ODD).replaced_in(f"before {form} after")
     assert clean.startswith("before ")
     assert clean.endswith(" after")
@@ -215,7 +215,7 @@ def test_a_secret_is_found_in_every_form(form: str) -> None:
 
 
 async def test_a_secret_inside_of_a_file_is_not_written(tmp_path: Path) -> None:
-    """A secret in the bytes of an attachment is replaced, so that another one in the same place still matches."""
+    """A secret in an attachment's bytes or an address is replaced, so a request with a different secret matches."""
 
     async def send(url: str, secret: str) -> None:
         attached = Attachment(b"%PDF-1.4 " + secret.encode() + b" end", "a.pdf")
@@ -243,7 +243,7 @@ async def test_a_secret_inside_of_a_file_is_not_written(tmp_path: Path) -> None:
 async def test_a_secret_in_the_pieces_of_calls_is_never_written(
     pieces: list[tuple[int, str]], tmp_path: Path
 ) -> None:
-    """A secret in several pieces is found if it is escaped, and if pieces of a different call are between."""
+    """A secret that arrives in pieces is found if it is escaped, or if a piece of a different call is in between."""
     calls = [
         delta(tool_calls=[{"index": index, "id": f"c{index}", "function": {"name": "look", "arguments": ""}}])
         for index in sorted({index for index, _ in pieces})

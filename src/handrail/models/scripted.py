@@ -109,7 +109,7 @@ class ScriptedModel:
         if scripted is None:
             raise ModelRequestRefused(
                 self.name,
-                f"its script has {counted(len(self.requests) - 1, 'answer')}, and one more was requested",
+                f"its script has {counted(len(self.requests) - 1, 'answer')}, and one more was requested. Add an answer",
             )
         reply = _reply(scripted)
         if reply.delay:
