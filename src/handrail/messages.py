@@ -118,7 +118,10 @@ class Sent(Generic[T]):
         self._items.append(item)
 
     def encoded(self, encode: Encode, between: Between | None = None) -> bytearray:
-        """Return all items, encoded for one wire. This is the cache itself: it grows, and must not be changed."""
+        """Return all items, encoded for one wire. This is the cache itself: it grows, and must not be changed.
+
+        `between` returns the separator of two neighbouring items. Without it, they are separated by commas.
+        """
         items = self._items
         done, written = self._encoded.get(encode, (0, None))
         if written is None:

@@ -57,7 +57,8 @@ class LocalSteps:
         """Run `function`, or return its value if it has already succeeded for this key.
 
         If a key is run twice concurrently, the second caller waits for the first, and runs its own function if
-        the first one fails or is cancelled. Raises `DefinitionError` if the key is run inside its own function.
+        the first one fails or is cancelled. `unsettled` is never called, because no step outlives its process here.
+        Raises `DefinitionError` if the key is run inside its own function.
         """
         around, me = _inside.get(), (id(self), key)
         if me in around:

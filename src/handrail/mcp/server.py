@@ -22,7 +22,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from handrail import __version__
 from handrail.adapter import Adapter
 from handrail.dispatch.options import SharedArguments
-from handrail.errors import RunBusy
+from handrail.errors import RunBusy, ToolValidationError
 from handrail.journals import Journal
 from handrail.mcp.calls import NO_PAGE, PARK_AFTER, Calls, CallUnknown, LiveCall, TooManyCalls
 from handrail.mcp.forms import address_of, form_of, key_of
@@ -147,6 +147,8 @@ class ToolServer:
                 )
             except TooManyCalls as error:
                 raise MCPError(wire.INVALID_REQUEST, str(error)) from None
+            except ToolValidationError as error:  # they are not valid Unicode, so they can't be recorded
+                call = ToolResult.error(f"The arguments of {tool.name} are invalid: {error}.")
         else:
             state = msgspec.json.decode(params.request_state, type=_State)
             call = await self.continue_call(request, state.call, principal, params.input_responses or {})

@@ -81,7 +81,10 @@ def kept(
     key: Callable[[Any], Hashable] | None = None,
     reducers: Mapping[type, Reducer] | None = None,
 ) -> Callable[[F], F]:
-    """Declare on a type how a session stores its items, as in `@kept(key=lambda todo: todo.id)`."""
+    """Declare on a type how a session stores its items, as in `@kept(key=lambda todo: todo.id)`.
+
+    The arguments are the fields of `SliceRules`.
+    """
     rules = SliceRules(kind, key, dict(reducers or {}))
 
     def mark(type_: F) -> F:
