@@ -64,6 +64,7 @@ class PostgresJournal:
                 f"lease={lease!r} is not a number of seconds. Pass one above 0, such as 30."
             )
         try:
+            from handrail.journal.postgres.broadcasts import PostgresBroadcasts
             from handrail.journal.postgres.database import PostgresDatabase
             from handrail.journal.postgres.notices import Notices, PostgresQuestions, PostgresQueue
         except ModuleNotFoundError as error:
@@ -104,6 +105,7 @@ class PostgresJournal:
         self._notices = Notices(database)
         self.queue.listen(self._notices)
         self.questions.listen(self._notices)
+        self.broadcasts = PostgresBroadcasts(database, self._notices)
 
     def close(self) -> None:
         """Finish pending writes and close the connection. Closing it twice is harmless."""
