@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 
 class Listener(Protocol):
-    """Is told before its work is cancelled."""
+    """An object that is told before its work is cancelled."""
 
     @property
     def work(self) -> object: ...

@@ -301,7 +301,7 @@ class NoAnswer(HandrailError):
 
 
 class Declined(NoAnswer):
-    """The person who was asked said no."""
+    """The person who was asked said no or gave no valid answer, or nobody could be asked."""
 
     def __init__(self, question: str, reason: str = "") -> None:
         super().__init__(question, f"declined: {reason}" if reason else "declined")

@@ -89,7 +89,7 @@ class Answer:
         self._pieces: dict[int, list[CallPart]] = {}
         self.usage = _NONE
         self.charged: Charged = {}
-        """The amounts that the budget was charged, if the provider did not report the usage."""
+        """The amounts that the budget was charged, if the provider did not report the usage; otherwise empty."""
         self.stop: StopPart | None = None
         self.sent: SentPart | None = None
         self._view: RequestView | None = None
@@ -212,7 +212,7 @@ class FailedRequest(msgspec.Struct, frozen=True):
     """The tokens that the request used, as far as its provider reported them; None if it reported none."""
     cost: Decimal | None = None
     charged: Charged = {}
-    """The amounts that the budget was charged, if the provider did not report the usage."""
+    """The amounts that the budget was charged, if the provider did not report the usage; otherwise empty."""
 
     def spent(self) -> Charged:
         """Return the amounts that a budget is charged for the request."""
@@ -240,7 +240,7 @@ class RecordedAnswer(msgspec.Struct, frozen=True):
     """The earlier requests for this answer, in order: those that were retried, and those to other models of a choice."""
     thought: str = ""
     charged: Charged = {}
-    """The amounts that the budget was charged, if the provider did not report the usage."""
+    """The amounts that the budget was charged, if the provider did not report the usage; otherwise empty."""
 
 
 def write_answer(

@@ -168,7 +168,10 @@ class Run:
     # Requests.
 
     def request(self, max_tokens: int | None = None) -> ModelRequest:
-        """Return the next request. It refers to the conversation and the tools, both of which grow."""
+        """Return the next request. It refers to the conversation and the tools, both of which grow.
+
+        If `max_tokens` is given, it replaces the run's own limit on the answer.
+        """
         most = max_tokens or self.settings.max_tokens
         request = self._request
         if request is None or request.max_tokens != most:

@@ -256,6 +256,14 @@ class ServeOptions:
             help="What happens to calls that need approval. ask: ask on the page; all: approve; strict: deny.",
         ),
     ] = "ask"
+    submit: Annotated[
+        bool,
+        typer.Option(
+            "--submit",
+            help="Let workers execute the runs (`handrail worker APP`), and only show them here. The journal must be in "
+            "PostgreSQL.",
+        ),
+    ] = False
     oidc_issuer: Annotated[
         str | None,
         typer.Option(

@@ -129,7 +129,7 @@ def runs_command(verb: str, run_id: str, journal: str) -> str:
 def fail(failure: Exception | Failure, *, as_json: bool = False, verbose: bool = False) -> int:
     """Report a failed command, to a person or with `as_json` as JSON, and return its exit code.
 
-    With `verbose`, the traceback of an exception is printed too.
+    With `verbose`, or if `HANDRAIL_DEBUG` is set, the traceback of an exception is printed too.
     """
     found = failure if isinstance(failure, Failure) else Failure.of(failure)
     if as_json:

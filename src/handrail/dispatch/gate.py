@@ -454,7 +454,7 @@ class Gate:
         try:
             await close_resources(passage.attempt)
             if self.frame.log.is_kept and not passage.recorded and passage.result is not None:
-                passage.recorded = await record_end(passage.attempt, passage.result, passage.status)
+                passage.recorded = await record_end(passage.attempt, passage.result, passage.status, ending)
         except GeneratorExit as error:
             if is_closing():
                 self._end(passage, error)

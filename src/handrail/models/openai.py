@@ -74,7 +74,8 @@ class OpenAIModel:
     server. `provider` is the name of a different provider with this API, such as "ollama", "groq" or
     "azure". For any other server pass its `base_url`. `key_variable` names the environment variable with the server's
     key; None sends no key. `options` are further fields of the request, such as `{"reasoning_effort": "low"}`.
-    `takes` says which attachments the model takes, if that is not known from its name.
+    `api` is the API to use: chat completions or responses. `takes` says which attachments the model takes, if that
+    is not known from its name. After `silence` seconds without data, a request fails.
     """
 
     def __init__(

@@ -70,7 +70,8 @@ class WorkerRegistry:
     """The workers in a folder: each `*.md` is one, and the `tools.py` beside them contains their functions.
 
     Hidden files are ignored, and so is a README without front matter. The folder is read once, on first use.
-    `check()` returns every problem in it. A worker with a problem can't be used, but the others can.
+    `check()` returns every problem in it. A worker with a problem can't be used, but the others can. Raises
+    `WorkerError` if there is no such folder.
     """
 
     def __init__(

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from handrail.protocols import Asker
     from handrail.question import Answer, Question
 
+WATCHED, SAID = "watched", "said"
+"""The kinds of the notices about a session that somebody watches, and about what a run in it has broadcast."""
 _PAUSE = 0.5
 """Seconds before a lost connection is opened again."""
 
@@ -118,7 +120,11 @@ class PostgresQueue(SqliteQueue):
         """Wake waiting workers whenever a notice comes."""
         self.notices = notices
         self._waiting = weakref.WeakSet()
-        notices.subscribe(lambda kind, id: self._wake())
+        notices.subscribe(self._noticed)
+
+    def _noticed(self, kind: str, id: str) -> None:
+        if kind not in (WATCHED, SAID):  # those two change nothing that a worker could take
+            self._wake()
 
     def _wake(self) -> None:
         for each in tuple(self._waiting):

@@ -117,7 +117,7 @@ class DirectoryFork(Linked, FileFork):
 
     # --- replay -----------------------------------------------------------------------------------
 
-    def _lasting(self, node: Node) -> str:
+    def _lasting(self, path: str, node: Node) -> str:
         return f"{node.version:x}" if node.version >= FIRST_VERSION else ""
 
     def _change(self, path: str, node: Node, base: str) -> FileChange:
