@@ -244,11 +244,13 @@ def message_in(line: bytes) -> Any:
         pass  # pydantic refuses lone surrogates and deep nesting too
     try:
         found: Any = json.loads(clean_text(json.dumps(json.loads(line), ensure_ascii=False)))
-        return jsonrpc_message_adapter.validate_python(found, by_name=False)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    try:
+        return jsonrpc_message_adapter.validate_python(found, by_name=False)
     except ValidationError:
-        id = found.get("id") if isinstance(found, dict) and "method" not in found else None
+        named = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+        id = None if "method" in named else named.get("id")
         if not isinstance(id, int | str):
             raise
         return JSONRPCResponse(jsonrpc="2.0", id=id, result={"content": 0, "tools": 0})
