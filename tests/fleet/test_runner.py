@@ -145,7 +145,10 @@ async def test_a_worker_that_is_stopped_leaves_its_runs_to_others(
 async def test_a_leg_that_lost_its_run_ends_before_the_same_worker_takes_the_run_again(
     app: FleetApp, log: Callable[[], list[str]]
 ):
-    """Until then, the worker does not claim the run, because the journal could not tell the records of the two legs apart."""
+    """A worker does not claim a run while its own lost leg of that run goes on.
+
+    The journal could not tell the records of the two legs apart.
+    """
     journal = MemoryJournal()
     run_id = (await submit(journal, app, "sleep 1000")).record.id
     runner = Runner(journal, [app])

@@ -1,4 +1,4 @@
-"""A run that its budget has ended is ended by it again, if its process died before the end was recorded."""
+"""If a process dies before it has recorded that a run's budget was spent, the resumed run ends in the same way."""
 
 from typing import Any
 

@@ -106,8 +106,9 @@ class Choice:
 async def _moved(
     journal: AnyJournal, hosts: tuple[Path, Path], before: ToolCall, asking: Any, arguments: Any = None
 ) -> str:
-    """Run two calls, of which the second asks a person. Answer `!` while the run is parked, and continue it on the other
-    host. Returns the text of the second call's result.
+    """Run two calls, of which the second asks a person, and continue the run on the other host.
+
+    The person answers `!` while the run is parked. Returns the text of the second call's result.
     """
     here, there = hosts
     prompt = Prompt("files", "Work.", tools=[*TOOLS, asking])
@@ -131,8 +132,9 @@ async def _moved(
 async def test_what_an_inner_call_did_is_there_after_its_call_continues_on_another_host(
     journal: AnyJournal, hosts: tuple[Path, Path]
 ):
-    """An agent that waits keeps what a call changed that can't be repeated, although the inodes and times of the other host's
-    files differ.
+    """The changes of an irreversible inner call are kept when its agent continues on another host.
+
+    The call is not repeated, although the files there have different inodes and times.
     """
     sent: list[str] = []
 

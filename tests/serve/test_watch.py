@@ -176,7 +176,7 @@ async def test_a_viewer_sees_the_text_while_a_worker_writes_it(fleet: Fleet):
 
 
 async def test_a_viewer_who_joins_in_the_middle_gets_what_was_said_so_far(fleet: Fleet):
-    """Two viewers join a leg that is being executed, on two servers. Nobody has watched it before."""
+    """Two viewers, on two servers, join a leg that nobody has watched before. Both see its whole text."""
     async with fleet.server() as threads, fleet.server() as others, fleet.worker() as runner:
         thread = threads.thread("ann", "t")
         run_id = await thread.say("tell")
@@ -275,7 +275,7 @@ async def test_viewers_go_on_when_a_worker_leaves_a_run_to_another(fleet: Fleet)
 async def test_viewers_go_on_when_the_database_has_lost_what_is_not_recorded(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
-    """A crash of PostgreSQL empties unlogged tables."""
+    """The test empties the unlogged tables, as a crash of PostgreSQL does."""
     monkeypatch.setattr(watch, "_RENEW_SECONDS", 0.05)
     async with fleet.server() as threads, fleet.worker():
         thread = threads.thread("ann", "t")

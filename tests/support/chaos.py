@@ -102,7 +102,7 @@ class Chaos:
         seed: int,
         url_from: Callable[[str], str] | None = None,
     ) -> None:
-        """Start workers. If there is `url_from`, each is on a host, which reaches the journal at `url_from(host.address)`."""
+        """Start workers. With `url_from`, each has its own host, which reaches the journal at `url_from(host.address)`."""
         self.random = random.Random(seed)
         self.happened: collections.Counter[str] = collections.Counter()
         self._folder = folder
@@ -232,7 +232,7 @@ class Chaos:
         await disturbing
 
     async def _disturb(self, seconds: float, events: Iterator[Callable[[], Any]]) -> None:
-        """Let an event happen every second, as long as runs are left. Wait until those that last are over."""
+        """Let an event happen every second until the runs are over or the time is up. Then wait for the events to end."""
         began = time.monotonic()
         lasting: list[asyncio.Task[None]] = []
         for number in range(int(seconds)):

@@ -35,7 +35,7 @@ CALLS = 6
 REQUESTS = 8
 """How many requests to models a run makes, including those of its nested agent."""
 _OFF = 20
-"""The error of the process's clock, in seconds, from which on it is noted."""
+"""Maximum error of the process's clock, in seconds, that is not noted in the ledger."""
 _SECONDS = float(os.environ.get("CHAOS_SECONDS", "0.05"))
 
 
@@ -66,7 +66,7 @@ async def act(what: str, order: str, key: str = "-") -> str:
 
 
 def log(context: ToolContext, what: str, order: str) -> None:
-    """Add a line to the run's files. It is there only if the call is committed."""
+    """Add a line to the file `log`. The line is there only if the call is committed."""
     context.filesystem.append("log", f"{what} {order}\n")
 
 

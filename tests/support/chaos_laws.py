@@ -41,7 +41,7 @@ def is_short(number: int) -> bool:
 
 
 def workspace_of(number: int) -> str:
-    """Return the name of the workspace that a run works in. Two in twenty runs share theirs."""
+    """Return the name of the workspace that a run works in. Of each twenty runs, two share one."""
     return f"w{number - (number % 20 == 1)}"
 
 

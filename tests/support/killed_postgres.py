@@ -16,12 +16,12 @@ import psycopg
 from support import postgres
 
 _SETTINGS = {**postgres._SETTINGS, "synchronous_commit": "on", "listen_addresses": "*"}
-"""A committed transaction survives the server's death, though not the machine's."""
+"""The settings of the server. A committed transaction survives the server's death, but not a crash of the machine."""
 _PATIENCE = 60.0
 
 
 class Server:
-    """A PostgreSQL server of our own, in a folder, which this machine's hosts reach through the network."""
+    """A PostgreSQL server in a folder. Hosts on this machine reach it through the network."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -48,7 +48,7 @@ class Server:
         return subprocess.Popen([*command, *settings], **self._options)
 
     def url(self, host: str = "", **parameters: object) -> str:
-        """Return the server's URL, through its socket or through the network, where it has the address `host`."""
+        """Return the server's URL. With `host`, it leads to that address, and otherwise to the server's socket."""
         added = "".join(f"&{name}={value}" for name, value in parameters.items())
         return f"postgresql://tests@/postgres?host={host or self._folder}&port={self.port}{added}"
 

@@ -400,15 +400,14 @@ async def test_a_created_worker_can_not_commit_its_calls_one_by_one(tmp_path: Pa
 
 
 async def test_a_cancelled_run_says_what_its_unfinished_worker_has_done(tmp_path: Path) -> None:
-    """If a parked run is cancelled, its model's last turn names the effects that the worker's calls have committed."""
+    """If a parked run is cancelled, its model's last turn names the worker's calls that have committed and stand."""
     registry, journal = team(tmp_path), MemoryJournal()
-    said = models(main=[to("steps")], steps=[ToolCall("book", {"room": "1"}), ToolCall("ask")])
+    said = models(main=[to("steps")], steps=[written("a"), ToolCall("book", {"room": "1"}), ToolCall("ask")])
+    arguments: Any = {"filesystem": MemoryFilesystem(), "environment": LaterEnvironment()}
     with pytest.raises(RunParked):
-        await registry.run(
-            "main", "go", models=said, journal=journal, run_id="run", environment=LaterEnvironment()
-        )
+        await registry.run("main", "go", models=said, journal=journal, run_id="run", **arguments)
     row = await cancel(journal, "run")
-    assert "It had done: book." in decode_outcome(row).messages[-1].text
+    assert "so these stand: write, book." in decode_outcome(row).messages[-1].text
 
 
 def test_a_wrong_value_is_reported_by_file_and_line(tmp_path: Path) -> None:

@@ -396,7 +396,7 @@ class LiveCall:
         self._changed.set()
 
     async def closed(self, ids: Set[str], seconds: float | None = None) -> None:
-        """Wait until these questions are no longer open, or the call has ended, for at most `seconds`."""
+        """Wait until these questions are closed or the call has ended, at most `seconds`; None waits without limit."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self.task.done() and not ids.isdisjoint(self.questions):

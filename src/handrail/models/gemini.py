@@ -306,7 +306,8 @@ def _result(result: CallAnswered, takes: Takes) -> dict[str, Any]:
 def _with_thought(parts: list[Any], message: AssistantMessage) -> list[Any]:
     """Return the kept parts of an answer, with the message's calls put back into them.
 
-    Returns [] if the parts do not have as many calls as the message.
+    The first call is signed, because a model before Gemini 3, which signs none, may have made it. Returns [] if the parts
+    do not have as many calls as the message.
     """
     back: list[Any] = []
     made = 0
@@ -314,7 +315,8 @@ def _with_thought(parts: list[Any], message: AssistantMessage) -> list[Any]:
         if "functionCall" in part:
             if made == len(message.calls):
                 return []
-            back.append({**part, **_call(message, made)})
+            signed = {} if made or "thoughtSignature" in part else {"thoughtSignature": _FOREIGN}
+            back.append({**part, **_call(message, made), **signed})
             made += 1
         else:
             back.append(part)
