@@ -380,3 +380,12 @@ def test_a_journal_without_its_key_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("HANDRAIL_KEY", "another")
     with pytest.raises(JournalError, match="were not written with this key"):
         SqliteJournal(path)
+    monkeypatch.delenv("HANDRAIL_KEY")
+    monkeypatch.setenv("HANDRAIL_KEY_FILE", str(tmp_path / "missing"))
+    with pytest.raises(JournalError, match="can't be read from"):
+        SqliteJournal(path)
+    (tmp_path / "shared").write_text("another")
+    (tmp_path / "shared").chmod(0o600)
+    monkeypatch.setenv("HANDRAIL_KEY_FILE", str(tmp_path / "shared"))
+    with pytest.raises(JournalError, match="were not written with this key"):
+        SqliteJournal(path)
