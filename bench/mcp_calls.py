@@ -2,14 +2,16 @@
 
     python bench/mcp_calls.py
 
-Servers are processes on standard input and output. The sides take turns, so a busy machine slows both. Each ratio may
-be at most 1.5.
+Servers are processes on standard input and output, and on a loopback port where both check a bearer token. The sides
+take turns, so a busy machine slows both. Each ratio may be at most 1.5.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import os
+import socket
 import statistics
 import sys
 import time
@@ -25,6 +27,7 @@ CALLS = int(os.environ.get("CALLS", "200"))
 MOST = 1.5
 GIVEN = {"text": "hello", "times": 3}
 EXPECTED = {"text": "hellohellohello"}
+TOKEN = "a-token-for-this-benchmark-on-loopback-only"
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
@@ -38,22 +41,22 @@ class Repeated:
 Work = Callable[[], Awaitable[Any]]
 
 
-def serve_bare() -> None:
-    """Serve a tool with the SDK alone."""
+def bare_server(**options: Any) -> Any:
+    """Return a server of the SDK with one tool."""
     from mcp.server.mcpserver import MCPServer
 
-    server = MCPServer("bench")
+    server = MCPServer("bench", log_level="ERROR", **options)
 
     @server.tool()
     async def repeat(text: str, times: int) -> Repeated:  # pyright: ignore[reportUnusedFunction]
         """Repeat a text."""
         return Repeated(text * times)
 
-    server.run("stdio")
+    return server
 
 
-def serve_handrail() -> None:
-    """Serve the same tool with Handrail."""
+def handrail_server() -> Any:
+    """Return a server of Handrail with the same tool."""
     from handrail import Prompt, tool
     from handrail.mcp import ToolServer
 
@@ -62,7 +65,45 @@ def serve_handrail() -> None:
         """Repeat a text."""
         return Repeated(text * times)
 
-    asyncio.run(ToolServer(Prompt("bench", "Repeat.", tools=[repeat])).serve_stdio())
+    return ToolServer(Prompt("bench", "Repeat.", tools=[repeat]))
+
+
+def bare_app() -> Any:
+    """Return the SDK's server as an ASGI app that checks a bearer token."""
+    from mcp.server.auth.provider import AccessToken, TokenVerifier
+    from mcp.server.auth.settings import AuthSettings
+    from pydantic import AnyHttpUrl
+
+    class OneToken(TokenVerifier):
+        async def verify_token(self, token: str) -> AccessToken | None:
+            known = hmac.compare_digest(token, TOKEN)
+            return AccessToken(token=token, client_id="bench", scopes=[]) if known else None
+
+    auth = AuthSettings(
+        issuer_url=AnyHttpUrl("https://issuer.example"),
+        resource_server_url=AnyHttpUrl("http://127.0.0.1/mcp"),
+        validate_token_resource=False,
+    )
+    return bare_server(token_verifier=OneToken(), auth=auth).streamable_http_app()
+
+
+def handrail_app() -> Any:
+    """Return Handrail's server as an ASGI app with a token."""
+    from handrail.mcp.http import HttpServer
+    from handrail.serve.limits import Limits
+
+    limits = Limits(requests_per_second=1e6, burst=10**6)
+    return HttpServer(handrail_server(), token=TOKEN, limits=limits)
+
+
+def serve_http(app: Any) -> None:
+    """Serve an app on a free loopback port, which is printed."""
+    import uvicorn
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        print(listening.getsockname()[1], flush=True)
+        config = uvicorn.Config(app, log_level="error", access_log=False)
+        uvicorn.Server(config).run(sockets=[listening])
 
 
 def cpu_of(process: int) -> float:
@@ -79,16 +120,22 @@ class Side:
         self._work = work
         self._clock = clock
         self.costs: list[float] = []
+        self.rates: list[float] = []
 
     async def measure(self, calls: int) -> None:
-        began = self._clock()
+        began, since = self._clock(), time.perf_counter()
         for _ in range(calls):
             await self._work()
+        self.rates.append(calls / (time.perf_counter() - since))
         self.costs.append((self._clock() - began) / calls * 1e6)
 
     @property
     def cost(self) -> float:
         return statistics.median(self.costs)
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(self.rates)
 
 
 def children() -> set[int]:
@@ -138,6 +185,30 @@ async def open_handrail(stack: AsyncExitStack, how: str, mode: Any) -> tuple[Wor
     return call, process
 
 
+async def open_url(stack: AsyncExitStack, how: str, mode: Any) -> tuple[Work, int]:
+    """Open a server on a port with the SDK's client. Returns a call, and the server's process id."""
+    import httpx2
+    from mcp.client.streamable_http import streamable_http_client
+
+    from mcp import Client
+
+    process = await asyncio.create_subprocess_exec(*command(how), stdout=asyncio.subprocess.PIPE)
+    stack.callback(process.kill)
+    assert process.stdout is not None
+    port = int(await process.stdout.readline())
+    http = httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"})
+    await stack.enter_async_context(http)
+    transport = streamable_http_client(f"http://127.0.0.1:{port}/mcp", http_client=http)
+    session = (await stack.enter_async_context(Client(transport, mode=mode))).session
+    await session.list_tools()
+
+    async def call() -> None:
+        found: Any = await session.call_tool("repeat", GIVEN)
+        assert found.structured_content == EXPECTED
+
+    return call, process.pid
+
+
 async def main() -> int:
     holds = True
     for mode in ("2026-07-28", "legacy"):
@@ -145,30 +216,42 @@ async def main() -> int:
             bare, bare_process = await open_bare(stack, "--serve-bare", mode)
             served, served_process = await open_bare(stack, "--serve-handrail", mode)
             ours, _ = await open_handrail(stack, "--serve-bare", mode)
+            web, web_process = await open_url(stack, "--http-bare", mode)
+            served_web, served_web_process = await open_url(stack, "--http-handrail", mode)
             sides = [
                 Side("the SDK's server", bare, lambda process=bare_process: cpu_of(process)),
                 Side("server", served, lambda process=served_process: cpu_of(process)),
                 Side("the SDK's client", bare, time.process_time),
                 Side("client", ours, time.process_time),
+                Side("the SDK's server over HTTP", web, lambda process=web_process: cpu_of(process)),
+                Side("server over HTTP", served_web, lambda process=served_web_process: cpu_of(process)),
             ]
             for number in range(ROUNDS + 1):
                 for side in sides:
                     await side.measure(CALLS)
                     if number == 0:
                         side.costs.clear()  # the first round warms up
-        for one, other in ((sides[0], sides[1]), (sides[2], sides[3])):
+        for one, other in zip(sides[::2], sides[1::2], strict=True):
             ratio = other.cost / one.cost
             holds = holds and ratio <= MOST
-            what = f"{mode}: {other.name}, {other.cost:.0f} µs a call; the SDK {one.cost:.0f} µs"
-            print(f"{what:<72} {ratio:5.2f}× (≤ {MOST}){'' if ratio <= MOST else '  MISSED'}", flush=True)
+            what = f"{mode}: {other.name}, {other.cost:.0f} µs of CPU and {other.rate:.0f} calls a second"
+            bare_cost = f"the SDK {one.cost:.0f} µs and {one.rate:.0f}"
+            print(
+                f"{what:<72} {bare_cost:<30} {ratio:5.2f}× (≤ {MOST}){'' if ratio <= MOST else '  MISSED'}",
+                flush=True,
+            )
     return 0 if holds else 1
 
 
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["--serve-bare"]:
-            serve_bare()
+            bare_server().run("stdio")
         case ["--serve-handrail"]:
-            serve_handrail()
+            asyncio.run(handrail_server().serve_stdio())
+        case ["--http-bare"]:
+            serve_http(bare_app())
+        case ["--http-handrail"]:
+            serve_http(handrail_app())
         case _:
             sys.exit(asyncio.run(main()))

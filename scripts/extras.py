@@ -102,7 +102,10 @@ def workers() -> str:
 
 
 def cli() -> str:
-    """Check that `handrail new` creates its starter folder, and that `handrail workers check` accepts the folder."""
+    """Check that `handrail new` creates its starter folder, and that `handrail workers check` accepts the folder.
+
+    Raises `RuntimeError` if a command fails.
+    """
     program = Path(sys.executable).with_name("handrail")
     with tempfile.TemporaryDirectory() as folder:
         for arguments in (["new", "demo"], ["workers", "check", "demo"]):

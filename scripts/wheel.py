@@ -151,7 +151,10 @@ class Wrong(Exception):
 
 
 def fetch(wheel: Path, extras: list[str], into: Path) -> Path:
-    """Download what the wheel and its extras need into a folder, check the digests, and return the folder."""
+    """Download what the wheel and its extras need into a folder, and return the folder.
+
+    Raises `Wrong` if a digest is wrong.
+    """
     wanted = f"{wheel}[{','.join(extras)}]"
     run([*PIP, "download", "-c", ROOT / "constraints.txt", "-d", into, wanted])
     if findings := list(look_at_downloads(into, wheel.name)):
@@ -173,7 +176,8 @@ def look_at_downloads(folder: Path, own: str) -> Iterator[str]:
 def fetch_once(wheel: Path, extras: list[str]) -> Path:
     """Return a folder with what the wheel and its extras need, with checked digests.
 
-    The folder is kept for the next run, and is filled again if the requirements have changed.
+    The folder is kept for the next run, and is filled again if the requirements have changed. Raises `Wrong` if a
+    digest is wrong.
     """
     inputs = [
         (ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt", "constraints.sha256")
@@ -204,7 +208,7 @@ def clean(python: object, folder: Path, *install: object) -> Path:
 def try_core(version: str, python: str, folder: Path, wheel: Path, *options: object) -> list[str]:
     """Check that the wheel works without extras on one Python: version, public names, `--version`. Return a summary.
 
-    The options are pip's, such as where to install from.
+    The options are pip's, such as where to install from. Raises `Wrong` if a check fails.
     """
     made = clean(python, folder / f"core-{version}", "-c", ROOT / "constraints.txt", *options, wheel)
     found = run([made, "-I", "-c", PROBE], cwd=folder).split()

@@ -72,7 +72,7 @@ def test_an_attachment_is_read_from_a_path(tmp_path: Path) -> None:
     made = Attachment(file)
     file.write_bytes(b"changed")
     assert (made.name, made.content) == ("plot.png", PNG)
-    with pytest.raises(DefinitionError, match=r"none\.png can't be read"):
+    with pytest.raises(DefinitionError, match=r"none\.png' can't be read"):
         Attachment(tmp_path / "none.png")
 
 
@@ -89,12 +89,33 @@ def test_an_address_is_not_fetched() -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["https://", "https://me:pass@example.org/a.png", "https://a b/", "http://x/\n"]
+    "address",
+    ["https://", "https://me:pass@example.org/a.png", "https://a b/", "http://x/\n", "https://[x/a.png"],
 )
 def test_an_address_that_could_leak_or_break_is_refused(address: str) -> None:
     """An address without a host, with a password, or with a space or control character is refused."""
     with pytest.raises(DefinitionError, match="not an address"):
         Attachment(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["data:image/png;base64,AAAA", "s3://bucket/a.png", "FILE:///etc/hosts", "gs://a/b"]
+)
+def test_an_address_that_no_provider_fetches_is_refused(address: str) -> None:
+    """A text with a scheme other than http or https is refused, and is not read as a path."""
+    with pytest.raises(DefinitionError, match="is not an http or https address"):
+        Attachment(address)
+
+
+def test_the_scheme_of_an_address_may_be_in_capitals() -> None:
+    """An address is recognised by its scheme in capitals too."""
+    assert Attachment("HTTPS://example.org/a.png").address == "HTTPS://example.org/a.png"
+
+
+def test_a_path_that_can_not_exist_is_refused() -> None:
+    """A path with a null character is refused like one that does not exist."""
+    with pytest.raises(DefinitionError, match="can't be read: embedded null byte"):
+        Attachment("a\0b.png")
 
 
 def test_a_large_attachment_is_refused(tmp_path: Path) -> None:

@@ -462,8 +462,6 @@ def test_two_tasks_can_not_be_made_of_one():
 
 
 def test_a_cancelled_second_task_does_not_cancel_the_first():
-    """Cancelling a second task made from an operation does not cancel the first."""
-
     async def main() -> None:
         stuck = Stuck()
         first = asyncio.create_task(stuck.operation)

@@ -218,7 +218,7 @@ def test_cancelling_abandons_the_thread():
 
 
 def test_an_abandoned_error_is_dropped_in_silence():
-    """An error that an abandoned function raises is ignored, and its thread is reused."""
+    """An error that an abandoned function raises is ignored, and its thread becomes idle again."""
 
     async def main() -> None:
         release, began = threading.Event(), threading.Event()

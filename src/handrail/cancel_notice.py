@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 
 class Listener(Protocol):
-    """Is told before its work is cancelled."""
+    """An object that is told before its work is cancelled."""
 
     @property
     def work(self) -> object: ...
@@ -39,7 +39,7 @@ class Listeners:
         """The listeners that are told of a cancellation."""
         self.held: asyncio.CancelledError | None = None
         """A cancellation that lands when the task waits again, because what the task waited for ended when the
-        listeners were told.
+        listeners were told; None if there is none.
         """
         self.held_for: list[Listener] = []
 

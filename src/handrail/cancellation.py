@@ -56,7 +56,7 @@ class CancelScope(msgspec.Struct, eq=False):
     _run: Cancellation
     _is_ended: bool = False
     _timeout: Timer | None = None
-    """The newest timeout, which may have been stopped."""
+    """The newest timeout, which may have been stopped; None if there was none."""
     _timeout_left: float | None = None
     _deadline: Deadline | None = None
     _deadline_timer: Timer | None = None

@@ -23,6 +23,8 @@ MAX_BYTES = 32 * 1024 * 1024
 """Largest size of an attachment, in bytes."""
 _MAX_NAME = 200
 _MEDIA_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,63}/[a-z0-9][a-z0-9!#$&^_.+-]{0,100}")
+_ADDRESS = re.compile(r"data:|[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+"""Matches the beginning of every address, and of no path that is likely to exist."""
 _TOKENS_PER_PAGE = 5000
 """Upper estimate of the tokens for a picture at the highest resolution, or for a page of a document."""
 _BYTES_PER_TOKEN = 10
@@ -72,7 +74,8 @@ class Attachment:
     `Attachment(b"...")` holds bytes, `Attachment(Path("report.pdf"))` or `Attachment("report.pdf")` reads a file now, and
     `Attachment("https://...")` names an address that the provider fetches itself. A media type that is not passed is
     recognised from the first bytes, otherwise from the name. Two attachments are equal if their bytes or addresses,
-    names and media types are equal.
+    names and media types are equal. Raises `DefinitionError` if the file can't be read or is too large, or if an
+    argument is invalid.
 
     The bytes are not a field: an attachment is written to a record, a message or an event as a reference of a few
     fields. A journal stores the bytes once, under `digest`.
@@ -93,9 +96,9 @@ class Attachment:
         self, source: bytes | Path | str, /, name: str | None = None, *, media_type: str | None = None
     ) -> None:
         content, address = b"", ""
-        if isinstance(source, str) and source.startswith(("https://", "http://")):
+        if isinstance(source, str) and _ADDRESS.match(source):
             address = _checked_address(source)
-            given = unquote(urlsplit(source).path.rpartition("/")[2])
+            given = unquote(urlsplit(address).path.rpartition("/")[2])
         elif isinstance(source, Path | str):
             content, given = _read(Path(source)), Path(source).name
         elif isinstance(source, bytes | bytearray | memoryview):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
@@ -164,10 +167,15 @@ class Attachment:
                 f"the attachment {self.name!r} is not text: its {self.size} bytes are not valid UTF-8"
             ) from None
 
+    @property
+    def has_text_type(self) -> bool:
+        """Whether the media type is that of a text format. The bytes need not be valid text."""
+        return self.media_type.startswith("text/") or self.media_type in _TEXTS
+
     @cached_property
     def is_text(self) -> bool:
         """Whether the bytes are in memory, are valid UTF-8, and have the media type of a text format."""
-        if not self.is_here or not (self.media_type.startswith("text/") or self.media_type in _TEXTS):
+        if not self.is_here or not self.has_text_type:
             return False
         try:
             self.content.decode()
@@ -293,9 +301,10 @@ def _read(path: Path) -> bytes:
         _check_size(path.name, path.stat().st_size)
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)  # the file may have grown, and a device reports no size
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError for a null character
+        why = error.strerror if isinstance(error, OSError) else error
         raise DefinitionError(
-            f"the attachment {path} can't be read: {error.strerror}. Pass a different file."
+            f"the attachment {str(path)[:200]!r} can't be read: {why}. Pass a different file."
         ) from None
 
 
@@ -316,7 +325,14 @@ def _checked_type(media_type: str) -> str:
 
 
 def _checked_address(address: str) -> str:
-    parts = urlsplit(address)
+    if not address.lower().startswith(("https://", "http://")):
+        raise DefinitionError(
+            f"{address[:80]!r} is not an http or https address, so no provider can fetch it. Pass the bytes, or a path."
+        )
+    try:
+        parts = urlsplit(address)
+    except ValueError:  # a bracket that is not closed, for example
+        parts = urlsplit("")
     if not parts.hostname or "@" in parts.netloc or not address.isprintable() or " " in address:
         raise DefinitionError(
             f"{address[:80]!r} is not an address that can be attached. Write it like 'https://host/plot.png', without "

@@ -49,7 +49,7 @@ class Deadline:
     def after(
         cls, seconds: float, *, clock: Clock = SYSTEM_CLOCK, pauses_for_people: bool = False
     ) -> Deadline:
-        """Return a deadline this many seconds from now.
+        """Return a deadline this many seconds from now. With `pauses_for_people`, it pauses while people are asked.
 
         Raises `DefinitionError` if that is not a positive number, or more than a thousand years.
         """

@@ -301,7 +301,7 @@ class NoAnswer(HandrailError):
 
 
 class Declined(NoAnswer):
-    """The person who was asked said no."""
+    """The person who was asked said no or gave no valid answer, or nobody could be asked."""
 
     def __init__(self, question: str, reason: str = "") -> None:
         super().__init__(question, f"declined: {reason}" if reason else "declined")
@@ -411,16 +411,20 @@ class Conflict(StateError, RuntimeError):
 
 
 class UndoRefused(StateError, RuntimeError):
-    """A committed call can't be undone. Nothing was changed."""
+    """A committed call can't be undone. Nothing was changed, except that the calls `undone` were undone before it."""
 
-    def __init__(self, call_id: str, places: Sequence[str], problem: str) -> None:
+    def __init__(self, call_id: str, places: Sequence[str], problem: str, undone: Sequence[str] = ()) -> None:
         where, hint = "", ""
         if places:
             where = f" ({', '.join(places)})"
             hint = " Correct it by hand, or undo the later changes first."
-        super().__init__(f"call {call_id!r} can't be undone: {problem}{where}. Nothing was changed.{hint}")
+        changed = f"Already undone, and left so: {', '.join(undone)}" if undone else "Nothing was changed"
+        super().__init__(f"call {call_id!r} can't be undone: {problem}{where}. {changed}.{hint}")
         self.call_id = call_id
         self.places = tuple(places)
+        self.problem = problem
+        self.undone = tuple(undone)
+        """The ids of the calls inside the same call that were undone before this one was refused."""
 
 
 class JournalError(StateError, ValueError):

@@ -104,7 +104,10 @@ class Runs(Protocol):
     async def sessions(
         self, principal: str, /, *, limit: int = 100, before: Mark | None = None
     ) -> Sequence[SessionRow]:
-        """Return a page of a principal's sessions, most recently changed first."""
+        """Return a page of a principal's sessions, most recently changed first.
+
+        To get the next page, pass the mark of this page's last session as `before`.
+        """
         ...
 
     async def add(self, copy: RunCopy, /) -> None:

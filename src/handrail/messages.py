@@ -118,7 +118,10 @@ class Sent(Generic[T]):
         self._items.append(item)
 
     def encoded(self, encode: Encode, between: Between | None = None) -> bytearray:
-        """Return all items, encoded for one wire. This is the cache itself: it grows, and must not be changed."""
+        """Return all items, encoded for one wire. This is the cache itself: it grows, and must not be changed.
+
+        `between` returns the separator of two neighbouring items. Without it, they are separated by commas.
+        """
         items = self._items
         done, written = self._encoded.get(encode, (0, None))
         if written is None:
@@ -388,6 +391,8 @@ class Takes(msgspec.Struct, frozen=True):
         if not attachment.address and not attachment.size:
             return "it is empty"
         kind, media_type = attachment.kind, attachment.media_type
+        if attachment.has_text_type and not attachment.address:
+            return "its text is not valid UTF-8"
         if attachment.address and (media_type in self.bytes or "*/*" in self.bytes):
             return f"it takes no {kind} by its address, only as bytes"
         taken = self.bytes | self.addresses

@@ -48,7 +48,11 @@ def compile_pattern(text: str) -> Pattern:
 
 
 class Pattern:
-    """A compiled pattern. Searching a string for it takes at most `size * len(string)` steps."""
+    """A compiled pattern. Searching a string for it takes at most `size * len(string)` steps.
+
+    Raises `ValueError` if the pattern is too long or too large, is not valid, or uses something that is not
+    supported.
+    """
 
     __slots__ = ("_fits", "_matching", "plain", "size")
 

@@ -157,12 +157,13 @@ class DurableFork(Fork, Protocol):
     def stage(self, key: CallKey, /, *, synced: bool = False) -> Mapping[str, Any] | None:
         """Store everything that `apply` needs, after `prepare`. Returns None if there is nothing to apply.
 
-        The returned manifest goes into the journal that the key names, as one of the unit's `files`.
+        The manifest goes into the key's journal, as one of the unit's `files`. With `synced`, it all survives a
+        power cut.
         """
         ...
 
     def apply(self, *, synced: bool = False) -> None:
-        """Apply the changes. If this raises, nothing has changed."""
+        """Apply the changes. If this raises, nothing has changed. With `synced`, they survive a power cut."""
         ...
 
     def revert(self) -> None:
@@ -181,7 +182,8 @@ class Forkable(Protocol):
     def fork(self, owner: str, /, *, writable: bool = True) -> Any:
         """Return a fork for the call named `owner`. Its cost does not depend on the size of the resource.
 
-        The fork satisfies the resource's own protocol and `Fork`, and can be forked again.
+        It satisfies the resource's own protocol and `Fork`, can be forked again, and unless `writable` refuses
+        changes.
         """
         ...
 
@@ -221,7 +223,7 @@ class Filesystem(Protocol):
     def write(self, path: str, content: str | bytes, /) -> None: ...
     def append(self, path: str, content: str | bytes, /) -> None: ...
     def edit(self, path: str, old: str, new: str, /, *, all: bool = False) -> int:
-        """Replace the only occurrence of `old`, or all of them. Returns how many were replaced."""
+        """Replace the only occurrence of `old`, or with `all` every occurrence. Returns how many were replaced."""
         ...
 
     def list(self, path: str = ".", /) -> Sequence[FileInfo]: ...
@@ -308,7 +310,10 @@ class ToolPolicy(Protocol):
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> Awaitable[None] | None:
-        """Handle a successful result, before it is committed. Raising fails the call and undoes it."""
+        """Handle a successful result, before it is committed. An awaitable that is returned is awaited.
+
+        Raising fails the call and undoes it.
+        """
         ...
 
 
@@ -324,7 +329,7 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     scopes: tuple[str, ...] = ()
     """Descriptions of the wider scopes to which the decision can apply, narrowest first."""
     recall: ApprovalRecall | None = None
-    """The session's memory of this request."""
+    """The session's memory of this request; None if its decision can't be remembered."""
     through: Callable[[Environment], Asker] | None = None
     """A function that returns the asker for an environment; None to ask the environment directly."""
 
@@ -333,7 +338,7 @@ class ApprovalRecall(Protocol):
     """A session's memory of one request. A broker checks it before it asks a person."""
 
     used: ApprovalRemembered | None
-    """Set by the broker to the remembered decision that decided the request, if one did."""
+    """Set by the broker to the remembered decision that decided the request; None if none did."""
 
     def find(self) -> ApprovalRemembered | None:
         """Return the remembered decision that covers the request; None if there is none. Denials come before approvals."""
@@ -405,7 +410,7 @@ class Environment(ABC):
     prompt_model: Callable[[Any], PromptModel] | None = None
     """A function that creates a call's `prompt_model` verb; None to use the run's own model."""
     adapter: Callable[[Any], BoundAdapter] | None = None
-    """A function that creates a call's adapter, in a run that has none."""
+    """A function that creates a call's adapter, in a run that has none; None if such a call has no adapter."""
 
     @abstractmethod
     async def ask(self, question: Question, /) -> Answer | None:

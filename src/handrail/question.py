@@ -139,9 +139,9 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     asked_at: datetime
     expires_at: datetime | None = None
     run_id: str = ""
-    """The outermost run that waits for the answer."""
+    """The id of the outermost run that waits for the answer."""
     decision_keys: DecisionKeys | None = None
-    """The keys under which the answer can be remembered. They are recorded but never shown."""
+    """The keys under which the answer can be remembered; None if it can't be. They are recorded but never shown."""
     quorums: tuple[Quorum, ...] = ()
     """The people who decide an approval instead of the principal. All quorums must be met."""
     title: str = ""
@@ -203,4 +203,4 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     votes: tuple[Vote, ...] = ()
     """The votes that decided, if the question has quorums."""
     seal: str = ""
-    """For a recorded answer whose value is masked, a digest of the actual value. Only the journal sets it."""
+    """For a recorded answer whose value is masked, a digest of the actual value; otherwise "". Only the journal sets it."""

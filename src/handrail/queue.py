@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from handrail.records import RunRecord, RunRow, WorkerRow
@@ -28,11 +28,19 @@ class Queue(Protocol):
         ...
 
     async def claim(
-        self, queues: Sequence[str], /, *, host: str = "", run_id: str | None = None
+        self,
+        queues: Sequence[str],
+        /,
+        *,
+        host: str = "",
+        run_id: str | None = None,
+        besides: Collection[str] = (),
     ) -> RunRow | None:
         """Take the lease of the run in these queues that has been due longest, or return None if no run is due.
 
-        Returns the run's previous row, with the new counts of legs and deaths.
+        Returns the run's previous row, with the new counts of legs and deaths. Runs that are pinned to a host other
+        than `host` are left alone. So are the runs in `besides`: those that this process still executes, although other
+        processes may have had them since.
 
         With `run_id`, only that run is considered. If it is not due, but has no owner and is not over, its count of legs
         increases all the same, so that its next leg has a new number.

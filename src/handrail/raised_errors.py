@@ -64,7 +64,7 @@ def log_error(log: logging.Logger, level: int, message: str, *words: object, err
 def leaves_of(error: BaseException) -> Iterator[BaseException]:
     """Yield the errors in an exception group that are not groups themselves, at any depth, in order and each once.
 
-    At most `_MOST_NODES` errors are looked at.
+    An error that is not a group is yielded itself. At most `_MOST_NODES` errors are looked at.
     """
     pending, seen = [error], set[int]()
     while pending and len(seen) < _MOST_NODES:

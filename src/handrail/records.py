@@ -69,9 +69,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     begin: bytes = b""
     """The data that the adapter needs to begin the run in the same way again. Only the adapter reads it."""
     app: str = ""
-    """Reference to the prompt: a worker's file, or `module:name`."""
+    """Reference to the prompt: a worker's file, or `module:name`; "" if it is not known."""
     code: str = ""
-    """A digest of the app's code, to detect changes."""
+    """A digest of the app's code, to detect changes; "" if it is not known."""
     forked_from: str = ""
     request: bytes = b""
     """The encoded request of a submitted run; b"" for other runs. Only the adapter reads it."""
@@ -230,7 +230,7 @@ class WorkspaceRow(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str = ""
     """The run that has the workspace; "" for none."""
     owner: str = ""
-    """The process that executes that run."""
+    """The process that executes that run; "" for none."""
     seal: str = ""
     """The sum of the MACs of the rows of its files. It shows whether rows were added or removed."""
 
@@ -266,7 +266,7 @@ class CommitUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     charged: bool = True
     """Whether the call counts towards a budget of tool calls."""
     root: str = ""
-    """The folder that the call's paths are relative to, if it is on disk."""
+    """The folder that the call's paths are relative to; "" if the files are not on disk."""
     root_id: str = ""
     """The id that this folder keeps when it is moved; "" if it had none yet, because nothing had been written to it."""
     decision: str = ""
@@ -288,7 +288,7 @@ class QuestionRecord(msgspec.Struct, frozen=True):
     question: Question
     answer: Answer | None = None
     answered_at: float | None = None
-    """When the answer was accepted, in seconds since 1970."""
+    """When the answer was accepted, in seconds since 1970; None until then."""
 
 
 class RunCopy(msgspec.Struct, frozen=True, kw_only=True):

@@ -83,7 +83,10 @@ def exact(text: str, *, tabs: bool = False) -> str:
 
 
 def visible(text: str, *, tabs: bool = False) -> str:
-    """Return a string with every character made visible. Backslashes are kept, so the function is idempotent."""
+    """Return a string with every character made visible, except tabs with `tabs`.
+
+    Backslashes are kept, so the function is idempotent.
+    """
     clear = (_UNCLEAR_ASCII_BUT_TABS if tabs else _UNCLEAR_ASCII).sub(lambda found: _number(found[0]), text)
     if clear.isascii():
         return clear

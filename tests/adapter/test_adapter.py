@@ -498,7 +498,7 @@ def test_what_is_reserved_is_at_least_what_is_said_of_tools_and_answer(wire: str
     reserved: list[int] = []
 
     def answer(request: Any) -> Reply:
-        spent = 2 * len(reserved)  # the usage reported so far, to which new messages are added
+        spent = 2 * len(reserved)  # the usage that the earlier replies reported
         reserved.append(100_000 - spent - int(tracker.remaining()["tokens"]) - request.max_tokens)
         said = script[len(reserved) - 1]
         usage = Usage(1, 1, 0, 0, 1)

@@ -190,7 +190,7 @@ RESULT = ToolMessage((CallAnswered("a", "act", "done"),))
     ],
 )
 def test_a_malformed_history_is_refused(messages: Any, words: str) -> None:
-    """A history that is not well formed is refused."""
+    """A history in which calls and results do not match, or with anything but messages, is refused."""
     with pytest.raises(DefinitionError, match=words):
         Adapter(Whimsical([])).evaluate(Prompt("law", "Act."), "go", history=messages).wait()
 

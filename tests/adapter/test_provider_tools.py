@@ -36,6 +36,7 @@ from handrail.errors import DefinitionError, RunError
 from handrail.events import ToolInvoked, ToolStarted, ToolWithheld
 from handrail.messages import Traits
 from handrail.models import ModelUnavailable
+from handrail.prompt.section import LiveSection
 from handrail.testing import VirtualClock, run_virtual
 from support.parked_runs import park_and_resume
 
@@ -265,6 +266,39 @@ async def test_an_opened_section_offers_its_tools_from_then_on() -> None:
     model = ScriptedModel([ToolCall("open_sections", {"sections": ["web"]}), "Done."])
     await Adapter(model).evaluate(Prompt("p", [web]), "Go.")
     assert offered(model) == [[], ["web_search"]]
+
+
+class Live(LiveSection):
+    """A section that offers the next of these sets of tools each time `advance` is called."""
+
+    def __init__(self, *states: tuple[ProviderTool, ...]) -> None:
+        super().__init__("Live", "live", "Live.")
+        self._states = list(states)
+
+    async def connect(self) -> None: ...
+
+    def current_tools(self) -> tuple[ProviderTool, ...]:
+        return self._states[0]
+
+    def advance(self) -> None:
+        self._states.pop(0)
+
+
+@pytest.mark.parametrize(
+    "states", [[(SEARCH, CODE), (SEARCH,), (), (CODE,)], [(), (SEARCH,), ()], [(SEARCH,), ()]]
+)
+async def test_a_live_section_offers_only_what_it_has_now(states: list[tuple[ProviderTool, ...]]) -> None:
+    """Each request offers exactly the provider's tools that the live section has then, even if it has none."""
+    section = Live(*states)
+
+    @tool(effect="read")
+    async def advance(context: ToolContext) -> None:
+        """Change the tools of the section."""
+        section.advance()
+
+    model = ScriptedModel([*[ToolCall("advance")] * (len(states) - 1), "Done."])
+    await Adapter(model).evaluate(Prompt("p", [section], tools=[advance]), "Go.")
+    assert offered(model) == [[each.name for each in state] for state in states]
 
 
 async def test_a_run_can_add_one() -> None:

@@ -215,7 +215,7 @@ async def lease_end(journal: Journal) -> float:
 
 
 async def test_the_lease_of_a_run_at_work_is_renewed(journal: Journal, monkeypatch: pytest.MonkeyPatch):
-    """While a process works on a run, it renews the lease, so that no other process can take the run."""
+    """While a process works on a run, it renews the lease of the run."""
     monkeypatch.setattr(journal, "lease", 0.1)
 
     @tool(effect="staged")

@@ -259,7 +259,7 @@ def test_no_colour_on_a_terminal(team: Path, seen: Window):
 
 
 def test_escape_sequences_of_a_model_are_shown_as_text(team: Path, seen: Window):
-    """Escape sequences in a model's streamed text are shown as text."""
+    """An escape sequence that a model writes is shown as `\\x1b[31m`, and never reaches the terminal."""
     start(seen, team, "run", "team/hello.md", "go")
     assert seen.end() == 0
     assert "Hello\\x1b[31m there." in seen.text()

@@ -43,7 +43,6 @@ def test_json_values_are_taken(value: object):
     ids=["object", "function", "in a list", "nested"],
 )
 def test_what_is_not_json_is_refused_unless_the_key_is_opaque(value: object):
-    """A value that is not JSON is refused unless its key is declared as opaque."""
     with pytest.raises(ExtraKeyError, match=r"can't be written as JSON.*`ExtraKey\(\.\.\., opaque=True\)`"):
         Extras({"it": value})
     key = ExtraKey("it", object, "Lives as long as the call; any thread.", opaque=True)

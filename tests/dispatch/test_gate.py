@@ -643,7 +643,7 @@ def test_handlers_start_only_with_a_token_of_the_gate() -> None:
 
 
 def test_only_the_gate_starts_handlers() -> None:
-    """Only these modules of the package read a tool's `handler`, and of these only the gate calls it."""
+    """Only the gate, and the modules that are listed here with a reason, read a tool's `handler`."""
     source = Path(handrail.__file__).parent
     callers: set[str] = set()
     for file in source.rglob("*.py"):

@@ -37,7 +37,7 @@ def gate_of(handler: Any, reason: str, clock: Clock) -> Gate:
 
 
 async def stop(gate: Gate, reason: str, name: str = "work") -> None:
-    """Call a tool, and stop it."""
+    """Call a tool and wait until it has ended. If the reason is a cancellation, cancel the call after five seconds."""
     calling = asyncio.ensure_future(gate.invoke(name))
     if reason == "cancel":
         await asyncio.sleep(5)

@@ -185,7 +185,7 @@ def test_a_model_is_told_what_the_handoff_is_and_shown_the_public_part() -> None
 
 
 def test_a_model_gets_to_correct_an_answer_that_does_not_fit() -> None:
-    """A model may correct an invalid answer."""
+    """A model whose answer is invalid is asked again, and its corrected answer is used."""
     model = ScriptedModel(['{"index": "one"}', SAYS])
     gate = open_gate([card_game()], environment=AgentEnvironment(model), filesystem=MemoryFilesystem())
     assert gate.invoke("pick_card").wait().value == "card 1"

@@ -219,7 +219,7 @@ async def test_questions_can_be_shown_without_colour(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_long_diff_is_cut_and_can_be_viewed():
-    """A long diff is cut to thirty lines, with the number of lines left out, and `v` shows all of it in pages."""
+    """A long diff is cut to thirty lines, with the number of lines left out. `v` shows it in pages until `q`."""
     diff = "".join(f"+line {number}\n" for number in range(100))
     with at_terminal(rows=24) as (seen, terminal):
         typed = [

@@ -152,7 +152,7 @@ async def test_procrastinate_opens_a_database_again_that_was_lost(tmp_path: Path
         async with asyncio.timeout(PATIENCE):
             for _ in range(2):
                 while started.empty():
-                    with contextlib.suppress(Exception):  # whatever it raises while the database is lost
+                    with contextlib.suppress(Exception):  # any error that a lost database causes
                         await dispatcher.wake(row)
                     await asyncio.sleep(0.05)
                     assert not working.done(), working.result()

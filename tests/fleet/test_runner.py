@@ -12,6 +12,7 @@ import pytest
 
 from handrail import runs
 from handrail.adapter.evaluation import MOST_WORKER_DEATHS
+from handrail.adapter.run_lease import renew_now
 from handrail.adapter.run_record import decode_outcome
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import JournalError, RunError
@@ -139,6 +140,29 @@ async def test_a_worker_that_is_stopped_leaves_its_runs_to_others(
         await until(lambda: log().count("asleep") == 2)
     first.close()
     second.close()
+
+
+async def test_a_leg_that_lost_its_run_ends_before_the_same_worker_takes_the_run_again(
+    app: FleetApp, log: Callable[[], list[str]]
+):
+    """A worker does not claim a run while its own lost leg of that run goes on.
+
+    The journal could not tell the records of the two legs apart.
+    """
+    journal = MemoryJournal()
+    run_id = (await submit(journal, app, "sleep 1000")).record.id
+    runner = Runner(journal, [app])
+    first = asyncio.ensure_future(runner.execute(run_id))
+    await until(lambda: log() == ["asleep"])
+    await journal.runs.leave(run_id, "parked", due_at=0.0)  # as a worker does that had the run meanwhile
+    await runner.execute(run_id)
+    assert (await journal.runs.get(run_id)).owner == ""
+    await renew_now(journal, run_id)  # the first leg notices its loss
+    await asyncio.wait_for(first, PATIENCE)
+    second = asyncio.ensure_future(runner.execute(run_id))
+    await until(lambda: log() == ["asleep", "woken", "asleep"])
+    second.cancel()
+    await asyncio.wait([second])
 
 
 async def test_a_draining_worker_finishes_what_it_has_and_takes_nothing_more(

@@ -842,12 +842,15 @@ def test_a_misspelt_capability_is_refused_once_the_tools_are_known(verdicts: Any
     ],
 )
 def test_a_capability_that_no_tool_has_may_be_named(verdicts: Any, capabilities: list[str]):
-    """A policy may name a capability that no tool has, unless it looks like a misspelling of one that a tool has."""
+    """A policy may name a capability that no tool has, if it does not look like a misspelt one."""
     open_gate([doing("staged", *capabilities)], policies=[CapabilityPolicy(verdicts)])
 
 
 def test_a_policy_of_a_section_is_compared_with_the_tools_of_that_section():
-    """A section's policy is compared only with that section's tools, so a name like another tool's is not refused."""
+    """A section's policy is compared only with that section's tools.
+
+    A capability that looks like a misspelt one of another section's tool is not refused.
+    """
     own: MarkdownSection[Any] = MarkdownSection(
         "Own", "own", "Own.", policies=[CapabilityPolicy({"fs.wrte": "ask"})]
     )

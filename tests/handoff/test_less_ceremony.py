@@ -104,7 +104,7 @@ async def test_a_handoff_without_any_act_asks_for_its_answer(answer: Any, value:
     assert question.payload == {"street": "Main St"}
     model = ScriptedModel(
         [json.dumps(value), json.dumps({"value": value})]
-    )  # the second form is for a repair
+    )  # if the first is refused, the value is requested in an object
     there = AgentEnvironment(model)
     assert (
         await open_gate([made], environment=there).invoke("book_visit", {"street": "Main St"})

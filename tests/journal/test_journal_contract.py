@@ -358,6 +358,14 @@ async def test_a_submitted_run_is_queued_until_a_worker_begins_it(journal: Journ
     assert await due(journal) == []
 
 
+async def test_a_run_that_this_process_still_executes_is_not_claimed(journal: Journal):
+    for id in ("run", "next"):
+        await journal.queue.submit(request(id))
+    assert await claimed(journal, run_id="run", besides=["run"]) == ""
+    assert [await claimed(journal, besides=["run"]) for _ in range(2)] == ["next", ""]
+    assert await claimed(journal) == "run"
+
+
 async def test_only_a_run_that_was_claimed_can_be_begun(processes: tuple[Journal, Journal]):
     first, second = processes
     await first.queue.submit(request())

@@ -97,8 +97,19 @@ async def test_files_are_resources(mode: Any) -> None:
 
 
 @modes
+@pytest.mark.parametrize("cursor", ["-1", "\u0663", "9" * 5000])
+async def test_a_made_up_cursor_is_refused(mode: Any, cursor: str) -> None:
+    """A cursor that the server did not return is refused in words, however long it is."""
+    files = MemoryFilesystem()
+    server = ToolServer(Prompt("p", "Text."), files=lambda principal: files, resource_address="files:///")
+    async with Client(server.server, mode=mode) as client:
+        with pytest.raises(MCPError, match="not one that this server returned"):
+            await client.list_resources(cursor=cursor)
+
+
+@modes
 async def test_resources_are_offered_only_if_asked_for(mode: Any) -> None:
-    """Without an address for them, files are not resources."""
+    """A server that was given no address for its files offers no resources."""
     files = MemoryFilesystem()
     server = ToolServer(Prompt("files", "Read."), files=lambda principal: files)
     async with Client(server.server, mode=mode) as client:

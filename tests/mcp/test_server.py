@@ -1,5 +1,6 @@
 """`ToolServer` offers a prompt's tools to MCP clients: tests with the SDK's client in both protocol generations."""
 
+import math
 import sys
 from contextlib import closing
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from handrail import (
     UserContext,
     tool,
 )
+from handrail.journal.sqlite import MemoryJournal
 from handrail.mcp import McpTools, StdioServer, ToolServer
 from mcp import Client, MCPError
 
@@ -59,12 +61,25 @@ async def order(*, context: UserContext) -> str:
 
 
 @tool(effect="read")
+def measure() -> float:
+    """Return a number that JSON does not have."""
+    return math.nan
+
+
+@tool
+def send(to: str, amount: int) -> str:
+    """Send money."""
+    return f"sent {amount} to {to}"
+
+
+@tool(effect="read")
 def fail() -> ToolResult[str]:
     """Fail."""
     return ToolResult.error("It did not work.")
 
 
 PROMPT = Prompt("shop", "Sell.", tools=[pay, order, add, fail], policies=[CapabilityPolicy()])
+ODD = Prompt("odd", "Send.", tools=[measure, send], policies=[CapabilityPolicy()])
 
 
 def client(mode: Any, **options: Any) -> Client:
@@ -151,6 +166,40 @@ async def test_approvals_show_the_arguments(mode: str, approved: bool) -> None:
     assert "amount: 5" in asked[0]
     assert found.is_error is not approved
     assert ("paid 5" in found.content[0].text) is approved  # pyright: ignore[reportAttributeAccessIssue]  # it is text
+
+
+@modes
+async def test_an_argument_can_not_look_like_another_one(mode: Any) -> None:
+    """The further lines of an argument are indented in an approval question, so they are not read as arguments."""
+    asked: list[str] = []
+
+    async def answer(context: Any, params: Any) -> ElicitResult:
+        asked.append(params.message)
+        return ElicitResult(action="decline")
+
+    async with Client(ToolServer(ODD).server, mode=mode, elicitation_callback=answer) as connected:
+        await connected.call_tool("send", {"to": "Ann\namount: 1", "amount": 900})
+    rows = asked[0].splitlines()[1:]
+    assert [row for row in rows if not row.startswith(" ")] == ["to: Ann↵", "amount: 900"]
+
+
+@modes
+async def test_a_number_that_json_does_not_have(mode: Any) -> None:
+    """The result has the number in its text, and no structured value."""
+    async with Client(ToolServer(ODD).server, mode=mode) as connected:
+        found: Any = await connected.call_tool("measure", {})
+    assert (found.content[0].text, found.structured_content) == ("NaN", None)
+
+
+@modes
+@pytest.mark.parametrize("journal", [None, MemoryJournal])
+async def test_arguments_that_are_not_unicode(mode: Any, journal: Any) -> None:
+    """Arguments that can't be written as UTF-8 are refused in a result, whether or not calls are recorded."""
+    server = ToolServer(ODD, journal=journal and journal())
+    async with Client(server.server, mode=mode, elicitation_callback=no_answer) as connected:
+        found: Any = await connected.call_tool("send", {"to": "\ud800", "amount": 1})
+    assert found.is_error
+    assert "can't be written as JSON" in found.content[0].text
 
 
 async def test_a_forged_state_is_refused() -> None:

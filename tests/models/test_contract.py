@@ -8,8 +8,9 @@ wire. `python tests/models/test_contract.py` prints the table.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from handrail import (
     Adapter,
+    Attachment,
     Deadline,
     Prompt,
     PromptEvaluationError,
@@ -26,8 +28,16 @@ from handrail import (
     tool,
 )
 from handrail.adapter import Retry
-from handrail.events import CallDelta, ModelFailed, ModelResponded, TextDelta, ToolInvoked
-from handrail.messages import AssistantMessage, Model, ToolMessage
+from handrail.events import (
+    CallDelta,
+    MessageAdded,
+    ModelFailed,
+    ModelResponded,
+    TextDelta,
+    ThoughtDelta,
+    ToolInvoked,
+)
+from handrail.messages import AssistantMessage, Model, ModelPart, ModelRequest, SentPart, ToolMessage, Traits
 from handrail.models import (
     ModelAnswerBroken,
     ModelRateLimited,
@@ -35,7 +45,7 @@ from handrail.models import (
     ModelUnavailable,
 )
 from support.servers import CAN
-from support.stages import EXAMPLES, MESSAGE, SHOWN, WIRES, Call, Fail, Fault, Line, Say, Stage
+from support.stages import EXAMPLES, MESSAGE, SHOWN, SIGNATURE, WIRES, Call, Fail, Fault, Line, Say, Stage
 from support.wire_grammar import check
 
 QUICK = Retry(attempts=3, first_wait=0.01, chance=lambda: 0.0)
@@ -88,6 +98,9 @@ CASES = {
     "malformed JSON in the stream": "malformed JSON in the stream",
     "malformed JSON as the body": "malformed JSON as the body",
     "prompt too long": "prompt too long",
+    "attachment of a person": "text",
+    "attachment of a tool": "results with attachments",
+    "thought in a tool loop": "thinking",
 }
 
 WHOLE_CALLS = {("gemini", "arguments in pieces"), ("gemini", "malformed arguments")}
@@ -109,6 +122,9 @@ NOT_APPLICABLE: dict[tuple[str, str], str] = {
     ("local", "structured output by a call"): "its engine constrains output to a schema without a call",
     ("scripted", "malformed JSON as the body"): "its answers are Python values, not JSON",
     ("scripted", "prompt too long"): "it has no context limit",
+    ("local", "attachment of a person"): "it takes only text",
+    ("local", "attachment of a tool"): "it calls only the forced tool",
+    ("local", "thought in a tool loop"): "it does not think",
 }
 
 # The small model can neither choose tools nor follow a script, so it runs only the cases that test its wire.
@@ -545,6 +561,93 @@ async def test_prompt_too_long(stage: Stage) -> None:
     assert isinstance(cause, ModelRequestRefused)
     assert cause.status in (400, None)  # an in-process model has no status
     assert [each.retry_in for each in session[ModelFailed].all()] == [None]
+
+
+# --- content and thought ------------------------------------------------------------------------
+
+PICTURE = Attachment(b"\x89PNG\r\n\x1a\n" + bytes(30), "plot.png")
+ENCODED = base64.b64encode(PICTURE.content)
+
+
+class Watched:
+    """A model that keeps the bodies of its requests as they were sent."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.name = model.name
+        self.bodies: list[bytes] = []
+
+    @property
+    def traits(self) -> Traits:
+        return self._model.traits
+
+    async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
+        async for part in self._model.stream(request):
+            if isinstance(part, SentPart):
+                self.bodies.append(part.body)
+            yield part
+
+
+@tool
+async def draw(context: ToolContext) -> Attachment:
+    """Draw a plot."""
+    return PICTURE
+
+
+@case("attachment of a person")
+async def test_a_persons_attachment_is_sent(stage: Stage) -> None:
+    """The request has the bytes of a picture, and the server accepts it and answers."""
+    for streaming in (False, True):
+        model = Watched(stage.play(Say("A plot.")))
+        prompt, asking, attached = Prompt("plain", "Be brief."), adapter(model), [PICTURE]
+        asked: Any = (
+            asking.stream(prompt, MESSAGE, attachments=attached).response
+            if streaming
+            else asking.evaluate(prompt, MESSAGE, attachments=attached)
+        )
+        assert (await asked).text == "A plot."
+        assert all(ENCODED in body for body in model.bodies)
+
+
+@case("attachment of a tool")
+async def test_a_tools_attachment_is_sent(stage: Stage) -> None:
+    """The request after a call has the bytes of the picture that the call returned, and the server accepts it."""
+    model = Watched(stage.play(Call((("draw", {}),)), Say("A plot.")))
+    response = await adapter(model).evaluate(Prompt("plain", "Draw.", tools=[draw]), MESSAGE)
+    assert response.text == "A plot."
+    assert [ENCODED in body for body in model.bodies] == [False, True][: len(model.bodies)]
+
+
+THINKERS = {"messages": "claude-opus-4-6", "gemini": "gemini-3-pro"}
+"""The names of models that aimock lets think, by wire. On the others it is o3."""
+BACK = {
+    "chat": b'"reasoning_content":"Let me see."',
+    "responses": b'"summary":[{"type":"summary_text","text":"Let me see."}],"encrypted_content":"',
+    "messages": b'{"type":"thinking","thinking":"Let me see.","signature":"%s"}' % SIGNATURE.encode(),
+    "gemini": b'{"text":"Let me see.","thought":true}',
+}
+"""The thought in the request that follows it, on each wire."""
+
+
+@case("thought in a tool loop")
+async def test_a_thought_is_told_and_goes_back(stage: Stage) -> None:
+    """A thought before a call is published, kept with the answer, and sent back with it."""
+    wire = stage.name.partition("@")[0]
+    for streaming in (False, True):
+        named: Any = {"name": THINKERS.get(wire, "o3")} if stage.wire else {}
+        model = Watched(stage.play(Call(thought="Let me see."), Say("Rain."), **named))
+        session, asking = Session(), adapter(model, temperature=None)
+        if streaming:
+            stream = asking.stream(PROMPT, MESSAGE, session=session)
+            told = [event.text async for event in stream if isinstance(event, ThoughtDelta)]
+            assert "".join(told) == "Let me see."
+        else:
+            await asking.evaluate(PROMPT, MESSAGE, session=session)
+        messages = [each.message for each in session[MessageAdded].all()]
+        said = [each for each in messages if isinstance(each, AssistantMessage)]
+        assert [(each.thought, each.text) for each in said] == [("Let me see.", ""), ("", "Rain.")]
+        if wire in BACK:
+            assert BACK[wire] in model.bodies[1]
 
 
 # --- the table ---------------------------------------------------------------------------------

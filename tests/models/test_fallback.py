@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from decimal import Decimal
 from typing import Any
+
+import pytest
 
 from handrail import (
     Adapter,
     AnthropicModel,
+    Budget,
     GeminiModel,
     MemoryJournal,
     OpenAIModel,
@@ -21,13 +25,15 @@ from handrail import (
     ScriptedModel,
     Session,
     ToolCall,
+    ToolContext,
     UserContext,
     first_that_works,
     tool,
 )
 from handrail.adapter import Retry
-from handrail.events import ModelFailed, ModelRequested, ModelResponded, TextDelta
-from handrail.messages import Price, Traits, Usage
+from handrail.events import ModelFailed, ModelRequested, ModelResponded, PromptExecuted, TextDelta
+from handrail.messages import ModelPart, ModelRequest, Price, Traits, Usage, UsagePart
+from handrail.models import ModelUnavailable
 from handrail.models.scripted import Reply
 from handrail.runs import show
 from handrail.testing import RecordingSubscriber
@@ -215,6 +221,12 @@ async def ask(context: UserContext) -> str:
     return await context.wait_for("sure", {}, str)
 
 
+@tool(effect="pure")
+async def look() -> str:
+    """Look."""
+    return "seen"
+
+
 async def test_a_resumed_run_has_paid_for_what_was_cut_off() -> None:
     """The requests that failed before an answer are in the record, and a resumed run counts their cost again."""
     cut = Reply(cut=True, usage=Usage(input=10, requests=1))
@@ -233,10 +245,110 @@ async def test_a_resumed_run_has_paid_for_what_was_cut_off() -> None:
     assert (tree.usage.input, tree.cost) == (21, 21 * DEAR.input / 1_000_000)
 
 
-@tool(effect="pure")
-async def look() -> str:
-    """Look."""
-    return "seen"
+class Uncounted(ScriptedModel):
+    """A scripted model that leaves out the usage of a reply if it is empty."""
+
+    async def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
+        async for part in super().stream(request):
+            if part != UsagePart(Usage()):
+                yield part
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        ModelUnavailable("scripted", "down"),
+        Reply("Hm.", cut=True, usage=Usage()),
+        Reply("No.", stop="refused", usage=Usage()),
+        Reply(calls=[ToolCall("look")], usage=Usage()),
+    ],
+    ids=["down", "cut", "refused", "uncounted"],
+)
+async def test_a_resumed_run_has_no_more_budget_than_before(first: Any) -> None:
+    """Requests without reported usage are charged to the budget, and a resumed run has as much left as before."""
+    left: list[dict[str, float]] = []
+
+    @tool(effect="read")
+    async def peek(context: ToolContext) -> str:
+        """Note how much is left."""
+        left.append(dict(context.budget_tracker.remaining()))
+        return "seen"
+
+    rest = [ToolCall("peek"), ToolCall("ask"), ToolCall("peek"), "Done."]
+    price = Traits(DEAR)
+    one, two = Uncounted([first, *rest], name="a", traits=price), ScriptedModel(rest, name="b", traits=price)
+    adapter = Adapter(first_that_works(one, two, on_refusal=True), retry=QUICK, journal=MemoryJournal())
+    prompt, budget = Prompt("p", "Be brief.", tools=[ask, peek, look]), Budget(9**6, 9, 9)
+    assert await park_and_resume(adapter, prompt, budget=budget) == "Done."
+    before, after = left
+    assert before["requests"] == 7.0
+    assert after == {**before, "requests": before["requests"] - 2}
+
+
+COUNTED = {"input_tokens": 100, "output_tokens": 50}
+CHAT_COUNTED = {"prompt_tokens": 100, "completion_tokens": 50}
+BROKEN = {"error": {"message": "broken", "code": 500}, "choices": [], "usage": CHAT_COUNTED}
+FAILED = {
+    "status": "failed",
+    "error": {"code": "server_error", "message": "x"},
+    "usage": COUNTED,
+    "output": [],
+}
+MALFORMED = {
+    "candidates": [{"content": {"parts": []}, "finishReason": "MALFORMED_FUNCTION_CALL"}],
+    "usageMetadata": {"promptTokenCount": 100, "candidatesTokenCount": 50},
+}
+
+
+@pytest.mark.parametrize(
+    ("wire", "stream", "answer"),
+    [
+        ("chat", False, whole(BROKEN)),
+        ("chat", True, streamed(delta(content="a"), BROKEN)),
+        ("responses", False, whole(FAILED)),
+        ("responses", True, streamed({"type": "response.failed", "response": FAILED}, end=b"")),
+        ("gemini", False, whole(MALFORMED)),
+        ("gemini", True, streamed(MALFORMED, end=b"")),
+        (
+            "messages",
+            True,
+            streamed(
+                {"type": "message_start", "message": {"usage": {"input_tokens": 100, "output_tokens": 1}}},
+                {
+                    "type": "message_delta",
+                    "delta": {"stop_reason": "end_turn"},
+                    "usage": {"output_tokens": 50},
+                },
+                end=b"",
+            ),
+        ),
+    ],
+)
+async def test_an_answer_that_fails_is_charged_for_what_it_reports(
+    wire: Any, stream: bool, answer: bytes
+) -> None:
+    """The usage that comes with a failure counts, because the provider charges for it."""
+    async with raw_server(answer) as server:
+        url, model = server.url, None
+        match wire:
+            case "messages":
+                model = AnthropicModel("claude", base_url=url, key_variable=None, price=DEAR)
+            case "gemini":
+                model = GeminiModel("gemini-3-pro", base_url=url, key_variable=None, price=DEAR)
+            case _:
+                model = OpenAIModel("gpt", api=wire, base_url=url, key_variable=None, price=DEAR)
+        session, adapter = Session(), Adapter(model, retry=Retry(attempts=1))
+        prompt = Prompt("p", "Be brief.")
+        asking: Any = (
+            adapter.stream(prompt, "Go.", session=session).response
+            if stream
+            else adapter.evaluate(prompt, "Go.", session=session)
+        )
+        with pytest.raises(PromptEvaluationError):
+            await asking
+    (ended,) = session[PromptExecuted].all()
+    assert (ended.usage.input, ended.usage.output) == (100, 50)
+    assert ended.cost == 150 * DEAR.input / 1_000_000
 
 
 THINKING = {

@@ -41,6 +41,11 @@ def kept(*blocks: Any, wire: str = "anthropic:anthropic") -> Kept:
     ("block", "line"),
     [
         (SEARCH, LINE),
+        ({**SEARCH, "input": {"query": 5}}, "web_search, run by the provider: 5"),
+        ({**SEARCH, "input": {"query": {"a": 1}}}, "web_search, run by the provider: {'a': 1}"),
+        ({**SEARCH, "input": {"query": [1, "b"]}}, "web_search, run by the provider: 1, b"),
+        ({**SEARCH, "input": 5}, "web_search, run by the provider"),
+        ({**SEARCH, "name": "a\nb"}, "a b, run by the provider: rust 1.9"),
         ({"type": "mcp_tool_use", "name": "read", "input": {}}, "read, run by the provider"),
         (
             {"type": "web_search_call", "id": "w", "action": {"type": "search", "query": "rust"}},

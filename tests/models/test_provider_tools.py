@@ -23,8 +23,10 @@ from handrail import (
     Session,
     SqliteJournal,
     ToolContext,
+    first_that_works,
     tool,
 )
+from handrail.adapter import Retry
 from handrail.events import MessageAdded, ModelResponded
 from handrail.messages import AssistantMessage, Model, Price, Traits, Usage
 from handrail.runs.transcript import said
@@ -377,3 +379,113 @@ async def test_a_cassette_replays_a_run_with_searches(tmp_path: Path) -> None:
             await adapter.evaluate(bare, "Go.")
         assert len(server.bodies) == 2
     assert (response.text, response.usage.searches) == ("Done.", 2)
+
+
+# --- calls that were interrupted ---
+
+
+def paused(name: str, kind: str = "server_tool_use") -> bytes:
+    """Return an answer that Anthropic pauses in the middle of a call of its own tool."""
+    call = {"type": kind, "id": "srvtoolu_1", "name": name, "input": {"query": "rust"}}
+    return whole({"content": [call], "stop_reason": "pause_turn", "usage": {"input_tokens": 1}})
+
+
+ENDED: dict[str, dict[str, Any]] = {
+    "web_search": {
+        "type": "web_search_tool_result",
+        "content": {"type": "web_search_tool_result_error", "error_code": "unavailable"},
+    },
+    "bash_code_execution": {
+        "type": "bash_code_execution_tool_result",
+        "content": {"type": "bash_code_execution_tool_result_error", "error_code": "unavailable"},
+    },
+    "tool_search_tool_regex": {
+        "type": "tool_search_tool_result",
+        "content": {"type": "tool_search_tool_result_error", "error_code": "unavailable"},
+    },
+    "remote": {
+        "type": "mcp_tool_result",
+        "is_error": True,
+        "content": [{"type": "text", "text": "The call was interrupted."}],
+    },
+}
+"""The result that is sent for an interrupted call of each tool, without its id."""
+
+
+@pytest.mark.parametrize("name", ENDED)
+async def test_a_call_that_was_interrupted_gets_an_error_as_its_result(name: str) -> None:
+    """If Anthropic does not continue a call that it paused, the next request of the session has a result for it."""
+    kind = "mcp_tool_use" if name == "remote" else "server_tool_use"
+    failed = whole({"error": {"message": "no"}}, 400)
+    async with raw_server(paused(name, kind), failed, whole(DONE["messages"])) as server:
+        session, prompt = Session(), Prompt("p", "x", tools=[look, ProviderTool("web_search")])
+        adapter = Adapter(model_at("messages", server.url))
+        with pytest.raises(PromptEvaluationError):
+            await adapter.evaluate(prompt, "Go.", session=session)
+        assert (await adapter.evaluate(prompt, "And now?", session=session)).text == "Done."
+        _, call, ended, _ = server.bodies[2]["messages"]
+        assert server.bodies[1]["messages"][1] == call
+    assert ended == {"role": "assistant", "content": [{**ENDED[name], "tool_use_id": "srvtoolu_1"}]}
+
+
+async def test_a_call_that_another_provider_continued_gets_an_error_as_its_result() -> None:
+    """If another provider answers after Anthropic paused, Anthropic's next request has a result for its call."""
+    down = whole({"error": {"message": "x"}}, 529)
+    async with (
+        raw_server(paused("web_search"), down, down, whole(DONE["messages"])) as one,
+        raw_server(whole(DONE["responses"])) as two,
+    ):
+        claude, gpt = model_at("messages", one.url), model_at("responses", two.url)
+        session, prompt = Session(), Prompt("p", "x", tools=[ProviderTool("web_search")])
+        adapter = Adapter(first_that_works(claude, gpt), retry=Retry(attempts=2, first_wait=0.0))
+        await adapter.evaluate(prompt, "Go.", session=session)
+        await Adapter(claude).evaluate(prompt, "And now?", session=session)
+        messages = one.bodies[-1]["messages"]
+    assert [each["role"] for each in messages] == ["user", "assistant", "assistant", "assistant", "user"]
+    assert messages[2]["content"] == [{**ENDED["web_search"], "tool_use_id": "srvtoolu_1"}]
+
+
+async def test_a_call_that_anthropic_continues_gets_no_other_result() -> None:
+    """The result that Anthropic sends when it continues is the only one that goes back."""
+    result = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []}
+    use = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"where": "a"}}
+    rest = whole({"content": [result, use], "stop_reason": "tool_use", "usage": {"input_tokens": 1}})
+    async with raw_server(paused("web_search"), rest, whole(DONE["messages"])) as server:
+        prompt = Prompt("p", "x", tools=[look, ProviderTool("web_search")])
+        await Adapter(model_at("messages", server.url)).evaluate(prompt, "Go.")
+        assert json.dumps(server.bodies[-1]).count("web_search_tool_result") == 1
+
+
+# --- Gemini ---
+
+
+async def test_gemini_tells_each_search_once() -> None:
+    """After the end of the answer, a search that is reported again is not shown again, and a new one is shown."""
+    chunks = [
+        {
+            "candidates": [
+                {
+                    "content": {"parts": [{"text": text}]},
+                    "groundingMetadata": {"webSearchQueries": queries},
+                    "finishReason": "STOP",
+                }
+            ]
+        }
+        for text, queries in (("Found.", ["rust"]), ("", ["rust"]), ("", ["rust", "go"]))
+    ]
+    async with raw_server(streamed(*chunks, end=b"")) as server:
+        session, prompt = Session(), Prompt("p", "x", tools=[ProviderTool("web_search")])
+        await Adapter(model_at("gemini", server.url)).stream(prompt, "Go.", session=session).response
+    answer: Any = session[MessageAdded].all()[-1].message
+    assert (
+        answer.thought == "google_search, run by the provider: rust\ngoogle_search, run by the provider: go\n"
+    )
+
+
+async def test_gemini_gets_no_choice_of_functions_without_functions() -> None:
+    """`tool_choice` is left out if Gemini has only its own tools, because it refuses the choice then."""
+    settings = ModelSettings(tool_choice="required")
+    alone = await sent_tools("gemini", ProviderTool("web_search"), model_settings=settings)
+    assert alone["toolConfig"] == {"includeServerSideToolInvocations": True}
+    beside = await sent_tools("gemini", look, ProviderTool("web_search"), model_settings=settings)
+    assert beside["toolConfig"]["functionCallingConfig"] == {"mode": "ANY"}

@@ -138,7 +138,10 @@ def test_a_missing_address_is_said():
 
 
 def test_a_key_may_come_from_a_different_variable():
-    """`key_variable` and `key_header` replace the row's, and None sends no key."""
+    """`key_variable` and `key_header` replace those of the provider, and `key_variable=None` sends no key.
+
+    A provider that speaks a different API is refused.
+    """
     at: Any = {"base_url": "http://127.0.0.1:1"}
     assert OpenAIModel("m", **at, key_variable="MINE")._endpoint._keys == (Key("MINE"),)
     assert OpenAIModel("m", **at, key_variable="MINE", key_header="API-Key")._endpoint._keys == (

@@ -69,8 +69,9 @@ def test_a_policy_that_names_a_tool_of_a_different_section_is_refused(policy: An
 
 @pytest.mark.parametrize("policy", NAMING_DEPLOY, ids=lambda policy: policy.name)
 def test_a_policy_of_a_child_that_names_a_tool_of_its_parent_is_refused(policy: Any):
-    """A section's policy may not name a tool of the section above it, because it covers only its own section and those
-    below.
+    """A section's policy may not name a tool of the section above it.
+
+    The policy covers only its own section and those below.
     """
     with pytest.raises(DefinitionError, match="names the tool 'deploy' of section 'ops'"):
         Prompt("p", [section("ops", deploy, children=[section("dev", build, policies=[policy])])])

@@ -264,8 +264,9 @@ class Mode:
 
 
 def test_conditions_are_asked_at_every_rendering():
-    """A condition is evaluated at every rendering. It may depend on the params, on the session, on both in any order, or
-    on neither.
+    """A condition is evaluated at every rendering.
+
+    It may take the params, the session, both in any order, or neither.
     """
     on = [True]
 

@@ -5,9 +5,22 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from handrail import Adapter, MemoryJournal, Prompt, ScriptedModel, ToolCall, ToolContext, tool
+import pytest
+
+from handrail import (
+    Adapter,
+    LaterEnvironment,
+    MemoryJournal,
+    Prompt,
+    ScriptedModel,
+    ToolCall,
+    ToolContext,
+    tool,
+)
+from handrail.errors import RunParked
 from handrail.events import ToolInvoked
 from handrail.session import Session
+from support.parked_runs import answer_to
 
 
 async def close_when(waiting: asyncio.Event, running: Any) -> None:
@@ -131,3 +144,47 @@ async def test_the_inner_calls_of_a_closed_irreversible_call_are_compensated_onc
     assert ended.result.message.endswith("These inner calls were undone: book. It had done: pay.")
     await adapter.resume("run", prompt)
     assert undone == ["b", "a"]
+
+
+@pytest.mark.parametrize("parks", [False, True])
+async def test_an_inner_call_that_has_happened_is_undone_if_its_outer_call_fails(parks: bool) -> None:
+    """An outer call answers for an inner call that was interrupted and has happened, and for the calls inside that one."""
+    undone: list[Any] = []
+
+    async def take_back(params: Any, value: Any, *, context: ToolContext) -> None:
+        undone.append(context.tool.name)
+
+    async def has_happened(params: Any, *, context: ToolContext) -> bool:
+        return True
+
+    @tool(effect="compensable", compensate=take_back)
+    async def seat() -> str:
+        """Take a seat."""
+        return "1"
+
+    @tool(effect="compensable", compensate=take_back, probe=has_happened)
+    async def book(context: ToolContext) -> None:
+        """Book, and wait."""
+        await context.call("seat")
+        waiting.set()
+        await asyncio.Event().wait()
+
+    @tool(effect="idempotent")
+    async def trip(context: ToolContext) -> None:
+        """Book, and fail."""
+        assert "was done before" in (await context.call("book")).message
+        if parks:
+            await context.request_approval("Go on?")
+        raise ValueError("no train")
+
+    waiting = asyncio.Event()
+    journal, model = MemoryJournal(), ScriptedModel([ToolCall("trip"), "It failed."])
+    adapter, prompt = Adapter(model, journal=journal), Prompt("p", "Book.", tools=[seat, book, trip])
+    await close_when(waiting, adapter.evaluate(prompt, "go", run_id="run"))
+    if parks:
+        with pytest.raises(RunParked) as parked:
+            await adapter.resume("run", prompt, environment=LaterEnvironment())
+        journal.questions.answer(answer_to(parked.value.questions[0], {"approved": True}))
+    assert not undone
+    assert (await adapter.resume("run", prompt, environment=LaterEnvironment())).text == "It failed."
+    assert undone == ["book.undo", "seat.undo"]

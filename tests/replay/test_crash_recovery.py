@@ -186,8 +186,9 @@ def test_a_settled_once_is_not_repeated(program: Program, tmp_path: Path):
 def test_a_once_that_was_cut_is_probed_or_asked_about(
     program: Program, tmp_path: Path, tool: str, questions: int, told: str
 ):
-    """A payment that was made before a crash is not repeated: a person or a probe confirms it, or its outcome stays
-    unknown.
+    """A payment that was made before a crash is not repeated.
+
+    A person or a probe confirms it, or its outcome stays unknown.
     """
     world, text, asked = crashed_and_resumed(program, tmp_path, tool)
     assert world == ["asked", "paid", "asked"]

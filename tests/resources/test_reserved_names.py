@@ -177,9 +177,7 @@ def test_deep_ones_survive_commands(folders: Folders, backend: str):
 
 
 def test_unchanged_folders_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A repeated search for reserved names reads only folders that have changed since the last read, or shortly before
-    it.
-    """
+    """A repeated search for reserved names reads only folders that have changed since, or shortly before, the last read."""
     fill(tmp_path, {"a/b/c/.handrail/key": "", "a/d/e": "", "f/g": ""})
     now = os.lstat(tmp_path).st_ctime_ns + 60 * 10**9
     names, read, scan = ReservedNames(tmp_path), list[str](), os.scandir

@@ -16,7 +16,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from handrail import LaterEnvironment, Prompt, SqliteJournal, ToolCall, UserContext, Workspace, runs, tool
+from handrail import (
+    Agent,
+    LaterEnvironment,
+    Prompt,
+    ScriptedModel,
+    SqliteJournal,
+    ToolCall,
+    ToolContext,
+    UserContext,
+    Workspace,
+    runs,
+    tool,
+)
 from handrail.errors import DefinitionError, RunParked, UndoRefused, WorkspaceBusy
 from handrail.events import ToolInvoked
 from handrail.journal.any_journal import AnyJournal
@@ -74,10 +86,6 @@ async def test_links_modes_and_empty_folders_travel_and_ignored_names_do_not(
 async def test_a_run_is_parked_on_one_host_and_continues_on_another(
     journal: AnyJournal, hosts: tuple[Path, Path]
 ):
-    @dataclass
-    class Choice:
-        name: str
-
     @tool(effect="staged")
     async def choose(*, context: UserContext) -> str:
         """Ask a person."""
@@ -86,8 +94,25 @@ async def test_a_run_is_parked_on_one_host_and_continues_on_another(
         return context.filesystem.read("a")
 
     here, there = hosts
-    prompt = Prompt("files", "Work.", tools=[*TOOLS, choose])
-    script = (steps("write a one"), ToolCall("choose", {}))
+    assert await _moved(journal, hosts, steps("write a one"), choose) == "one!"
+    assert (contents(there), contents(here)) == ({"a": "one!"}, {"a": "one"})
+
+
+@dataclass
+class Choice:
+    name: str
+
+
+async def _moved(
+    journal: AnyJournal, hosts: tuple[Path, Path], before: ToolCall, asking: Any, arguments: Any = None
+) -> str:
+    """Run two calls, of which the second asks a person, and continue the run on the other host.
+
+    The person answers `!` while the run is parked. Returns the text of the second call's result.
+    """
+    here, there = hosts
+    prompt = Prompt("files", "Work.", tools=[*TOOLS, asking])
+    script = (before, ToolCall(asking.name, arguments or {}))
     options: Any = {"journal": journal, "environment": LaterEnvironment()}
     with pytest.raises(RunParked) as parked:
         await adapter(*script).evaluate(
@@ -98,10 +123,45 @@ async def test_a_run_is_parked_on_one_host_and_continues_on_another(
     assert row.run_id == ""  # a parked run does not keep it
     [question] = parked.value.questions
     journal.questions.answer(
-        Answer(question_id=question.id, digest=question.digest, by=question.principal, value={"name": "two"})
+        Answer(question_id=question.id, digest=question.digest, by=question.principal, value={"name": "!"})
     )
-    await adapter("ok").resume("r", prompt, filesystem=Workspace("w", cache=there), **options)
-    assert (contents(there), contents(here)) == ({"a": "onetwo"}, {"a": "one"})
+    response = await adapter("ok").resume("r", prompt, filesystem=Workspace("w", cache=there), **options)
+    return texts(response)[-1]
+
+
+async def test_what_an_inner_call_did_is_there_after_its_call_continues_on_another_host(
+    journal: AnyJournal, hosts: tuple[Path, Path]
+):
+    """The changes of an irreversible inner call are kept when its agent continues on another host.
+
+    The call is not repeated, although the files there have different inodes and times.
+    """
+    sent: list[str] = []
+
+    @tool
+    async def send(*, context: ToolContext) -> str:
+        """Change files, and do something that can't be undone."""
+        sent.append("sent")
+        files = context.filesystem
+        files.append("a", "1")
+        files.write("d/b", "2")
+        files.append("d/c", "3")
+        files.delete("gone")
+        return files.read(".venv/x")
+
+    @tool(effect="staged")
+    async def choose(*, context: UserContext) -> str:
+        """Ask a person."""
+        chosen = await context.wait_for("pick", {}, Choice)
+        context.filesystem.append("a", chosen.name)
+        return context.filesystem.read("a")
+
+    model = ScriptedModel([ToolCall("send", {}), ToolCall("choose", {}), "sent and chosen"])
+    agent = Agent(model, "Send.", name="sender", description="Sends.", tools=[send, choose])
+    before = steps("write a 0", "write d/c 0", "write gone x", "write .venv/x 0")
+    assert await _moved(journal, hosts, before, agent.as_tool(), {"message": "go"}) == "sent and chosen"
+    assert sent == ["sent"]
+    assert contents(hosts[1]) == {"a": "01!", "d/b": "2", "d/c": "03"}
 
 
 async def test_a_killed_run_continues_on_another_host_without_its_unfinished_call(tmp_path: Path):

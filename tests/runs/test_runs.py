@@ -47,7 +47,10 @@ async def test_runs_of_a_session_come_in_pages_too(recorder: Recorder):
 
 
 async def test_runs_are_listed_as_they_stand(recorder: Recorder):
-    """Runs are listed newest first, and a run whose owner has died is listed as interrupted."""
+    """Runs are listed with how they stand, the oldest last. A run without a living owner is interrupted.
+
+    The list can be limited to some standings and to a number of runs.
+    """
     await recorder.run("done", "ok")
     await parked(recorder, "waits", call("choose"), "ok")
     other = SqliteJournal(recorder.journal.path, watch=None)

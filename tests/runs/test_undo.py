@@ -144,9 +144,7 @@ async def test_later_calls_that_were_undone_are_not_in_the_way(recorder: Recorde
 
 
 async def test_a_folder_is_the_same_one_after_it_was_moved(recorder: Recorder):
-    """An undo is refused for a later call in the same folder, even if the folder was moved, but not for one in a
-    different folder.
-    """
+    """A later call in the same folder prevents an undo, even if the folder was moved. One in another folder does not."""
     await recorder.run("one", call("write", path="a", text="1"), "end")
     (first,) = await recorder.ids("one")
     away = recorder.base / "away"
@@ -298,7 +296,7 @@ async def test_the_same_call_id_in_another_conversation_is_another_call(recorder
 
 
 async def test_the_same_run_and_call_in_another_journal_are_not_touched(recorder: Recorder, tmp_path: Path):
-    """If two journals share a folder, a call that one of them recorded can't be undone through the other."""
+    """If two journals share a folder and have a call with the same ids, undo changes only its own journal's files."""
     (tmp_path / "other").mkdir()
     other = SqliteJournal(tmp_path / "other" / "runs.db", watch=None)
     asked = ToolCall("write", {"path": "mine", "text": "x"}, "call_1")

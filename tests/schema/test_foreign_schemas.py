@@ -11,7 +11,7 @@ from handrail.errors import DefinitionError, ToolValidationError
 from handrail.schema.foreign import MAX_DEPTH, MAX_PARTS, check_foreign
 from handrail.schema.misfits import MAX_STEPS, Comparison, misfits
 from handrail.schema.problems import asks_for_secrets, forms_of, inside, schemas_at
-from handrail.schema.secrets import masked
+from handrail.schema.secrets import MASK, masked
 from handrail.serve.agui.interrupts import frontend_tool
 
 ITSELF: dict[str, Any] = {"anyOf": [{"$ref": "#/$defs/S"}, {"$ref": "#/$defs/S"}]}
@@ -123,6 +123,66 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("wxyz"), inner, max_size=3),
     max_leaves=12,
 )
+
+
+SECRET: dict[str, Any] = {"type": "string", "writeOnly": True}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"x": {"$ref": "#/definitions/Key"}}, "definitions": {"Key": SECRET}},
+        {"properties": {"x": {"$ref": "#/properties/y"}, "y": SECRET}},
+        {"properties": {"x": {"$ref": "#/properties/y/anyOf/1"}, "y": {"anyOf": [{"type": "null"}, SECRET]}}},
+        {
+            "properties": {"x": {"$ref": "#/$defs/Text", "writeOnly": True}},
+            "$defs": {"Text": {"type": "string"}},
+        },
+        {"properties": {"x": {"$ref": "#/$defs/a~1b%20c"}}, "$defs": {"a/b c": SECRET}},
+        {"patternProperties": {"^x$": SECRET}},
+        {"unevaluatedProperties": SECRET},
+        {"if": {"required": ["x"]}, "then": {"properties": {"x": SECRET}}},
+        {"dependentSchemas": {"y": {"properties": {"x": SECRET}}}},
+    ],
+)
+def test_secrets_are_found_wherever_a_schema_has_them(schema: dict[str, Any]) -> None:
+    """A value that a schema marks `writeOnly` is masked, whichever keyword or reference leads to it."""
+    check_foreign(schema, "it")
+    assert asks_for_secrets(schema, schema)
+    assert masked({"x": "hunter2"}, schema) == {"x": MASK}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"properties": {"x": {"$ref": "#/properties/a"}, "a": {}}, "$defs": {"a": {"type": "integer"}}}, {"x": ""}),
+        ({"properties": {"x": {"$ref": "#/$defs/b/properties/c"}}, "$defs": {"c": {"type": "null"}, "b": {}}}, {"x": 1}),
+        ({"properties": {"x": {"$ref": "#a"}, "y": {}}, "required": ["y"]}, {"x": {}, "y": 1}),
+        ({"properties": {"x": {"type": "integer"}}}, {"x": 1.0}),
+        ({"properties": {"x": {"prefixItems": [{"type": "string"}], "items": False}}}, {"x": ["a"]}),
+        ({"properties": {"x": {"prefixItems": [{}], "items": {"type": "string"}}}}, {"x": [1, "a"]}),
+    ],
+)  # fmt: skip
+def test_valid_values_are_not_refused(schema: dict[str, Any], value: Any) -> None:
+    """A value that matches a schema by JSON Schema 2020-12 has no misfits."""
+    assert misfits(schema, value) == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (
+            {"properties": {"x": {"$ref": "#/definitions/N"}}, "definitions": {"N": {"type": "null"}}},
+            {"x": 1},
+        ),
+        ({"properties": {"x": {"$ref": "#"}}, "required": ["y"]}, {"x": {}, "y": 1}),
+        ({"properties": {"x": {"prefixItems": [{"type": "string"}]}}}, {"x": [1]}),
+        ({"properties": {"x": {"type": "integer"}}}, {"x": 1.5}),
+    ],
+)
+def test_references_and_tuples_are_followed(schema: dict[str, Any], value: Any) -> None:
+    """Mistakes are found behind a reference to any part of the schema, and in each item of a tuple."""
+    assert len(misfits(schema, value)) == 1
 
 
 def parts_of(value: Any) -> int:

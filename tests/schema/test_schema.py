@@ -1076,7 +1076,7 @@ def test_a_secret_default_is_not_advertised():
 
 
 def test_a_secret_is_masked_when_dumped():
-    """A secret is masked when it is dumped."""
+    """A secret appears neither in the JSON of `Schema.dump` nor in that of `to_json`."""
     login = Login(password=SecretStr("hunterhunter"))
     assert b"hunter" not in Schema(Login).dump(login)
     assert b"hunter" not in to_json(login)

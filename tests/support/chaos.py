@@ -4,9 +4,9 @@ python tests/support/chaos.py --workers 4 --runs 100 --seconds 60 --dispatcher d
 
 It starts a PostgreSQL server and worker processes. As root, each worker is on its own host (`support.hosts`).
 Every second it disturbs a worker: it kills the worker, freezes it, cuts its network or sets its clock 30 seconds
-ahead or behind. Each of the last three lasts for three leases. Once, it restarts PostgreSQL. Meanwhile it
-answers the questions of the runs. Then it lets all runs finish, and checks the journal and the ledger that
-the app writes. It ends only processes that it started.
+ahead or behind. Each of the last three lasts for three leases. Once, it kills PostgreSQL. Meanwhile it
+answers the questions of the runs. Then it lets all runs finish, and checks the laws of `support.chaos_laws`. It prints
+one line of JSON, and ends only processes that it started.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import argparse
 import asyncio
 import collections
 import contextlib
-import itertools
+import json
 import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,82 +29,22 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import psycopg.sql
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from handrail import PostgresJournal
-from handrail.adapter.run_record import decode_outcome
 from handrail.errors import HandrailError
 from handrail.fleet import FleetApp, Submission, submit
 from handrail.journal.postgres.address import parse_url
 from handrail.limits import Budget
 from handrail.question import Answer
 from handrail.records import OVER
-from support import TESTS, chaos_app, postgres
-from support.hosts import Host, can_make
+from support import TESTS, chaos_app, chaos_laws, postgres
+from support.hosts import Host, can_make, faketime
+from support.killed_postgres import Server
 
 LEASE = 2.0
-_DURABLE = {
-    **postgres._SETTINGS,
-    "synchronous_commit": "on",
-    "listen_addresses": "*",
-}  # a committed transaction survives the server's death
-
-
-class Server:
-    """A PostgreSQL server of our own, which can be killed and started again."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._options: dict[str, Any] = {
-            "cwd": folder,
-            "env": {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "TZ": "UTC"},
-            "stdout": subprocess.DEVNULL,
-            "stderr": subprocess.DEVNULL,
-            **postgres._unprivileged(),
-        }
-        if "user" in self._options:
-            os.chown(folder, self._options["user"], self._options["group"])
-        create = [postgres.programs() / "initdb", "-D", folder / "data", "-U", "tests", "-A", "trust"]
-        subprocess.run([*create, "-E", "UTF8", "--no-sync", "--locale=C"], check=True, **self._options)
-        with (folder / "data" / "pg_hba.conf").open("a") as file:
-            file.write("host all all 10.0.0.0/8 trust\n")
-        self.port = _free_port()
-        self._process = self._start()
-
-    def _start(self) -> subprocess.Popen[Any]:
-        settings = [f"-c{name}={value.strip(chr(39))}" for name, value in _DURABLE.items()]
-        command = [postgres.programs() / "postgres", "-D", self._folder / "data", "-k", self._folder]
-        command += ["-p", str(self.port)]
-        return subprocess.Popen([*command, *settings], **self._options)
-
-    def url(self, host: str = "", **parameters: object) -> str:
-        """Return the server's URL, through its socket or through the network, where it has the address `host`."""
-        added = "".join(f"&{name}={value}" for name, value in parameters.items())
-        return f"postgresql://tests@/postgres?host={host or self._folder}&port={self.port}{added}"
-
-    def wait(self) -> None:
-        until = time.monotonic() + 60
-        while True:
-            with contextlib.suppress(psycopg.OperationalError), psycopg.connect(self.url()):
-                return
-            assert time.monotonic() < until, "PostgreSQL does not start"
-            time.sleep(0.05)
-
-    def restart(self) -> None:
-        """Stop the server at once, without waiting for its clients, and start it again."""
-        self.stop()
-        self._process = self._start()
-        self.wait()
-
-    def stop(self) -> None:
-        self._process.send_signal(signal.SIGQUIT)
-        self._process.wait()
-
-
-def _free_port() -> int:
-    with socket.create_server(("", 0)) as free:
-        return free.getsockname()[1]
 
 
 class WorkerProcess:
@@ -121,7 +60,6 @@ class WorkerProcess:
             command += ["--dispatcher", dispatcher]
         if host is not None:
             command = host.command(*command)
-            environment = {**environment, **host.environment()}
         with log.open("ab") as file:
             self.process = subprocess.Popen(command, env=environment, stdout=file, stderr=file)
 
@@ -136,16 +74,19 @@ class WorkerProcess:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(children[0])
 
-    def kill(self) -> None:
+    def send(self, number: signal.Signals) -> None:
+        """Send the worker a signal, if it is alive."""
         with contextlib.suppress(OSError, IndexError):
-            os.kill(self._pid(), signal.SIGKILL)
+            os.kill(self._pid(), number)
+
+    def kill(self) -> None:
+        self.send(signal.SIGKILL)
         self.process.kill()
         self.process.wait()
 
     def freeze(self, is_frozen: bool) -> None:
-        with contextlib.suppress(OSError, IndexError):
-            os.kill(self._pid(), signal.SIGSTOP if is_frozen else signal.SIGCONT)
-            self.is_frozen = is_frozen
+        self.send(signal.SIGSTOP if is_frozen else signal.SIGCONT)
+        self.is_frozen = is_frozen
 
 
 class Chaos:
@@ -161,7 +102,7 @@ class Chaos:
         seed: int,
         url_from: Callable[[str], str] | None = None,
     ) -> None:
-        """Start workers. If there is `url_from`, each is on a host, which reaches the journal at `url_from(host.address)`."""
+        """Start workers. With `url_from`, each has its own host, which reaches the journal at `url_from(host.address)`."""
         self.random = random.Random(seed)
         self.happened: collections.Counter[str] = collections.Counter()
         self._folder = folder
@@ -175,6 +116,8 @@ class Chaos:
         }
         self.app = FleetApp.load(chaos_app.__file__)
         self.journal = PostgresJournal(url)
+        self._address = parse_url(url)
+        self.is_over = False
         self._hosts = [Host(number, folder) for number in range(workers)] if url_from else []
         self._urls = [url_from(each.address) for each in self._hosts] if url_from else [url] * workers
         self._workers = [self._work(number) for number in range(workers)]
@@ -189,7 +132,13 @@ class Chaos:
     def _work(self, number: int) -> WorkerProcess:
         log = self._folder / f"worker{number}.log"
         url = self._urls[number]
-        where = {"HANDRAIL_JOURNAL": url, "HANDRAIL_DISPATCH_URL": parse_url(url).conninfo}
+        where = {
+            "HANDRAIL_JOURNAL": url,
+            "HANDRAIL_DISPATCH_URL": parse_url(url).conninfo,
+            "XDG_CACHE_HOME": str(
+                self._folder / f"cache{number}"
+            ),  # each host has its own copies of workspaces
+        }
         host = self._hosts[number] if self._hosts else None
         return WorkerProcess(number, self._dispatcher, {**self._environment, **where}, log, host)
 
@@ -202,7 +151,8 @@ class Chaos:
 
     def faults(self) -> list[Callable[[], Any]]:
         """Return the methods that disturb a worker. Without hosts, networks and clocks can't be disturbed."""
-        return [self.kill, self.freeze, *([self.cut, self.skew] if self._hosts else [])]
+        hosts = [self.cut, *([self.skew] if faketime() else [])] if self._hosts else []
+        return [self.kill, self.freeze, *hosts]
 
     def _victim(self) -> WorkerProcess | None:
         """Return a random undisturbed worker, or None if at most one is left."""
@@ -210,13 +160,16 @@ class Chaos:
         return self.random.choice(well) if len(well) > 1 else None
 
     async def submit(self, runs: int) -> None:
-        """Submit runs. The budget of every fourth run is one call too small, so that it fails."""
+        """Submit runs, each in a workspace. The budget of every fourth run is one call too small, so that it fails."""
         for number in range(runs):
-            calls = chaos_app.CALLS - (number % 4 == 3)
-            budget = Budget(requests=chaos_app.REQUESTS, tool_calls=calls)
-            await submit(
-                self.journal, self.app, Submission(f"o{number}", run_id=f"run{number}", budget=budget)
+            calls = chaos_app.CALLS - chaos_laws.is_short(number)
+            asked = Submission(
+                f"o{number}",
+                run_id=f"run{number}",
+                budget=Budget(requests=chaos_app.REQUESTS, tool_calls=calls),
+                folder=f"workspace:{chaos_laws.workspace_of(number)}",
             )
+            await submit(self.journal, self.app, asked)
 
     def kill(self) -> None:
         """Kill a worker, and start one in its place."""
@@ -226,22 +179,24 @@ class Chaos:
         self.happened["kill -9"] += 1
 
     async def freeze(self) -> None:
-        """Freeze a worker for three leases, if more than one is undisturbed."""
+        """Freeze a worker for three leases. If at most one is undisturbed, kill one instead."""
         worker = self._victim()
-        if worker is not None:
-            worker.freeze(True)
-            self.happened["SIGSTOP"] += 1
-            await asyncio.sleep(3 * self.journal.lease)
-            worker.freeze(False)
+        if worker is None:
+            return self.kill()
+        worker.freeze(True)
+        self.happened["SIGSTOP"] += 1
+        await asyncio.sleep(3 * self.journal.lease)
+        worker.freeze(False)
 
     async def cut(self) -> None:
-        """Cut the network of a worker's host for three leases, if more than one worker is undisturbed."""
+        """Cut the network of a worker's host for three leases. If at most one is undisturbed, kill one instead."""
         worker = self._victim()
-        if worker is not None and worker.host is not None:
-            worker.host.cut(True)
-            self.happened["network cut"] += 1
-            await asyncio.sleep(3 * self.journal.lease)
-            worker.host.cut(False)
+        if worker is None or worker.host is None:
+            return self.kill()
+        worker.host.cut(True)
+        self.happened["network cut"] += 1
+        await asyncio.sleep(3 * self.journal.lease)
+        worker.host.cut(False)
 
     async def skew(self) -> None:
         """Set a host's clock 30 seconds ahead or behind for three leases."""
@@ -253,22 +208,16 @@ class Chaos:
 
     async def answer(self) -> None:
         """Answer every open question. Whether an interrupted step has happened is looked up in the ledger."""
-        lines = (
-            [line.split() for line in self.ledger.read_text().splitlines()] if self.ledger.exists() else []
-        )
-        for row in await self._rows("parked", "running"):
-            for question in await self.journal.questions.open(row.record.id):
-                order = row.record.id.replace("run", "o")
-                happened = {"happened": ["end", "tip", order, "-"] in lines}
-                value = {"name": "blue"} if question.name == "pick" else happened
-                answer = Answer(
-                    question_id=question.id, digest=question.digest, by=question.principal, value=value
-                )
-                await asyncio.to_thread(self.journal.questions.answer, answer)
-
-    async def _rows(self, *statuses: str) -> list[Any]:
-        rows = [await self.journal.runs.get(f"run{number}") for number in range(self.runs)]
-        return [row for row in rows if not statuses or row.status in statuses]
+        questions = await self.journal.questions.open()
+        lines = chaos_app.read_ledger(self.ledger) if questions else []
+        for question in questions:
+            order = question.run_id.replace("run", "o")
+            happened = {"happened": ["end", "tip", order, "-"] in lines}
+            value = {"name": "blue"} if question.name == "pick" else happened
+            answer = Answer(
+                question_id=question.id, digest=question.digest, by=question.principal, value=value
+            )
+            await asyncio.to_thread(self.journal.questions.answer, answer)
 
     async def run(
         self, runs: int, seconds: float, events: Iterator[Callable[[], Any]], patience: float
@@ -276,18 +225,25 @@ class Chaos:
         """Submit runs, and wait until all are over. In the first `seconds`, an event happens every second."""
         submitted = time.monotonic()
         await self.begin(runs, patience)
-        began = next_event = time.monotonic()
-        lasting: list[asyncio.Task[None]] = []
-        while (now := time.monotonic()) < began + seconds:
-            if now >= next_event:
-                next_event = now + 1
-                found = next(events)()
-                if asyncio.iscoroutine(found):
-                    lasting.append(asyncio.ensure_future(found))
-            await self._look()
+        self.happened["seconds to submit"] = round(time.monotonic() - submitted)
+        disturbing = asyncio.ensure_future(self._disturb(seconds, events))
         await self.finish(patience)
-        await asyncio.gather(*lasting)
         self.seconds = time.monotonic() - submitted
+        await disturbing
+
+    async def _disturb(self, seconds: float, events: Iterator[Callable[[], Any]]) -> None:
+        """Let an event happen every second until the runs are over or the time is up. Then wait for the events to end."""
+        began = time.monotonic()
+        lasting: list[asyncio.Task[None]] = []
+        for number in range(int(seconds)):
+            await asyncio.sleep(max(0.0, began + number - time.monotonic()))
+            if self.is_over:
+                break
+            self.happened["events"] += 1
+            found = next(events)()
+            if asyncio.iscoroutine(found):
+                lasting.append(asyncio.ensure_future(found))
+        await asyncio.gather(*lasting)
 
     async def begin(self, runs: int, patience: float) -> None:
         """Submit runs, and wait until a worker executes one."""
@@ -302,72 +258,55 @@ class Chaos:
         """Wait until all runs are over."""
         until = time.monotonic() + patience
         while not await self._look():
-            assert time.monotonic() < until, f"not over: {await self.left()}"
+            if time.monotonic() > until:
+                await self._show_workers()
+                raise AssertionError(f"not over: {await self.left()}")
+        self.is_over = True
+
+    async def _show_workers(self) -> None:
+        """Let each worker write to its log what it waits for."""
+        for each in self._workers:
+            each.send(signal.SIGUSR1)
+        await asyncio.sleep(2)
 
     async def _look(self) -> bool:
         """Start workers that have ended, and answer questions. Returns whether all runs are over."""
         self.supervise()
         await asyncio.sleep(0.1)
-        with contextlib.suppress(HandrailError):  # PostgreSQL was just restarted
+        with contextlib.suppress(HandrailError, psycopg.OperationalError):  # PostgreSQL was just restarted
             await self.answer()
-            return all(row.status in OVER for row in await self._rows())
+            return await asyncio.to_thread(self._count_over) == self.runs
         return False
 
+    def _count_over(self) -> int:
+        """Return how many runs are over. The journal's own methods would read every record."""
+        return len(self._select("SELECT 1 FROM {}.runs WHERE status = ANY(%s)", list(OVER)))
+
+    def _select(self, query: str, *values: Any) -> list[Any]:
+        """Return the rows that a query finds in the journal's tables. Its `{}` stands for their schema."""
+        named = psycopg.sql.SQL(query).format(psycopg.sql.Identifier(self._address.schema))  # pyright: ignore[reportArgumentType]  # our own text
+        with psycopg.connect(self._address.conninfo) as connection:
+            return connection.execute(named, values).fetchall()
+
     async def left(self) -> list[tuple[Any, ...]]:
+        rows = [await self.journal.runs.get(f"run{number}") for number in range(self.runs)]
         return [
             (row.record.id, row.status, row.legs, row.deaths, row.owner[:30], row.questions, row.due_at)
-            for row in await self._rows()
+            for row in rows
             if row.status not in OVER
         ]
 
-    async def check(self) -> list[str]:
-        """Check the ledger and the journal after all runs are over. Return a line for each problem."""
-        wrong: list[str] = []
-        lines = [tuple(line.split()) for line in self.ledger.read_text().splitlines()]
-        begun = collections.Counter(line[1:3] for line in lines if line[0] == "begin")
-        keys: dict[tuple[str, ...], set[str]] = {}
-        for line in lines:
-            keys.setdefault(line[1:3], set()).add(line[3])
-        wrong += [f"{each}: more than one key" for each, found in keys.items() if len(found) > 1]
-        for number in range(self.runs):
-            wrong += [f"run{number}: {each}" for each in await self._check_run(number, begun, set(lines))]
-        verified = await self.journal.runs.verify()
-        wrong += [str(each) for each in verified.altered]
-        self.happened["records"] = verified.records
-        return wrong
+    async def check(self) -> list[chaos_laws.Broken]:
+        """Check the ledger, the journal and the files after all runs are over. Return the violations of laws."""
 
-    async def _check_run(self, number: int, begun: Any, lines: set[Any]) -> list[str]:
-        wrong: list[str] = []
-        order, is_short = f"o{number}", number % 4 == 3
-        row = await self.journal.runs.get(f"run{number}")
-        outcome = decode_outcome(row)
-        self.happened[row.status] += 1
-        self.happened["legs"] += row.legs
-        if row.status != ("failed" if is_short else "done"):
-            wrong.append(f"{row.status} {outcome.stop_reason} {outcome.error}")
-        if is_short and outcome.phase != "budget":
-            wrong.append(f"it failed, but not because of its budget: {outcome.error}")
-        units = await self.journal.calls.load(f"run{number}")
-        places = collections.Counter(unit.place for unit in units)
-        wrong += [f"{place} has {count} units" for place, count in places.items() if count > 1]
-        for what in ("pay", "ship", "book", "fee", "tip"):  # a small budget excludes the last two
-            wanted = not (is_short and what in ("fee", "tip"))
-            if bool(begun[what, order]) != wanted and not (wanted and what == "ship"):
-                wrong.append(f"{what} {'never began' if wanted else 'began, which its budget excludes'}")
-        if begun["ship", order] > 1:
-            wrong.append(f"ship began {begun['ship', order]} times")
-        ended = ("end", "ship", order, "-") in lines
-        shipped = next((unit for unit in units if unit.tool == "ship"), None)
-        if shipped is None:
-            return [*wrong, f"ship has no unit; legs {row.legs}, deaths {row.deaths}"]
-        self.happened[f"ship {shipped.status}"] += 1
-        if shipped.status == "ok" and not ended:
-            wrong.append("ship is recorded, but not in the ledger")
-        if shipped.status != "ok" and "unknown" not in outcome.text and not is_short:
-            wrong.append(f"the model was not told that nobody knows of ship: {outcome.text}")
-        if begun["pay", order] > 1:
-            self.happened["pay again"] += begun["pay", order] - 1
-        return wrong
+        def count(name: str, number: int) -> None:
+            self.happened[name] += number
+
+        ledger = chaos_laws.Ledger(self.ledger)
+        self.happened["ledger lines with the clock off"] = ledger.off
+        steps = self._select("SELECT chain || ' ' || key FROM {}.records WHERE kind = 'step settled'")
+        settled = [name for (name,) in steps]
+        return [each async for each in chaos_laws.check(self.journal, self.runs, ledger, settled, count)]
 
 
 async def main() -> int:
@@ -378,18 +317,19 @@ async def main() -> int:
     parser.add_argument("--patience", type=float, default=120)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--dispatcher", choices=["journal", "dbos", "procrastinate"], default="journal")
-    parser.add_argument("--keep", action="store_true", help="keep the folder with the workers' logs")
+    parser.add_argument("--keep", type=Path, help="the folder to keep logs and ledger in, if a law is broken")
     given = parser.parse_args()
     os.environ["HANDRAIL_KEY"] = postgres.KEY
     folder = Path(tempfile.mkdtemp(prefix="handrail-chaos-"))
     folder.chmod(0o755)  # PostgreSQL runs as a different user
     (folder / "pg").mkdir()
     server = Server(folder / "pg")
+    said: dict[str, Any] = {"dispatcher": given.dispatcher, "workers": given.workers, "runs": given.runs}
+    broken = [chaos_laws.Broken("every run finished", "the test itself failed")]
     try:
         server.wait()
-        url = server.url(schema="chaos", lease=LEASE)
         chaos = Chaos(
-            url,
+            server.url(schema="chaos", lease=LEASE),
             folder,
             dispatcher=given.dispatcher,
             workers=given.workers,
@@ -397,24 +337,40 @@ async def main() -> int:
             url_from=(lambda host: server.url(host, schema="chaos", lease=LEASE)) if can_make() else None,
         )
         try:
-            faults = chaos.faults()
-            events = itertools.chain(
-                [*faults, lambda: asyncio.to_thread(server.restart)],
-                iter(lambda: chaos.random.choice(faults), None),
-            )
-            await chaos.run(given.runs, given.seconds, events, given.patience)
-            wrong = await chaos.check()
+            await chaos.run(given.runs, given.seconds, _events(chaos, server), given.patience)
+            broken = await chaos.check()
+        except AssertionError as error:
+            broken = [chaos_laws.Broken("every run finished", str(error))]
         finally:
             chaos.close()
+        said |= {"seed": given.seed, "seconds": round(getattr(chaos, "seconds", 0), 1), **chaos.happened}
     finally:
         server.stop()
-        if not given.keep:
-            shutil.rmtree(folder)
-    shown = ", ".join(f"{name} {count}" for name, count in sorted(chaos.happened.items()))
-    print(f"{given.dispatcher}: {given.runs} runs, {given.workers} workers, {chaos.seconds:.1f} s: {shown}")
-    for each in wrong:
-        print("WRONG", each)
-    return 1 if wrong else 0
+        if broken and given.keep is not None:
+            shutil.copytree(folder, given.keep, symlinks=True)
+        shutil.rmtree(folder)
+    counted = collections.Counter(each.law for each in broken)
+    said["laws"] = {
+        law: f"broken {counted[law]} times" if counted[law] else "kept" for law in chaos_laws.LAWS
+    }
+    print(json.dumps(said))
+    for each in broken[:50]:
+        print("BROKEN", each)
+    return 1 if broken else 0
+
+
+def _events(chaos: Chaos, server: Server) -> Iterator[Callable[[], Any]]:
+    """Yield what happens in each second: every fault once, PostgreSQL's death, and then faults at random."""
+    faults = chaos.faults()
+    yield from faults
+
+    def kill_server() -> Any:
+        chaos.happened["PostgreSQL killed"] += 1
+        return asyncio.to_thread(server.restart)
+
+    yield kill_server
+    while True:
+        yield chaos.random.choice(faults)
 
 
 if __name__ == "__main__":

@@ -1,38 +1,60 @@
-"""An app for workers that are killed while they execute it. Its tools write to a ledger in the file that `CHAOS_LEDGER` names.
+"""An app for workers that are killed while they execute it. Its tools write to a ledger and to the files of their run.
 
-A line of the ledger is `begin WHAT ORDER KEY` or `end WHAT ORDER KEY`. The calls of a run take their time, so that they are
-interrupted.
+`CHAOS_LEDGER` names the ledger's file. A line of it is `begin WHAT ORDER KEY` or `end WHAT ORDER KEY`, and `clock WHAT ORDER
+SECONDS` if the process's clock is wrong. Only the lines of committed calls are in the run's workspace, in the file `log`.
+The calls of a run take their time, so that they are interrupted.
 """
 
 import asyncio
 import os
+import signal
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from handrail import Adapter, Agent, Prompt, ScriptedModel, ToolCall, ToolContext, UserContext, tool
-from handrail.clock import SystemClock
 from handrail.messages import ModelRequest, ToolMessage, UserMessage
 from support.hosts import obey
 
-obey(SystemClock)
+obey()
+
+
+def _show_tasks(*_: object) -> None:
+    """Print what each task of this process waits for."""
+    for task in asyncio.all_tasks():
+        task.print_stack()
+
+
+if "CHAOS_LEDGER" in os.environ and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGUSR1, _show_tasks)
 
 CALLS = 6
 """How many calls a run makes, including those of its nested agent."""
 REQUESTS = 8
 """How many requests to models a run makes, including those of its nested agent."""
+_OFF = 20
+"""Maximum error of the process's clock, in seconds, that is not noted in the ledger."""
 _SECONDS = float(os.environ.get("CHAOS_SECONDS", "0.05"))
 
 
 def note(*words: str) -> None:
     fd = os.open(os.environ["CHAOS_LEDGER"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(fd, f"{' '.join(words)}\n".encode())
+    off = round(time.time() - os.fstat(fd).st_mtime)  # the kernel's clock is right
+    if abs(off) > _OFF:
+        os.write(fd, f"clock {words[1]} {words[2]} {off}\n".encode())
     os.close(fd)
 
 
 def ledger() -> list[list[str]]:
-    """Return the words of the ledger's lines."""
-    path = Path(os.environ["CHAOS_LEDGER"])
+    """Return the lines of the ledger that this process writes to."""
+    return read_ledger(Path(os.environ["CHAOS_LEDGER"]))
+
+
+def read_ledger(path: Path) -> list[list[str]]:
+    """Return the four words of each line of a ledger."""
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -43,15 +65,22 @@ async def act(what: str, order: str, key: str = "-") -> str:
     return f"{what} {order}"
 
 
+def log(context: ToolContext, what: str, order: str) -> None:
+    """Add a line to the file `log`. The line is there only if the call is committed."""
+    context.filesystem.append("log", f"{what} {order}\n")
+
+
 @tool(effect="idempotent")
 async def pay(order: str, context: ToolContext) -> str:
     """Pay for an order."""
+    log(context, "pay", order)
     return await act("pay", order, context.invocation.idempotency_key)
 
 
 @tool
-async def ship(order: str) -> str:
+async def ship(order: str, context: ToolContext) -> str:
     """Ship an order, which can't be undone."""
+    log(context, "ship", order)
     return await act("ship", order)
 
 
@@ -64,8 +93,9 @@ async def is_booked(params: Any, *, context: ToolContext) -> bool:
 
 
 @tool(effect="compensable", compensate=unbook, probe=is_booked)
-async def book(order: str) -> str:
+async def book(order: str, context: ToolContext) -> str:
     """Book a courier."""
+    log(context, "book", order)
     return await act("book", order)
 
 
@@ -75,7 +105,8 @@ async def charge(order: str, context: ToolContext) -> str:
     is_probed = ["end", "fee", order, "-"]
     await context.once("fee", lambda: act("fee", order), probe=lambda: is_probed in ledger())
     await context.once("tip", lambda: act("tip", order))
-    return f"charge {order}"
+    log(context, "charge", order)
+    return f"charge {order} {context.filesystem.read(f'choices/{order}')}"
 
 
 @dataclass
@@ -83,10 +114,11 @@ class Choice:
     name: str
 
 
-@tool(effect="pure")
+@tool(effect="staged")
 async def choose(order: str, *, context: UserContext) -> str:
-    """Ask a person."""
+    """Ask a person, and keep the answer in a file."""
     chosen = await context.wait_for("pick", {"order": order}, Choice)
+    context.filesystem.write(f"choices/{order}", chosen.name)
     return f"choose {order} {chosen.name}"
 
 

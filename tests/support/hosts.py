@@ -1,26 +1,34 @@
 """Hosts on one machine: a network namespace each, whose link can be cut, and a clock each, which can be set wrong.
 
-Only root can create them. The clock is Handrail's: `obey` makes it follow the host's. Debian's `faketime` is not used,
-because `time.sleep` failed under it on Python 3.11 if the monotonic clock was left alone.
+Only root can create them. The clock of a host's processes is set wrong by Debian's `faketime`, and stays right if that
+is not installed. The monotonic clock is left alone, as on a machine whose time is set.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import subprocess
-from datetime import datetime, timedelta
+import time
+from functools import cache
 from pathlib import Path
 
-from handrail.clock import SystemClock
-
-_CLOCK = "CHAOS_CLOCK"
-"""The variable that names the file with the error of the host's clock, in seconds."""
+_LIBRARY = "faketime/libfaketimeMT.so.1"
+_CLOCK = "FAKETIME_TIMESTAMP_FILE"
+"""The variable that names the file with the error of the host's clock."""
 
 
 def can_make() -> bool:
     """Return whether this process can create hosts."""
     return os.geteuid() == 0 and all(shutil.which(each) for each in ("ip", "unshare"))
+
+
+@cache
+def faketime() -> Path | None:
+    """Return the library that sets the clocks of processes wrong, or None if it is not installed."""
+    found = sorted(Path("/usr/lib").glob(f"*/{_LIBRARY}"))
+    return found[0] if found else None
 
 
 class Host:
@@ -48,11 +56,32 @@ class Host:
         """Return the command line that runs this command on the host, with its own PID and UTS namespaces."""
         shell = f'hostname {self.name} && exec "$@"'
         inside = ["unshare", "--pid", "--uts", "--mount-proc", "--fork", "--kill-child", "--"]
-        return ["ip", "netns", "exec", self._space, *inside, "sh", "-c", shell, "sh", *command]
+        return [
+            "ip",
+            "netns",
+            "exec",
+            self._space,
+            *inside,
+            "sh",
+            "-c",
+            shell,
+            "sh",
+            *self._clocked(),
+            *command,
+        ]
 
-    def environment(self) -> dict[str, str]:
-        """Return the variables by which a process finds the host's clock."""
-        return {_CLOCK: str(self._clock)}
+    def _clocked(self) -> list[str]:
+        """Return the words before a command that give it the host's clock."""
+        if faketime() is None:
+            return []
+        variables = {
+            "LD_PRELOAD": faketime(),
+            _CLOCK: self._clock,
+            "FAKETIME_NO_CACHE": 1,
+            "FAKETIME_DONT_FAKE_MONOTONIC": 1,
+            "NO_FAKE_STAT": 1,
+        }
+        return ["env", *(f"{name}={value}" for name, value in variables.items())]
 
     def cut(self, is_cut: bool) -> None:
         """Cut the host's link, or restore it."""
@@ -62,7 +91,7 @@ class Host:
     def skew(self, seconds: int) -> None:
         """Set the host's clock this many seconds ahead, or behind if the number is negative."""
         new = self._clock.with_suffix(".new")
-        new.write_text(str(seconds))
+        new.write_text(f"{seconds:+}s\n")
         new.replace(self._clock)
 
     def close(self) -> None:
@@ -71,15 +100,14 @@ class Host:
         subprocess.run(["ip", "netns", "delete", self._space], check=False, capture_output=True)
 
 
-def obey(clock: type[SystemClock]) -> None:
-    """Make a clock follow the host's clock, if this process is on a host."""
-    path, right = os.environ.get(_CLOCK), clock.now
-    if path is not None:
+def obey() -> None:
+    """Let this process sleep under `faketime`, whose `clock_nanosleep` refuses the monotonic clock if that is left alone."""
+    if _CLOCK in os.environ:
 
-        def now(self: SystemClock) -> datetime:
-            return right(self) + timedelta(seconds=int(Path(path).read_text()))
+        def sleep(seconds: float) -> None:
+            select.select([], [], [], seconds)
 
-        clock.now = now
+        time.sleep = sleep
 
 
 def _ip(*arguments: str) -> None:

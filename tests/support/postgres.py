@@ -174,7 +174,7 @@ def _supervise(folder: Path, watched: int) -> None:
         _prepare(folder, server)
         (folder / "starting").write_text(str(os.getpid()))
         (folder / "starting").rename(folder / "ready")
-        leftovers.append(Path(f"{folder}.log"))  # before this, it shows why the server did not start
+        leftovers.append(Path(f"{folder}.log"))  # a server that did not start keeps its log
         while not select.select([ended], [], [], 1)[0] and server.poll() is None:
             pass
     finally:

@@ -38,6 +38,8 @@ from handrail.models.scripted import Reply, Scripted
 from support.servers import CHAT, GEMINI, MESSAGES, RESPONSES, Aimock, Embedded, Llmock
 
 Wire = Literal["chat", "responses", "messages", "gemini"]
+SIGNATURE = "c2lnbmVkIGJ5IHRoZSBwcm92aWRlcg=="
+"""The signature of the thoughts that aimock plays."""
 MESSAGE = "go"
 """The user's message in every scene. The fixtures for aimock match it."""
 
@@ -52,9 +54,10 @@ class Say:
 
 @dataclass(frozen=True)
 class Call:
-    """Tool calls that arrive in one reply."""
+    """Tool calls that arrive in one reply, after a thought if there is one."""
 
     calls: Sequence[tuple[str, dict[str, Any]]] = (("get_weather", {"city": "Oslo", "days": 2}),)
+    thought: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ Line = Say | Call | Fail | Fault
 
 def model_of(wire: Wire, server: Aimock | Llmock | Embedded, **options: Any) -> Model:
     """Return the model for this wire, connected to this server."""
-    name = "smollm2" if isinstance(server, Embedded) else "gpt-test"
+    name = options.pop("name", "smollm2" if isinstance(server, Embedded) else "gpt-test")
     if wire == MESSAGES:
         return AnthropicModel(name, base_url=server.anthropic_url, key_variable=None, **options)
     if wire == GEMINI:
@@ -90,7 +93,7 @@ def bridged(server: Aimock | Llmock | Embedded, **options: Any) -> Model:
     """Return a bridge to pydantic-ai's chat completions model, connected to this server."""
     provider = OpenAIProvider(base_url=server.openai_url, api_key="none")
     given: dict[str, Any] = {"native_output": True, **options}
-    return BridgedModel(OpenAIChatModel("gpt-test", provider=provider), **given)
+    return BridgedModel(OpenAIChatModel(given.pop("name", "gpt-test"), provider=provider), **given)
 
 
 @dataclass
@@ -138,7 +141,8 @@ def _fixture(line: Line, number: int) -> dict[str, Any]:
                 {"id": f"call_{number}_{index}", "name": name, "arguments": arguments}
                 for index, (name, arguments) in enumerate(line.calls)
             ]
-            made["response"] = {"toolCalls": calls}
+            thought = {"reasoning": line.thought, "reasoningSignature": SIGNATURE} if line.thought else {}
+            made["response"] = {"toolCalls": calls, **thought}
         case Fail():
             wait = {} if line.retry_after is None else {"retryAfter": line.retry_after}
             made["response"] = {"error": {"message": "scripted failure"}, "status": line.status, **wait}
@@ -188,7 +192,8 @@ def _scripted(line: Line) -> Scripted:
         case Say():
             return Reply(line.text, usage=Usage(11, 7, 0, 0, 1), stop="length" if line.length else None)
         case Call():
-            return [ToolCall(name, arguments) for name, arguments in line.calls]
+            calls = [ToolCall(name, arguments) for name, arguments in line.calls]
+            return Reply(calls=calls, thinking=line.thought) if line.thought else calls
         case Fail(status=429):
             return ModelRateLimited(
                 "scripted:script", "scripted failure", status=429, retry_after=line.retry_after

@@ -79,7 +79,10 @@ FAILS = "limits: {requests: 2}"
 
 
 def team(at: Path, **front: str) -> WorkerRegistry:
-    """Return the workers main, outer, whole, steps and more. Only `steps` and `more` commit each call. `front` adds front matter."""
+    """Return a registry with the workers main, outer, whole, steps and more. `front` adds front matter by name.
+
+    Only `steps` and `more` commit each call.
+    """
     texts = {
         "main": f"---\n{_OWN}\nworkers: [outer, steps, more, whole]\n---\nGo.",
         "outer": f"---\n{_OWN}\nworkers: [steps, whole]\n{front.get('outer', '')}\n---\nGo.",

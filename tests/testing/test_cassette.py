@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -9,18 +10,29 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail import Adapter, AnthropicModel, GeminiModel, OpenAIModel, Prompt, PromptEvaluationError, tool
+from handrail import (
+    Adapter,
+    AnthropicModel,
+    Attachment,
+    GeminiModel,
+    OpenAIModel,
+    Prompt,
+    PromptEvaluationError,
+    tool,
+)
 from handrail.adapter import Retry
 from handrail.events import TextDelta
 from handrail.testing import Cassette, CassetteError
 from handrail.testing.cassette import _difference  # pyright: ignore[reportPrivateUsage]
+from handrail.testing.secret_forms import Secret
 from support.provider_streams import DONE, WIRES, body_of
-from support.raw_server import delta, raw_server
+from support.raw_server import delta, raw_server, streamed
 
 KEY = "sk-very-secret-0123456789"
 CALL: dict[str, dict[bool, Any]] = {
@@ -170,6 +182,84 @@ async def test_a_secret_that_comes_in_pieces_is_never_written(tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+ODD = 's3cr3t-"pässwörd/+&=x'
+"""A secret that looks different in JSON, in an address and in base64."""
+_CALL = json.dumps({"where": ODD})
+BEGUN, REST = _CALL[:20], _CALL[20:]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        ODD,
+        json.dumps(ODD),
+        json.dumps(json.dumps(ODD)),
+        json.dumps(ODD, ensure_ascii=False).replace("/", "\\/"),
+        quote(ODD, safe=""),
+        quote(ODD, safe="").lower(),
+        quote_plus(ODD),
+        *[base64.b64encode(b"%PDF" + b"." * more + ODD.encode() + b" end").decode() for more in range(3)],
+        base64.urlsafe_b64encode(b"?>" + ODD.encode()).decode().rstrip("="),
+        "data:image/png;base64," + base64.b64encode(ODD.encode()).decode(),
+    ],
+)
+def test_a_secret_is_found_in_every_form(form: str) -> None:
+    """A secret is replaced in each encoding, and the text around it stays."""
+    clean = Secret(ODD).replaced_in(f"before {form} after")
+    assert clean.startswith("before ")
+    assert clean.endswith(" after")
+    assert form not in clean
+    assert Secret(ODD).replaced_in(clean) == clean
+    other = Secret("another-secret").replaced_in(f"before {form} after")
+    assert other == f"before {form} after"
+
+
+async def test_a_secret_inside_of_a_file_is_not_written(tmp_path: Path) -> None:
+    """A secret in an attachment's bytes or an address is replaced, so a request with a different secret matches."""
+
+    async def send(url: str, secret: str) -> None:
+        attached = Attachment(b"%PDF-1.4 " + secret.encode() + b" end", "a.pdf")
+        model = OpenAIModel("m", base_url=f"{url}/{quote(secret, safe='')}", key_variable=None)
+        await Adapter(model).evaluate(PROMPT, "Read.", attachments=[attached])
+
+    file = tmp_path / "a.json"
+    async with raw_server(response(body_of([DONE["chat"][False]], False), False)) as server:
+        with Cassette(file, mode="record", secrets=[ODD]):
+            await send(server.url, ODD)
+    assert base64.b64encode(b"%PDF-1.4 [secret] end").decode() in file.read_text()
+    assert "/[secret]/chat/completions" in file.read_text()
+    with Cassette(file, mode="replay", secrets=["a new one"]):
+        await send(server.url, "a new one")
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [(0, BEGUN), (0, REST)],
+        [(0, BEGUN), (1, '{"where": "x"}'), (0, REST)],
+    ],
+    ids=["escaped", "between"],
+)
+async def test_a_secret_in_the_pieces_of_calls_is_never_written(
+    pieces: list[tuple[int, str]], tmp_path: Path
+) -> None:
+    """A secret that arrives in pieces is found if it is escaped, or if a piece of a different call is in between."""
+    calls = [
+        delta(tool_calls=[{"index": index, "id": f"c{index}", "function": {"name": "look", "arguments": ""}}])
+        for index in sorted({index for index, _ in pieces})
+    ]
+    more = [delta(tool_calls=[{"index": index, "function": {"arguments": piece}}]) for index, piece in pieces]
+    done = streamed(delta(content="ok", finish="stop"))
+    file = tmp_path / "a.json"
+    async with raw_server(streamed(*calls, *more, delta(finish="tool_calls")), done) as server:
+        with (
+            pytest.raises(CassetteError, match="in several pieces"),
+            Cassette(file, mode="record", secrets=[ODD]),
+        ):
+            await ask("chat", server.url, stream=True)
+    assert not file.exists()
+
+
 async def test_a_short_secret_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CassetteError, match="a secret of 2 characters"):
         Cassette(tmp_path / "a.json", secrets=["ab"])
@@ -258,7 +348,7 @@ def test_the_fixture_keeps_one_file_for_each_test(tmp_path: Path) -> None:
     (tmp_path / "test_more.py").write_text(
         "import pytest\n\n\n@pytest.fixture\ndef cassette_options():\n"
         "    return {'secrets': ['hunter2'], 'mode': 'record'}\n\n\n"
-        "def test_options(cassette):\n    assert cassette._secrets == {'hunter2'} and not cassette.replays\n"
+        "def test_options(cassette):\n    assert [each.text for each in cassette._secrets] == ['hunter2'] and not cassette.replays\n"
     )
     (tmp_path / "test_app.py").write_text(
         "def test_it(cassette):\n"

@@ -116,7 +116,7 @@ def test_a_model_replies_by_a_piece_of_the_prompt():
 
 
 def test_a_reply_may_be_a_function_of_the_prompt_or_an_error():
-    """A prepared reply may be a function of the prompt or an exception."""
+    """A prepared reply that is a function is called with the prompt, and an exception is raised."""
     context = agent_context({"loud": lambda prompt: {"selected": prompt.upper()}, "fail": KeyError("odd")})
     assert context.prompt_model("loud please", Choice).wait().selected == "LOUD PLEASE"
     with pytest.raises(KeyError, match="odd"):

@@ -203,7 +203,6 @@ def test_the_virtual_clock_reads_the_loops_time():
 
 
 def test_a_clock_can_be_made_for_a_loop_that_does_not_run_yet():
-    """A clock can be made for a loop before the loop runs."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         clock = VirtualClock(runner.get_loop())
         runner.run(asyncio.sleep(30))

@@ -811,7 +811,7 @@ def test_a_marked_function_is_still_the_function():
 
 
 def test_examples_that_fit_are_kept():
-    """An example's input may be params or a mapping, and its output is validated by the result type."""
+    """An example's input may be params or a mapping, and its output may be a value of the result type or plain data."""
 
     def handler(params: City, *, context: ToolContext) -> ToolResult[list[City]]:
         return ToolResult.ok([params])

@@ -27,7 +27,7 @@ from handrail import (
     WorkerRegistry,
 )
 from handrail.adapter.run_record import decode_outcome
-from handrail.errors import RunParked, ToolValidationError, UndoRefused
+from handrail.errors import RunParked, ToolValidationError, TransientError, UndoRefused
 from handrail.events import ToolInvoked
 from handrail.runs import cancel, replay, show, undo
 from handrail.testing import Person
@@ -36,8 +36,8 @@ from handrail.workers.front_matter import FrontMatter
 from support import SUPPORT, importing_support
 from support.parked_runs import answer_to
 from support.recorded import Noted
-from support.stepwise_workers import FAILS, models, team, to, written
-from support.worker_folders import folder
+from support.stepwise_workers import FAILS, TOOLS, models, team, to, written
+from support.worker_folders import folder, sound
 
 
 @pytest.fixture(params=["memory", "directory"])
@@ -218,7 +218,7 @@ async def test_an_approval_inside_parks_the_run_and_finished_calls_are_not_repea
     assert later["steps"].requests[1].messages[-1].text == "a"
     assert paths(files) == ["a", "b"]
     assert noted(response.session) == ["a", "b"]
-    assert "these stand: write, write." in last_result(later["main"]), (
+    assert "these stand: write (2 times)." in last_result(later["main"]), (
         "also what an earlier process committed"
     )
 
@@ -305,6 +305,50 @@ async def test_undoing_the_worker_undoes_each_of_its_calls(tmp_path: Path, fails
     (told,) = [each.text for each in next_model.requests[0].messages if "was undone" in each.text]
     assert told.count("was undone") == 1
     assert "The call steps" in told
+
+
+async def test_an_undo_that_stops_half_way_says_what_it_has_undone(tmp_path: Path) -> None:
+    """If a file of an inner call was changed since, the calls after it are undone, and the error, session and model say so."""
+    (tmp_path / "files").mkdir()
+    files, journal, session = DirectoryFilesystem(tmp_path / "files"), MemoryJournal(), Session(id="s")
+    registry = team(tmp_path)
+    said = models(main=[to("steps")], steps=[written("a"), written("b"), written("c")])
+    arguments: Any = {"filesystem": files, "journal": journal, "session": session}
+    await registry.run("main", "go", models=said, run_id="run", **arguments)
+    _, second, third, worker = (unit.call_id for unit in await journal.calls.load("run"))
+    (tmp_path / "files" / "a").write_text("mine")
+    with pytest.raises(UndoRefused, match=f"Already undone, and left so: {third}, {second}") as refused:
+        await undo(journal, "run", worker, files, session=session)
+    assert refused.value.undone == (third, second)
+    assert paths(files) == ["a"]
+    assert noted(session) == ["a"]
+    next_model = ScriptedModel(["Seen."])
+    await registry.run("main", "and now?", model=next_model, **arguments)
+    (told,) = [each.text for each in next_model.requests[0].messages if "was undone" in each.text]
+    assert told.count("which was made inside another call, was undone later") == 2
+    assert "steps" not in told
+
+
+async def test_a_worker_that_has_committed_calls_is_not_retried(tmp_path: Path, files: Any) -> None:
+    """A retry after a transient failure would repeat committed calls. A worker that has changed nothing is retried."""
+    front = "---\ntools: [write, notes]\npolicies: []"
+    registry = sound(
+        tmp_path / "team",
+        TOOLS,
+        main=f"{front}\nworkers: [steps]\n---\nGo.",
+        steps=f"{front}\ncommit: each\n---\nGo.",
+    )
+    busy = [TransientError("busy", retry_after=0)]
+    said = {
+        "main": ScriptedModel([to("steps"), "main is done"]),
+        "steps": ScriptedModel([ToolCall("notes"), *busy, written("a"), *busy, written("b")]),
+    }
+    await registry.run("main", "go", models=said, filesystem=files)
+    assert paths(files) == ["a"]
+    assert (
+        "TransientError: busy. Each of its calls commits for itself, so these stand: write."
+        in last_result(said["main"])
+    )
 
 
 async def test_a_replay_takes_over_what_the_worker_has_committed(tmp_path: Path) -> None:

@@ -251,7 +251,6 @@ async def test_call_worker_does_not_call_plain_tools(tmp_path: Path) -> None:
 
 
 async def test_a_journal_given_beside_an_adapter_records_the_run(tmp_path: Path) -> None:
-    """A journal that is passed together with an adapter records the run."""
     registry, journal = sound(tmp_path, main=PLAIN), MemoryJournal()
     adapter = Adapter(ScriptedModel(["fine"]))
     response = await registry.run("main", "x", adapter=adapter, journal=journal)

@@ -146,7 +146,11 @@ class Advisers:
         output: Any,
         count: bool = True,
     ) -> Reply:
-        """Ask a provider or checker, within the run's deadline. A failed completion check counts towards its cap; failed feedback does not."""
+        """Ask a provider or checker, within the run's deadline, and record what it said, if anything.
+
+        A failed completion check counts towards its cap; failed feedback does not. Without `count`, nothing is
+        counted or recorded.
+        """
         frame = self._run.frame
         said = await self._within_deadline(ask(who.name, partial(self._ask, who, asked, text, output)))
         told = said.problem or said.text

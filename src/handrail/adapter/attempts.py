@@ -8,15 +8,8 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from handrail.adapter.answer import (
-    Answer,
-    FailedRequest,
-    RecordedAnswer,
-    ask_once,
-    charge,
-    read_answer,
-    write_answer,
-)
+from handrail.adapter.answer import Answer, FailedRequest, RecordedAnswer, read_answer, write_answer
+from handrail.adapter.exchange import ask_once, charge
 from handrail.adapter.undone_calls import tell_undone
 from handrail.cancellation import open_scope, shielded
 from handrail.errors import BudgetExceededError, DeadlineExceededError, DefinitionError, ModelError
@@ -78,8 +71,8 @@ def _replay(run: Run, recorded: RecordedAnswer) -> Answer:
     for each in recorded.failed:
         if each.usage is not None:
             frame.costs.models.add(each.usage, each.cost)
-            if budget is not None:
-                budget.reserve().settle(requests=1, tokens=each.usage.tokens, money=each.cost)
+        if budget is not None:
+            budget.reserve().settle(**each.spent())
     reserved = None if budget is None else budget.reserve()
     charge(run, answer, reserved, recorded.seconds, recorded)
     run.answered_by = recorded.model
@@ -99,7 +92,8 @@ class Attempts:
     async def answer(self) -> Answer:
         """Ask the run's model, or the candidates of a choice in order, and return the first complete answer."""
         run = self._run
-        await run.judge_offers()
+        if run.judges_offers:
+            await run.judge_offers()
         return await (self._choose() if run.chooses else self._ask(run.retry, None, False))
 
     async def _choose(self) -> Answer:
@@ -196,8 +190,9 @@ class Attempts:
         )
 
     def _refused(self, answer: Answer, cost: Decimal | None, after: str) -> None:
-        usage = answer.usage if answer.counted else None
-        self._failed.append(FailedRequest(answer.model, "it refused to answer", usage, cost))
+        self._failed.append(
+            FailedRequest(answer.model, "it refused to answer", answer.usage, cost, answer.charged)
+        )
         self._tell(f"model {answer.model!r}: it refused to answer", None, after)
 
     def _gave_up(self, error: ModelError, tries: int) -> Exception:

@@ -90,7 +90,7 @@ class Conversation:
         return [shown.get(at, message) for at, message in enumerate(self.messages.since(start), start)]
 
     def open_section(self, path: str, run_id: str, *, again: bool = False) -> None:
-        """Record that a section is shown in full from now on."""
+        """Record that a section is shown in full from now on. With `again`, listeners already know it and are not told."""
         self.opened.append(path)
         session = self._of()
         (session.keep if again else session.record)(SectionOpened(self.key, path, run_id))

@@ -64,7 +64,7 @@ The number is higher than `MOST_DEATHS`, because a worker executes other runs as
 async def evaluate(
     adapter: Adapter, prompt: Prompt[OutputT], options: RunOptions, streaming: bool = False
 ) -> PromptResponse[OutputT]:
-    """Run a prompt, and record it if there is a journal."""
+    """Run a prompt, and record it if there is a journal. With `streaming`, the model streams its answers."""
     bus, new_id, journal = options.bus, options.new_id, options.journal
     own = bus if isinstance(bus, Dispatcher) else None
     run_id = options.run_id or new_id()

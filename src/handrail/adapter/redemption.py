@@ -63,6 +63,7 @@ def redeem(
 
     - `tools`: other tools that the handler may call.
     - `session`: an empty session with the recorded id, if the run's session was created with its own slice rules.
+    - `on_event`: a function that is called with every event.
     """
     check_kinds(tool=(tool, Tool, "the tool the ticket is for"), tools=(tools, Iterable, "a list of tools"))
     check_value("journal", journal)

@@ -114,7 +114,10 @@ class Output:
 
 
 def what_to_correct(error: ToolValidationError, by_call: bool = False) -> str:
-    """Return the message that tells the model why its answer was not accepted."""
+    """Return the message that tells the model why its answer was not accepted.
+
+    With `by_call`, the model is to correct it in a call, and otherwise in text.
+    """
     how = f"Call {ANSWER_TOOL} with it." if by_call else "Answer again, with nothing but the corrected JSON."
     return f"Your answer is invalid:\n{list_problems(error)}\n{how}"
 

@@ -92,6 +92,8 @@ class Run:
         self._added_provider_tools = tuple(tool for tool in added if isinstance(tool, ProviderTool))
         self.provider_tools: tuple[ProviderTool, ...] = ()
         """The provider's own tools that the next request offers."""
+        self.judges_offers = False
+        """Whether the run has had a provider's own tool, so that each request needs a decision on what it offers."""
         self._withheld: dict[str, str] = {}
         """Why the provider's other tools are not offered, by their names."""
         self._extra_tools = [
@@ -166,7 +168,10 @@ class Run:
     # Requests.
 
     def request(self, max_tokens: int | None = None) -> ModelRequest:
-        """Return the next request. It refers to the conversation and the tools, both of which grow."""
+        """Return the next request. It refers to the conversation and the tools, both of which grow.
+
+        If `max_tokens` is given, it replaces the run's own limit on the answer.
+        """
         most = max_tokens or self.settings.max_tokens
         request = self._request
         if request is None or request.max_tokens != most:
@@ -216,8 +221,6 @@ class Run:
         Raises `PromptEvaluationError` if a policy asks, because nobody can be asked before the provider runs the tool.
         """
         asked_for = (*self.rendered.provider_tools, *self._added_provider_tools)
-        if not asked_for:
-            return
         try:
             found = {tool: await why_withheld(self.gate, tool, self.place_of_answer) for tool in asked_for}
         except DefinitionError as error:
@@ -264,6 +267,8 @@ class Run:
         self._allow(rendered)
 
     def _allow(self, rendered: RenderedPrompt[Any]) -> None:
+        if rendered.provider_tools or self._added_provider_tools:
+            self.judges_offers = True
         policies = [within_scope(scoped.policy, scoped.tools) for scoped in rendered.policies]
         self.frame.model.rendered = rendered
         self.frame.secretive = self.frame.secretive or rendered.secretive

@@ -65,7 +65,7 @@ class RunBegin(msgspec.Struct, frozen=True, kw_only=True):
     pauses: bool  # whether the deadline pauses while people answer
     budget: dict[str, int | Decimal] | None
     base: bytes | None
-    """The session's state when the run began, if the journal has no record of it."""
+    """The session's state when the run began; None if it can be restored from an earlier run in the journal."""
     folder: str = ""  # the folder of the run's files; "" if they are not on disk
     startup_files: list[str] = []
     """The patterns of the startup files that the run's calls may change without a separate approval."""

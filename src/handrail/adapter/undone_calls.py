@@ -27,9 +27,11 @@ class UndoneCall(msgspec.Struct, frozen=True):
     stands: list[str] = []
     """The call's external effects that could not be undone."""
     outer: str = ""
-    """The id of the call that it was undone with, if any. The model is told about that call only."""
+    """The id of the call that it was undone with; "" if it was undone alone. The model is told only about that call, if it was undone too."""
     discarded: bool = False
     """Whether only the call's file changes were given up, because they could not be applied. Its events stand."""
+    is_inner: bool = False
+    """Whether the call was made inside another call, so that the session's model has not seen its result."""
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -45,7 +47,9 @@ class UndoneCalls:
     def __init__(self, calls: Mapping[str, UndoneCall], told: Collection[str]) -> None:
         self.calls = {call_id: call for call_id, call in calls.items() if not call.discarded}
         self.untold = {
-            call_id: call for call_id, call in calls.items() if call_id not in told and not call.outer
+            call_id: call
+            for call_id, call in calls.items()
+            if call_id not in told and call.outer not in calls
         }
 
 
@@ -92,7 +96,11 @@ def _words(undone: Mapping[str, UndoneCall]) -> str:
             continue
         places = f" These were restored: {', '.join(call.places)}." if call.places else ""
         stands = f" Could not be undone: {', '.join(call.stands)}." if call.stands else ""
-        lines.append(f"The call {call.tool} ({call_id}) was undone after you got its result.{places}{stands}")
+        which = f"The call {call.tool} ({call_id})"
+        if call.is_inner:
+            lines.append(f"{which}, which was made inside another call, was undone later.{places}{stands}")
+        else:
+            lines.append(f"{which} was undone after you got its result.{places}{stands}")
     return "\n".join([*lines, "Check the current state before you rely on it."])
 
 

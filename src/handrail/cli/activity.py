@@ -74,12 +74,12 @@ class Row:
     opened: bool = False
     """Whether this call's heading has been printed above its inner calls."""
     run_id: str = ""
-    """The id of the run that made this call."""
+    """The id of the run that made this call; "" for a model that is thinking."""
     place: Place | None = None
-    """The call's place in the run that made it."""
+    """The call's place in the run that made it; None if it is not known."""
     inner: int = 0
     cost: Decimal | None = None
-    """The cost of the call's nested runs so far."""
+    """The known cost of the call's nested runs so far; None if none is known."""
 
     def contains(self, run_id: str) -> bool:
         """Return whether a run is nested in this call."""
@@ -98,7 +98,7 @@ class Activity:
     thinking: Row | None = None
     """The row for the outermost run's model until its answer begins, or None."""
     root: str = ""
-    """The id of the outermost run."""
+    """The id of the outermost run; "" until the run has begun."""
     denied: list[str] = field(default_factory=list[str])
     """Names of the tools whose calls were not approved."""
     done: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
@@ -106,7 +106,7 @@ class Activity:
     _thought: str = ""
     """The thinking of the outermost run's model that has not been printed yet."""
     _group: str = ""
-    """The id of the call whose inner calls were printed last."""
+    """The id of the call whose inner calls were printed last; "" if there is none."""
     _calls: dict[str, int] = field(default_factory=dict[str, int])
     """The number of calls that each run has made directly, by run id."""
 
@@ -427,7 +427,10 @@ def row_line(row: Row, now: float) -> Text:
 
 
 def format_progress(row: Row, *, bar: bool = True) -> str:
-    """Format the progress that a call reported: the amount done, as a percentage if the total is known, and its message."""
+    """Format the progress that a call reported: the amount done, as a percentage if the total is known, and its message.
+
+    With `bar`, a percentage follows a bar.
+    """
     message = escape_line(row.message, 80)
     done, total = _finite(row.done), _finite(row.total)
     if done is None:

@@ -256,6 +256,14 @@ class ServeOptions:
             help="What happens to calls that need approval. ask: ask on the page; all: approve; strict: deny.",
         ),
     ] = "ask"
+    submit: Annotated[
+        bool,
+        typer.Option(
+            "--submit",
+            help="Let workers execute the runs (`handrail worker APP`), and only show them here. The journal must be in "
+            "PostgreSQL.",
+        ),
+    ] = False
     oidc_issuer: Annotated[
         str | None,
         typer.Option(
@@ -339,7 +347,7 @@ def with_signature(command: Callable[..., None], parameters: list[inspect.Parame
 def parse_approvals(word: str, *, can_park: bool = False) -> Any:
     """Return the approval mode for `--approve`, or None for the default. Raises `UsageError` for an unknown word.
 
-    `later` is known only if the run can be parked.
+    `later` is known only with `can_park`, for a run that can be parked.
     """
     modes = {**_MODES, "later": None} if can_park else _MODES
     if word not in modes:

@@ -127,7 +127,10 @@ def runs_command(verb: str, run_id: str, journal: str) -> str:
 
 
 def fail(failure: Exception | Failure, *, as_json: bool = False, verbose: bool = False) -> int:
-    """Report a failed command, to a person or as JSON, and return its exit code."""
+    """Report a failed command, to a person or with `as_json` as JSON, and return its exit code.
+
+    With `verbose`, or if `HANDRAIL_DEBUG` is set, the traceback of an exception is printed too.
+    """
     found = failure if isinstance(failure, Failure) else Failure.of(failure)
     if as_json:
         print_json({"ok": False, "exit_code": found.code, "run_id": None, "error": found.as_json()})
@@ -164,8 +167,8 @@ def is_debugging() -> bool:
 def divert_stdout(even_on_a_terminal: bool = False) -> Generator[None]:
     """Send what tools and their child processes print inside this block to standard error.
 
-    Standard output is reserved for the answer. On a terminal nothing is diverted by default, because both streams
-    appear there.
+    Standard output is reserved for the answer. On a terminal nothing is diverted, because both streams appear
+    there, unless `even_on_a_terminal` is set.
     """
     out = sys.stdout
     if is_terminal(out) and not even_on_a_terminal:

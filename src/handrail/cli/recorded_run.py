@@ -33,7 +33,7 @@ class Program(NamedTuple):
     """Whether the code has changed since the run began."""
     worker: Any = None
     own: Adapter | None = None
-    """The adapter of the module's agent, or the one beside its prompt."""
+    """The adapter of the module's agent, or the one beside its prompt; None if there is none."""
 
     @property
     def notes(self) -> list[str]:

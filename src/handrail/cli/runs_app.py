@@ -56,7 +56,10 @@ def _shared(journal: JournalFile = None, as_json: Json = False) -> None:
 
 
 def command(name: str, *, creates_journal: bool = False) -> Callable[[Command], Command]:
-    """Return a decorator that registers a command. Each parameter after the journal becomes an argument or an option."""
+    """Return a decorator that registers a command. Each parameter after the journal becomes an argument or an option.
+
+    With `creates_journal`, the command creates the journal if it does not exist.
+    """
 
     def register(command: Command) -> Command:
         _, *own = inspect.signature(command, eval_str=True).parameters.values()

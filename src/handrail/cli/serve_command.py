@@ -25,6 +25,7 @@ from handrail.rendering import counted, escape_line
 if TYPE_CHECKING:
     import socket
 
+    from handrail.journals import Journal
     from handrail.resources.directory import DirectoryFilesystem
     from handrail.resources.workspace import Workspace
     from handrail.serve.app import ServedApp
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from handrail.serve.principal_files import PrincipalFiles
     from handrail.serve.server import Tls
     from handrail.serve.sources import Loaded
+    from handrail.serve.thread import Submit, Thread
 
 
 def serve(options: ServeOptions) -> int:
@@ -62,11 +64,34 @@ def serve(options: ServeOptions) -> int:
                 hosts=options.hosts or (),
                 origins=options.origins or (),
                 access_log=options.access_log,
+                submit=_submit(options, loaded, journal) if options.submit else None,
             )
             asyncio.run(_serve(options, app, listen_at(options.host, options.port), tls))
     except Exception as error:
         return fail(error)
     return DONE
+
+
+def _submit(options: ServeOptions, loaded: Loaded, journal: Journal) -> Submit:
+    """Return a function that submits a message as a run for workers.
+
+    Raises `UsageError` for an option that only the process that executes a run could follow.
+    """
+    from handrail.adapter.apps import code_of
+    from handrail.fleet import FleetApp, Submission, submit
+
+    for name, is_given in (("--files", options.files is not None), ("--approve", options.approve != "ask")):
+        if is_given:
+            raise UsageError(
+                f"{name} has no effect with --submit, because workers execute the runs. Give it to them: handrail worker APP {name} ..."
+            )
+    app = FleetApp(options.app, loaded.source, code_of(loaded.source.app))
+
+    async def submitted(text: str, run_id: str, thread: Thread) -> None:
+        asked = Submission(text, session_id=thread.session_id, principal=thread.principal, run_id=run_id)
+        await submit(journal, app, asked)
+
+    return submitted
 
 
 def page_note() -> str:

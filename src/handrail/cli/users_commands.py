@@ -96,7 +96,7 @@ def revoke(
 
 
 def audit(journal: str | None, who: str | None, after: int) -> int:
-    """Print the audit log as JSON lines, and return the exit code."""
+    """Print the audit log as JSON lines, and return the exit code. An error is printed."""
     try:
         path = people_path(journal_path(journal))
         if not path.exists():

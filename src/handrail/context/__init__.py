@@ -339,7 +339,10 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         return self._source.beat()
 
     def report_progress(self, message: str, *, done: float | None = None, total: float | None = None) -> Done:
-        """Report progress to the people who are watching. It is shown immediately, even if the call fails later."""
+        """Report progress to the people who are watching. It is shown immediately, even if the call fails later.
+
+        `done` and `total` are amounts in any unit, such as 3 of 10 files.
+        """
         self._source.home.check()
         return self._source.report_progress(message, done, total)
 

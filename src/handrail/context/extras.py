@@ -76,7 +76,7 @@ class RateLimit:
     requests_left: int | None = None
     tokens_left: int | None = None
     resets_at: datetime | None = None
-    """When the limit is fully restored."""
+    """When the limit is fully restored; None if the provider did not say."""
 
 
 TRACING_SPAN: ExtraKey[Any] = ExtraKey(

@@ -102,7 +102,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     inner: int = 0
     """How many counted verbs the attempt has used: calls, questions, requests for approval, nested runs and tickets."""
     tickets: list[GivenTicket] | None = None
-    """Tickets that this attempt has issued and not yet closed."""
+    """Tickets that this attempt has issued and not yet closed; None if it has issued none."""
     asking: int = 0
     """How many of the attempt's questions are open."""
     waiting: int = 0
@@ -115,7 +115,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     policies_made_resources: bool = False
     bound: BoundAdapter | None = None
     made_resources: CallResources | None = None
-    """The attempt's view of the resources; set on first use."""
+    """The attempt's view of the resources; None until it is used."""
     _home: Home | None = None
     _invocation: Invocation | None = None
     _heartbeat: Heartbeat | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +101,7 @@ class Failure:
         message = self.result.message
         remains: list[str] = []
         if kept:
-            remains.append(f"Each of its calls commits for itself, so these stand: {', '.join(kept)}.")
+            remains.append(f"Each of its calls commits for itself, so these stand: {_counted(kept)}.")
         if left:
             remains.append(f"Could not be undone: {clean_text(', '.join(left))}.")
         if remains:
@@ -117,6 +118,12 @@ class Failure:
                 told, f"{message}\n{shown}" if shown else message, self.result.__dict__.get("json")
             )
         return told
+
+
+def _counted(names: Sequence[str]) -> str:
+    """Return the names of calls, each once and with how often it was made: a worker may make thousands of them."""
+    counts = Counter(names)
+    return ", ".join(name if number == 1 else f"{name} ({number} times)" for name, number in counts.items())
 
 
 def _continued(message: str, sentence: str) -> str:

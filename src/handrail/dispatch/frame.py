@@ -377,12 +377,12 @@ class Frame:
 def _world_of(options: RunOptions) -> World:
     bindings, files, journal = options.resources, options.filesystem, options.journal
     forkable = None
-    if isinstance(files, RunFiles):
-        raise DefinitionError(
-            "a workspace is opened only by a run that is evaluated or resumed with a journal. Pass both: "
-            "evaluate(..., journal=SqliteJournal('runs.db'), filesystem=Workspace('name'))."
-        )
     if files is not None:
+        if isinstance(files, RunFiles):
+            raise DefinitionError(
+                "a workspace is opened only by a run that is evaluated or resumed with a journal. Pass both: "
+                "evaluate(..., journal=SqliteJournal('runs.db'), filesystem=Workspace('name'))."
+            )
         bindings = (*bindings, given(Filesystem, files))  # pyright: ignore[reportArgumentType]  # a protocol as a key
         forkable = files if isinstance(files, Forkable) else None
     return World(RunResources(bindings), forkable, LocalSteps() if journal is None else journal.steps)
@@ -403,13 +403,13 @@ def _nested_world(outer: World, options: RunOptions) -> World:
 
 def _people_of(options: RunOptions) -> People:
     environment, approvals, journal = options.environment, options.approvals, options.journal
-    questions = LocalQuestions(options.clock) if journal is None else journal.questions
+    key = new_key() if journal is None else journal.key
+    questions = LocalQuestions(options.clock, key=key) if journal is None else journal.questions
     if approvals is None or isinstance(approvals, str):
         approvals = Broker(questions, environment, approvals)
     mode = approvals.mode if isinstance(approvals, Broker) else None
     # Checking a protocol takes many microseconds, so the usual class is checked first.
     shows_previews = isinstance(approvals, (Broker, PreviewBroker)) and approvals.shows_previews
-    key = new_key() if journal is None else journal.key
     return People(environment, approvals, mode, shows_previews, questions, key)
 
 

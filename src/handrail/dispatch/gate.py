@@ -69,7 +69,7 @@ from handrail.raised_errors import forget_frames, log_error, without_frames
 from handrail.replay.attachments import store
 from handrail.replay.commits import commit_recorded, record_end
 from handrail.replay.finished_calls import replay_call
-from handrail.replay.interrupted_calls import AlreadyDone, decide_interrupted, resume_attempt
+from handrail.replay.interrupted_calls import decide_interrupted, resume_attempt
 from handrail.replay.marks import mark_begun, note_attempt
 from handrail.replay.records import InnerCall, inner_call
 from handrail.schema import clear_json
@@ -181,10 +181,10 @@ class Gate:
             policies = () if kind.is_part else frame.policies
             if policies and type(call.arguments) is not str and type(call.arguments) is not bytes:
                 call.settle(clear_json(call.arguments))  # a copy: what is checked is what runs
-            if record.resumed:
-                await decide_interrupted(attempt)
-            attempt.params = tool.parse(call.arguments)  # 2
-            while True:
+            done = record.resumed and await self._was_done(passage)
+            if not done:
+                attempt.params = tool.parse(call.arguments)  # 2
+            while not done:
                 # Opened here and used from step 7 on, so that what the policies read counts as read by the call.
                 transaction = attempt.transaction = new_transaction(attempt, tool)
                 if policies:
@@ -243,6 +243,10 @@ class Gate:
         passage.result = await replay_call(passage.attempt)
         return passage.result is not None
 
+    async def _was_done(self, passage: Passage) -> bool:
+        """Return whether the call happened before the process ended. If so, it is committed."""
+        return await decide_interrupted(passage.attempt) and await shielded(self._commit_journaled(passage))
+
     # 4
 
     async def _approve_first(self, passage: Passage) -> None:
@@ -267,7 +271,7 @@ class Gate:
     # 8
 
     def _start(self, attempt: Attempt, context: ToolContext) -> Awaitable[Any]:
-        """Start the handler, in a thread if it is not async. Await the returned value for the handler's result."""
+        """Start the handler and return its awaitable result. Raises `SignatureMismatch` if it did not pass the gate."""
         tool = attempt.call.tool
         handler: Any = tool.handler
         if attempt.token is not _TOKEN or handler is None:
@@ -384,9 +388,6 @@ class Gate:
         """Set the outcome of a call that raised, and undo it unless it was already done. Returns the error that ends the run, if any."""
         attempt, name = passage.attempt, passage.call.name
         error = scope.explain(error, f"{name} was done")
-        if isinstance(error, AlreadyDone):
-            passage.result = error.result
-            return None
         if isinstance(error, RunBusy):
             self.frame.log.close()  # another process has taken over the run, and decides what to undo
         failure = failure_of(attempt, error, scope.is_stopped())
@@ -419,7 +420,7 @@ class Gate:
         self._end(passage, error)
 
     async def _again(self, passage: Passage, scope: CancelScope) -> Attempt:
-        """Undo this attempt and start the next one."""
+        """Undo this attempt and start the next one. Raises `CancelledError` if the call is cancelled meanwhile."""
         frame, attempt = self.frame, passage.attempt
         passage.left = (*passage.left, *await undo(attempt, "it is run again"))
         attempt.transaction = None  # already undone
@@ -453,7 +454,7 @@ class Gate:
         try:
             await close_resources(passage.attempt)
             if self.frame.log.is_kept and not passage.recorded and passage.result is not None:
-                passage.recorded = await record_end(passage.attempt, passage.result, passage.status)
+                passage.recorded = await record_end(passage.attempt, passage.result, passage.status, ending)
         except GeneratorExit as error:
             if is_closing():
                 self._end(passage, error)

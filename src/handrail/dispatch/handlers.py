@@ -164,12 +164,14 @@ async def wait_to_retry(
 ) -> None:
     """Wait before the next retry.
 
-    Raises the error if it is not transient, if the tool's effect does not allow retries, if none is left, or if the
-    pause would be too long. A group is retried if it contains a transient failure. The timeout and the deadline keep
+    Raises the error if it is not transient, if the tool's effect does not allow retries, if none is left, if the
+    pause would be too long, or if inner calls have committed for themselves, since a retry would repeat them. A group is retried if it contains a transient failure. The timeout and the deadline keep
     running during the pause, and the job's lease is renewed.
     """
     failure = transient_in(error)
     if failure is None or not EFFECTS[attempt.tool.effect].retried or attempt.retries >= _RETRIES:
+        raise error
+    if attempt.open_transaction.kept:
         raise error
     pause, frame = retry_delay(failure), attempt.frame
     if pause is None:

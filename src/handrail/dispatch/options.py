@@ -56,16 +56,16 @@ class Recoverable(Protocol):
 
 
 class SharedArguments(TypedDict, total=False):
-    """Arguments of every function that opens a gate."""
+    """Arguments of every function that opens a gate. An argument that is None counts as not passed."""
 
     filesystem: Filesystem | RunFiles | None
     """The files that tools work on. A `Workspace` needs a run that is evaluated or resumed with a journal."""
     resources: Iterable[Binding[Any]]
     """The resources that tools find with `context.resources.get(...)`."""
     environment: Environment | None
-    """The environment of the run, in which people can be asked; None for nobody."""
+    """The environment of the run, in which people can be asked. Without one, nobody is asked."""
     approvals: ApprovalMode | ApprovalBroker | None
-    """The approval mode, or the broker that decides; None to ask the person in the environment, if there is one."""
+    """The approval mode, or the broker that decides. Without either, the person in the environment is asked, if any."""
     extras: ExtraValues
     """Values that tools find in `context.extras`, by their keys. Pass those of a run again when you resume it."""
 
@@ -74,11 +74,14 @@ class ResumeArguments(SharedArguments, total=False):
     """Arguments of `resume` and `resume_stream`. They take precedence over the adapter's own."""
 
     session: Session | None
-    """An empty session with the recorded id, if the run's session was created with its own slice rules."""
+    """The session of the run. Without one, a session is created.
+
+    To resume a run whose session was created with its own slice rules, pass an empty session with the recorded id.
+    """
     bus: EventBus | None
     """A bus that receives every event of the run."""
     journal: Journal | None
-    """The journal in which the run is recorded."""
+    """The journal in which the run is recorded. Without one, it is not recorded and can't be resumed."""
     tools: Sequence[Tool[Any, Any]]
     """Tools that this run has in addition to the prompt's, under the prompt's policies."""
 
@@ -119,7 +122,7 @@ class HostArguments(GuardArguments, total=False):
     """Arguments of `Adapter`: defaults for all of its runs."""
 
     journal: Journal | None
-    """The journal in which runs are recorded, so that they can be resumed."""
+    """The journal in which runs are recorded, so that they can be resumed. Without one, they are not recorded."""
     lease: Lease | None
     new_id: NewId
 

@@ -83,7 +83,7 @@ class Transaction(msgspec.Struct, eq=False):
     touched: list[Fork] = NOTHING
     """The forks created so far, with everything that the call has read or changed. A rollback drops them."""
     durable: list[DurableFork] | None = None
-    """The forks that outlive the process. They are applied first, because applying them may still fail."""
+    """The forks that outlive the process; None if there are none. They are applied first, because this may still fail."""
     closed: bool = False
     commits_each: bool = False
     """Whether inner calls commit past this transaction, into its parent or the session. They stand even if this call fails."""
@@ -206,7 +206,10 @@ class Transaction(msgspec.Struct, eq=False):
         self.confirm()
 
     def stage(self, key: CallKey, synced: bool = False) -> list[Mapping[str, Any]]:
-        """Store what the durable forks are about to change, and return their manifests. Nothing is applied yet."""
+        """Store what the durable forks are about to change, and return their manifests. Nothing is applied yet.
+
+        With `synced`, what is stored survives a power cut.
+        """
         staged = [fork.stage(key, synced=synced) for fork in self.durable or ()]
         return [manifest for manifest in staged if manifest is not None]
 
@@ -216,7 +219,10 @@ class Transaction(msgspec.Struct, eq=False):
         return [fork for fork in forks if fork.delta() is not None]
 
     def apply_durable(self, synced: bool = False) -> None:
-        """Apply the durable forks. If this raises, none of them is applied."""
+        """Apply the durable forks.
+
+        If this raises, none of them is applied. With `synced`, the result survives a power cut.
+        """
         done: list[DurableFork] = []
         try:
             for fork in self.durable or ():

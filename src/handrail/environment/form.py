@@ -349,7 +349,7 @@ def _subject(question: Question) -> str:
 def describe(question: Question, title: str, width: int, *, whole: bool = False) -> list[str]:
     """Return the lines that describe a question: who asks, why, and about what. A diff is shown separately.
 
-    Every line except the title is behind a bar.
+    Every line except the title is behind a bar. Without `whole`, a long message and long arguments are cut.
     """
     name = _subject(question)
     lines = [clip(title.format(name=name), width - 1)]

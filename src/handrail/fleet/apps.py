@@ -10,7 +10,7 @@ from typing import Any
 from handrail.adapter.apps import code_of
 from handrail.errors import DefinitionError
 from handrail.messages import Model
-from handrail.records import queue_of
+from handrail.records import WORKSPACE, queue_of
 from handrail.serve.sources import Source, load
 
 
@@ -22,8 +22,6 @@ class FleetApp:
     """The app as the user named it."""
     source: Source
     code: str
-    model: Model | None = None
-    approvals: Any = None
     _folders: dict[tuple[str, tuple[str, ...]], Source] = field(default_factory=dict[Any, Any])
 
     @classmethod
@@ -35,7 +33,7 @@ class FleetApp:
         Raises `DefinitionError` if it can't be loaded.
         """
         source = load(named, model=model, approvals=approvals, files=files).source
-        return cls(named, source, code_of(source.app), model, approvals)
+        return cls(named, source, code_of(source.app))
 
     @property
     def name(self) -> str:
@@ -53,12 +51,11 @@ class FleetApp:
         """
         if not folder:
             return self.source
+        if folder.startswith(WORKSPACE):  # it keeps nothing, and there may be very many
+            return self.source.with_files(_open(folder, startup_files))
         key = folder, tuple(startup_files)
         if key not in self._folders:
-            files = _open(folder, startup_files)
-            self._folders[key] = load(
-                self.named, model=self.model, approvals=self.approvals, files=files
-            ).source
+            self._folders[key] = self.source.with_files(_open(folder, startup_files))
         return self._folders[key]
 
 

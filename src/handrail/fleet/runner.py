@@ -13,6 +13,7 @@ import msgspec
 from handrail.adapter.requests import decode_request
 from handrail.adapter.run_lease import renew_now
 from handrail.adapter.run_record import RunOutcome
+from handrail.broadcasts import broadcasts_of
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.deadline import Deadline
 from handrail.environment import LaterEnvironment
@@ -24,11 +25,15 @@ from handrail.limits import Budget
 from handrail.records import OVER, RunRow, WorkerRow
 from handrail.rendering import counted
 from handrail.runs import session as load_session
+from handrail.serve import REQUIRED
 
 if TYPE_CHECKING:
     from handrail.adapter.stream import RunStream
     from handrail.journals import Journal
     from handrail.replay.parked_run import Parking
+    from handrail.serve.live_run import BrowserEnvironment
+    from handrail.serve.narration import Narration, Narrator
+    from handrail.session import Session
 
 log = logging.getLogger("handrail.fleet")
 
@@ -42,6 +47,8 @@ _AGAIN_SECONDS = 5.0
 """Seconds after which a run that is still due is handed to the engine again, because its leg may have been lost."""
 _RETRY_SECONDS = 15.0
 """Seconds until a run is tried again after a leg failed without ending the run."""
+_BUSY_SECONDS = 3.0
+"""Seconds until a run is tried again after a different run had its workspace."""
 
 
 class _LegEnvironment(LaterEnvironment):
@@ -63,7 +70,9 @@ class _Leg:
     def __init__(self, row: RunRow, app: FleetApp) -> None:
         self.row = row
         self.app = app
-        self.environment = _LegEnvironment()
+        self.environment: _LegEnvironment | BrowserEnvironment = _LegEnvironment()
+        self.narration: Narration | None = None
+        """Tells those who watch the run's thread what the leg does; None if the run is not a thread's."""
 
     @property
     def run_id(self) -> str:
@@ -97,6 +106,7 @@ class Runner:
         self._dispatcher: Dispatcher = dispatcher or JournalDispatcher()
         self._report = report
         self._clock = clock
+        self._narrator: Narrator | None = None
         self._legs: dict[str, _Leg] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._unreleased: set[str] = set()
@@ -121,6 +131,7 @@ class Runner:
         Legs that are left after that are interrupted, and their runs are due for other workers at once. The same happens
         without the `grace` if this worker fails or is cancelled.
         """
+        self._narrator = _narrator(self.journal, self._clock)
         duties = [self._tend(), self._claim() if self._engine is None else self._work(self._engine)]
         tasks = [asyncio.ensure_future(each) for each in duties]
         waiting = asyncio.ensure_future(stop.wait())
@@ -142,6 +153,8 @@ class Runner:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            if self._narrator is not None:
+                self._narrator.close()
             with contextlib.suppress(JournalError):
                 await self._announce(0)
 
@@ -152,7 +165,7 @@ class Runner:
         """
         if self._draining:
             return
-        row = await self.journal.queue.claim(self.queues, host=self.host, run_id=run_id)
+        row = await self._claimed(run_id)
         if row is not None:
             await self._execute(row)
 
@@ -163,7 +176,7 @@ class Runner:
         while not self._draining:
             try:
                 if len(self._tasks) < self.limit:
-                    row = await self.journal.queue.claim(self.queues, host=self.host)
+                    row = await self._claimed()
                     if row is not None:
                         self._start(row)
                         continue
@@ -171,6 +184,16 @@ class Runner:
             except JournalError:
                 log.warning("could not look for runs; will retry", exc_info=True)
                 await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _claimed(self, run_id: str | None = None) -> RunRow | None:
+        """Claim a due run, or return None.
+
+        A run that a leg of this worker still executes is not claimed, although another worker may have had it since. The
+        journal refuses the records of a lost leg by its process, so it would accept them again.
+        """
+        return await self.journal.queue.claim(
+            self.queues, host=self.host, run_id=run_id, besides=tuple(self._legs)
+        )
 
     def _start(self, row: RunRow) -> None:
         task = asyncio.ensure_future(self._execute(row))
@@ -198,6 +221,10 @@ class Runner:
                 if now - announced >= _ANNOUNCE_SECONDS / 3 or not announced:
                     announced = now
                     await self._announce(_ANNOUNCE_SECONDS)
+                    if self._narrator is not None:
+                        await self._narrator.sweep()
+                if self._narrator is not None:
+                    await self._narrator.tend()
                 await self._release()
                 for run_id in await self.journal.queue.stopping():
                     await renew_now(self.journal, run_id)
@@ -240,6 +267,8 @@ class Runner:
         self._report(f"{leg.run_id} leg {row.legs}: {'begins' if row.status == 'queued' else 'continues'}")
         try:
             stream = await self._open(leg)
+            if leg.narration is not None:
+                leg.narration.begin(stream, "")
             await stream.response
             self._report(f"{leg.run_id}: done")
         except RunParked as parked:
@@ -251,21 +280,30 @@ class Runner:
         except Exception as error:
             await self._failed(leg, error)
         finally:
+            if leg.narration is not None:
+                await leg.narration.finish()
             del self._legs[leg.run_id]
 
     async def _open(self, leg: _Leg) -> RunStream[Any]:
         """Begin a queued run, or resume a run that has begun."""
-        record, journal, environment = leg.row.record, self.journal, leg.environment
+        record, journal = leg.row.record, self.journal
         if record.request:
             request = decode_request(record)
             source = leg.app.in_folder(request.folder, request.startup_files)
         else:
             source = leg.app.source
+        session: Session | None = None
+        if self._narrator is not None:
+            leg.narration = await self._narrator.narrate(source, leg.row)
+            if leg.narration is not None:
+                session, leg.environment = leg.narration.live.session, leg.narration.live.environment
+        environment = leg.environment
         if leg.row.status != "queued":
-            return source.resume(record.id, journal=journal, environment=environment)
+            return source.resume(record.id, journal=journal, environment=environment, session=session)
         request = decode_request(record)
         await repeat(journal, leg.row, request, self._dispatcher, self._clock)
-        session = await load_session(journal, record.session_id, principal=record.principal)
+        if session is None:
+            session = await load_session(journal, record.session_id, principal=record.principal)
         limits: Any = request.budget
         return source.begin(
             request.message,
@@ -297,7 +335,8 @@ class Runner:
             if not isinstance(error, JournalError | PromptEvaluationError | WorkspaceBusy):
                 log.error("a leg of run %s failed", run_id, exc_info=error)
             is_mine = row.owner == journal.owner
-            later = self._clock.now().timestamp() + _RETRY_SECONDS
+            pause = _BUSY_SECONDS if isinstance(error, WorkspaceBusy) else _RETRY_SECONDS
+            later = self._clock.now().timestamp() + pause
             if row.status == "queued" and is_mine and not isinstance(error, JournalError | WorkspaceBusy):
                 outcome = RunOutcome(stop_reason="failed", error=str(error), phase="begin")
                 await journal.runs.leave(run_id, "failed", msgspec.msgpack.encode(outcome))
@@ -341,3 +380,17 @@ class Runner:
                 if row.status not in OVER and not row.owner:
                     await self.journal.queue.wake(run_id)
                     self._report(f"{run_id}: left for another worker")
+
+
+def _narrator(journal: Journal, clock: Clock) -> Narrator | None:
+    """Return what tells servers about the legs; None if the journal can't, or if the `serve` extra is not installed."""
+    if broadcasts_of(journal) is None:
+        return None
+    try:
+        from handrail.serve.narration import Narrator
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in REQUIRED:
+            raise
+        log.warning("servers can't show what this worker does. Install: pip install 'handrail[serve]'")
+        return None
+    return Narrator.of(journal, park_after=_PARK_AFTER, clock=clock)

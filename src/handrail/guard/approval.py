@@ -34,7 +34,7 @@ class ApprovalAnswer(BaseModel):
     reason: str | None = None
     remember: Literal["once", "exact", "scope"] = "once"
     scope: str | None = None
-    """One of the offered scopes; the first one by default."""
+    """One of the offered scopes; None for the first one."""
 
 
 APPROVAL_ANSWER: Schema[ApprovalAnswer] = Schema(ApprovalAnswer)

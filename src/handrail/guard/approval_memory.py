@@ -160,7 +160,7 @@ def _common(folders: Sequence[str]) -> str:
 
 
 def _said(text: str, end: str = "") -> str:
-    """Format a name from a call for a description. It is quoted unless it is a plain word."""
+    """Format a name from a call, followed by `end`, for a description. Both are quoted unless the name is a plain word."""
     return f"{text}{end}" if _PLAIN.fullmatch(text) else json.dumps(f"{text}{end}")
 
 

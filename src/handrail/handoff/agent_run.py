@@ -103,7 +103,7 @@ def run_as_agent(
     Otherwise it is a run of its own, in which nobody can approve anything, so a call that needs approval is denied.
     """
     if not isinstance(tool, Tool):  # pyright: ignore[reportUnnecessaryIsInstance]  # callers might not be type-checked
-        raise DefinitionError(f"run_as_agent takes a tool, not {describe_kind(tool)}.")
+        raise DefinitionError(f"run_as_agent takes a tool, not {describe_kind(tool)}. Pass a tool.")
     if isinstance(tool, Handoff):
         played, sent = _act(cast("Handoff[Any, Any]", tool), public, params)
     elif params is not None:

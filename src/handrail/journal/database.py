@@ -99,9 +99,9 @@ class Database:
         self._intact: bool | None = None
         """Whether the tables that lists are read from are intact; None until they have been checked."""
         self._connection: Connection | None = None
-        """The connection if all jobs run in the caller's thread."""
+        """The connection if all jobs run in the caller's thread; otherwise None."""
         self._shared: sqlite3.Connection | None = None
-        """The thread's connection if brief writes may run in the caller's thread."""
+        """The thread's connection if brief writes may run in the caller's thread; otherwise None."""
         self._thread: threading.Thread | None = None
         if inline:
             self._connection = self._open(new_id)

@@ -1,4 +1,6 @@
-"""Keyed digests, which bind an answer to exactly what the person saw."""
+"""Keyed digests, which bind an answer to exactly what the person saw, and the keys of journals and of commits in
+folders.
+"""
 
 from __future__ import annotations
 

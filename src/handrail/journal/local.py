@@ -57,7 +57,8 @@ class LocalSteps:
         """Run `function`, or return its value if it has already succeeded for this key.
 
         If a key is run twice concurrently, the second caller waits for the first, and runs its own function if
-        the first one fails or is cancelled. Raises `DefinitionError` if the key is run inside its own function.
+        the first one fails or is cancelled. `unsettled` is never called, because no step outlives its process here.
+        Raises `DefinitionError` if the key is run inside its own function.
         """
         around, me = _inside.get(), (id(self), key)
         if me in around:
@@ -130,7 +131,7 @@ class _Pending:
         self.loop = loop
         self.settled: asyncio.Future[Answer] = loop.create_future()
         self.answer: Answer | None = None
-        """The answer in the form that may be shown, with its secrets masked."""
+        """The answer in the form that may be shown, with its secrets masked; None until there is one."""
         self.answered_at: float | None = None
 
     @property
@@ -308,7 +309,10 @@ class LocalQuestions:
         return seal(pending.question, answer, pending.mask, self._key)
 
     def _settle(self, pending: _Pending, answer: Answer, recorded: bool = False) -> bool:
-        """Set the question's answer, unless it has one, and return whether it was set. Every question ends here."""
+        """Set the question's answer, unless it has one, and return whether it was set. Every question ends here.
+
+        The answer is recorded first, unless it is `recorded` already.
+        """
         with self._lock:
             if pending.answer is not None:
                 return False

@@ -231,9 +231,11 @@ class SqliteQuestions:
         await self._database.transact(self._withdraw("substr(id, 1, length(?)) = ?", prefix, prefix))
 
     def _record(self, answer: Answer) -> None:
-        """Record an answer before the asker is notified, unless it means that the question may be asked again.
+        """Record an answer before the asker is notified, together with the decision that it asks to remember.
 
-        Raises `AnswerRefused` if a different answer is recorded.
+        Only `answered` and `declined` are recorded: after any other outcome, the question may be asked again. Does
+        nothing if the answer is already recorded or the question is not in the database. Raises `AnswerRefused` if
+        a different answer is recorded.
         """
         if answer.outcome not in ("answered", "declined"):
             return  # the question may be asked again

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -54,7 +54,7 @@ class SqliteQueue:
         self._runs = runs
         self._lost = lost
         self._observer: sqlite3.Connection | None = None
-        """A second connection, whose change counter shows the changes of all others."""
+        """A second connection, whose change counter shows the changes of all others; None until it is needed."""
         self._reported: set[str] = set()
         """The altered runs that have already been logged."""
 
@@ -83,7 +83,13 @@ class SqliteQueue:
         return await database.transact(submit)
 
     async def claim(
-        self, queues: Sequence[str], /, *, host: str = "", run_id: str | None = None
+        self,
+        queues: Sequence[str],
+        /,
+        *,
+        host: str = "",
+        run_id: str | None = None,
+        besides: Collection[str] = (),
     ) -> RunRow | None:
         database = self._database
         now = database.now()
@@ -92,6 +98,8 @@ class SqliteQueue:
             for limit in (_FEW, _ALL):
                 rows, is_all = self._due(connection, queues, host, now, run_id or "", limit)
                 for row in rows:
+                    if row.id in besides:
+                        continue
                     if connection.execute(_LOCK, (row.id,)).fetchone() is None:
                         continue  # a different worker is claiming it
                     try:

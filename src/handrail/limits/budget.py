@@ -63,9 +63,14 @@ class Reservation:
         self._amounts = amounts
         self._over = False
 
-    def settle(self, **spent: Amount | None) -> None:
-        """Replace the reserved amounts with the actual ones. Units that are not given, or are None, count as spent in full."""
-        self._end({**self._amounts, **_checked(spent)} if spent else self._amounts)
+    def settle(self, **spent: Amount | None) -> Mapping[Unit, int | Decimal]:
+        """Replace the reserved amounts with the actual ones, and return the amounts that count as spent.
+
+        Units that are not given, or are None, count as spent in full.
+        """
+        real: Mapping[Unit, _Exact] = {**self._amounts, **_checked(spent)} if spent else self._amounts
+        self._end(real)
+        return real
 
     def release(self) -> None:
         """Give the whole reservation back to the budget. Does nothing if it was settled or released before."""

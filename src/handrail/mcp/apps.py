@@ -26,9 +26,9 @@ class App(NamedTuple):
     adapter: Adapter | None = None
     more: tuple[Tool[Any, Any], ...] = ()
     authenticate: Callable[..., Any] | None = None
-    """The app's own hook. It returns the principal who sent a request."""
+    """The app's own hook, which returns the principal who sent a request; None if the app has none."""
     folder: Path | None = None
-    """The folder of the workers."""
+    """The folder of the workers, if the app is such a folder; otherwise None."""
     sections: tuple[Section[Any], ...] = ()
     """The sections that are served as MCP prompts."""
 

@@ -58,7 +58,7 @@ _PLACE = ".1"
 """The place of the call in its run."""
 
 Report = Callable[[float, float | None, str], Awaitable[None]]
-"""Reports progress to the client: done, total and a message."""
+"""A function that reports progress to the client: the amount done, the total or None, and a message."""
 
 
 class CallUnknown(HandrailError, LookupError):
@@ -196,7 +196,7 @@ class Calls:
     async def resume(
         self, run_id: str, *, principal: str, asks: bool, opens: bool = False, report: Report | None = None
     ) -> LiveCall | ToolResult[Any]:
-        """Continue a recorded call. Returns its result if it is over, and the live call if this process executes it.
+        """Continue a recorded call, with the options of `begin`. Returns its result if it is over, or else the live call.
 
         Raises `CallUnknown` if this principal has no such call, and `RunBusy` if a different process executes it.
         """
@@ -293,7 +293,7 @@ class LiveCall:
         self._timer: asyncio.TimerHandle | None = None
 
     def hear(self, events: Dispatcher) -> None:
-        """Listen to the events of the call's run."""
+        """Listen for the call's progress and result and, if there is a journal, for the start of its run."""
         events.subscribe(ToolInvoked, self._take_result)
         events.subscribe(Progress, self._take_progress)
         if self.journal is not None:
@@ -396,7 +396,7 @@ class LiveCall:
         self._changed.set()
 
     async def closed(self, ids: Set[str], seconds: float | None = None) -> None:
-        """Wait until these questions are no longer open, or the call has ended, for at most `seconds`."""
+        """Wait until these questions are closed or the call has ended, at most `seconds`; None waits without limit."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self.task.done() and not ids.isdisjoint(self.questions):

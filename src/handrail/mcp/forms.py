@@ -14,6 +14,7 @@ import mcp_types as wire
 import pydantic_core
 
 from handrail.question import Answer, Question
+from handrail.rendering import Row
 from handrail.schema import to_json
 
 _FLAT = frozenset(["string", "number", "integer", "boolean"])
@@ -61,8 +62,13 @@ def key_of(question: Question) -> str:
 
 def message_of(question: Question, problem: str = "") -> str:
     """Return the text of a question: why the last answer was refused, the question itself, and its rows."""
-    shown = "\n".join(f"{row.name}: {row.whole}" for row in question.rows)
+    shown = "\n".join(map(_line_of, question.rows))
     return "\n".join(part for part in (problem, question.message or question.name, shown) if part)
+
+
+def _line_of(row: Row) -> str:
+    """Return a row as text. Further lines of its value are indented, so that they can't be taken for other rows."""
+    return f"{row.name}: {row.whole}".replace("\n", "\n    ")
 
 
 def answer_of(question: Question, response: Any) -> Answer | None:

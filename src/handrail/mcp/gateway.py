@@ -42,7 +42,7 @@ class Rules(NamedTuple):
 
     policies: tuple[ToolPolicy, ...]
     seconds: float | None = None
-    """The time limit of one call, in seconds."""
+    """The time limit of one call, in seconds; None for the default of `McpTools`."""
 
 
 def load_rules(path: Path, *, trust_client: bool = False) -> Rules:

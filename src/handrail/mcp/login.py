@@ -60,7 +60,10 @@ class Login:
     client_id: str = ""
     client_secret: str = ""
     metadata_url: str | None = None
-    """The https address of a document about this client, for servers that accept it in place of a registration."""
+    """The https address of a document about this client; None for none.
+
+    Some servers accept it in place of a registration.
+    """
 
     def provider(self, url: str, ask: AskLogin) -> OAuthClientProvider:
         """Return the SDK's authentication for the server at this address.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 from urllib.parse import quote, unquote
@@ -143,7 +144,7 @@ class FileResources:
         if files is None:
             return wire.ListResourcesResult(resources=[])
         cursor = None if params is None else params.cursor
-        if cursor is not None and not str(cursor).isdecimal():
+        if cursor is not None and not re.fullmatch(r"[0-9]{1,9}", cursor):
             raise MCPError(
                 wire.INVALID_PARAMS,
                 "the cursor is not one that this server returned. List the resources without a cursor",

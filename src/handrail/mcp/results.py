@@ -40,8 +40,8 @@ def describe(tool: Tool[Any, Any]) -> wire.Tool:
 def content_of(result: ToolResult[Any]) -> wire.CallToolResult:
     """Return a result as MCP content: its text, its attachments, and its value.
 
-    The value is left out unless the call succeeded and the value is an object that is not excluded. The text is left out
-    if there are only attachments.
+    The value is left out unless the call succeeded and the value is an object that is not excluded and that JSON can
+    express. The text is left out if there are only attachments.
     """
     text = shown_text(result)
     is_bare = result.attachments and result.value is None and not result.message
@@ -51,8 +51,17 @@ def content_of(result: ToolResult[Any]) -> wire.CallToolResult:
     ]
     if not result.success:
         return wire.CallToolResult(content=content, is_error=True)
-    value: Any = None if result.exclude_value_from_context else msgspec.json.decode(json_of(result))
-    return wire.CallToolResult(content=content, structured_content=value if isinstance(value, dict) else None)
+    value = None if result.exclude_value_from_context else _object_of(result)
+    return wire.CallToolResult(content=content, structured_content=value)
+
+
+def _object_of(result: ToolResult[Any]) -> dict[str, Any] | None:
+    """Return a result's value; None if it is not an object, or has a number that JSON does not have, such as NaN."""
+    try:
+        value: Any = msgspec.json.decode(json_of(result))
+    except msgspec.DecodeError:
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 def _block(attachment: Attachment) -> Any:

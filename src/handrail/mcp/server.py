@@ -22,7 +22,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from handrail import __version__
 from handrail.adapter import Adapter
 from handrail.dispatch.options import SharedArguments
-from handrail.errors import RunBusy
+from handrail.errors import RunBusy, ToolValidationError
 from handrail.journals import Journal
 from handrail.mcp.calls import NO_PAGE, PARK_AFTER, Calls, CallUnknown, LiveCall, TooManyCalls
 from handrail.mcp.forms import address_of, form_of, key_of
@@ -85,7 +85,7 @@ class ToolServer:
         prompts = SectionPrompts(prompt.sections if sections is None else sections)
         offered = None if resource_address is None else FileResources(resource_address, files, principal_of)
         self.page: Callable[[Any, str, Question], str] | None = None
-        """Returns the address of the page for a request, a call and its question, if the server has such a page."""
+        """Returns the address of the page for a request, a call and its question; None if the server has no such page."""
         call: Any = self._call  # an extension's result is a plain dict
         self.server: Server[Any] = Server(
             prompt.name,
@@ -147,6 +147,8 @@ class ToolServer:
                 )
             except TooManyCalls as error:
                 raise MCPError(wire.INVALID_REQUEST, str(error)) from None
+            except ToolValidationError as error:  # they are not valid Unicode, so they can't be recorded
+                call = ToolResult.error(f"The arguments of {tool.name} are invalid: {error}.")
         else:
             state = msgspec.json.decode(params.request_state, type=_State)
             call = await self.continue_call(request, state.call, principal, params.input_responses or {})

@@ -54,9 +54,11 @@ class McpTool(Tool[Any, Any]):
         return self.name == names.name and names.capability in self.capabilities
 
     def parse(self, arguments: str | bytes | Mapping[str, Any]) -> Any:
-        """Return the arguments as JSON. Raises `ToolValidationError` if they do not match the server's schema.
+        """Return the arguments as parsed JSON.
 
-        Unknown arguments are refused only if the schema forbids them. The server checks the rest of its schema.
+        Raises `ToolValidationError` if they are too large, or are not a JSON object that matches the server's
+        schema. Unknown arguments are refused only if the schema forbids them. The server checks the rest of its
+        schema.
         """
         value: Any = arguments
         if isinstance(arguments, str | bytes):

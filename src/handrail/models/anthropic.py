@@ -74,7 +74,7 @@ class AnthropicModel:
     provider's cache; `cache=False` leaves the marks out, for a server that refuses them. Thinking blocks
     are kept and sent back as the API requires. `options` are further fields of the request, such as
     `{"thinking": {"type": "enabled", "budget_tokens": 2048}}`. `takes` says which attachments the model takes, if
-    that is not known from its name.
+    that is not known from its name. After `silence` seconds without data, a request fails.
     """
 
     def __init__(
@@ -115,6 +115,7 @@ class AnthropicModel:
         self._cache = cache
         self._wire = f"{WIRE}:{provider}"
         self._encode = _encoder(taken, self._wire)
+        self._between = partial(_between, self._wire)
 
     def stream(self, request: ModelRequest, /) -> AsyncGenerator[ModelPart]:
         endpoint, body, wire = self._endpoint, self._body(request), self._wire
@@ -141,7 +142,7 @@ class AnthropicModel:
         if request.output is not None:
             wanted = {"type": "json_schema", "schema": _held(request.output.json_schema)}
             merge_fields(more, {"output_config": {"format": wanted}})
-        said: bytes | bytearray = request.messages.encoded(self._encode)
+        said: bytes | bytearray = request.messages.encoded(self._encode, self._between)
         mark = more["cache_control"] if self._cache else None
         if mark is not None:
             said = marked_messages(request.messages, said, self._encode, mark)
@@ -218,6 +219,40 @@ def _encoder(takes: Takes, wire: str) -> Encode:
     The same function is returned each time, because encoded messages are cached by it.
     """
     return partial(_message, takes, wire)
+
+
+def _between(wire: str, before: Message, after: Message) -> bytes:
+    """Return the separator between two messages.
+
+    A call of the provider's own tool that was interrupted has its result in the next answer, if the provider continues
+    it. Otherwise an error is sent as its result, because the API refuses a call without one.
+    """
+    if isinstance(after, ToolMessage) or not isinstance(before, AssistantMessage):
+        return b","
+    calls = [block for block in _kept_blocks(before, wire) if block["type"] in _SERVER_CALLS]
+    if not calls:
+        return b","
+    answers = [*_kept_blocks(before, wire), *_kept_blocks(after, wire)]
+    answered = {block.get("tool_use_id") for block in answers}
+    errors = [_interrupted(call) for call in calls if call.get("id") not in answered]
+    return b",%s," % encode({"role": "assistant", "content": errors}) if errors else b","
+
+
+def _kept_blocks(message: Message, wire: str) -> list[Any]:
+    """Return the blocks that were kept of an answer over this wire, if they can contain a provider's own tools."""
+    kept = message.kept if isinstance(message, AssistantMessage) else None
+    return decode(kept.data) if kept is not None and kept.wire == wire and b"_tool_" in kept.data else []
+
+
+def _interrupted(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the error that is sent as the result of an interrupted call."""
+    if call["type"] == "mcp_tool_use":
+        said = {"type": "text", "text": "The call was interrupted."}
+        return {"type": "mcp_tool_result", "tool_use_id": call["id"], "is_error": True, "content": [said]}
+    name = str(call.get("name"))
+    kind = "tool_search_tool_result" if name.startswith("tool_search_tool") else f"{name}_tool_result"
+    error = {"type": f"{kind}_error", "error_code": "unavailable"}
+    return {"type": kind, "tool_use_id": call["id"], "content": error}
 
 
 def _text_block(text: str) -> dict[str, Any]:
@@ -376,11 +411,11 @@ class _Pieces:
                 self._usage |= {
                     name: value for name, value in (event.get("usage") or {}).items() if value is not None
                 }
+                if self._usage:
+                    yield UsagePart(_usage(self._usage))
             case "message_stop":
                 for index in sorted({*self._given, *self._inputs}):
                     yield from self._end(index)
-                if self._usage:
-                    yield UsagePart(_usage(self._usage))
                 blocks = [self._blocks[index] for index in sorted(self._blocks)]
                 reason = _STOPS.get(self._stop, "done")
                 yield StopPart(reason, _kept(self._wire, blocks, reason))

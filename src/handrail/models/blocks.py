@@ -108,17 +108,21 @@ def _outside(block: Mapping[str, Any]) -> str:
         name, given = block["toolCall"].get("toolType"), block["toolCall"].get("args")
     else:
         return ""
-    asked = (
+    asked: Any = (
         next((given[field] for field in _ASKED if given.get(field)), "") if isinstance(given, dict) else ""
     )
-    return outside_line(str(name), asked if isinstance(asked, str) else ", ".join(map(str, asked)))
+    return outside_line(str(name), ", ".join(map(str, asked)) if isinstance(asked, list) else str(asked))
 
 
 def outside_line(name: str, asked: str) -> str:
-    """Return the line for one call of a provider's own tool. `asked` is shortened to one line."""
-    text = " ".join(asked.split())
-    short = text if len(text) <= _LINE else f"{text[:_LINE]}…"
-    return f"{name}{OUTSIDE}: {short}" if short else f"{name}{OUTSIDE}"
+    """Return the line for one call of a provider's own tool. The name and `asked` are shortened to one line."""
+    named, short = _in_line(name), _in_line(asked)
+    return f"{named}{OUTSIDE}: {short}" if short else f"{named}{OUTSIDE}"
+
+
+def _in_line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _LINE else f"{text[:_LINE]}…"
 
 
 # --- pieces of a stream ---

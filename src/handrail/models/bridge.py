@@ -72,7 +72,8 @@ class BridgedModel:
     one that has its own client works on one event loop only. `options` are further settings of the request,
     such as `{"thinking": "low"}`.
 
-    `context.request` shows the conversation before it is converted to pydantic-ai's messages.
+    `context.request` shows the conversation before it is converted to pydantic-ai's messages. Raises
+    `DefinitionError` if pydantic-ai or the provider's package is not installed, or if there is no such provider.
     """
 
     def __init__(

@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import quote
 
+from handrail.errors import ModelError
 from handrail.messages import (
     DEFAULT_SETTINGS,
     AssistantMessage,
@@ -78,7 +79,8 @@ class GeminiModel:
 
     Thoughts and their signatures are kept and sent back in their original places, as the API requires. `options` are further
     fields of the request, such as `{"safetySettings": [...]}`, and `{"generationConfig": {...}}` adds to what Handrail
-    sends there. `takes` says which attachments the model takes, if that is not known from its name.
+    sends there. `takes` says which attachments the model takes, if that is not known from its name. After `silence`
+    seconds without data, a request fails.
     """
 
     def __init__(
@@ -129,7 +131,10 @@ class GeminiModel:
     def _body(self, request: ModelRequest) -> bytes:
         more = dict(self._options)
         if request.settings is not DEFAULT_SETTINGS:
-            merge_fields(more, settings_fields(self.name, request, self._writes))
+            chosen = settings_fields(self.name, request, self._writes)
+            if not len(request.tools):
+                chosen.pop("toolConfig", None)  # the API refuses a choice of functions if there are none
+            merge_fields(more, chosen)
         config: dict[str, Any] = dict(more.pop("generationConfig", {}))
         if request.temperature is not None:
             config["temperature"] = request.temperature
@@ -301,7 +306,8 @@ def _result(result: CallAnswered, takes: Takes) -> dict[str, Any]:
 def _with_thought(parts: list[Any], message: AssistantMessage) -> list[Any]:
     """Return the kept parts of an answer, with the message's calls put back into them.
 
-    Returns [] if the parts do not have as many calls as the message.
+    The first call is signed, because a model before Gemini 3, which signs none, may have made it. Returns [] if the parts
+    do not have as many calls as the message.
     """
     back: list[Any] = []
     made = 0
@@ -309,7 +315,8 @@ def _with_thought(parts: list[Any], message: AssistantMessage) -> list[Any]:
         if "functionCall" in part:
             if made == len(message.calls):
                 return []
-            back.append({**part, **_call(message, made)})
+            signed = {} if made or "thoughtSignature" in part else {"thoughtSignature": _FOREIGN}
+            back.append({**part, **_call(message, made), **signed})
             made += 1
         else:
             back.append(part)
@@ -322,7 +329,17 @@ def _with_thought(parts: list[Any], message: AssistantMessage) -> list[Any]:
 class _Pieces:
     """Converts one answer, complete or streamed, to parts."""
 
-    __slots__ = ("_calls", "_endpoint", "_older", "_open", "_parts", "_renamed", "_searched", "_stop")
+    __slots__ = (
+        "_calls",
+        "_endpoint",
+        "_older",
+        "_open",
+        "_parts",
+        "_renamed",
+        "_searched",
+        "_stop",
+        "_told",
+    )
 
     def __init__(self, endpoint: Endpoint, renamed: Mapping[str, str], older: bool = False) -> None:
         self._endpoint = endpoint
@@ -331,11 +348,13 @@ class _Pieces:
         """Whether the model is older than Gemini 3. All its searches in one request are charged as one."""
         self._searched: dict[str, None] = {}
         """What the provider searched the web for, in order."""
+        self._told = 0
+        """How many of these searches have been told."""
         self._parts: list[dict[str, Any]] = []
         """The parts of the answer so far, as they must be sent back."""
         self._calls = 0
         self._open: PartialCall | None = None
-        """The call whose pieces are arriving."""
+        """The call whose pieces are arriving; None if there is none."""
         self._stop: StopReason | None = None
 
     def take_whole(self, answer: Any) -> Iterator[ModelPart]:
@@ -351,29 +370,43 @@ class _Pieces:
         """
         if chunk.get("error"):
             raise failure_in_answer(self._endpoint, chunk["error"])
+        failure: ModelError | None = None
         for candidate in (chunk.get("candidates") or ())[:1]:
             for part in (candidate.get("content") or {}).get("parts") or ():
                 yield from self._part(part)
             queries = (candidate.get("groundingMetadata") or {}).get("webSearchQueries") or ()
             self._searched.update((query, None) for query in queries if isinstance(query, str))
-            reason = candidate.get("finishReason")
-            if reason in _FAILED:
-                said = candidate.get("finishMessage") or "no reason was given"
-                problem = f"it stopped with {reason}: {self._endpoint.quoted(said)}"
-                raise ModelAnswerBroken(self._endpoint.model, problem)
-            if reason:
-                self._stop = _STOPS.get(reason, "done")
+            failure = self._end(candidate)
         if (chunk.get("promptFeedback") or {}).get("blockReason"):
             self._stop = "refused"
         if chunk.get("usageMetadata"):
             searches = min(len(self._searched), 1) if self._older else len(self._searched)
             yield UsagePart(_usage(chunk["usageMetadata"], searches))
+        if failure is not None:
+            raise failure  # after the usage, because an answer that failed is charged for
         if self._stop is not None:
             yield from self._close()
-            if self._searched and not any("toolCall" in part for part in self._parts):
-                yield ThinkingPart(f"{outside_line('google_search', ', '.join(self._searched))}\n")
+            yield from self._tell_searches()
             reason = "calls" if self._stop == "done" and self._calls else self._stop
             yield StopPart(reason, self._kept())
+
+    def _end(self, candidate: Mapping[str, Any]) -> ModelError | None:
+        """Note why the answer ended, if it has. Returns the error if it can't be used."""
+        reason = candidate.get("finishReason")
+        if reason in _FAILED:
+            said = candidate.get("finishMessage") or "no reason was given"
+            problem = f"it stopped with {reason}: {self._endpoint.quoted(said)}"
+            return ModelAnswerBroken(self._endpoint.model, problem)
+        if reason:
+            self._stop = _STOPS.get(reason, "done")
+        return None
+
+    def _tell_searches(self) -> Iterator[ModelPart]:
+        """Yield a line about the searches that no part of the answer shows. Each search is told once."""
+        untold = list(self._searched)[self._told :]
+        self._told = len(self._searched)
+        if untold and not any("toolCall" in part for part in self._parts):
+            yield ThinkingPart(f"{outside_line('google_search', ', '.join(untold))}\n")
 
     def _close(self) -> Iterator[ModelPart]:
         """Yield a call whose last piece did not arrive, with the pieces that did.

@@ -58,7 +58,8 @@ class LocalModel:
     Arguments and structured answers are constrained by their JSON Schema while they are generated, and
     checked afterwards like those of any other model. Answers are repeatable: temperature 0 unless the
     request says otherwise, and a fixed seed. Objects with the same `threads` and `context` share one
-    engine, which generates one answer at a time and takes about 300 MB.
+    engine, which generates one answer at a time and takes about 300 MB. Raises `DefinitionError` if the engine or
+    the weights are not installed.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class LocalModel:
         if wanted not in offered:
             raise ModelRequestRefused(
                 self.name,
-                f"`first_call` is {wanted!r}, which is not among the tools offered: {', '.join(offered) or 'none'}",
+                f"`first_call` is {wanted!r}, which is not among the tools offered: {', '.join(offered) or 'none'}. Name one that is",
             )
         return offered[wanted]
 

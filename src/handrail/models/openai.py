@@ -74,7 +74,8 @@ class OpenAIModel:
     server. `provider` is the name of a different provider with this API, such as "ollama", "groq" or
     "azure". For any other server pass its `base_url`. `key_variable` names the environment variable with the server's
     key; None sends no key. `options` are further fields of the request, such as `{"reasoning_effort": "low"}`.
-    `takes` says which attachments the model takes, if that is not known from its name.
+    `api` is the API to use: chat completions or responses. `takes` says which attachments the model takes, if that
+    is not known from its name. After `silence` seconds without data, a request fails.
     """
 
     def __init__(
@@ -156,7 +157,6 @@ def stream(
 
 def _body(fields: Mapping[str, Any], request: ModelRequest, quirks: Quirks, wire: str) -> bytes:
     name = f"{wire.partition(':')[2]}:{fields['model']}"
-    provider_tools.check_provider_tools(name, request, frozenset())
     system = b'{"role":"system","content":%s},' % text_json(request.system) if request.system else b""
     said = (b"[", system, _conversation(request.messages, quirks, wire), b"]")
     more: dict[str, Any] = dict(fields)
@@ -296,6 +296,8 @@ def _results(message: ToolMessage, quirks: Quirks) -> list[dict[str, Any]]:
 
 
 def _whole(endpoint: Endpoint, wire: str, answer: Any) -> Iterator[ModelPart]:
+    if answer.get("usage"):
+        yield UsagePart(_usage(answer["usage"]))  # first, because an answer that failed may have been counted
     error = answer.get("error")
     if error and not answer.get("choices"):
         raise failure_in_answer(endpoint, error)
@@ -317,8 +319,6 @@ def _whole(endpoint: Endpoint, wire: str, answer: Any) -> Iterator[ModelPart]:
             function.get("name") or "",
             arguments_text(function.get("arguments")),
         )
-    if answer.get("usage"):
-        yield UsagePart(_usage(answer["usage"]))
     reason = _STOPS.get(choice.get("finish_reason") or "stop", "done")
     kept = {name: value for name, value in said.items() if value is not None and _is_extra(name, value)}
     more = [without(call, _OF_CALLS) for call in calls]
@@ -364,6 +364,8 @@ class _Pieces:
         self._began = False
 
     def take(self, chunk: Any) -> Iterator[ModelPart]:
+        if chunk.get("usage"):
+            yield UsagePart(_usage(chunk["usage"]))
         error = chunk.get("error")
         if error:
             raise failure_in_answer(self._endpoint, error)
@@ -388,8 +390,6 @@ class _Pieces:
                 raise failure_in_answer(self._endpoint, choice["error"])
             if choice.get("finish_reason"):
                 yield self._stop(_STOPS.get(choice["finish_reason"], "done"))
-        if chunk.get("usage"):
-            yield UsagePart(_usage(chunk["usage"]))
 
     def done(self) -> StopPart | None:
         """Return the stop reason of a stream that ended without one; None if nothing came before its end."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from handrail.messages import ModelRequest
+from handrail.messages import Model, ModelRequest
 from handrail.models import ModelRequestRefused
 from handrail.models.http import encode
 from handrail.models.request_settings import merge_fields
@@ -79,11 +79,10 @@ GEMINI: Forms = {
 
 
 def written(model: str, request: ModelRequest, forms: Forms) -> bytes:
-    """Return the provider's tools of a request as JSON, separated by commas.
+    """Return the provider's tools of a request as JSON, separated by commas. The wire must have all of them.
 
-    Raises `ModelRequestRefused` with the name of the first tool or limit that the provider does not have.
+    Raises `ModelRequestRefused` with the name of the first limit that the provider does not have.
     """
-    check_provider_tools(model, request, frozenset(forms))
     return b",".join(encode(forms[tool.name].write(model, tool)) for tool in request.provider_tools)
 
 
@@ -95,13 +94,17 @@ def joined_tools(own: bytes, *functions: bytes | bytearray) -> tuple[bytes | byt
     return (b"[", own, b"," if own and any(functions) else b"", *functions, b"]")
 
 
-def check_provider_tools(model: str, request: ModelRequest, known: frozenset[str]) -> None:
-    """Raise `ModelRequestRefused` if the request asks for a tool that the model's provider does not have."""
-    for tool in request.provider_tools:
+def check_provider_tools(model: Model, tools: tuple[ProviderTool, ...]) -> None:
+    """Raise `ModelRequestRefused` if a model's provider does not have one of these tools.
+
+    A run checks this before it sends a request, so wires need not.
+    """
+    known = model.traits.provider_tools
+    for tool in tools:
         if tool.name not in known:
             has = f"It has {', '.join(sorted(known))}. " if known else ""
             raise ModelRequestRefused(
-                model,
+                model.name,
                 f"it has no {tool.name} of its own. {has}Remove ProviderTool({tool.name!r}), or use a model that has it: "
                 "Anthropic's, Gemini's, or OpenAI's with OpenAIModel(..., api='responses')",
             )

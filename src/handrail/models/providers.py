@@ -80,7 +80,7 @@ class Address(msgspec.Struct, frozen=True):
     variable: str
     path: str = ""
     port: int | None = None
-    """The port to use if the variable has only a host, as in `OLLAMA_HOST=10.0.0.5`."""
+    """The port to use if the variable has only a host, as in `OLLAMA_HOST=10.0.0.5`; None to add none."""
 
     def find(self) -> str:
         """Return the address in the variable, with the port and the path added if they are missing, or "" if it is not set."""
@@ -114,7 +114,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     provider refuses what the model does not take.
     """
     start: str = ""
-    """The command that starts a self-hosted server."""
+    """The command that starts a self-hosted server; "" if there is no such command."""
 
     def find_address(self) -> str:
         """Return the address to use: from the environment, or else the default one."""

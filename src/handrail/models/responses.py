@@ -169,9 +169,7 @@ def _whole(endpoint: Endpoint, wire: str, answer: Any) -> Iterator[ModelPart]:
 
 
 def _end(endpoint: Endpoint, wire: str, answer: Any, items: list[Any]) -> Iterator[ModelPart]:
-    """Yield the usage and the stop reason of a response that has ended. Raises `ModelError` if it failed."""
-    if answer.get("status") == "failed":
-        raise failure_in_answer(endpoint, answer.get("error") or {})
+    """Yield the usage and the stop reason of a response that has ended. Raises `ModelError`, after the usage, if it failed."""
     usage = answer.get("usage")
     if usage:
         details = usage.get("input_tokens_details") or {}
@@ -185,6 +183,8 @@ def _end(endpoint: Endpoint, wire: str, answer: Any, items: list[Any]) -> Iterat
                 sum(map(_is_search, items)),
             )
         )
+    if answer.get("status") == "failed":
+        raise failure_in_answer(endpoint, answer.get("error") or {})
     yield StopPart(_reason(answer, items), _kept(wire, items))
 
 

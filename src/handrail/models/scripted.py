@@ -59,7 +59,7 @@ class Reply(msgspec.Struct, frozen=True):
     delay: float = 0.0
     """Seconds to wait before the first part."""
     error: Exception | None = None
-    """An error to raise after the text and the calls, in place of the usage and the stop reason."""
+    """An error to raise after the text and the calls, in place of the usage and the stop reason; None for none."""
     stop: StopReason | None = None
     """The stop reason. If None, it is `calls` for a reply with calls, and otherwise `done`."""
     cut: bool = False
@@ -109,7 +109,7 @@ class ScriptedModel:
         if scripted is None:
             raise ModelRequestRefused(
                 self.name,
-                f"its script has {counted(len(self.requests) - 1, 'answer')}, and one more was requested",
+                f"its script has {counted(len(self.requests) - 1, 'answer')}, and one more was requested. Add an answer",
             )
         reply = _reply(scripted)
         if reply.delay:

@@ -38,7 +38,7 @@ class Node(msgspec.Struct, frozen=True):
     policies: tuple[ToolPolicy, ...]
     children: tuple[Node, ...]
     live: LiveSection | None = None
-    """The section, if its tools can change during a run."""
+    """The section, if its tools can change during a run; otherwise None."""
 
     def refreshed(self) -> Node:
         """Return the node with the current tools of live sections; the node itself if nothing has changed."""

@@ -205,7 +205,7 @@ class RenderedPrompt(Generic[OutputT]):
 
     @property
     def every_tool(self) -> tuple[AnyTool, ...]:
-        """The prompt's tools and those of all enabled sections, even if they are not shown."""
+        """The prompt's tools and those of all enabled sections, including sections that are closed."""
         return self._tree.every_tool
 
     def open(self, paths: Sequence[str]) -> Opening[OutputT]:

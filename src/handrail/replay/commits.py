@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from handrail.cancellation import shielded
 from handrail.dispatch.transaction import key_of
+from handrail.errors import PromptEvaluationError
 from handrail.events import CallStatus
 from handrail.journals import Journal
 from handrail.records import CommitUnit
@@ -23,15 +24,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("handrail.gate")
 
 
-async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStatus) -> bool:
+async def record_end(
+    attempt: Attempt, result: ToolResult[Any], status: CallStatus, ending: BaseException | None
+) -> bool:
     """Record the end of a call that has not been recorded as a commit, and return whether it was recorded.
 
-    Nothing is recorded if there is no journal, if the log is closed, or if the call or its run was cancelled.
+    Nothing is recorded if there is no journal, if the log is closed, if the call or its run was cancelled, or if the
+    error `ending` ends the run because of its budget and would do so again.
     """
     log = attempt.frame.log
     if not log.is_kept or log.closed:
         return False
     if status == "cancelled" or attempt.frame.cancellation.cancelled:
+        return False
+    if _meets_its_budget_again(attempt, ending):
         return False
     if result.attachments:
         await shielded(store(log.journal, log.run_id, result.attachments))
@@ -40,6 +46,16 @@ async def record_end(attempt: Attempt, result: ToolResult[Any], status: CallStat
         return True
     inner = inner_call(attempt, result, status)
     return await shielded(log.note("inner call", attempt.call.place, inner))
+
+
+def _meets_its_budget_again(attempt: Attempt, ending: BaseException | None) -> bool:
+    """Return whether a call has exceeded the run's budget, and would do so again if the run were resumed.
+
+    If the process dies before the run's end is recorded, the resumed run must end in the same way. With a record of the
+    call, it would go on, because the record does not tell that the call ended the run.
+    """
+    is_budget = isinstance(ending, PromptEvaluationError) and ending.phase == "budget"
+    return is_budget and (not attempt.charged or attempt.tool.enters_again)
 
 
 def commit_recorded(

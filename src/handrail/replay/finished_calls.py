@@ -243,7 +243,10 @@ async def bill_tickets(attempt: Attempt, log: RunLog) -> dict[str, bytes]:
 
 
 def charge(frame: Frame, spent: Spent, given: GivenTicket | None = None) -> None:
-    """Charge what was spent under a ticket, and release the rest of the ticket's share."""
+    """Charge what was spent under a ticket, and release the rest of the share of the budget that `given` reserved.
+
+    Without `given`, no share was reserved in this process, and the budget is charged directly.
+    """
     if spent.usage != NO_USAGE:
         frame.costs.models.add(spent.usage, spent.cost)
     if given is not None and given.reserved is not None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from handrail.dispatch.effects import compensate, probe
 from handrail.dispatch.failures import Unsuccessful
-from handrail.dispatch.transaction import Settled
+from handrail.dispatch.transaction import Settled, new_transaction
 from handrail.errors import OutcomeUnknown
 from handrail.place import Place
 from handrail.replay.finished_calls import CALL_AGAIN, bill_nested, bill_tickets, settled_by
@@ -20,13 +20,6 @@ from handrail.tools import EFFECTS, ToolResult
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
-
-
-class AlreadyDone(Exception):
-    """Raised if an interrupted call turns out to have happened. It carries the call's result."""
-
-    def __init__(self, result: ToolResult[Any]) -> None:
-        self.result = result
 
 
 def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
@@ -48,47 +41,50 @@ def resume_attempt(attempt: Attempt) -> tuple[str, ...]:
     return found.left
 
 
-async def decide_interrupted(attempt: Attempt) -> None:
+async def decide_interrupted(attempt: Attempt) -> bool:
     """Decide what becomes of a call that may have been interrupted when the process ended.
 
-    Returns if the call may run: it had not begun, can run again, never took effect, or continues work that goes on
-    elsewhere. Otherwise raises `AlreadyDone` or `Unsuccessful`, which carry the call's result, or `OutcomeUnknown`.
+    Returns False if the call may run: it had not begun, can run again, never took effect, or continues work that goes on
+    elsewhere. Returns True if it has happened: then it is finished, and its transaction has the effects of its inner
+    calls, so it only has to commit. Otherwise raises `Unsuccessful`, which carries the call's result, or `OutcomeUnknown`.
 
     A call with a secret can't run again. In arguments from a model, the record has a mask, which parsing rejects. A
     secret from a person would have to be requested again, although the call may have used the first answer already.
     """
     if attempt.kind.is_auxiliary:
-        return
+        return False
     log, tool, arguments = attempt.frame.log, attempt.tool, attempt.arguments
     found = log.find("call begun", attempt.place, Begun)
     begun = None if found is None else found.what
     if tool.enters_again and not tool.secret and begun != GIVEN_SECRET:
-        return
+        return False
     secret = tool.secret and had_secret(tool, arguments)
     if tool.enters_again and not secret and begun != GIVEN_SECRET:
-        return
+        return False
     lost = secret and is_masked(arguments)
     if begun is None:
         if lost:
             await _withdraw(attempt, log)
-        return
+        return False
     if not lost and log.find_remote(attempt.place) is not None:
-        return  # the handler continues with the work that it started elsewhere
+        return False  # the handler continues with the work that it started elsewhere
     attempt.params = None if lost else tool.parse(arguments)
     if log.was_undone(attempt.call.place):
         _, left = await _undo_inner(attempt)
         raise Unsuccessful(ToolResult.error(f"{_undone(attempt)}{left}"))
     happened = None if lost else await probe(attempt)
     if happened is False:
-        return  # the call never happened, so nothing is repeated
+        return False  # the call never happened, so nothing is repeated
     bill_nested(attempt)
     if happened:
-        raise AlreadyDone(
-            ToolResult.ok(
-                None,
-                f"{attempt.name} was done before the process ended; what it returned was not recorded.",
-            )
+        attempt.transaction = new_transaction(attempt, tool)
+        for each in _inner_effects(attempt)[1]:
+            attempt.transaction.settle(each)
+        attempt.finished = ToolResult.ok(
+            None,
+            f"{attempt.name} was done before the process ended; what it returned was not recorded.",
         )
+        return True
     deposited = await bill_tickets(attempt, log)
     await _withdraw(attempt, log)
     why = NOT_KEPT if secret or begun == GIVEN_SECRET else ""
@@ -131,18 +127,24 @@ async def _undo_inner(attempt: Attempt, deposited: Mapping[str, bytes] = {}) -> 
     A call whose compensation has finished is not compensated again. Returns the calls that were undone, now or before, and
     what the model is told about the effects that remain, including those of work under tickets.
     """
+    before, pending = _inner_effects(attempt)
+    undone, left = await compensate(attempt, pending)
+    told = _had_done([*left, *(each.what for each in _by_tickets(deposited))])
+    return list(dict.fromkeys([*before, *undone])), told
+
+
+def _inner_effects(attempt: Attempt) -> tuple[list[str], list[Settled]]:
+    """Return the recorded effects of a call's inner calls: the names of those that were undone, and those that stand."""
     log = attempt.frame.log
-    before: list[str] = []
-    pending: dict[tuple[str, str], Settled] = {}
+    undone: list[str] = []
+    standing: dict[tuple[str, str], Settled] = {}
     for body in log.under(attempt.call.place):
         for each in settled_by(attempt, msgspec.msgpack.decode(body, type=InnerCall).settled):
             if each.tool and log.was_undone(each.place):
-                before.append(each.what)
+                undone.append(each.what)
             else:
-                pending.setdefault((str(each.place), each.what), each)
-    undone, left = await compensate(attempt, list(pending.values()))
-    told = _had_done([*left, *(each.what for each in _by_tickets(deposited))])
-    return list(dict.fromkeys([*before, *undone])), told
+                standing.setdefault((str(each.place), each.what), each)
+    return undone, list(standing.values())
 
 
 def _left_by(attempt: Attempt, deposited: Mapping[str, bytes]) -> str:

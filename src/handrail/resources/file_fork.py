@@ -39,7 +39,10 @@ class FileFork(Overlay):
     is_durable: ClassVar[bool] = False
 
     def fork(self, owner: str, /, *, writable: bool = True) -> Self:
-        """Return a fork that commits to this one. If this fork is read-only, so is the new one."""
+        """Return a fork that commits to this one.
+
+        Without `writable`, or if this fork is read-only, it refuses every change.
+        """
         self._enter()
         if self._claimed is None:
             self._stamps = {}
@@ -136,12 +139,12 @@ class FileFork(Overlay):
         """Return this fork's reads and changes as plain data, which another process can `redo`."""
         with self._shared.lock:
             found = [
-                FileChange(join(folder, name), "read", base=self._lasting(node))
+                FileChange(join(folder, name), "read", base=self._lasting(join(folder, name), node))
                 for folder, names in (self._seen or {}).items()
                 for name, node in names.items()
             ]
             for path, node, base in self._changes():
-                found.append(self._change(path, node, self._lasting(base)))
+                found.append(self._change(path, node, self._lasting(path, base)))
             return found
 
     def read_places(self) -> list[str]:
@@ -169,7 +172,7 @@ class FileFork(Overlay):
             against = [
                 each.path
                 for each in again
-                if each.base and each.base != self._lasting(self._parent._look(*split(each.path)))
+                if each.base and each.base != self._lasting(each.path, self._parent._look(*split(each.path)))
             ]
             if against:
                 raise Conflict(sorted(set(against)))
@@ -189,8 +192,8 @@ class FileFork(Overlay):
                         self._make_folders(folder, force=True)
                     self._put(folder, name, self._node_again(each, old), old)
 
-    def _lasting(self, node: Node) -> str:
-        """Return a node's version in a form that outlives the process, or "" if there is none."""
+    def _lasting(self, path: str, node: Node) -> str:
+        """Return the version of the node at a path in a form that outlives the process, or "" if there is none."""
         return ""
 
     def _change(self, path: str, node: Node, base: str) -> FileChange:

@@ -99,7 +99,7 @@ class Layer:
     __slots__ = ("_claimed", "_shared")
     _shared: Shared
     _claimed: dict[object, Over] | None
-    """The changes of this layer's forks that are prepared but not yet applied."""
+    """The changes of this layer's forks that are prepared but not yet applied; None if the layer was never forked."""
 
     # --- primitives, called with the lock held ----------------------------------------------------
 

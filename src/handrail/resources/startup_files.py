@@ -110,8 +110,8 @@ class HasStartupFiles(Protocol):
 def run_by(path: str, *, is_link: bool = False) -> str:
     """Return the program that runs the file at this path automatically, or "" if none is known.
 
-    Case and invisible characters are ignored, because some disks ignore them. A link also counts if it is at the path
-    of a folder of startup files.
+    Case and invisible characters are ignored, because some disks ignore them. With `is_link`, the file is a link,
+    which also counts if it is at the path of a folder of startup files.
     """
     if not path.isascii():
         kept = (each for each in unicodedata.normalize("NFKC", path) if unicodedata.category(each) != "Cf")

@@ -108,7 +108,8 @@ async def replay(
     that is dropped. The recorded result is used for all other calls, and for calls that asked somebody, were
     given a secret, ran a nested prompt, or worked on files that have changed since. `filesystem` has
     the files as they were when the run began; without it, calls that used files are not run. `params`
-    override the recorded ones. Raises `HandrailError` if the replay itself fails.
+    override the recorded ones. `session` is an empty one with the recorded id, if the run's session was created
+    with its own slice rules. `tally` counts its progress. Raises `HandrailError` if the replay itself fails.
     """
     row = await journal.runs.get(run_id)
     resumed = await load_resumed(journal, row, session, clock)

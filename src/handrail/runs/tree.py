@@ -121,7 +121,7 @@ class RunTree(msgspec.Struct, kw_only=True):
 async def show(journal: Journal, run_id: str) -> RunTree:
     """Return the tree of a run, with its turns, calls, times, costs, diffs and questions.
 
-    Raises `RunUnknown` if there is no such run.
+    Raises `RunUnknown` if there is no such run, and `JournalAltered` if its records were altered.
     """
     row = await journal.runs.get(run_id)
     tree = _Builder(

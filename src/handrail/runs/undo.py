@@ -57,7 +57,8 @@ async def undo(
     Raises `UndoRefused`, and changes nothing, if a later commit read or wrote the same paths or slices, which the error
     names. It is also raised if the call changed nothing because it failed, was undone or discarded before, has changes that
     are not applied, belongs to the run that this one was forked from, or changed files and no `filesystem` was passed. If
-    someone else has changed a file of the call, it is raised too; inner calls that were undone until then stay undone.
+    someone else has changed a file of the call, it is raised too; inner calls that were undone until then stay undone, and
+    are its `undone`.
     Raises `RunError` if the run has no such call, `RunBusy` if a live process owns a run of the session, and
     `WorkspaceBusy` while a run has the workspace.
     """
@@ -72,11 +73,16 @@ async def undo(
         _refuse_built_on(unit, [each for each in later if (each.run_id, each.call_id) not in own])
         _refuse_files(unit, row, filesystem)
     undone: list[Undoing] = []
-    for unit in reversed(units[:-1]):
-        undone.append(await _undo_one(journal, unit, filesystem, clock, entries, outer=call_id))
-    undone.append(await _undo_one(journal, units[-1], filesystem, clock, entries, undone))
-    if session is not None:
-        await heed_undone(journal, session, await undone_in(journal, row.record.session_id))
+    try:
+        for unit in reversed(units[:-1]):
+            undone.append(await _undo_one(journal, unit, filesystem, clock, entries, outer=call_id))
+        undone.append(await _undo_one(journal, units[-1], filesystem, clock, entries, undone))
+    except UndoRefused as refused:
+        before = [each.call_id for each in undone]
+        raise UndoRefused(refused.call_id, refused.places, refused.problem, before) from None
+    finally:
+        if session is not None:
+            await heed_undone(journal, session, await undone_in(journal, row.record.session_id))
     return undone[-1]
 
 
@@ -114,7 +120,11 @@ async def _undo_one(
             _all(each.stands for each in every),
         )
     undone = UndoneCall(
-        unit.tool, [*done.slices, *(f"file {path}" for path in done.paths)], list(done.stands), outer=outer
+        unit.tool,
+        [*done.slices, *(f"file {path}" for path in done.paths)],
+        list(done.stands),
+        outer=outer,
+        is_inner=Place.parse(unit.place).outer is not None,
     )
     entry = Entry("undone", call_id, now, msgspec.msgpack.encode(undone))
     if unit.workspaces:

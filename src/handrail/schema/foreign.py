@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 
 from handrail.errors import DefinitionError
 from handrail.schema.problems import cut
+from handrail.schema.references import LISTS_OF_SCHEMAS, SCHEMAS, SCHEMAS_BY_NAME
 
 MAX_PARTS = 10_000
 """Maximum number of values in a schema: objects, lists, strings and numbers."""
@@ -20,22 +21,6 @@ MAX_DEPTH = 64
 _MAX_NAME = 80
 """Maximum number of characters of a name in a message."""
 
-_SCHEMAS = frozenset(
-    [
-        "items",
-        "additionalProperties",
-        "propertyNames",
-        "contains",
-        "not",
-        "if",
-        "then",
-        "else",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-    ]
-)
-_LISTS_OF_SCHEMAS = frozenset(["anyOf", "oneOf", "allOf", "prefixItems"])
-_SCHEMAS_BY_NAME = frozenset(["properties", "patternProperties", "$defs", "definitions", "dependentSchemas"])
 _LISTS = frozenset(["enum", "required", "examples"])
 
 
@@ -70,13 +55,13 @@ class _Place(NamedTuple):
 def _inner(schema: Mapping[str, Any], at: _Place | None, owner: str) -> Iterator[tuple[Any, _Place]]:
     for word, given in schema.items():
         place = _Place(at, word)
-        if word in _SCHEMAS:
+        if word in SCHEMAS:
             yield given, place
-        elif word in _LISTS_OF_SCHEMAS:
+        elif word in LISTS_OF_SCHEMAS:
             if not isinstance(given, list):
                 raise _misshapen(owner, place, "is not a list of schemas")
             yield from ((each, _Place(place, number)) for number, each in enumerate(cast("list[Any]", given)))
-        elif word in _SCHEMAS_BY_NAME:
+        elif word in SCHEMAS_BY_NAME:
             if not isinstance(given, dict):
                 raise _misshapen(owner, place, "is not an object of schemas")
             yield from ((each, _Place(place, name)) for name, each in cast("dict[str, Any]", given).items())

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, NamedTuple, cast
 
 from handrail.schema.problems import cut, location_of
+from handrail.schema.references import target_of
 
 MAX_STEPS = 100_000
 """Maximum number of comparisons of a part of a value with a part of its schema."""
@@ -129,7 +130,6 @@ class Comparison:
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = schema
-        self._defs: Mapping[str, Any] = schema.get("$defs", {})
         self._known: dict[tuple[int, _Spot], list[_Mistake]] = {}
         """The mistakes found for each part of the schema at each place; empty while they are being compared."""
         self._targets: dict[int, Any] = {}
@@ -174,7 +174,7 @@ class Comparison:
             self._count(1)
             self._targets[id(part)] = _ANYTHING
             followed.append(id(part))
-            target = self._defs.get(named.rpartition("/")[2], _ANYTHING)
+            target = target_of(named, self._schema)
         for each in followed:
             self._targets[each] = target
         return cast("Any", target)
@@ -200,8 +200,8 @@ class Comparison:
             return [_Mistake(at, lambda: f"must be {_WORDS.get(kind, kind)}", (value,))]
         if isinstance(value, dict):
             return self._in_object(schema, cast("dict[str, Any]", value), at)
-        if isinstance(value, list | tuple) and "items" in schema:
-            return self._in_list(schema["items"], cast("list[Any]", value), at)
+        if isinstance(value, list | tuple):
+            return self._in_list(schema, cast("list[Any]", value), at)
         return []
 
     def _nearest(self, forms: list[Any], value: Any, at: _Spot) -> list[_Mistake]:
@@ -229,9 +229,15 @@ class Comparison:
             elif schema.get("additionalProperties") is False and not schema.get("patternProperties"):
                 yield _Mistake(at.inside(name), partial(_unknown, fields))
 
-    def _in_list(self, schema: Any, value: list[Any], at: _Spot) -> Iterator[_Mistake]:
+    def _in_list(self, schema: Mapping[str, Any], value: list[Any], at: _Spot) -> Iterator[_Mistake]:
+        """Yield the mistakes in a list. `items` applies to the items after those that `prefixItems` lists."""
+        first: list[Any] = schema.get("prefixItems", [])
+        rest = schema.get("items", _ANYTHING)
+        if not first and rest is _ANYTHING:
+            return
         for number, item in enumerate(value):
-            yield from self._compare(schema, item, at.inside(number))
+            part = first[number] if number < len(first) else rest
+            yield from self._compare(part, item, at.inside(number))
 
 
 def _unknown(fields: Mapping[str, Any]) -> str:
@@ -253,7 +259,7 @@ def _is_kind(kind: str, value: object) -> bool:
         return True
     if isinstance(value, bool):
         return kind == "boolean"
-    return isinstance(value, kinds)
+    return isinstance(value, kinds) or (kind == "integer" and isinstance(value, float) and value.is_integer())
 
 
 def _shortened(text: str) -> str:

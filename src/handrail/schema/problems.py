@@ -15,6 +15,7 @@ from typing import Any, cast, get_args
 import pydantic_core
 
 from handrail.schema.kinds import describe_kind
+from handrail.schema.references import target_of
 from handrail.spelling import nearest
 
 Location = tuple[str | int, ...]
@@ -275,6 +276,11 @@ def _shown(value: Any) -> str:
 
 # --- lookups in a JSON Schema --------------------------------------------------------------------
 
+_ITEMS = ("items", "contains", "unevaluatedItems")
+"""The keywords for the items of a list that `prefixItems` does not list."""
+_OTHER_FIELDS = ("additionalProperties", "unevaluatedProperties")
+"""The keywords for the fields of an object that `properties` does not name."""
+
 
 def asks_for_secrets(part: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
     """Return whether this part of a JSON Schema describes a secret, or a value that contains one."""
@@ -288,8 +294,9 @@ def _asks_for_secrets(part: Mapping[str, Any], root: Mapping[str, Any], seen: se
     seen.add(id(part))
     if part.get("writeOnly") is True:
         return True
-    inner = [*part.get("properties", {}).values(), *part.get("prefixItems", ())]
-    inner += [part.get(word) for word in ("items", "additionalProperties", "propertyNames")]
+    inner = [*part.get("properties", {}).values(), *part.get("patternProperties", {}).values()]
+    inner += [*part.get("prefixItems", ()), part.get("propertyNames")]
+    inner += [part.get(word) for word in (*_ITEMS, *_OTHER_FIELDS)]
     return any(
         _asks_for_secrets(form, root, seen)
         for one in inner
@@ -314,9 +321,11 @@ def inside(
     for form in forms:
         if isinstance(part, int):
             prefix = form.get("prefixItems", [])
-            inner.append(prefix[part] if part < len(prefix) else form.get("items"))
+            inner += [prefix[part]] if part < len(prefix) else [form.get(word) for word in _ITEMS]
         else:
-            inner.append(form.get("properties", {}).get(part, form.get("additionalProperties")))
+            fields = form.get("properties", {})
+            inner += [fields[part]] if part in fields else [form.get(word) for word in _OTHER_FIELDS]
+            inner += form.get("patternProperties", {}).values()  # a pattern from outside is not tried
     return _forms(inner, root)
 
 
@@ -327,7 +336,6 @@ def forms_of(part: Mapping[str, Any], root: Mapping[str, Any]) -> list[Mapping[s
 
 def _forms(parts: Sequence[Any], root: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the alternatives with references and unions resolved. Each schema is visited once, so cycles end."""
-    defs = root.get("$defs", {})
     seen: set[int] = set()
     forms: list[Mapping[str, Any]] = []
     left = list(reversed(parts))
@@ -339,9 +347,13 @@ def _forms(parts: Sequence[Any], root: Mapping[str, Any]) -> list[Mapping[str, A
         seen.add(id(schema))
         reference = schema.get("$ref")
         if isinstance(reference, str):
-            left.append(defs.get(reference.rsplit("/", 1)[-1], {}))
+            left.append(target_of(reference, root))
+            if schema.get("writeOnly") is True:  # the keywords beside a reference apply too
+                forms.append(schema)
             continue
         forms.append(schema)
         unions = [one for word in ("anyOf", "oneOf", "allOf") for one in schema.get(word, ())]
+        unions += [schema.get(word) for word in ("if", "then", "else")]
+        unions += schema.get("dependentSchemas", {}).values()
         left.extend(reversed(unions))
     return forms

@@ -15,6 +15,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
+from handrail.broadcasts import broadcasts_of
 from handrail.errors import DefinitionError
 from handrail.journals import Journal
 from handrail.serve.access_log import AccessLog
@@ -29,6 +30,7 @@ from handrail.serve.principals import Authenticate, Principals
 from handrail.serve.refusals import exception_handlers
 from handrail.serve.routes import Routes
 from handrail.serve.sources import Source
+from handrail.serve.thread import Submit
 from handrail.serve.threads import Threads
 
 log = logging.getLogger("handrail.serve")
@@ -40,7 +42,7 @@ class ServedApp:
     Runs are recorded in `journal`. On startup, the app resumes the runs that an earlier process left unfinished. On
     shutdown, it parks every run. `hosts` are additional host names that the app answers to, and `origins` are
     additional origins whose pages may use it. If `access_log` is given, every request is written to it as a line of
-    JSON.
+    JSON. With `submit`, workers execute the runs, and this process only shows them; this needs a journal in PostgreSQL.
 
     Requests are authenticated by `authenticate`, by the users in `people`, or by `token`. Without any of these, the
     page is opened with a link that works once. The app logs that link when an ASGI server starts it. Only the
@@ -62,9 +64,15 @@ class ServedApp:
         origins: Iterable[str] = (),
         limits: Limits | None = None,
         access_log: Path | None = None,
+        submit: Submit | None = None,
         park_after: float = 300.0,
         grace: float = 5.0,
     ) -> None:
+        if submit is not None and broadcasts_of(journal) is None:
+            raise DefinitionError(
+                "a server can show what workers do only if the journal is in PostgreSQL, and this one is not. "
+                "Use --journal postgresql://…, or leave out --submit."
+            )
         self.limits = limits or Limits()
         self.metrics = PrometheusMetrics()
         self.people = people or People()
@@ -74,6 +82,7 @@ class ServedApp:
             park_after=park_after,
             ended=partial(end_leg, self.metrics),
             voters=self.people.who_may_vote,
+            submit=submit,
         )
         self.inbox = Inbox(self.threads)
         self.streams = Streams(self.limits, self.metrics)

@@ -83,6 +83,8 @@ class Feed:
         """The positions of the waiting readers. Events after these positions are kept until the readers have been woken."""
         self._timer: asyncio.TimerHandle | None = None
         self._woken_at = float("-inf")
+        self.followers = 0
+        """The number of readers that follow the feed. They may be waiting or not."""
         self.owner: object = None
         """The feed's thread. Through this reference, a reader of the feed keeps the thread in memory."""
 
@@ -162,8 +164,8 @@ class Feed:
     async def after(self, number: int, seconds: float | None = None) -> Sequence[Item]:
         """Return the next events after a position.
 
-        If there are none yet, waits up to `seconds` for one. Returns an empty list if none arrives in that time. Raises
-        `FellBehind` if the next event is no longer kept.
+        If there are none yet, waits up to `seconds` for one, or without limit if `seconds` is None. Returns an
+        empty list if none arrives in that time. Raises `FellBehind` if the next event is no longer kept.
         """
         if number >= self._last:
             if self._changed is None:
@@ -243,6 +245,23 @@ async def follow(
     follows one leg, it is first sent an error event, because an AG-UI client does not reconnect on its own and
     would take the disconnection for the end of the leg.
     """
+    feed.followers += 1
+    try:
+        async for chunk in _follow(feed, number, before, leg, until, nested, ping):
+            yield chunk
+    finally:
+        feed.followers -= 1
+
+
+async def _follow(
+    feed: Feed,
+    number: int,
+    before: Sequence[Event],
+    leg: str,
+    until: int | None,
+    nested: bool,
+    ping: float,
+) -> AsyncGenerator[bytes]:
     first = _encode_all(before, nested)
     if first:
         yield first
@@ -269,7 +288,7 @@ async def follow(
 
 
 async def send_all(events: Sequence[Event], *, nested: bool = True) -> AsyncGenerator[bytes]:
-    """Yield all events, encoded, as one chunk."""
+    """Yield all events, encoded, as one chunk. With `nested=False`, it is for clients from before protocol 1.0."""
     yield _encode_all(events, nested)
 
 

@@ -9,6 +9,7 @@ import asyncio
 import ipaddress
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from starlette.requests import Request
@@ -169,7 +170,7 @@ class GuardMiddleware:
 
     def _check_headers(self, request: Request) -> None:
         headers = request.scope["headers"]
-        if sum(len(name) + len(value) for name, value in headers) > self._limits.header_bytes:
+        if sum([len(name) + len(value) for name, value in headers]) > self._limits.header_bytes:
             raise RequestRefused(
                 431,
                 "HeadersTooLarge",
@@ -316,7 +317,7 @@ class GuardMiddleware:
         own = server[1] if server else None
         if own is not None and (port or (443 if request.scope.get("scheme") == "https" else 80)) != own:
             return False
-        return name == "localhost" or _is_own_address(name, server[0] if server else "")
+        return name == "localhost" or _is_own_address(name, str(server[0]) if server else "")
 
     def _is_allowed_origin(self, request: Request, origin: str) -> bool:
         own = f"{request.scope.get('scheme', 'http')}://{request.headers['host']}".lower()
@@ -407,10 +408,11 @@ def _split_host(host: str) -> tuple[str | None, int | None]:
     return name, int(port)
 
 
-def _is_own_address(name: str, server: Any) -> bool:
+@lru_cache(maxsize=1_000)
+def _is_own_address(name: str, server: str) -> bool:
     """Return whether a name is a loopback address or the address that the connection was made to."""
     try:
         address = ipaddress.ip_address(name.strip("[]"))
     except ValueError:
         return False
-    return address.is_loopback or str(address) == str(server).partition("%")[0]
+    return address.is_loopback or str(address) == server.partition("%")[0]

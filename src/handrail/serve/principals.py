@@ -99,7 +99,7 @@ class Principals:
             )
         self.people = people
         self._authenticate = authenticate
-        self._token = token or secrets.token_urlsafe(32)
+        self._token_digest = _digest(token or secrets.token_urlsafe(32))
         self._issuer = "people"
         # changing the token ends the sessions that were created with it
         if not self.has_people:
@@ -267,7 +267,7 @@ class Principals:
 
     def _check_token(self, request: Request, token: str) -> None:
         self._check_patience(request)
-        if not hmac.compare_digest(_digest(token), _digest(self._token)):
+        if not hmac.compare_digest(_digest(token), self._token_digest):
             raise self._wrong_secret(request, "TokenWrong", f"this is not the server's token. {_HINT}")
 
     def _take_link(self, request: Request, code: str) -> str:

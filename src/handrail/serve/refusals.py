@@ -109,6 +109,17 @@ class QuestionsOpen(ServeError, RuntimeError):
         super().__init__(thread, f"{waits} waiting for an answer", "Answer first, or cancel the run.")
 
 
+class NotForWorkers(ServeError, ValueError):
+    """Raised when a message can't be submitted to workers, because it comes with more than text."""
+
+    def __init__(self, thread: str) -> None:
+        super().__init__(
+            thread,
+            "workers execute this server's runs, and take no attachments, client tools or earlier messages",
+            "Send a message with text only.",
+        )
+
+
 # --- responses ----------------------------------------------------------------------------------------
 
 STATUSES: Mapping[type[HandrailError], int] = {
@@ -121,6 +132,7 @@ STATUSES: Mapping[type[HandrailError], int] = {
     UndoRefused: 409,
     AnswerRefused: 409,
     ThreadNameRefused: 422,
+    NotForWorkers: 422,
     ServerStopping: 503,
     SessionError: 404,
 }

@@ -279,6 +279,7 @@ class Routes:
             number = thread.feed.number_of(request.headers.get("last-event-id") or query.get("after", ""))
             before: list[Event] = []
             leg = thread.live.leg if thread.live is not None else ""
+            await thread.watched()
             if number is None:
                 await thread.check_known()
                 before, number, leg = await snapshots.joining_events(self._journal, thread)
@@ -361,9 +362,9 @@ class Routes:
         return JSONResponse({}, 202)
 
     async def _thread(self, request: Request) -> Thread:
-        """Return the thread with the id in the URL. Raises `ThreadElsewhere` if it belongs to a different app.
+        """Return the thread with the id in the URL, which is always one of the request's principal.
 
-        It always belongs to the request's principal, because other principals' threads can't be named.
+        Raises `RequestRefused` if the id is invalid, and `ThreadElsewhere` if it is a thread of a different app.
         """
         return await self._threads.open(
             request.scope[PRINCIPAL], requests.check_id(request.path_params["id"])
@@ -386,16 +387,16 @@ class Routes:
             )
         if self._threads.unfinished(thread.principal) >= self._limits.runs_per_principal:
             await self._threads.poll()  # some of the runs may have been answered or cancelled just now
-        with self._run_slot(thread.principal):
+        with self._run_slot(thread.principal, await self._threads.count_unfinished(thread.principal)):
             # Shielded, so that the run is fully recorded even if the client disconnects.
             run_id = await asyncio.shield(thread.say(text, **options))
         self._metrics.add(RUNS_STARTED)
         return run_id
 
     @contextmanager
-    def _run_slot(self, principal: str) -> Generator[None]:
+    def _run_slot(self, principal: str, beside: int) -> Generator[None]:
         active = sum(1 for each in self._threads.running() if each.live is not None and each.live.leg)
-        self._starting.take(principal, beside=self._threads.unfinished(principal), beside_total=active)
+        self._starting.take(principal, beside=beside, beside_total=active)
         try:
             yield
         finally:

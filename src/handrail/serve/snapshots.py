@@ -26,7 +26,6 @@ from handrail.serve.agui.wire_events import format_time
 from handrail.serve.attachments import facts_of
 from handrail.serve.feed import Event, FellBehind, Item
 from handrail.serve.file_changes import paths_in, unapplied_calls
-from handrail.serve.live_run import LiveRun
 from handrail.serve.refusals import ThreadUnknown
 from handrail.serve.thread import Thread
 from handrail.serve.thread_messages import (
@@ -35,6 +34,7 @@ from handrail.serve.thread_messages import (
     messages_in,
     nested_messages_in,
     read_nested,
+    render_joined,
     render_open,
     render_thread,
 )
@@ -69,7 +69,12 @@ class _State(NamedTuple):
     questions: Sequence[Question]
     emitted: Mapping[str, Sequence[Any]]
     """The events that calls emitted, by the call's id."""
-    live: LiveRun | None
+    run_id: str
+    """The id of the active run; "" if there is none."""
+    leg: str
+    """The id of its open leg; "" if there is none."""
+    messages: Sequence[dict[str, Any]]
+    """The finished messages, rendered."""
     open: Sequence[Event]
     """The events that bring a newly joined client up to date with the active run."""
     since: Sequence[Item]
@@ -101,7 +106,7 @@ async def thread_snapshot(journal: Journal, seen: Thread) -> dict[str, Any]:
         "title": title_of(found.rows),
         "status": status_of(found.rows, seen),
         "problem": seen.problem or None,
-        "messages": [*render_thread(found.said, found.nested, seen.named), *render_open(found.open)],
+        "messages": [*found.messages, *render_open(found.open)],
         "state": found.state,
         "calls": calls,
         "emitted": found.emitted,
@@ -162,15 +167,15 @@ async def joining_events(journal: Journal, seen: Thread) -> tuple[list[Event], i
     """
     found = await _read_state(journal, seen)
     newest = found.rows[-1] if found.rows else None
-    run_id = found.live.run_id if found.live is not None else newest.record.id if newest is not None else ""
-    leg = "" if found.live is None else found.live.leg
+    run_id = found.run_id or (newest.record.id if newest is not None else "")
+    leg = found.leg
     shown = Translator(seen.id, run_id)
     shown.recall(run_id, [each for run, each in found.said if run == run_id])
     for inner in dict.fromkeys(each.run_id for each in found.nested if is_in_run(each.run_id, run_id)):
         shown.recall(inner, [each.message for each in found.nested if each.run_id == inner])
     told = [
         *shown.begin_leg(leg or f"{run_id}-seen"),
-        messages_snapshot(render_thread(found.said, found.nested, seen.named)),
+        messages_snapshot(found.messages),
     ]
     if found.state is not None:
         told.append(Event({"type": "STATE_SNAPSHOT", "snapshot": found.state}))
@@ -188,6 +193,7 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
     not possible, for example because the run ended in that time, everything is read again, at most five times in all.
     Raises `ThreadUnknown` if the thread has no runs.
     """
+    joined = await seen.opening()
     for tries in range(_TRIES):
         last, live = seen.feed.last, seen.live
         rows = await seen.rows()
@@ -219,11 +225,20 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
             nested = merge_nested(nested, nested_messages_in(live.session))
             open, last = live.open(), seen.feed.last
             emitted |= live.emissions.by_call()
+        elif joined is not None:
+            # What is read from the journal may be newer, and the events after the opening repeat it.
+            open, last, state = joined.opening.open, joined.last, joined.opening.state
+            emitted |= joined.opening.emitted
         elif seen.feed.last != last and tries < _TRIES - 1:
             continue
-        return _State(
-            rows, shown, undone, unapplied, said, nested, state, questions, emitted, live, open, since, last
-        )
+        active, messages = ("", ""), render_thread(said, nested, seen.named)
+        if live is not None:
+            active = live.run_id, live.leg
+        elif joined is not None:
+            active = joined.opening.run_id, joined.opening.leg
+            messages = render_joined(joined.opening, said, nested, seen.named)
+        read = (rows, shown, undone, unapplied, said, nested, state, questions, emitted)
+        return _State(*read, *active, messages, open, since, last)
     raise AssertionError("the last attempt always returns")
 
 
@@ -245,7 +260,8 @@ def status_of(rows: Sequence[RunRow], seen: Thread | None) -> str:
         return "idle"
     if newest.questions:
         return "waiting"
-    return "running" if newest.owner else "failed"  # a run without an owner could not be resumed
+    # A run without an owner could not be resumed, unless it waits for a worker.
+    return "running" if newest.owner or newest.queue else "failed"
 
 
 # --- a run --------------------------------------------------------------------------------------------

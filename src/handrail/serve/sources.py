@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 from handrail.adapter import Adapter
 from handrail.agent import Agent
@@ -66,6 +66,10 @@ class Source(Protocol):
         """The types of the slices that clients see as the thread's state."""
         ...
 
+    def with_files(self, files: Any) -> Source:
+        """Return the same source for runs that change different files."""
+        ...
+
     def owns(self, record: RunRecord) -> bool:
         """Return whether a recorded run belongs to this source. A journal may also contain other apps' runs."""
         ...
@@ -104,7 +108,10 @@ def app_name(record: RunRecord) -> str:
 
 
 class PromptSource:
-    """Serves a prompt with an adapter. Each message in a thread starts a run."""
+    """Serves a prompt with an adapter.
+
+    Each message in a thread starts a run. Raises `DefinitionError` if the prompt takes params.
+    """
 
     def __init__(
         self,
@@ -137,6 +144,11 @@ class PromptSource:
 
     def files_of(self, principal: str) -> Any:
         return _files_of(self.files, principal)
+
+    def with_files(self, files: Any) -> Self:
+        changed = copy.copy(self)
+        changed.files = files
+        return changed
 
     def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
         given: RunArguments = {
@@ -185,6 +197,11 @@ class WorkersSource:
     def files_of(self, principal: str) -> Any:
         return _files_of(self.files, principal)
 
+    def with_files(self, files: Any) -> Self:
+        changed = copy.copy(self)
+        changed.files = files
+        return changed
+
     def begin(self, message: str, **options: Unpack[RunArguments]) -> RunStream[Any]:
         given: RunArguments = {
             **options,
@@ -218,9 +235,9 @@ class Loaded:
 
     source: Source
     authenticate: Callable[..., Any] | None = None
-    """A hook that returns the principal who sent a request."""
+    """A hook that returns the principal who sent a request; None if the app has none."""
     renderers: Path | None = None
-    """The path of a script with renderers for the page."""
+    """The path of a script with renderers for the page; None if the app has none."""
 
 
 def load(app: str, *, model: Model | None = None, approvals: Any = None, files: Any = None) -> Loaded:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from handrail import runs
+from handrail.broadcasts import Broadcasts
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.content import Attachment
-from handrail.errors import AnswerRefused, RunBusy, RunUnknown, UndoRefused
+from handrail.errors import AnswerRefused, RunBusy, UndoRefused
 from handrail.events import ApprovalRemembered
 from handrail.guard import approvals_of
 from handrail.ids import NewId, random_id
@@ -24,28 +25,29 @@ from handrail.runs import Undoing
 from handrail.serve.agui.interrupts import frontend_tools_of
 from handrail.serve.agui.message_writer import Known
 from handrail.serve.agui.translator import Translator
-from handrail.serve.agui.wire_events import custom, plain_json
+from handrail.serve.agui.wire_events import custom
 from handrail.serve.emissions import Emissions
 from handrail.serve.feed import Event, Feed
 from handrail.serve.live_run import LiveRun, Voters
-from handrail.serve.principals import session_id_of
-from handrail.serve.refusals import QuestionsOpen, ServerStopping, ThreadBusy, ThreadUnknown
+from handrail.serve.refusals import NotForWorkers, QuestionsOpen, ServerStopping, ThreadBusy, ThreadUnknown
 from handrail.serve.sources import Source
 from handrail.serve.thread_messages import (
-    RunMessage,
     messages_in,
     nested_messages_in,
     read_nested,
     render,
     render_thread,
 )
+from handrail.serve.thread_record import ThreadRecord
+from handrail.serve.watch import Joined, Watch
 from handrail.session import Session
-from handrail.session.serialization import decode_item
 
 if TYPE_CHECKING:
     from handrail.adapter.stream import RunStream
     from handrail.tools import Tool
 
+Submit = Callable[[str, str, "Thread"], Awaitable[object]]
+"""A function that submits a message as a run with this id, for workers to execute, in a thread's session."""
 _ELSEWHERE = "another program"
 _HERE = "this server"
 
@@ -61,11 +63,14 @@ class Setup:
     clock: Clock = SYSTEM_CLOCK
     stopping: bool = False
     voters: Voters = lambda role, besides: ()
+    submit: Submit | None = None
+    """Submits a message to the workers, which then execute the run; None to execute runs in this process."""
+    broadcasts: Broadcasts | None = None
     parked: Callable[[Thread, Sequence[Question], bool], None] = lambda thread, questions, answered: None
     """Called after a run was parked, with its open questions and whether an answer arrived during parking."""
 
 
-class Thread:
+class Thread(ThreadRecord):
     """A conversation, with its session, its feed and its active run.
 
     Everything is in the journal, so a thread without an active run can be dropped from memory and loaded
@@ -73,20 +78,15 @@ class Thread:
     """
 
     def __init__(self, id: str, principal: str, setup: Setup, feed: Feed) -> None:
-        self.id = id
-        self.principal = principal
-        self.session_id = session_id_of(principal, id)
+        super().__init__(id, principal, setup.source, setup.journal)
         self.feed = feed
         feed.owner = self
         self.named: dict[str, str] = {}
         """The ids that a client gave to its user messages, by the id of the run that each message started."""
-        self.live: LiveRun | None = None
         self.problem = ""
         """Why the newest run that this process executed failed; "" if it did not."""
         self._setup = setup
-        self._source = setup.source
-        self._journal = setup.journal
-        self._session: Session | None = None
+        self._watch: Watch | None = None
         self._lock = asyncio.Lock()
 
     @property
@@ -112,26 +112,27 @@ class Thread:
         async with self._lock:
             self._check_accepting()
             await self._check_free()
-            session = await self.session()
             run_id = self._setup.new_id()
-            told = Translator(
-                self.id,
-                run_id,
-                history=lambda: render_thread(messages_in(session), nested_messages_in(session), self.named),
-                clock=self._setup.clock,
-            )
-            live = self._live(run_id, session, told)
+            if self._setup.submit is not None:
+                if attachments or tools or history:
+                    raise NotForWorkers(self.id)
+                watch = await self.watched()
+                if watch is not None:
+                    watch.expect(leg)
+                await self._setup.submit(text, run_id, self)
+                return run_id
+            live = await self.begun(run_id)
             stream = self._source.begin(
                 text,
                 run_id=run_id,
-                session=session,
+                session=live.session,
                 environment=live.environment,
                 journal=self._journal,
                 history=history,
                 tools=tools,
                 attachments=attachments,
             )
-            await self._start(live, stream, leg)
+            await self.execute(live, stream, leg)
             return run_id
 
     async def answer(self, answers: Sequence[Answer], *, leg: str = "") -> str:
@@ -152,6 +153,9 @@ class Thread:
                     await self._check_can_resume(asked[each.question_id].question)
             if live is None:
                 live = await self._resume_to_ask(answers, asked, leg)
+            watch = await self.watched()
+            if watch is not None:
+                watch.expect(leg)
             taken = ""
             try:
                 for each in answers:
@@ -163,7 +167,10 @@ class Thread:
                     leg = live.go_on(leg)
             if live is not None or not taken:
                 return leg if taken else ""
-            if self._setup.stopping or self._is_elsewhere(await self._journal.runs.get(taken)):
+            row = await self._journal.runs.get(taken)
+            if row.queue and watch is not None:
+                return leg  # a worker continues the run, and its leg gets this id here
+            if self._setup.stopping or self._is_elsewhere(row):
                 return ""  # the answer is recorded, and the next process that takes the run reads it
             return await self._go_on(taken, leg)
 
@@ -249,6 +256,37 @@ class Thread:
                 return
             await self._go_on(row.record.id, stays=stays)
 
+    async def watched(self) -> Watch | None:
+        """Watch what other processes say about this thread's runs, as long as somebody reads its feed.
+
+        Returns None if the journal has no broadcasts, or if this process alone executes the thread's runs.
+        """
+        broadcasts = self._setup.broadcasts
+        if self.live is not None or broadcasts is None or self._setup.stopping:
+            return None
+        if self._setup.submit is None:
+            row = await self.newest()
+            if row is None or row.status in OVER or not self._is_elsewhere(row):
+                return None
+        if self._watch is None or self._watch.is_over:
+            self._watch = Watch(broadcasts, self._journal, self.session_id, self.feed, self._setup.new_id())
+        await self._watch.start()
+        self._session = None  # the session in memory does not have what other processes have added
+        return self._watch
+
+    async def opening(self) -> Joined | None:
+        """Return what a run that another process executes has said so far; None if there is no such run, or no reply."""
+        watch = await self.watched()
+        row = None if watch is None else await self.newest()
+        if watch is None or row is None or row.status in OVER or not self._is_leased(row):
+            return None
+        return await watch.join()
+
+    async def stop_watching(self) -> None:
+        """Stop watching, because the server stops."""
+        if self._watch is not None:
+            await self._watch.stop()
+
     async def park(self, grace: float) -> None:
         """Park the active run, if there is one. After `grace` seconds, cut it off."""
         live = self.live
@@ -259,75 +297,6 @@ class Thread:
             # The run was cut off, so the next process must resume it even if a question is open.
             await self._journal.runs.take(live.run_id)
             await self._journal.runs.leave(live.run_id, "running")
-
-    # Reading.
-
-    async def session(self) -> Session:
-        """Return the session as the finished runs left it. It is empty if the thread has no runs."""
-        if self._session is None:
-            try:
-                self._session = await runs.session(self._journal, self.session_id, principal=self.principal)
-            except RunUnknown:
-                self._session = Session(id=self.session_id, principal=self.principal)
-        return self._session
-
-    async def attachment(self, digest: str) -> bytes | None:
-        """Return the bytes of one of this thread's attachments; None if none of its runs has it."""
-        for row in await self._journal.runs.list(session_id=self.session_id):
-            if digest in await self._journal.blobs.list(row.record.id):
-                return await self._journal.blobs.get(digest)
-        return None
-
-    async def questions(self, rows: Sequence[RunRow] | None = None) -> Sequence[Question]:
-        """Return the open questions. Pass `rows`, here and in the methods below, if the thread's runs were just read."""
-        row = await self.newest(rows)
-        return () if row is None or row.status in OVER else await self._journal.questions.open(row.record.id)
-
-    def state(self) -> Any:
-        """Return the state that clients see. Returns None if no session is in memory, or if the source shows no slices."""
-        live = self.live
-        session = live.session if live is not None and live.has_started else self._session
-        return None if session is None else self._shown(session)
-
-    async def read_state(self, rows: Sequence[RunRow] | None = None) -> Any:
-        """Return the state that clients see, from the journal if needed. It includes what a parked run has committed."""
-        if not self._source.shown or (self.live is not None and self.live.has_started):
-            return self.state()
-        row = await self.newest(rows)
-        if row is None or row.status in OVER:
-            return self._shown(await self.session())
-        return self._shown(await self._session_with(row))
-
-    async def messages(self) -> Sequence[Message]:
-        """Return all messages, oldest first, including those of a parked run."""
-        return [message for _, message in await self.run_messages()]
-
-    async def run_messages(self, rows: Sequence[RunRow] | None = None) -> Sequence[RunMessage]:
-        """Return all messages, each with the id of its run."""
-        live = self.live
-        if live is not None and live.has_started:
-            return messages_in(live.session)
-        said = messages_in(await self.session())
-        row = await self.newest(rows)
-        if row is None or row.status in OVER:
-            return said
-        run_id = row.record.id
-        return [*said, *(RunMessage(run_id, each) for each in await runs.said(self._journal, run_id))]
-
-    async def rows(self) -> Sequence[RunRow]:
-        """Return the thread's runs, oldest first."""
-        found = await self._journal.runs.list(session_id=self.session_id)
-        return [row for row in found if row.record.principal == self.principal]
-
-    async def newest(self, rows: Sequence[RunRow] | None = None) -> RunRow | None:
-        """Return the thread's newest run, or None if it has no runs."""
-        rows = await self.rows() if rows is None else rows
-        return rows[-1] if rows else None
-
-    async def check_known(self) -> None:
-        """Raise `ThreadUnknown` if the thread has no runs."""
-        if self.live is None and await self.newest() is None:
-            raise ThreadUnknown(self.id)
 
     # Running.
 
@@ -376,8 +345,8 @@ class Thread:
             raise AnswerRefused(question.id, problem, "Serve that prompt, or cancel the run.")
 
     def _is_elsewhere(self, row: RunRow) -> bool:
-        """Return whether another live process has this run, or the run belongs to a different app."""
-        return not self._source.owns(row.record) or self._is_leased(row)
+        """Return whether another live process has this run, a worker executes it, or it belongs to a different app."""
+        return bool(row.queue) or not self._source.owns(row.record) or self._is_leased(row)
 
     async def _is_here(self, run_id: str) -> bool:
         return not self._is_elsewhere(await self._journal.runs.get(run_id))
@@ -385,44 +354,21 @@ class Thread:
     def _is_leased(self, row: RunRow) -> bool:
         return row.held and row.owner != getattr(self._journal, "owner", "")
 
-    async def _session_with(self, row: RunRow) -> Session:
-        """Return a copy of the session that includes what an unfinished run has committed. It must only be read."""
-        try:
-            session = await runs.session(self._journal, self.session_id, principal=self.principal)
-        except RunUnknown:
-            session = Session(id=self.session_id, principal=self.principal)
-        undone = {
-            entry.key
-            for _, entry in await self._journal.calls.marks(self.session_id)
-            if entry.kind == "undone"
-        }
-        for unit in await self._journal.calls.load(row.record.id):
-            if unit.call_id not in undone:
-                for event in unit.events:
-                    session.redo(decode_item(bytes(event), session.id))
-        return session
+    async def begun(self, run_id: str) -> LiveRun:
+        """Return a new run of this thread, which `execute` starts."""
+        session = await self.session()
+        told = Translator(
+            self.id,
+            run_id,
+            history=lambda: render_thread(messages_in(session), nested_messages_in(session), self.named),
+            clock=self._setup.clock,
+        )
+        return self._live(run_id, session, told)
 
-    async def _session_as_decided(self) -> Session:
-        """Return the session with all its remembered decisions, including those from other processes."""
-        live = self.live
-        session = live.session if live is not None and live.has_started else await self.session()
-        if session.decisions is not None:
-            await session.decisions.read()
-        return session
-
-    def _shown(self, session: Session) -> Any:
-        if not self._source.shown:
-            return None
-        return {kind.__name__: plain_json(list(session[kind].all())) for kind in self._source.shown}
-
-    async def _go_on(self, run_id: str, leg: str = "", *, stays: bool = False) -> str:
-        """Resume a run that this process is not executing, and return the id of the leg in which it continues.
-
-        Tools that a client added are rebuilt from the journal, so no client needs to be connected.
-        """
-        self._check_accepting()
+    async def resumed(self, tree: runs.RunTree) -> LiveRun:
+        """Return a recorded run of this thread, which `execute` continues."""
+        run_id = tree.row.record.id
         said = await self.run_messages()
-        tree = await runs.show(self._journal, run_id)
         session = Session(id=self.session_id, principal=self.principal)
         told = Translator(
             self.id,
@@ -437,19 +383,29 @@ class Thread:
             clock=self._setup.clock,
         )
         live = self._live(run_id, session, told)
-        live.environment.stays = stays
         live.recall([message for run, message in said if run == run_id])
         inside = await read_nested(self._journal, [tree.row])
         for nested in dict.fromkeys(each.run_id for each in inside):
             told.recall(nested, [each.message for each in inside if each.run_id == nested])
+        return live
+
+    async def _go_on(self, run_id: str, leg: str = "", *, stays: bool = False) -> str:
+        """Resume a run that this process is not executing, and return the id of the leg in which it continues.
+
+        For `stays`, see `go_on`. A client's tools are rebuilt from the journal, so no client needs to be connected.
+        """
+        self._check_accepting()
+        tree = await runs.show(self._journal, run_id)
+        live = await self.resumed(tree)
+        live.environment.stays = stays
         stream = self._source.resume(
             run_id,
-            session=session,
+            session=live.session,
             environment=live.environment,
             journal=self._journal,
             tools=frontend_tools_of(tree.begin.offered, tree.begin.added),
         )
-        await self._start(live, stream, leg)
+        await self.execute(live, stream, leg)
         return live.leg or leg
 
     async def _resume_to_ask(
@@ -465,6 +421,11 @@ class Thread:
             if asked[question.id].answer is not None:
                 continue
             given = question.secret and each.outcome == "answered"
+            if (given or each.outcome == "cancelled") and (
+                await self._journal.runs.get(question.run_id)
+            ).queue:
+                problem = "a worker executes its run, and can't be given a secret or an abandoned question"
+                raise AnswerRefused(question.id, problem, "Decline the question, or cancel the run.")
             if each.outcome == "cancelled" or (given and await self._is_here(question.run_id)):
                 left.append(question)
         if left:
@@ -488,7 +449,8 @@ class Thread:
             voters=self._setup.voters,
         )
 
-    async def _start(self, live: LiveRun, stream: RunStream[Any], leg: str) -> None:
+    async def execute(self, live: LiveRun, stream: RunStream[Any], leg: str) -> None:
+        """Execute a run in this process. Returns when it is recorded; raises its error if it fails before that."""
         self.live = live
         await live.start(stream, leg, self._over)
 

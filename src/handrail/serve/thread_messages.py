@@ -12,13 +12,14 @@ from handrail.adapter.conversation import ROOT, Conversation
 from handrail.events import MessageAdded, ToolInvoked
 from handrail.journals import Journal
 from handrail.messages import AssistantMessage, CallAnswered, Message, ToolMessage, UserMessage
-from handrail.place import Place, split_run_id
+from handrail.place import Place, is_in_run, split_run_id
 from handrail.records import Entry, RunRow
 from handrail.replay.records import InnerCall
 from handrail.runs.tree import text_of
 from handrail.serve.agui.message_writer import call_json, result_id, shorten
 from handrail.serve.agui.wire_events import Event
 from handrail.serve.attachments import parts_of
+from handrail.serve.broadcast import Opening
 from handrail.session import Session
 from handrail.tools.result import clean_text, shown_text
 
@@ -169,6 +170,20 @@ def render_thread(
         for call in message.get("toolCalls", ()):
             waiting += inside.get(call["id"], ())
     return [*out, *_render_nested(waiting)]
+
+
+def render_joined(
+    opening: Opening, said: Sequence[RunMessage], nested: Sequence[RunMessage], named: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Render a thread's messages: those of earlier runs from the journal, and those of the active run as it told them."""
+    earlier = [each for each in said if each.run_id != opening.run_id]
+    inside = [each for each in nested if not is_in_run(each.run_id, opening.run_id)]
+    own = f"{opening.run_id}/user"
+    told = (
+        {**each, "id": named.get(opening.run_id, own)} if each["id"] == own else each
+        for each in opening.messages
+    )
+    return [*render_thread(earlier, inside, named), *told]
 
 
 def _render_nested(messages: Iterable[RunMessage]) -> Iterator[dict[str, Any]]:

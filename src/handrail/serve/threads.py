@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from handrail.adapter.run_record import decode_begin
+from handrail.broadcasts import broadcasts_of
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import JournalAltered
 from handrail.ids import NewId, random_id
@@ -28,7 +29,7 @@ from handrail.serve.live_run import Voters
 from handrail.serve.principals import parse_session_id, session_id_of
 from handrail.serve.refusals import ThreadElsewhere
 from handrail.serve.sources import Source, app_name, serves
-from handrail.serve.thread import Setup, Thread
+from handrail.serve.thread import Setup, Submit, Thread
 
 log = logging.getLogger("handrail.serve")
 
@@ -44,6 +45,8 @@ Clients continue the search by requesting the next page.
 _SEARCH_BATCH = 200
 """Number of threads that a search reads at a time. It is large because each query sorts all of a principal's threads."""
 _MOST_COSTS_CACHED = 20_000
+_MOST_COUNTED = 1000
+"""Number of a principal's newest runs among which those that are not over are counted."""
 
 
 class Threads:
@@ -61,11 +64,20 @@ class Threads:
         new_id: NewId = random_id,
         ended: Callable[[Mapping[str, Any]], None] | None = None,
         voters: Voters = lambda role, besides: (),
+        submit: Submit | None = None,
     ) -> None:
         self.source = source
         self.journal = journal
         self._setup = Setup(
-            source, journal, park_after, new_id, clock, parked=self._was_parked, voters=voters
+            source,
+            journal,
+            park_after,
+            new_id,
+            clock,
+            parked=self._was_parked,
+            voters=voters,
+            submit=submit,
+            broadcasts=broadcasts_of(journal),
         )
         self._ended = ended  # called with every event that ends a leg
         self._most_kept = most_kept
@@ -130,6 +142,14 @@ class Threads:
         active = {(each.principal, each.id) for each in self.running()}
         return sum(1 for key in active | self._waiting.keys() if key[0] == principal)
 
+    async def count_unfinished(self, principal: str) -> int:
+        """Return the number of a principal's unfinished runs, including those that were submitted to workers."""
+        if self._setup.submit is None:
+            return self.unfinished(principal)
+        newest = await self.journal.runs.list(principal=principal, limit=_MOST_COUNTED)
+        submitted = sum(1 for row in newest if row.queue and row.status not in OVER)
+        return self.unfinished(principal) + submitted
+
     def kept(self) -> int:
         """Return the number of threads that are kept in memory even without readers."""
         return len(self._kept)
@@ -139,7 +159,8 @@ class Threads:
     async def start(self) -> None:
         """Recover from a process that was killed: first its file changes, then its runs.
 
-        Runs that wait for an answer stay parked, and runs of other apps in the same journal are not touched.
+        Runs that wait for an answer stay parked. Runs of other apps in the same journal, and runs that were submitted to
+        workers, are not touched.
         """
         recover = getattr(self.source.files, "recover", None)
         if recover is not None:
@@ -147,7 +168,7 @@ class Threads:
         standing = await list_runs(self.journal, standing=("interrupted", "parked"), limit=_MOST_RESUMED)
         for line in reversed(standing):  # oldest first
             key = self.key_of(line.row)
-            if key is None:
+            if key is None or line.row.queue:
                 continue
             try:
                 waits = line.standing == "parked" and await self._waits(line.row)
@@ -169,10 +190,11 @@ class Threads:
             self._polling.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._polling
+        await asyncio.gather(*(thread.stop_watching() for thread in list(self._known.values())))
         await asyncio.gather(*(thread.park(grace) for thread in self.running()))
 
     async def poll(self) -> None:
-        """Resume parked runs whose questions have expired or were answered in another process."""
+        """Resume parked runs with a question that has expired, or was answered or withdrawn in another process."""
         if not self._waiting or self.stopping:
             return
         open_now = {each.id for each in await self.journal.questions.open()}

@@ -29,7 +29,10 @@ class SliceRules:
 
     kind: SliceKind = "state"
     key: Callable[[Any], Hashable] | None = None
-    """A function that returns an item's key. An item replaces an earlier one with the same key."""
+    """A function that returns an item's key. An item replaces an earlier one with the same key.
+
+    Without such a function, no item replaces another.
+    """
     reducers: Mapping[type, Reducer] = field(default_factory=dict[type, Reducer])
     """The slice's reducers, by event type.
 
@@ -78,7 +81,10 @@ def kept(
     key: Callable[[Any], Hashable] | None = None,
     reducers: Mapping[type, Reducer] | None = None,
 ) -> Callable[[F], F]:
-    """Declare on a type how a session stores its items, as in `@kept(key=lambda todo: todo.id)`."""
+    """Declare on a type how a session stores its items, as in `@kept(key=lambda todo: todo.id)`.
+
+    The arguments are the fields of `SliceRules`.
+    """
     rules = SliceRules(kind, key, dict(reducers or {}))
 
     def mark(type_: F) -> F:

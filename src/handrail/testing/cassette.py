@@ -17,12 +17,12 @@ from typing import Any, Literal, Self
 import msgspec
 
 from handrail.models.recorder import Send, recording
+from handrail.testing.secret_forms import Secret
 
 Mode = Literal["auto", "record", "replay"]
 
 _KEPT_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-request-id", "request-id")
 _KEPT_PREFIXES = ("x-ratelimit-", "anthropic-ratelimit-")
-_SCRUBBED = "[secret]"
 _VERSION = 1
 _SHORTEST_SECRET = 4
 _SHOWN = 60
@@ -45,7 +45,7 @@ class Response(msgspec.Struct, omit_defaults=True):
     ending: Literal["complete", "cut", "silent"] = "complete"
     """Whether the body was complete, the connection was lost, or the application stopped waiting."""
     error: str = ""
-    """Why there is no response at all."""
+    """Why there is no response at all; "" if there is one."""
 
     def data(self) -> bytes:
         return base64.b64decode(self.base64) if self.base64 else "".join(self.body).encode()
@@ -90,7 +90,7 @@ class Cassette:
     ) -> None:
         self.path = Path(path)
         self._mode: Mode = mode
-        self._secrets = set[str]()
+        self._secrets = set[Secret]()
         self._normalise = normalise
         for secret in secrets:
             self._hide(secret, strict=True)
@@ -233,7 +233,7 @@ class Cassette:
         if not self._exchanges:
             return
         for number, each in enumerate(self._exchanges, 1):
-            if any(secret in text for text in _joined(each.response.data()) for secret in self._secrets):
+            if any(self._without_secrets(text) != text for text in _joined(each.response.data())):
                 raise CassetteError(
                     f"{self.path} was not written: the answer to request {number} contains a secret in several pieces, "
                     "which can't be replaced. Change the prompt so that the model does not repeat it."
@@ -248,7 +248,7 @@ class Cassette:
 
     def _hide(self, secret: str, *, strict: bool = False) -> None:
         if len(secret) >= _SHORTEST_SECRET:
-            self._secrets.add(secret)
+            self._secrets.add(Secret(secret))
         elif strict:
             raise CassetteError(
                 f"a secret of {len(secret)} characters can't be found reliably in a recording. "
@@ -256,9 +256,8 @@ class Cassette:
             )
 
     def _without_secrets(self, text: str) -> str:
-        for secret in sorted(self._secrets, key=len, reverse=True):
-            for form in (secret, json.dumps(secret)[1:-1], json.dumps(secret, ensure_ascii=False)[1:-1]):
-                text = text.replace(form, _SCRUBBED)
+        for secret in sorted(self._secrets, key=lambda each: len(each.text), reverse=True):
+            text = secret.replaced_in(text)
         return text
 
     def _without_secrets_in(self, data: bytes) -> bytes:
@@ -358,7 +357,10 @@ def _put_body(response: Response, data: bytes) -> None:
 
 
 def _joined(data: bytes) -> Iterable[str]:
-    """Return the strings at each place in a stream's events, joined over all events."""
+    """Return the strings at each place in a stream's events, joined over all events.
+
+    Events with an index, such as the pieces of several calls, are joined by index too.
+    """
     texts: dict[str, str] = {}
     for line in data.decode(errors="replace").splitlines():
         if not line.startswith("data:"):
@@ -367,20 +369,23 @@ def _joined(data: bytes) -> Iterable[str]:
             event: Any = msgspec.json.decode(line[5:])
         except (msgspec.DecodeError, RecursionError):
             continue
-        for where, text in _leaves(event, ""):
-            texts[where] = texts.get(where, "") + text
+        for where, index, text in _leaves(event):
+            for place in {where, f"{where} {index}"}:
+                texts[place] = texts.get(place, "") + text
     return texts.values()
 
 
-def _leaves(value: Any, where: str) -> Iterator[tuple[str, str]]:
+def _leaves(value: Any, where: str = "", index: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yield each string in an event, with its place and the indexes around it."""
     if isinstance(value, str):
-        yield where, value
+        yield where, index, value
     elif isinstance(value, dict):
+        index += "".join(f" {value[name]}" for name in ("index", "output_index") if name in value)
         for name, each in value.items():
-            yield from _leaves(each, f"{where}.{name}")
+            yield from _leaves(each, f"{where}.{name}", index)
     elif isinstance(value, list):
         for number, each in enumerate(value):
-            yield from _leaves(each, f"{where}[{number}]")
+            yield from _leaves(each, f"{where}[{number}]", index)
 
 
 # --- differences ----------------------------------------------------------------------------------

@@ -41,7 +41,9 @@ class FakeShell(Shell):
         self.ran.append(command)
         fitting = [words for words in self._answers if command[: len(words)] == words]
         if not fitting:
-            raise CommandMissing(" ".join(argv), argv[0], "nothing is scripted for this command")
+            raise CommandMissing(
+                " ".join(argv), argv[0], "nothing is scripted for this command. Add it to the script"
+            )
         answer = self._answers[max(fitting, key=len)]
         if callable(answer):
             answer = answer(command, layers)

@@ -84,7 +84,10 @@ class Tool(Generic[ParamsT, ResultT]):
     probe: Callable[..., Any] | None = None
     run_mode: RunMode | None = None
     heartbeat: float | None = None
-    """Seconds within which the handler promises to call `context.beat()` again. If it does not, its call is stopped."""
+    """Seconds within which the handler promises to call `context.beat()` again; None for no promise.
+
+    If the handler does not call it in time, its call is stopped.
+    """
 
     delegates: ClassVar[bool] = False
     """Whether the tool, like a worker, only makes inner calls, about which the policies decide one by one."""

@@ -63,7 +63,8 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True, dict=True):
         exclude_value_from_context: bool = False,
         attachments: Iterable[AttachmentSource] = (),
     ) -> ToolResult[Any]:
-        """Create the result of a call that succeeded. Without a value, the model sees only the message.
+        """Create the result of a call that succeeded. The model sees only the message if there is no value or it is
+        excluded.
 
         Each of the `attachments` is an `Attachment`, the path of a file on disk, or an http address.
         """

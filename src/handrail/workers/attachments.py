@@ -85,7 +85,9 @@ def accept(
             f"{worker} takes no attachments. Put what matters into the input, or allow them with `attachments:` in its file."
         )
     if len(given) > rule.count:
-        raise ToolValidationError(f"{worker} takes at most {rule.count} attachments, not {len(given)}.")
+        raise ToolValidationError(
+            f"{worker} takes at most {rule.count} attachments, not {len(given)}. Pass fewer."
+        )
     problems: list[str] = []
     found: dict[str, Attachment] = {}
     for each in given:
@@ -95,7 +97,7 @@ def accept(
             problems.append(str(error))
             continue
         if attachment.name in found:
-            problems.append(f"{attachment.name} is given twice")
+            problems.append(f"{attachment.name} is given twice. Pass it once")
         found[attachment.name] = attachment
     if problems:
         raise ToolValidationError(
@@ -107,9 +109,11 @@ def accept(
 def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem]) -> Attachment:
     name = given if isinstance(given, str) else str(given.name)
     if not name or len(name) > 255 or not name.isprintable():
-        raise ToolValidationError(f"{name[:40]!r} is not a file name")
+        raise ToolValidationError(f"{name[:40]!r} is not a file name. Pass the name of a file")
     if rule.suffixes is not None and not any(name.lower().endswith(end.lower()) for end in rule.suffixes):
-        raise ToolValidationError(f"{name} does not end in {' or '.join(rule.suffixes)}")
+        raise ToolValidationError(
+            f"{name} does not end in {' or '.join(rule.suffixes)}. Pass a file that does"
+        )
     if isinstance(given, Attachment):
         _check_size(rule, name, given.size)
         return given
@@ -117,14 +121,14 @@ def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem
         try:
             content = base64.b64decode(given.base64, validate=True)
         except (binascii.Error, ValueError):
-            raise ToolValidationError(f"the base64 of {name} is invalid") from None
+            raise ToolValidationError(f"the base64 of {name} is invalid. Encode its bytes again") from None
         _check_size(rule, name, len(content))
         return Attachment(content, name)
     try:
         folder = files()
         stat = folder.stat(name)
         if stat.is_directory:
-            raise ToolValidationError(f"{name} is a folder")
+            raise ToolValidationError(f"{name} is a folder. Pass the files in it")
         _check_size(rule, name, stat.size)
         content = folder.read_bytes(name)
     except ResourceError:
@@ -139,7 +143,9 @@ def _accept_one(rule: AttachmentRule, given: Any, files: Callable[[], Filesystem
 
 def _check_size(rule: AttachmentRule, name: str, size: int) -> None:
     if size > rule.max_bytes:
-        raise ToolValidationError(f"{name} has {size} bytes, and at most {rule.max_bytes} are allowed")
+        raise ToolValidationError(
+            f"{name} has {size} bytes, and at most {rule.max_bytes} are allowed. Pass a smaller file"
+        )
 
 
 def visible_to(model: Model, attachments: Sequence[Attachment]) -> tuple[Attachment, ...]:

@@ -42,12 +42,12 @@ class WorkerArguments(TypedDict, total=False):
     """Arguments for running or resuming a worker, in addition to those of the adapter."""
 
     model: Model | str | None
-    """The model for workers whose files name none."""
+    """The model for workers whose files name none. Without it, such a worker can't run."""
     models: Mapping[str, Model | str] | None
     """Models by worker name. They take precedence over those in the files."""
     adapter: Adapter | None
     message_callback: MessageCallback | None
-    """A function that is called with every message of this worker and of the workers that it calls."""
+    """A function that is called with every message of this worker and of the workers that it calls; None for none."""
 
 
 class WorkerResumeArguments(WorkerArguments, ResumeArguments, total=False):
@@ -70,7 +70,8 @@ class WorkerRegistry:
     """The workers in a folder: each `*.md` is one, and the `tools.py` beside them contains their functions.
 
     Hidden files are ignored, and so is a README without front matter. The folder is read once, on first use.
-    `check()` returns every problem in it. A worker with a problem can't be used, but the others can.
+    `check()` returns every problem in it. A worker with a problem can't be used, but the others can. Raises
+    `WorkerError` if there is no such folder.
     """
 
     def __init__(

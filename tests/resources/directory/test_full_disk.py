@@ -90,7 +90,7 @@ def test_a_commit_that_can_not_be_synced_is_reverted(tmp_path: Path):
 def test_a_commit_whose_files_can_not_be_synced_is_not_staged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """If the disk can't write a staged file, staging fails and says so, because the record would promise lost bytes."""
+    """If a staged file can't be synced, staging fails and says so, because the record would promise lost bytes."""
 
     def fails(fd: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -134,7 +134,7 @@ def test_a_file_that_its_owner_may_not_read_is_synced(tmp_path: Path, monkeypatc
 
 
 def test_folders_for_commits_that_could_not_be_synced_are_not_used(tmp_path: Path):
-    """If new staging folders can't be synced, staging fails in words, and the next commit syncs folders of its own."""
+    """If new staging folders can't be synced, staging fails and says so. The next attempt makes and syncs new ones."""
 
     class Sometimes(Disk):
         is_broken = True
@@ -157,7 +157,8 @@ def test_folders_for_commits_that_could_not_be_synced_are_not_used(tmp_path: Pat
             fork.stage(CallKey("call", journal="j"), synced=True)
         disk.is_broken = False
         fork.stage(CallKey("call", journal="j"), synced=True)
-        assert disk.synced == 6  # the area's four folders and its part of it, then the commit's own folder
+        # Synced are the staging area, the folder around it, `done`, `at-work`, this process's folder and the commit's.
+        assert disk.synced == 6
         fork.apply(synced=True)
         fork.applied()
     assert (root / "a").read_text() == "new"

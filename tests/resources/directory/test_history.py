@@ -69,7 +69,7 @@ class Counting(Disk):
 
 
 def test_a_full_history_creates_no_more_folders(folders: Folders):
-    """Once the history is full, the folder of the commit that leaves it is used for the next commit."""
+    """Once the history is full, the folder of the commit that is dropped from it is used for the next commit."""
     disk = Counting()
     files = folders({"a": "0"}, keep_calls=3, disk=disk)
     for number in range(10):

@@ -136,8 +136,9 @@ def test_a_call_that_read_between_the_renames_of_another_fails_before_its_own(fo
 
 @pytest.mark.parametrize("foreign", [False, True])
 def test_a_commit_that_died_between_its_renames_is_finished_or_reverted(folders: Folders, foreign: bool):
-    """A commit that died between two renames is finished by the next process, or reverted if somebody changed the other
-    file.
+    """A commit that died between two renames is finished by the next process.
+
+    If somebody has changed the other file, the commit is reverted instead.
     """
     files = folders({"a": "1", "b": "1"})
     child = os.fork()
@@ -532,9 +533,7 @@ def test_a_commit_that_is_pruned_meanwhile_is_no_trouble(folders: Folders):
 
 
 def test_a_starting_process_keeps_its_folder(folders: Folders, monkeypatch: pytest.MonkeyPatch):
-    """If others remove a starting process's folder before the process has locked it, the process starts again with a new
-    one.
-    """
+    """If a starting process's folder is removed before it is locked, the process starts again with a new one."""
     files = folders({"a": "1"})
     flock, swept = fcntl.flock, [0]
 

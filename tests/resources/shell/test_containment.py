@@ -304,8 +304,9 @@ def test_the_network_is_off(folder: Folder, backend: str, listener: Listener):
 
 
 def test_the_network_can_be_switched_on(folder: Folder, backend: str, listener: Listener):
-    """With the network on, a command has the machine's network, but reaches no abstract socket or socket file of the
-    host.
+    """With the network on, a command has the machine's network.
+
+    It still reaches no abstract socket and no socket file of the host.
     """
     arguments = [str(listener.port), f"handrail-{os.getpid()}", listener.path.getsockname()]
     finished = folder.run(anything(backend, network=True), PYTHON, "-c", CONNECT, *arguments)

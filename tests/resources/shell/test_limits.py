@@ -208,9 +208,7 @@ def test_a_command_near_its_processes_is_told(tmp_path: Path):
 
 
 def test_a_command_that_fails_to_fork_before_the_first_check_is_told(tmp_path: Path):
-    """If a command comes close to its process limit and ends before the first check, its result still mentions the
-    limit.
-    """
+    """If a command comes close to its process limit and ends early, its result still mentions the limit."""
     if not probe(tmp_path).contained:
         pytest.skip("no sandbox here")
     finished = Folder(tmp_path).run(

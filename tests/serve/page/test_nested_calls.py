@@ -8,16 +8,19 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from handrail import (
     Adapter,
+    Agent,
     CapabilityPolicy,
     Handoff,
     MemoryFilesystem,
     Prompt,
+    Tool,
     ToolCall,
     ToolContext,
     gather,
@@ -88,11 +91,28 @@ async def ask(visit: Visit, *, context: ToolContext) -> str:
     return await context.wait_for("visit", visit, message="When shall we come?", title="Your visit")
 
 
+def desk(topic: str) -> Tool[Any, Any]:
+    """Return an agent as a tool, which searches for its topic."""
+    plays = {"go": [said("", ToolCall("search", {"topic": topic})), said("Found.")]}
+    return Agent(
+        PlayedModel(plays), "Search.", name=f"{topic}_desk", description=f"Knows {topic}.", tools=[search]
+    ).as_tool()
+
+
 POLICY = CapabilityPolicy({"money": "deny"}, effects={"irreversible": "allow"})
-PROMPT = Prompt("assistant", "Help.", tools=[research, search, note, pay, book], policies=[POLICY])
+PROMPT = Prompt(
+    "assistant",
+    "Help.",
+    tools=[research, search, note, pay, book, desk("tea"), desk("rum")],
+    policies=[POLICY],
+)
 PLAYS: dict[str, list[Scripted]] = {
     "hello": [said("Good day.")],
     "research": [said("", ToolCall("research", {}), ToolCall("search", {"topic": "gin"})), said("Done.")],
+    "desks": [
+        said("", ToolCall("tea_desk", {"message": "go"}), ToolCall("rum_desk", {"message": "go"})),
+        said("Both."),
+    ],
     "book": [said("", ToolCall("book", {"street": "Main St"})), said("Booked.")],
 }
 
@@ -153,6 +173,26 @@ def test_nested_calls_show_their_events_and_why_they_failed(page: Page) -> None:
         expect(denied.locator(".reason")).not_to_be_empty()
         page.reload()
         expect(page.get_by_text("Done.")).to_be_visible()
+
+
+def test_a_closed_agent_shows_its_newest_event(page: Page) -> None:
+    """The branch of an agent shows all its events. While it is closed, its summary shows the newest one."""
+    say(page, "desks")
+    expect(page.get_by_text("Both.")).to_be_visible()
+    page.reload()  # branches of agents that have ended are closed at first
+    agents = page.locator(".agent")
+    newest = ["Found topic: tea, pages: 2", "Found topic: rum, pages: 2"]
+    expect(agents.locator(".newest-event")).to_have_text(newest)
+    expect(agents.locator(".newest-event").first).to_be_in_viewport()
+    shoot(page, "two-agents-closed")
+    for each in agents.all():
+        each.locator("summary").click()
+        expect(each.locator(".emitted li")).to_have_count(2)
+        expect(each.locator(".newest-event")).to_have_count(0)
+    shoot(page, "two-agents-open")
+    for each in agents.all():
+        each.locator("summary").click()
+    expect(agents.locator(".newest-event")).to_have_text(newest)
 
 
 def test_an_answer_stays_visible_after_a_reload(page: Page) -> None:

@@ -672,7 +672,7 @@ def to_the_top(page: Page) -> None:
 
 
 def test_what_is_only_read_aloud_does_not_lengthen_the_page(desk: Desk):
-    """Text for screen readers does not make the page scroll. Only the conversation scrolls."""
+    """Text for screen readers does not make the page taller than the window."""
     with desk.served():
         page = desk.window(size=(1100, 420))
         say(page, "book two")

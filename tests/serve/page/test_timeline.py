@@ -200,4 +200,5 @@ def test_no_timeline_is_wider_than_a_phone(shown: Widgets):
     shown.page.set_viewport_size({"width": 390, "height": 800})
     shown.show("timeline", tree=RUN)
     shown.page.get_by_role("button", name="Zoom in").click()
+    assert shown.page.locator(".timeline-scroll").evaluate("box => box.scrollWidth > box.clientWidth")
     assert shown.overflow() == 0

@@ -171,7 +171,7 @@ def test_an_optional_object_is_added_and_removed(shown: Widgets):
 
 
 def test_a_recursive_type_is_opened_at_need(shown: Widgets):
-    """The form for a recursive type starts without children, and can be opened to any depth."""
+    """The form for a recursive type starts without children. An added child has the same fields."""
     schema = form(shown, Tree)
     page = shown.page
     page.get_by_label("Name", exact=True).fill("root")

@@ -29,7 +29,8 @@ class PostgresJournal:
 
     Once a method has returned, its record is available to every process on every machine that opens the same URL. Each
     run has one owner. A process owns its runs as long as it renews its lease, by the database's clock; after that, any
-    other process may take them over. Close the journal when it is no longer needed.
+    other process may take them over. Close the journal when it is no longer needed. Raises `JournalError` if the
+    database can't be opened, or if the key is missing or is not the journal's.
 
     - `url`: `postgresql://USER@HOST/DATABASE`. Add `?schema=NAME` for a schema other than `handrail`, and `lease=SECONDS`
       for the length of the lease. The password is best kept in `PGPASSWORD` or `~/.pgpass`.
@@ -63,6 +64,7 @@ class PostgresJournal:
                 f"lease={lease!r} is not a number of seconds. Pass one above 0, such as 30."
             )
         try:
+            from handrail.journal.postgres.broadcasts import PostgresBroadcasts
             from handrail.journal.postgres.database import PostgresDatabase
             from handrail.journal.postgres.notices import Notices, PostgresQuestions, PostgresQueue
         except ModuleNotFoundError as error:
@@ -103,6 +105,7 @@ class PostgresJournal:
         self._notices = Notices(database)
         self.queue.listen(self._notices)
         self.questions.listen(self._notices)
+        self.broadcasts = PostgresBroadcasts(database, self._notices)
 
     def close(self) -> None:
         """Finish pending writes and close the connection. Closing it twice is harmless."""

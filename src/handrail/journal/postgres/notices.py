@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from handrail.protocols import Asker
     from handrail.question import Answer, Question
 
+WATCHED, SAID = "watched", "said"
+"""The kinds of the notices about a session that somebody watches, and about what a run in it has broadcast."""
 _PAUSE = 0.5
 """Seconds before a lost connection is opened again."""
 
@@ -43,7 +45,7 @@ class Notices:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stop: int | None = None
-        """The end of a pipe that stops the thread when it is closed."""
+        """The end of a pipe that stops the thread when it is closed; None if the thread is not running."""
         self._tried = threading.Event()
         """Set once the thread listens, or its first attempt to connect has failed."""
 
@@ -68,7 +70,7 @@ class Notices:
         return self._thread is not None
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, and wait until the thread has ended."""
         with self._lock:
             thread, stop, self._stop = self._thread, self._stop, None
             if stop is not None:
@@ -118,7 +120,11 @@ class PostgresQueue(SqliteQueue):
         """Wake waiting workers whenever a notice comes."""
         self.notices = notices
         self._waiting = weakref.WeakSet()
-        notices.subscribe(lambda kind, id: self._wake())
+        notices.subscribe(self._noticed)
+
+    def _noticed(self, kind: str, id: str) -> None:
+        if kind not in (WATCHED, SAID):  # those two change nothing that a worker could take
+            self._wake()
 
     def _wake(self) -> None:
         for each in tuple(self._waiting):

@@ -1,4 +1,4 @@
-"""The schema of a journal in PostgreSQL: the same tables as in SQLite, and one for the leases of processes."""
+"""The schema of a journal in PostgreSQL: the same tables as in SQLite, and those for leases and broadcasts."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ _OWN = (
     "ALTER TABLE chains SET (fillfactor = 60)",
     'CREATE TABLE leases (owner text COLLATE "C" PRIMARY KEY, leased_until double precision NOT NULL)',
     "CREATE INDEX records_by_number ON records USING brin (number)",
+    # What people watch is lost if the server crashes, and written again. It is not part of the record.
+    """CREATE UNLOGGED TABLE watchers (id text COLLATE "C" PRIMARY KEY, session_id text COLLATE "C" NOT NULL,
+        joins bigint NOT NULL, until double precision NOT NULL)""",
+    """CREATE UNLOGGED TABLE broadcasts (position bigint GENERATED ALWAYS AS IDENTITY, session_id text COLLATE "C" NOT NULL,
+        run_id text COLLATE "C" NOT NULL, leg bigint NOT NULL, number bigint NOT NULL, at double precision NOT NULL,
+        body bytea NOT NULL, mac bytea NOT NULL, PRIMARY KEY (session_id, position))""",
 )
 _FOUND = """SELECT relname, relkind::text FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
     WHERE nspname = ? AND relkind IN ('r', 'p', 'v', 'm', 'f', 'S')"""
@@ -71,7 +77,9 @@ def create_tables(connection: PostgresConnection, shown: str, schema: str) -> bo
         for each in statements():
             connection.execute(each)
         return True
-    wanted = {match[1] for each in statements() if (match := re.match(r"CREATE TABLE (\w+)", each))}
+    wanted = {
+        match[1] for each in statements() if (match := re.match(r"CREATE (?:UNLOGGED )?TABLE (\w+)", each))
+    }
     row = connection.execute("SELECT value FROM about WHERE key = 'schema'").fetchone()
     version = "missing" if row is None else str(row[0])
     if version != str(VERSION):

@@ -58,13 +58,13 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     before: str = ""
     """The identity of the displaced content, or "" if nothing is displaced."""
     after: str = ""
-    """The identity of the new content."""
+    """The identity of the new content; "" for *take* and *change*."""
     tree: str = ""
-    """For a displaced folder, a digest of everything in it."""
+    """For a displaced folder, a digest of everything in it; otherwise ""."""
     folder: bool = False
     """Whether the new content is a folder. If a folder is already at the path, the step does nothing."""
     facts: Facts | None = None
-    """For *change*, the new mode, owner, group and attributes of the folder."""
+    """For *change*, the new mode, owner, group and attributes of the folder; otherwise None."""
     old_facts: Facts | None = None
 
     def opposite(self) -> Step:
@@ -240,7 +240,7 @@ class Commit:
         """Do the remaining steps. Returns the paths whose steps failed, which are left as they are.
 
         A step fails if someone else has changed its path, or if the disk reports an error. With `atomic`, all other
-        steps are then reverted. Otherwise they stay done.
+        steps are then reverted. Otherwise they stay done. With `synced`, the result survives a power cut.
         """
         with self._folders() as folders:
             with self._lock.held(self.folder):

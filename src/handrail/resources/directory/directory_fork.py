@@ -68,7 +68,7 @@ class DirectoryFork(Linked, FileFork):
         self._kept_bytes = 0
         self._mounted = 0
         self._programs: Mapping[str, str] | None = None
-        """The changed startup files, each with the program that runs it, as they were when last asked for."""
+        """The changed startup files, each with the program that runs it; None if they must be found again."""
 
     # --- hooks for links and the disk -------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class DirectoryFork(Linked, FileFork):
 
     # --- replay -----------------------------------------------------------------------------------
 
-    def _lasting(self, node: Node) -> str:
+    def _lasting(self, path: str, node: Node) -> str:
         return f"{node.version:x}" if node.version >= FIRST_VERSION else ""
 
     def _change(self, path: str, node: Node, base: str) -> FileChange:
@@ -204,8 +204,9 @@ class DirectoryFork(Linked, FileFork):
     def apply(self, *, synced: bool = False) -> None:
         """Commit the changes to the parent, which is the folder itself or an outer fork.
 
-        A commit to the folder can still fail, and then everything is restored. Raises `Conflict` if someone has changed
-        a file since `prepare`, and `FileError` if the disk reports an error.
+        A commit to the folder can still fail, and then everything is restored. Raises `Conflict` if someone has
+        changed a file since `prepare`, and `FileError` if the disk reports an error. With `synced`, a commit to the
+        folder survives a power cut.
         """
         if self._line:
             self._apply_inside()

@@ -130,7 +130,7 @@ class Disk:
         os.rename(path, new_path)
 
     def forget(self, path: Path) -> None:
-        """Remove one of Handrail's own folders with everything in it. Does nothing if it does not exist."""
+        """Remove one of Handrail's own files, or a folder with everything in it. Does nothing if it does not exist."""
         remove_tree(path)
 
     def empty(self, path: Path) -> None:

@@ -49,7 +49,7 @@ class Entry(msgspec.Struct, frozen=True):
     copied: bool = False
     """Whether the path was copied up from a lower layer."""
     facts: Facts | None = None
-    """For a folder, its mode, owner, group and attributes."""
+    """For a folder, its mode, owner, group and attributes; otherwise None."""
 
 
 class Upper:
@@ -196,7 +196,10 @@ _Mark = tuple[int, bool, Facts | None]
 
 
 def _safe(entry: Entry, at: Path) -> Entry:
-    """Remove a file's set-user-ID and set-group-ID bits, so that a command can't leave a privileged program behind."""
+    """Return an entry, after its file's set-user-ID and set-group-ID bits were removed.
+
+    So a command can't leave a privileged program behind.
+    """
     if entry.kind != "file" or entry.status is None or not entry.status.st_mode & SET_ID:
         return entry
     os.chmod(at, stat.S_IMODE(entry.status.st_mode) & ~SET_ID)

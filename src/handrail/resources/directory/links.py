@@ -140,7 +140,9 @@ class Linked(Layer):
         return self._follow(path, last)[0]
 
     def _follow(self, path: str, last: bool = True) -> tuple[str, Node | None]:
-        """Return a path with its links resolved, and its node, or None if the caller must look it up."""
+        """Return a path with its links resolved, as `_followed` does, and its node, or None if the caller must look
+        it up.
+        """
         at = parse_path(path)
         self._enter()
         self._ground.refuse_hidden(at.path)

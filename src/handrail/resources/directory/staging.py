@@ -50,7 +50,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FolderStatus(NamedTuple):
-    """The identity of a folder on disk."""
+    """What identifies a folder on disk, with its owner and its mount."""
 
     device: int
     inode: int

@@ -86,7 +86,10 @@ class Reply(NamedTuple):
     """How a command ended, or which step failed before it started."""
 
     status: int | None = None
-    """The command's status as `waitpid` returns it, or that of the first process if it did not report the command's."""
+    """The command's status as `waitpid` returns it, or that of the first process if it did not report the command's.
+
+    None if neither was reported. Each field below is "", or None, if it was not reported.
+    """
     mounted: str = ""
     """The type of filesystem mounted at `root` when the sandbox was set up."""
     limit: str = ""

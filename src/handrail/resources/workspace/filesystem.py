@@ -146,6 +146,20 @@ class WorkspaceFork(DirectoryFork):
         """Return the staged bytes with a digest."""
         return content_at(self._places[digest])
 
+    def _lasting(self, path: str, node: Node) -> str:
+        """Return what is recorded of the file or folder that a node shows, because its status differs on each host.
+
+        "" for a node of a fork and for an ignored path, which stays on its host.
+        """
+        status = super()._lasting(path, node)
+        cache = self._workspace.cache
+        if not status or cache.is_ignored(path):
+            return ""
+        entry = cache.entries.get(path)
+        if entry is None or not (entry.state.kind == "folder" or entry.version == status):
+            return status  # an earlier state, which no host has any more
+        return f"{entry.state.kind} {entry.state.mode:o} {entry.state.digest}"
+
     def _changed_states(self) -> WorkspaceDelta | None:
         commit, files = self._commit, self._workspace
         if commit is None:
@@ -189,7 +203,7 @@ class WorkspaceFork(DirectoryFork):
         """Commit the changes to the outer fork, or to this host's copy once the journal has recorded them.
 
         What is recorded stands, so a path of the copy that somebody has changed meanwhile is overwritten. If that
-        fails too, the copy refuses every further use.
+        fails too, the copy refuses every further use. `synced` has no effect, because the copy is disposable.
         """
         if self._line:
             super().apply()

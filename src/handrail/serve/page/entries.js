@@ -220,6 +220,7 @@ function Agent({ agent, view, conversation }) {
   const open = asked || (chosen ?? worked);
   const calls = entries.filter((entry) => entry.kind === "call").length;
   const status = asked ? "waiting" : (agent.status ?? "ok");
+  const newest = open ? null : newestEvent(view, entries);
   return html`<details
     class="agent"
     open=${open}
@@ -230,10 +231,17 @@ function Agent({ agent, view, conversation }) {
       <span class="agent-name">${agent.name}</span>
       <span class=${`status ${status}`}><${Icon} name=${status} /> ${STATUS[status] ?? status}</span>
       ${calls > 0 && html`<span class="soft">${many(calls, "call")}</span>`}
+      ${newest && html`<span class="newest-event"><span class="soft">${newest.type}</span> ${shortJson(newest.event)}</span>`}
     </summary>
     <div class="branch" role="group" aria-label=${`Activity of ${agent.name}`}>
       ${open && html`<${Entries} scope=${agent.id} view=${view} conversation=${conversation} />`}
       ${entries.length === 0 && html`<p class="soft">No messages yet.</p>`}
     </div>
   </details>`;
+}
+
+/** The last event of the last call in an agent's log that emitted any. A closed branch shows it in its summary. */
+function newestEvent(view, entries) {
+  const calls = entries.filter((entry) => entry.kind === "call").flatMap(({ id }) => [view.calls[id], ...allInside(view, id)]);
+  return calls.findLast((call) => call?.emitted?.length)?.emitted.at(-1);
 }

@@ -55,8 +55,9 @@ def live(
 ) -> None:
     """Play the scenario in this process, from the current state of its journal.
 
-    The outcome is recorded in the world. With `connected` the person is present and answers at once, so that
-    the run is never parked. With `stops`, the process parks its run by force at its point, and then ends.
+    The outcome is recorded in the world, and with `measuring` also the files after each commit. With `connected`
+    the person is present and answers at once, so that the run is never parked. With `stops`, the process parks its
+    run by force at its point, and then ends.
     """
     world = World(folder / WORLD, process)
     stopping = _Stopping() if stops else None

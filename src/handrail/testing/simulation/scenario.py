@@ -109,11 +109,11 @@ class Play(NamedTuple):
     prompt: Prompt[Any]
     params: object = None
     person: Environment | None = None
-    """The environment that answers the run's questions."""
+    """The environment that answers the run's questions; None if nobody does."""
     one_at_a_time: bool = False
     """Whether only the first of several open questions is answered before the run continues."""
     session: Callable[[], Session] | None = None
-    """A function that creates an empty session with a fixed id, for scenarios whose slices have their own rules."""
+    """A function that creates an empty session with a fixed id; None unless the scenario's slices have their own rules."""
 
 
 class Seen(NamedTuple):

@@ -1,0 +1,78 @@
+"""`Broadcasts`: what a run says while it is executed, for people who watch its session in other processes.
+
+A broadcast is not a record. It can be lost, and then those who watch read the journal's records instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from handrail.journals import Journal
+
+
+class Watcher(msgspec.Struct, frozen=True):
+    """A process in which somebody watches a session."""
+
+    id: str
+    joins: int
+    """How many times somebody there has joined, and needs to know what the run has said so far."""
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """What a leg of a run has said in a short time."""
+
+    position: int
+    """Orders the batches of a session."""
+    run_id: str
+    leg: int
+    number: int
+    """1-based number of this batch in its leg. A missing number is a lost batch."""
+    body: bytes
+
+
+class Broadcasts(Protocol):
+    """Batches of what runs say, by session. They are kept for a few seconds, and only while somebody watches."""
+
+    async def watch(self, watcher: Watcher, session_id: str, /, *, seconds: float) -> None:
+        """Record that a process watches a session for the next `seconds`, and tell the process that executes its run."""
+        ...
+
+    async def leave(self, watcher_id: str, session_id: str, /) -> None:
+        """Record that a process no longer watches a session. If no other does, the session's batches are deleted."""
+        ...
+
+    async def watchers(self, session_ids: Collection[str], /) -> Mapping[str, Sequence[Watcher]]:
+        """Return those who watch these sessions. A session that nobody watches is left out."""
+        ...
+
+    async def add(self, session_id: str, run_id: str, leg: int, number: int, body: bytes, /) -> None:
+        """Add a batch, and tell those who watch."""
+        ...
+
+    async def last(self, session_id: str, /) -> int:
+        """Return the position of a session's newest batch, or 0."""
+        ...
+
+    async def read(self, session_id: str, after: int, /) -> Sequence[Batch]:
+        """Return the batches of a session after a position, in order. Batches that something else has altered are left out."""
+        ...
+
+    async def sweep(self) -> None:
+        """Delete old batches, and watchers that have not been heard of for a while."""
+        ...
+
+    async def listen(self, heard: Callable[[str, bool], None], /) -> Callable[[], None]:
+        """Call `heard` with a session's id when its watchers (True) or its batches (False) have changed.
+
+        The id is "" if notices may have been missed. The function is called in another thread. Returns a function that
+        ends this.
+        """
+        ...
+
+
+def broadcasts_of(journal: Journal) -> Broadcasts | None:
+    """Return a journal's broadcasts, or None if it has none. Only a journal in PostgreSQL has them."""
+    return getattr(journal, "broadcasts", None)

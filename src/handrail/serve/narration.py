@@ -1,0 +1,168 @@
+"""`Narrator`: tells those who watch threads in other processes what the legs do that this process executes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from handrail import runs
+from handrail.broadcasts import Broadcasts, broadcasts_of
+from handrail.clock import SYSTEM_CLOCK, Clock
+from handrail.ids import NewId, random_id
+from handrail.journals import Journal
+from handrail.place import is_in_run
+from handrail.records import RunRow
+from handrail.serve.broadcast import Broadcast, Opening
+from handrail.serve.live_run import LiveRun
+from handrail.serve.principals import parse_session_id
+from handrail.serve.sources import Source
+from handrail.serve.thread import Setup, Thread
+from handrail.serve.thread_messages import messages_in, nested_messages_in, render_thread
+
+if TYPE_CHECKING:
+    from handrail.adapter.stream import RunStream
+
+
+class Narration:
+    """A leg of a thread's run, and what is told about it. The run is executed in `live`'s session and environment."""
+
+    def __init__(self, thread: Thread, live: LiveRun, broadcast: Broadcast, over: Callable[[], None]) -> None:
+        self.live = live
+        self.broadcast = broadcast
+        self._thread = thread
+        self._over = over
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self, stream: RunStream[Any], leg: str) -> None:
+        """Tell what a run does from now on. Awaiting the stream's response too is fine."""
+        self._task = asyncio.get_running_loop().create_task(self._thread.execute(self.live, stream, leg))
+
+    async def finish(self) -> None:
+        """Wait until everything is told. The errors of the run are not raised here."""
+        try:
+            if self._task is not None:
+                await asyncio.wait({self._task})
+                self._task.exception()
+                await self.live.wait()
+            await self.broadcast.finish()
+        finally:
+            self._over()
+
+
+class Narrator:
+    """The legs of threads' runs that this process executes, and who watches them.
+
+    Nothing is written about a thread that nobody watches.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        broadcasts: Broadcasts,
+        *,
+        park_after: float,
+        clock: Clock = SYSTEM_CLOCK,
+        new_id: NewId = random_id,
+    ) -> None:
+        self._journal = journal
+        self._broadcasts = broadcasts
+        self._park_after = park_after
+        self._clock = clock
+        self._new_id = new_id
+        self._loop = asyncio.get_running_loop()
+        self._legs: dict[str, Broadcast] = {}
+        """What the legs say, by session. A session has one leg at a time."""
+        self._lock = asyncio.Lock()
+        self._looking: set[asyncio.Task[None]] = set()
+        self._stop: Callable[[], None] | None = None
+
+    @classmethod
+    def of(cls, journal: Journal, **options: Any) -> Narrator | None:
+        """Return a narrator for a journal that has broadcasts, and None for any other."""
+        broadcasts = broadcasts_of(journal)
+        return None if broadcasts is None else cls(journal, broadcasts, **options)
+
+    async def narrate(self, source: Source, row: RunRow) -> Narration | None:
+        """Prepare to execute the next leg of a run, and to tell what it does. Returns None if it is not a thread's run."""
+        record = row.record
+        key = parse_session_id(record.session_id)
+        if key is None or key[0] != record.principal:
+            return None
+        if self._stop is None:
+            self._stop = await self._broadcasts.listen(self._heard)
+        broadcast = Broadcast(
+            self._broadcasts, record.session_id, record.id, row.legs, opening=lambda: _opening(thread, live)
+        )
+        setup = Setup(source, self._journal, self._park_after, self._new_id, self._clock)
+        thread = Thread(key[1], key[0], setup, broadcast)
+        if row.status == "queued":
+            live = await thread.begun(record.id)
+        else:
+            live = await thread.resumed(await runs.show(self._journal, record.id))
+        live.environment.keeps_secrets = (
+            False  # a worker parks every run that waits, and can't record secrets
+        )
+        self._legs[record.session_id] = broadcast
+        await self._look(record.session_id)
+        return Narration(thread, live, broadcast, lambda: self._end(broadcast))
+
+    async def tend(self) -> None:
+        """Look who watches, in case notices were missed. Watches also expire without a notice."""
+        await self._look(*self._legs)
+
+    async def sweep(self) -> None:
+        """Delete what is out of date."""
+        await self._broadcasts.sweep()
+
+    def close(self) -> None:
+        """Stop listening."""
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
+
+    def _end(self, broadcast: Broadcast) -> None:
+        if self._legs.get(broadcast.session_id) is broadcast:
+            del self._legs[broadcast.session_id]
+
+    def _heard(self, session_id: str, is_watched: bool) -> None:
+        if is_watched:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._look_soon, session_id)
+
+    def _look_soon(self, session_id: str) -> None:
+        wanted = (session_id,) if session_id in self._legs else () if session_id else tuple(self._legs)
+        if wanted:
+            task = self._loop.create_task(self._look(*wanted))
+            self._looking.add(task)
+            task.add_done_callback(self._looked)
+
+    def _looked(self, task: asyncio.Task[None]) -> None:
+        self._looking.discard(task)
+        if not task.cancelled():
+            task.exception()  # `tend` looks again, and reports what fails
+
+    async def _look(self, *session_ids: str) -> None:
+        if session_ids:
+            async with self._lock:  # so that the newest state is noted last
+                watchers = await self._broadcasts.watchers(session_ids)
+                for each in session_ids:
+                    if each in self._legs:
+                        self._legs[each].watch(watchers.get(each, ()))
+
+
+def _opening(thread: Thread, live: LiveRun) -> Opening:
+    run_id = live.run_id
+    if not live.has_started or not live.leg:
+        return Opening(run_id=run_id, leg="")
+    said = [each for each in messages_in(live.session) if each.run_id == run_id]
+    nested = [each for each in nested_messages_in(live.session) if is_in_run(each.run_id, run_id)]
+    return Opening(
+        run_id=run_id,
+        leg=live.leg,
+        messages=render_thread(said, nested, {}),
+        state=thread.state(),
+        emitted={id: list(each) for id, each in live.emissions.by_call().items()},
+        open=list(live.open()),
+    )

@@ -1,0 +1,133 @@
+"""`ThreadRecord`: what a thread contains, read from the journal, and from memory while this process executes its run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from handrail import runs
+from handrail.errors import RunUnknown
+from handrail.journals import Journal
+from handrail.messages import Message
+from handrail.question import Question
+from handrail.records import OVER, RunRow
+from handrail.serve.agui.wire_events import plain_json
+from handrail.serve.principals import session_id_of
+from handrail.serve.refusals import ThreadUnknown
+from handrail.serve.sources import Source
+from handrail.serve.thread_messages import RunMessage, messages_in
+from handrail.session import Session
+from handrail.session.serialization import decode_item
+
+if TYPE_CHECKING:
+    from handrail.serve.live_run import LiveRun
+
+
+class ThreadRecord:
+    """A principal's conversation, for reading."""
+
+    def __init__(self, id: str, principal: str, source: Source, journal: Journal) -> None:
+        self.id = id
+        self.principal = principal
+        self.session_id = session_id_of(principal, id)
+        self.live: LiveRun | None = None
+        self._source = source
+        self._journal = journal
+        self._session: Session | None = None
+
+    async def session(self) -> Session:
+        """Return the session as the finished runs left it. It is empty if the thread has no runs."""
+        if self._session is None:
+            try:
+                self._session = await runs.session(self._journal, self.session_id, principal=self.principal)
+            except RunUnknown:
+                self._session = Session(id=self.session_id, principal=self.principal)
+        return self._session
+
+    async def attachment(self, digest: str) -> bytes | None:
+        """Return the bytes of one of this thread's attachments; None if none of its runs has it."""
+        for row in await self._journal.runs.list(session_id=self.session_id):
+            if digest in await self._journal.blobs.list(row.record.id):
+                return await self._journal.blobs.get(digest)
+        return None
+
+    async def questions(self, rows: Sequence[RunRow] | None = None) -> Sequence[Question]:
+        """Return the open questions. Pass `rows`, here and in the methods below, if the thread's runs were just read."""
+        row = await self.newest(rows)
+        return () if row is None or row.status in OVER else await self._journal.questions.open(row.record.id)
+
+    def state(self) -> Any:
+        """Return the state that clients see. Returns None if no session is in memory, or if the source shows no slices."""
+        live = self.live
+        session = live.session if live is not None and live.has_started else self._session
+        return None if session is None else self._shown(session)
+
+    async def read_state(self, rows: Sequence[RunRow] | None = None) -> Any:
+        """Return the state that clients see, from the journal if needed. It includes what a parked run has committed."""
+        if not self._source.shown or (self.live is not None and self.live.has_started):
+            return self.state()
+        row = await self.newest(rows)
+        if row is None or row.status in OVER:
+            return self._shown(await self.session())
+        return self._shown(await self._session_with(row))
+
+    async def messages(self) -> Sequence[Message]:
+        """Return all messages, oldest first, including those of a parked run."""
+        return [message for _, message in await self.run_messages()]
+
+    async def run_messages(self, rows: Sequence[RunRow] | None = None) -> Sequence[RunMessage]:
+        """Return all messages, each with the id of its run."""
+        live = self.live
+        if live is not None and live.has_started:
+            return messages_in(live.session)
+        said = messages_in(await self.session())
+        row = await self.newest(rows)
+        if row is None or row.status in OVER:
+            return said
+        run_id = row.record.id
+        return [*said, *(RunMessage(run_id, each) for each in await runs.said(self._journal, run_id))]
+
+    async def rows(self) -> Sequence[RunRow]:
+        """Return the thread's runs, oldest first."""
+        found = await self._journal.runs.list(session_id=self.session_id)
+        return [row for row in found if row.record.principal == self.principal]
+
+    async def newest(self, rows: Sequence[RunRow] | None = None) -> RunRow | None:
+        """Return the thread's newest run, or None if it has no runs."""
+        rows = await self.rows() if rows is None else rows
+        return rows[-1] if rows else None
+
+    async def check_known(self) -> None:
+        """Raise `ThreadUnknown` if the thread has no runs."""
+        if self.live is None and await self.newest() is None:
+            raise ThreadUnknown(self.id)
+
+    async def _session_with(self, row: RunRow) -> Session:
+        """Return a copy of the session that includes what an unfinished run has committed. It must only be read."""
+        try:
+            session = await runs.session(self._journal, self.session_id, principal=self.principal)
+        except RunUnknown:
+            session = Session(id=self.session_id, principal=self.principal)
+        undone = {
+            entry.key
+            for _, entry in await self._journal.calls.marks(self.session_id)
+            if entry.kind == "undone"
+        }
+        for unit in await self._journal.calls.load(row.record.id):
+            if unit.call_id not in undone:
+                for event in unit.events:
+                    session.redo(decode_item(bytes(event), session.id))
+        return session
+
+    async def _session_as_decided(self) -> Session:
+        """Return the session with all its remembered decisions, including those from other processes."""
+        live = self.live
+        session = live.session if live is not None and live.has_started else await self.session()
+        if session.decisions is not None:
+            await session.decisions.read()
+        return session
+
+    def _shown(self, session: Session) -> Any:
+        if not self._source.shown:
+            return None
+        return {kind.__name__: plain_json(list(session[kind].all())) for kind in self._source.shown}

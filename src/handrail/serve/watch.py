@@ -1,0 +1,233 @@
+"""`Watch`: follows what other processes broadcast about a thread's runs, and passes it on to the thread's feed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any, NamedTuple
+
+import msgspec
+
+from handrail.broadcasts import Batch, Broadcasts, Watcher
+from handrail.errors import HandrailError, JournalError, RunUnknown
+from handrail.journals import Journal
+from handrail.records import OVER
+from handrail.serve.agui.wire_events import Event
+from handrail.serve.broadcast import Opening, Said, decode
+from handrail.serve.feed import Feed
+
+log = logging.getLogger("handrail.serve")
+
+_WATCH_SECONDS = 15.0
+"""Seconds for which the database keeps a watcher that is not renewed."""
+_RENEW_SECONDS = 3.0
+_LOOK_SECONDS = 2.0
+"""Maximum seconds between two looks for batches, in case a notice was missed."""
+_REPLY_SECONDS = 1.0
+"""How long a reader who joins waits for the process that executes the run. After that, it gets what is recorded."""
+_IDLE_SECONDS = 10.0
+"""Seconds without a reader after which the watch ends."""
+_MOST_LEFT = 100
+
+
+class Joined(NamedTuple):
+    """An opening, and its position in the feed: the events after it continue from there."""
+
+    opening: Opening
+    last: int
+
+
+class Watch:
+    """Follows a session's broadcasts, from `start` until nobody has read the feed for a while, or `stop`.
+
+    If batches are missing, or a leg stops without an end because its worker was lost, the feed drops its events. Its
+    readers then join again, and get what is recorded, or what the next worker says.
+    """
+
+    def __init__(
+        self, broadcasts: Broadcasts, journal: Journal, session_id: str, feed: Feed, id: str
+    ) -> None:
+        self.is_over = False
+        self._broadcasts = broadcasts
+        self._journal = journal
+        self._session_id = session_id
+        self._feed = feed
+        self._id = id
+        self._joins = 0
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._starting: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._position = 0
+        self._leg: tuple[str, int] | None = None
+        """The run and the leg whose batches are passed on."""
+        self._number = 0
+        """The number of that leg's last batch."""
+        self._is_synced = False
+        """Whether the feed's readers know everything that came before."""
+        self._open = ""
+        """The id of the open leg as its worker names it, or ""."""
+        self._left: list[tuple[str, int]] = []
+        """Legs that were followed by others. What their workers still say is out of date."""
+        self._expected = ""
+        self._names: dict[str, str] = {}
+        """The ids that readers here know legs by, by the ids that their workers gave them."""
+        self._joining: dict[int, asyncio.Future[Joined | None]] = {}
+        self._heard_at = self._read_at = self._loop.time()
+
+    async def start(self) -> None:
+        """Begin to watch. Returns when whatever a process says from now on is followed."""
+        if self._starting is None:
+            self._starting = self._loop.create_task(self._start())
+        await asyncio.shield(self._starting)
+
+    async def _start(self) -> None:
+        stop = await self._broadcasts.listen(self._heard)
+        try:
+            self._position = await self._broadcasts.last(self._session_id)
+            await self._renew()
+        except BaseException:
+            stop()
+            self.is_over = True
+            raise
+        self._following = self._loop.create_task(self._follow())
+        self._following.add_done_callback(lambda _: stop())
+
+    async def stop(self) -> None:
+        """Stop watching."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait({self._following})
+
+    def expect(self, leg: str) -> None:
+        """Give the next leg that begins this id, because a reader waits for it. Does nothing for ""."""
+        if leg:
+            self._expected = leg
+
+    async def join(self) -> Joined | None:
+        """Return what the run has said so far, or None if no leg is open or its worker does not reply in time."""
+        self._read_at = self._loop.time()
+        self._joins += 1
+        reply = self._joining[self._joins] = self._loop.create_future()
+        try:
+            await self._renew()
+            done, _ = await asyncio.wait({reply}, timeout=_REPLY_SECONDS)
+            return reply.result() if done else None
+        finally:
+            self._joining = {join: each for join, each in self._joining.items() if each is not reply}
+
+    def _heard(self, session_id: str, is_watched: bool) -> None:
+        if session_id in ("", self._session_id) and not (is_watched and session_id):
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._changed.set)
+
+    async def _renew(self) -> None:
+        watcher = Watcher(self._id, self._joins)
+        await self._broadcasts.watch(watcher, self._session_id, seconds=_WATCH_SECONDS)
+
+    async def _follow(self) -> None:
+        renewed_at = self._loop.time()
+        try:
+            while True:
+                self._changed.clear()
+                try:
+                    for batch in await self._broadcasts.read(self._session_id, self._position):
+                        self._position = batch.position
+                        self._take(batch)
+                    if self._loop.time() - renewed_at >= _RENEW_SECONDS:
+                        renewed_at = self._loop.time()
+                        if self._is_idle():
+                            return self._resync()
+                        await self._check()
+                except JournalError:
+                    log.warning("could not read what a run says; will retry", exc_info=True)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_SECONDS):
+                        await self._changed.wait()
+        except Exception:
+            log.exception("stopped watching session %s", self._session_id)
+            self._resync()
+        finally:
+            self.is_over = True
+            with contextlib.suppress(HandrailError):
+                await asyncio.shield(self._broadcasts.leave(self._id, self._session_id))
+
+    def _is_idle(self) -> bool:
+        if self._feed.followers:
+            self._read_at = self._loop.time()
+        return self._loop.time() - self._read_at > _IDLE_SECONDS
+
+    async def _check(self) -> None:
+        """Renew the watch, and find out if something was missed: lost batches, or the end of a leg."""
+        await self._renew()
+        await self._broadcasts.sweep()
+        if await self._broadcasts.last(self._session_id) < self._position:
+            self._position = 0  # the database has lost the batches, and may count anew
+        if self._open and self._leg is not None and self._loop.time() - self._heard_at > _RENEW_SECONDS:
+            try:
+                row = await self._journal.runs.get(self._leg[0])
+            except RunUnknown:
+                return self._resync()
+            if row.status in OVER or not row.held:
+                self._resync()
+
+    def _take(self, batch: Batch) -> None:
+        leg = batch.run_id, batch.leg
+        if leg in self._left or (leg == self._leg and batch.number <= self._number):
+            return
+        if leg != self._leg:
+            if self._leg is not None:
+                self._left = [*self._left, self._leg][-_MOST_LEFT:]
+            if self._open:
+                self._resync()  # its worker was lost
+            self._leg, self._number = leg, 0
+            self._is_synced = batch.number == 1
+        elif batch.number != self._number + 1:
+            self._resync()
+        self._number = batch.number
+        self._heard_at = self._loop.time()
+        try:
+            said = decode(batch.body)
+        except msgspec.MsgspecError:  # from a different version of Handrail
+            log.warning(
+                "can't read what run %s says, because its worker has a different version", batch.run_id
+            )
+            return
+        for each in said:
+            if each.opening is None:
+                if self._is_synced:
+                    self._feed.append([self._renamed(event) for event in each.events])
+            elif each.watcher == self._id:
+                self._take_opening(each, each.opening)
+
+    def _take_opening(self, said: Said, opening: Opening) -> None:
+        waits = [each for join, each in self._joining.items() if join <= said.join and not each.done()]
+        if not waits and not self._is_synced and opening.leg:
+            self._feed.forget()  # the readers have joined without it
+        self._is_synced, self._open = True, opening.leg
+        leg = self._names.get(opening.leg, opening.leg)
+        joined = Joined(msgspec.structs.replace(opening, leg=leg), self._feed.last) if leg else None
+        for each in waits:
+            each.set_result(joined)
+
+    def _renamed(self, event: Event) -> Event:
+        """Return an event with the id by which readers here know its leg, and note which leg is open."""
+        kind, leg = event.data["type"], str(event.data.get("runId", ""))
+        if kind == "RUN_STARTED":
+            self._open, self._names = leg, {}
+            if self._expected:
+                self._names, self._expected = {leg: self._expected}, ""
+        elif kind in ("RUN_FINISHED", "RUN_ERROR"):
+            self._open = ""
+        if leg not in self._names:
+            return event
+        plain: dict[str, Any] | None = event.plain
+        if plain is not None and "runId" in plain:
+            plain = {**plain, "runId": self._names[leg]}
+        return Event({**event.data, "runId": self._names[leg]}, event.nested, plain)
+
+    def _resync(self) -> None:
+        """Make the readers join again, because they have missed something."""
+        self._is_synced, self._open = False, ""
+        self._feed.forget()

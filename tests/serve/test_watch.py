@@ -1,0 +1,351 @@
+"""A server shows what workers do with its threads' runs: the same events as if it executed them itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+
+from handrail import PostgresJournal, SqliteJournal
+from handrail.errors import AnswerRefused, DefinitionError
+from handrail.fleet import FleetApp, Runner, Submission, submit
+from handrail.journal.postgres.address import parse_url
+from handrail.question import Answer
+from handrail.records import OVER
+from handrail.serve import snapshots, watch
+from handrail.serve.agui.wire_events import Event, delta
+from handrail.serve.app import asgi
+from handrail.serve.broadcast import Opening, Said
+from handrail.serve.feed import Feed, follow
+from handrail.serve.refusals import NotForWorkers
+from handrail.serve.thread import Thread
+from handrail.serve.threads import Threads
+from support import PATIENCE, postgres, watched_app
+
+pytestmark = pytest.mark.once  # PostgreSQL starts slowly
+
+
+class Fleet:
+    """A journal in PostgreSQL, an app, workers, and servers. Each has its own connections, as a process would."""
+
+    def __init__(self, url: str, app: FleetApp, gates: Path) -> None:
+        self.url = url
+        self.app = app
+        self.gates = gates
+        self.opened: list[PostgresJournal] = []
+
+    def journal(self) -> PostgresJournal:
+        self.opened.append(PostgresJournal(self.url))
+        return self.opened[-1]
+
+    def open(self, gate: str) -> None:
+        (self.gates / gate).touch()
+
+    @asynccontextmanager
+    async def worker(self, grace: float = 0.0) -> AsyncGenerator[Runner]:
+        runner, stop = Runner(self.journal(), [self.app]), asyncio.Event()
+        task = asyncio.ensure_future(runner.run(stop, grace=grace))
+        try:
+            yield runner
+        finally:
+            stop.set()
+            await asyncio.wait_for(task, PATIENCE)
+
+    @asynccontextmanager
+    async def server(self) -> AsyncGenerator[Threads]:
+        journal = self.journal()
+
+        async def submitted(text: str, run_id: str, thread: Thread) -> None:
+            asked = Submission(text, session_id=thread.session_id, principal=thread.principal, run_id=run_id)
+            await submit(journal, self.app, asked)
+
+        threads = Threads(self.app.source, journal, submit=submitted)
+        await threads.start()
+        try:
+            yield threads
+        finally:
+            await threads.stop()
+
+    def execute(self, query: str) -> None:
+        address = parse_url(self.url)
+        with psycopg.connect(address.conninfo, autocommit=True) as connection:
+            connection.execute(f'SET search_path = "{address.schema}"')  # pyright: ignore[reportArgumentType, reportCallIssue]  # a plain name
+            connection.execute(query)  # pyright: ignore[reportArgumentType, reportCallIssue]  # a test's own text
+
+    def rows(self, table: str) -> list[tuple[Any, ...]]:
+        address = parse_url(self.url)
+        with psycopg.connect(address.conninfo, autocommit=True) as connection:
+            return connection.execute(f'SELECT * FROM "{address.schema}".{table} ORDER BY 1').fetchall()  # pyright: ignore[reportArgumentType, reportCallIssue]  # plain names
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
+    monkeypatch.setenv("HANDRAIL_KEY", postgres.KEY)
+    monkeypatch.setenv("GATES", str(tmp_path))
+    url = postgres.borrow_url()
+    found = Fleet(url, FleetApp.load(str(Path(watched_app.__file__))), tmp_path)
+    yield found
+    for each in found.opened:
+        each.close()
+    postgres.give_back(url)
+
+
+class Reader:
+    """Somebody who reads a thread's feed: a snapshot first, and then its events."""
+
+    def __init__(self, threads: Threads, thread: Thread) -> None:
+        self.threads = threads
+        self.thread = thread
+        self.snapshot: dict[str, Any] = {}
+        self.events: list[dict[str, Any]] = []
+        self.joins = 0
+        self._task: asyncio.Task[None] | None = None
+
+    async def join(self) -> Reader:
+        self.snapshot = await snapshots.thread_snapshot(self.threads.journal, self.thread)
+        number = self.thread.feed.number_of(self.snapshot["last_event_id"])
+        assert number is not None
+        self.joins, self.events = self.joins + 1, []
+        self._task = asyncio.ensure_future(self._read(number))
+        return self
+
+    async def _read(self, number: int) -> None:
+        async for chunk in follow(self.thread.feed, number):
+            for line in chunk.decode().splitlines():
+                if line.startswith("data: "):
+                    self.events.append(json.loads(line[6:]))
+        await self.join()
+
+    def leave(self) -> None:
+        assert self._task is not None
+        self._task.cancel()
+
+    @property
+    def text(self) -> str:
+        """The assistant's text: that of the snapshot, and what has arrived since."""
+        before = [each["content"] for each in self.snapshot["messages"] if each["role"] == "assistant"]
+        deltas = (each["delta"] for each in self.events if each["type"] == "TEXT_MESSAGE_CONTENT")
+        return "".join([*before, *deltas])
+
+    def types(self) -> list[str]:
+        return [each["type"] for each in self.events if each["type"].startswith("RUN_")]
+
+    async def until(self, holds: Callable[[Reader], Any]) -> Any:
+        async with asyncio.timeout(PATIENCE):
+            while not (found := holds(self)):
+                await asyncio.sleep(0.005)
+        return found
+
+
+async def over(threads: Threads, run_id: str) -> str:
+    async with asyncio.timeout(PATIENCE):
+        while (row := await threads.journal.runs.get(run_id)).status not in OVER:
+            await asyncio.sleep(0.005)
+    return row.status
+
+
+async def test_a_viewer_sees_the_text_while_a_worker_writes_it(fleet: Fleet):
+    async with fleet.server() as threads:
+        thread = threads.thread("ann", "t")
+        await thread.say("tell", leg="leg-1")
+        reader = await Reader(threads, thread).join()
+        assert (reader.snapshot["status"], reader.snapshot["messages"][0]["content"]) == ("running", "tell")
+        async with fleet.worker():
+            await reader.until(lambda reader: reader.text == "The first half. ")
+            fleet.open("middle")
+            await reader.until(lambda reader: "RUN_FINISHED" in reader.types())
+        assert (reader.text, reader.types(), reader.joins) == (
+            "The first half. The second half.",
+            ["RUN_STARTED", "RUN_FINISHED"],
+            1,
+        )
+        [started] = [each for each in reader.events if each["type"] == "RUN_STARTED"]
+        assert started["runId"] == "leg-1"  # the id that the client gave to the leg
+        reader.leave()
+        again = await Reader(threads, thread).join()
+        assert (again.text, again.snapshot["status"]) == ("The first half. The second half.", "idle")
+        again.leave()
+
+
+async def test_a_viewer_who_joins_in_the_middle_gets_what_was_said_so_far(fleet: Fleet):
+    """Two viewers, on two servers, join a leg that nobody has watched before. Both see its whole text."""
+    async with fleet.server() as threads, fleet.server() as others, fleet.worker() as runner:
+        thread = threads.thread("ann", "t")
+        run_id = await thread.say("tell")
+        await thread.stop_watching()
+        async with asyncio.timeout(PATIENCE):
+            while (
+                run_id not in runner.running or not (await threads.journal.runs.get(run_id)).record.has_begun
+            ):
+                await asyncio.sleep(0.005)
+        first = await Reader(threads, thread).join()
+        await first.until(lambda reader: reader.text == "The first half. ")
+        second = await Reader(others, others.thread("ann", "t")).join()
+        assert (second.text, second.snapshot["status"]) == ("The first half. ", "running")
+        fleet.open("middle")
+        for each in (first, second):
+            await each.until(lambda reader: "RUN_FINISHED" in reader.types())
+            assert (each.text, each.joins) == ("The first half. The second half.", 1)
+            each.leave()
+
+
+async def test_nothing_is_written_while_nobody_watches(fleet: Fleet):
+    async with fleet.server() as threads, fleet.worker():
+        thread = threads.thread("ann", "t")
+        reader_of_another = threads.thread("ann", "other")
+        await reader_of_another.watched()
+        fleet.open("middle")
+        asked = Submission("tell", session_id=thread.session_id, principal="ann")
+        run_id = (await submit(threads.journal, fleet.app, asked)).record.id
+        assert await over(threads, run_id) == "done"
+    assert fleet.rows("broadcasts") == []
+    assert fleet.rows("watchers") == []
+
+
+async def test_secrets_are_masked_in_what_is_written(fleet: Fleet):
+    async with fleet.server() as threads:
+        thread = threads.thread("ann", "t")
+        await thread.say("sign in")
+        reader = await Reader(threads, thread).join()
+        async with fleet.worker():
+            await reader.until(lambda reader: "RUN_FINISHED" in reader.types())
+        written = b"".join(row[6] for row in fleet.rows("broadcasts")).decode()
+        assert "signed in with 21 characters" in written
+        assert watched_app.PASSWORD not in written + json.dumps(reader.events)
+        reader.leave()
+
+
+async def test_a_question_is_answered_by_a_viewer_and_the_next_leg_is_shown_too(fleet: Fleet):
+    async with fleet.server() as threads:
+        thread = threads.thread("ann", "t")
+        await thread.say("choose", leg="leg-1")
+        reader = await Reader(threads, thread).join()
+        async with fleet.worker() as runner:
+            await reader.until(lambda reader: "RUN_FINISHED" in reader.types())
+            await reader.until(lambda reader: not runner.running)  # it is parked
+            [question] = await thread.questions()
+            given = Answer(question_id=question.id, digest=question.digest, by="ann", value="green")
+            with pytest.raises(AnswerRefused, match="Decline the question, or cancel the run"):
+                await thread.answer([msgspec.structs.replace(given, outcome="cancelled", value=None)])
+            assert await thread.answer([given], leg="leg-2") == "leg-2"
+            await reader.until(lambda reader: reader.types()[2:] == ["RUN_STARTED", "RUN_FINISHED"])
+        legs = [each["runId"] for each in reader.events if each["type"] == "RUN_STARTED"]
+        assert (legs, "Result: green" in reader.text, reader.joins) == (["leg-1", "leg-2"], True, 1)
+        reader.leave()
+
+
+async def test_a_viewer_cancels_a_run_on_a_worker(fleet: Fleet):
+    async with fleet.server() as threads:
+        thread = threads.thread("ann", "t")
+        run_id = await thread.say("hold")
+        reader = await Reader(threads, thread).join()
+        async with fleet.worker():
+            await reader.until(lambda reader: "waiting at the gate" in json.dumps(reader.events))
+            await thread.cancel()
+            await reader.until(lambda reader: "RUN_FINISHED" in reader.types())
+            assert await over(threads, run_id) == "cancelled"
+        [end] = [each for each in reader.events if each["type"] == "RUN_FINISHED"]
+        assert end["outcome"]["type"] == "cancelled"
+        assert (fleet.gates / "cancelled").exists()
+        reader.leave()
+
+
+async def test_viewers_go_on_when_a_worker_leaves_a_run_to_another(fleet: Fleet):
+    async with fleet.server() as threads:
+        thread = threads.thread("ann", "t")
+        await thread.say("tell")
+        reader = await Reader(threads, thread).join()
+        async with fleet.worker():
+            await reader.until(lambda reader: reader.text == "The first half. ")
+        async with fleet.worker():
+            await reader.until(lambda reader: reader.joins > 1)
+            fleet.open("middle")
+            await reader.until(lambda reader: reader.text == "The first half. The second half.")
+        reader.leave()
+
+
+async def test_viewers_go_on_when_the_database_has_lost_what_is_not_recorded(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+):
+    """The test empties the unlogged tables and restarts their counters, as a crash of PostgreSQL does."""
+    monkeypatch.setattr(watch, "_RENEW_SECONDS", 0.05)
+    async with fleet.server() as threads, fleet.worker():
+        thread = threads.thread("ann", "t")
+        await thread.say("tell")
+        reader = await Reader(threads, thread).join()
+        await reader.until(lambda reader: reader.text == "The first half. ")
+        fleet.execute("TRUNCATE broadcasts, watchers RESTART IDENTITY")
+        fleet.open("middle")
+        await reader.until(lambda reader: reader.text == "The first half. The second half.")
+        reader.leave()
+
+
+async def test_readers_join_again_after_a_lost_batch_and_a_lost_worker_is_not_heard_any_more(fleet: Fleet):
+    """The test plays the worker, and writes what it says."""
+    journal, broadcasts = fleet.journal(), fleet.journal().broadcasts
+    feed = Feed("boot")
+    watched = watch.Watch(broadcasts, journal, "ann/t", feed, "page")
+    await watched.start()
+
+    async def write(leg: int, number: int, *said: Said) -> None:
+        await broadcasts.add("ann/t", "run", leg, number, msgspec.json.encode(said))
+
+    async def seen(holds: Callable[[list[str]], bool]) -> list[str]:
+        async with asyncio.timeout(PATIENCE):
+            while not holds(
+                found := [
+                    json.loads(item.data).get("delta", "begun")
+                    for item in feed.since(feed.last - feed.size[0])
+                ]
+            ):
+                await asyncio.sleep(0.005)
+        return found
+
+    begun = Event({"type": "RUN_STARTED", "runId": "leg", "threadId": "t"})
+    await write(1, 1, Said([begun]))
+    await write(1, 2, Said([delta("TEXT_MESSAGE_CONTENT", "messageId", "m", "one", None)]))
+    assert await seen(lambda found: len(found) == 2) == ["begun", "one"]
+    await write(1, 4, Said([delta("TEXT_MESSAGE_CONTENT", "messageId", "m", "three", None)]))
+    await seen(lambda found: found == [])  # the readers join again
+    joining = asyncio.ensure_future(watched.join())
+    async with asyncio.timeout(PATIENCE):
+        while not (await broadcasts.watchers(["ann/t"]))["ann/t"][0].joins:
+            await asyncio.sleep(0.005)
+    opening = Opening(run_id="run", leg="leg", messages=[{"id": "m", "content": "one two three"}])
+    await write(1, 5, Said(opening=opening, watcher="page", join=1))
+    joined = await joining
+    assert joined is not None
+    assert (joined.opening.messages, joined.last) == (opening.messages, feed.last)
+    await write(1, 6, Said([delta("TEXT_MESSAGE_CONTENT", "messageId", "m", "four", None)]))
+    assert await seen(lambda found: len(found) == 1) == ["four"]
+    await write(2, 1, Said([begun]))  # another worker has taken over
+    await seen(lambda found: found == ["begun"])
+    await write(1, 7, Said([delta("TEXT_MESSAGE_CONTENT", "messageId", "m", "late", None)]))
+    await write(2, 2, Said([delta("TEXT_MESSAGE_CONTENT", "messageId", "m", "five", None)]))
+    assert await seen(lambda found: len(found) == 2) == ["begun", "five"]
+    await watched.stop()
+    assert fleet.rows("watchers") == fleet.rows("broadcasts") == []
+
+
+async def test_a_message_with_more_than_text_is_refused(fleet: Fleet):
+    async with fleet.server() as threads:
+        thread = threads.thread("ann", "t")
+        with pytest.raises(NotForWorkers, match="Send a message with text only"):
+            await thread.say("hello", tools=[watched_app.hold])
+        assert await thread.newest() is None
+
+
+def test_submitting_needs_postgresql(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    app = FleetApp.load(str(Path(watched_app.__file__)))
+
+    async def submitted(text: str, run_id: str, thread: Thread) -> None: ...
+
+    with pytest.raises(DefinitionError, match="only if the journal is in PostgreSQL"):
+        asgi(app.source, journal=SqliteJournal(tmp_path / "runs.db"), submit=submitted)

@@ -1,0 +1,84 @@
+"""A PostgreSQL server that can be killed and started again, for tests of what its clients then do."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from support import postgres
+
+_SETTINGS = {**postgres._SETTINGS, "synchronous_commit": "on", "listen_addresses": "*"}
+"""The settings of the server. A committed transaction survives the server's death, but not a crash of the machine."""
+_PATIENCE = 60.0
+
+
+class Server:
+    """A PostgreSQL server in a folder. Hosts on this machine reach it through the network."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._options: dict[str, Any] = {
+            "cwd": folder,
+            "env": {"PATH": os.environ["PATH"], "LC_ALL": "C.UTF-8", "TZ": "UTC"},
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.DEVNULL,
+            **postgres._unprivileged(),
+        }
+        if "user" in self._options:
+            os.chown(folder, self._options["user"], self._options["group"])
+        create = [postgres.programs() / "initdb", "-D", folder / "data", "-U", "tests", "-A", "trust"]
+        subprocess.run([*create, "-E", "UTF8", "--no-sync", "--locale=C"], check=True, **self._options)
+        with (folder / "data" / "pg_hba.conf").open("a") as file:
+            file.write("host all all 10.0.0.0/8 trust\n")
+        self.port = _free_port()
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[Any]:
+        settings = [f"-c{name}={value.strip(chr(39))}" for name, value in _SETTINGS.items()]
+        command = [postgres.programs() / "postgres", "-D", self._folder / "data", "-k", self._folder]
+        command += ["-p", str(self.port)]
+        return subprocess.Popen([*command, *settings], **self._options)
+
+    def url(self, host: str = "", **parameters: object) -> str:
+        """Return the server's URL. With `host`, it leads to that address, and otherwise to the server's socket."""
+        added = "".join(f"&{name}={value}" for name, value in parameters.items())
+        return f"postgresql://tests@/postgres?host={host or self._folder}&port={self.port}{added}"
+
+    def wait(self) -> None:
+        """Wait until the server accepts connections. It is started again if it has ended.
+
+        A server refuses to start while processes of a killed one are left.
+        """
+        until = time.monotonic() + _PATIENCE
+        while True:
+            with contextlib.suppress(psycopg.OperationalError), psycopg.connect(self.url()):
+                return
+            assert time.monotonic() < until, "PostgreSQL does not start"
+            if self._process.poll() is not None:
+                self._process = self._start()
+            time.sleep(0.05)
+
+    def restart(self) -> None:
+        """Kill the server with SIGKILL, and start it again. The processes of its connections end by themselves."""
+        self._process.kill()
+        self._process.wait()
+        self._process = self._start()
+        self.wait()
+
+    def stop(self) -> None:
+        """Stop the server at once, without waiting for its clients."""
+        self._process.send_signal(signal.SIGQUIT)
+        self._process.wait()
+
+
+def _free_port() -> int:
+    with socket.create_server(("", 0)) as free:
+        return free.getsockname()[1]

@@ -1,0 +1,109 @@
+"""Real processes that share a journal in PostgreSQL: workers, and a server whose page shows what they do."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from handrail.journal.postgres.address import parse_url
+from support import postgres, watched_app
+from support.programs import HANDRAIL
+
+APP = str(Path(watched_app.__file__))
+TOKEN = "Wv3kQ9tX2mZr7LpN5sHd8aYc"
+_PATIENCE = 120.0
+
+
+class WatchedFleet:
+    """Starts workers and servers as processes, kills them, and opens the gates of their app."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self.gates = folder / "gates"
+        self.gates.mkdir()
+        self._logs = folder
+        self._processes: list[subprocess.Popen[bytes]] = []
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.address = f"http://127.0.0.1:{self.port}"
+
+    def worker(self) -> subprocess.Popen[bytes]:
+        """Start a worker, and return it when it takes runs."""
+        return self._start("executes up to", "worker", APP)
+
+    def server(self) -> subprocess.Popen[bytes]:
+        """Start the server, always at the same address, and return it when it accepts requests."""
+        return self._start(" is at http", "serve", APP, "--submit", "--port", str(self.port))
+
+    def open(self, gate: str) -> None:
+        (self.gates / gate).touch()
+
+    def kill(self, process: subprocess.Popen[bytes], number: int = signal.SIGKILL) -> None:
+        """Send a process a signal that ends it, and wait for its end."""
+        process.send_signal(number)
+        process.wait(_PATIENCE)
+
+    def close(self) -> None:
+        for each in self._processes:
+            if each.poll() is None:
+                self.kill(each)
+
+    def said(self) -> str:
+        """Return what all processes have printed."""
+        return "".join(each.read_text() for each in sorted(self._logs.glob("*.log")))
+
+    def rows(self, table: str) -> list[Any]:
+        """Return all rows of one of the journal's tables."""
+        address = parse_url(self.url)
+        with psycopg.connect(address.conninfo, autocommit=True) as connection:
+            return connection.execute(f'SELECT * FROM "{address.schema}".{table}').fetchall()  # pyright: ignore[reportArgumentType, reportCallIssue]  # plain names
+
+    def until(self, holds: Callable[[], Any]) -> Any:
+        """Wait until a condition holds, and return what it returned."""
+        end = time.monotonic() + _PATIENCE
+        while not (found := holds()):
+            if time.monotonic() > end:
+                raise AssertionError(f"it did not happen. The processes said:\n{self.said()}")
+            time.sleep(0.02)
+        return found
+
+    def _start(self, ready: str, *arguments: str) -> subprocess.Popen[bytes]:
+        path = self._logs / f"{len(self._processes)}.log"
+        environment = {
+            **os.environ,
+            "HANDRAIL_JOURNAL": f"{self.url}&lease=1",
+            "HANDRAIL_KEY": postgres.KEY,
+            "HANDRAIL_TOKEN": TOKEN,
+            "GATES": str(self.gates),
+            "XDG_STATE_HOME": str(self._logs / "state"),
+        }
+        with path.open("wb") as log:
+            process = subprocess.Popen([*HANDRAIL, *arguments], env=environment, stdout=log, stderr=log)
+        self._processes.append(process)
+        self.until(lambda: re.search(re.escape(ready), path.read_text()) or process.poll() is not None)
+        if process.poll() is not None:
+            raise AssertionError(f"it did not start: {path.read_text()}")
+        return process
+
+
+@contextmanager
+def watched_fleet(folder: Path) -> Generator[WatchedFleet]:
+    """Provide a fleet on a new journal, and end its processes."""
+    url = postgres.borrow_url()
+    fleet = WatchedFleet(url, folder)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+        postgres.give_back(url)
