@@ -217,12 +217,16 @@ async def test_server_that_floods(name: str, why: str, monkeypatch: pytest.Monke
 
 
 async def test_server_that_sends_rubbish() -> None:
-    """A line that is not a message is skipped; an invalid answer fails the call."""
-    async with server() as section:
-        calls = [ToolCall("rubbish", {"text": text}) for text in ("{", "null", "[1]", "answer")]
-        _, told, _ = await run(section, *calls)
+    """A line that is not a message is skipped; an invalid answer fails the call at once.
+
+    Half a character, as JavaScript sends it, is replaced. A deeply nested answer is read.
+    """
+    words = ("{", "null", "[1]", "half", "deep", "answer", "word")
+    async with server(timeout=None) as section:
+        _, told, _ = await run(section, *(ToolCall("rubbish", {"text": word}) for word in words))
     assert told[:3] == ["after rubbish"] * 3
-    assert "not valid MCP" in told[3]
+    assert told[3:5] == ["half a character: \N{REPLACEMENT CHARACTER}", "deep"]
+    assert all("not valid MCP" in each for each in told[5:])
 
 
 async def test_server_that_hangs() -> None:

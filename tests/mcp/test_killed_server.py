@@ -15,6 +15,7 @@ from mcp_types import ElicitResult
 from handrail.journal.sqlite import SqliteJournal
 from mcp import Client, MCPError, StdioServerParameters
 from support import SUPPORT
+from support.mcp_tasks import TasksClient, TaskSession
 
 DAYS = 3
 
@@ -35,7 +36,10 @@ class Server:
         words = ["-m", "handrail", "mcp", str(SUPPORT / "mcp_killed_app.py"), "--journal", str(self.journal)]
         env = {**os.environ, "HANDRAIL_NOTES": str(self._notes), "HANDRAIL_DAYS": str(days)}
         started = StdioServerParameters(command=sys.executable, args=words, env=env, cwd=str(self._folder))
-        async with Client(started, mode=mode, elicitation_callback=self._answer) as client:
+        declared = [TasksClient()] if mode == "2026-07-28" else None
+        async with Client(
+            started, mode=mode, elicitation_callback=self._answer, extensions=declared
+        ) as client:
             yield client.session
 
     async def _answer(self, context: Any, params: Any) -> ElicitResult:
@@ -93,6 +97,23 @@ async def test_question_of_a_2026_client_survives_a_kill(tmp_path: Path) -> None
     journal = SqliteJournal(server.journal)
     assert [row.status for row in await journal.runs.list()] == ["done", "done"]
     journal.close()
+
+
+async def test_question_of_a_task_survives_a_kill(tmp_path: Path) -> None:
+    """A task whose process was killed while it asked asks again in a new process, which takes the answer."""
+    server = Server(tmp_path)
+    async with server.process("2026-07-28") as session:
+        made = TaskSession(session)
+        task = (await made.call("job"))["taskId"]
+        await made.get(task, "input_required")
+        server.kill()
+    async with server.process("2026-07-28", days=DAYS) as session:
+        again = TaskSession(session)
+        [id] = (await again.get(task, "input_required"))["inputRequests"]
+        given = {"action": "accept", "content": {"value": 4}}
+        await again.send("tasks/update", taskId=task, inputResponses={id: given})
+        found = await again.get(task, "completed")
+    assert found["result"]["content"][0]["text"] == "4 done"
 
 
 async def test_question_of_an_older_client_survives_a_kill(tmp_path: Path) -> None:

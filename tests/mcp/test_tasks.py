@@ -7,22 +7,14 @@ from typing import Any
 
 import mcp_types as wire
 import pytest
-from mcp.client.extension import ClientExtension
-from pydantic import ConfigDict
 
 from handrail import Prompt, ToolContext, ToolResult, UserContext, tool
 from handrail.journal.sqlite import MemoryJournal
 from handrail.mcp import ToolServer, tasks
-from handrail.mcp.tasks import EXTENSION
 from mcp import Client, MCPError
+from support.mcp_tasks import TasksClient, TaskSession
 
 TASK = {"mcp.task"}
-
-
-class TasksClient(ClientExtension):
-    """Declares that the client supports tasks."""
-
-    identifier = EXTENSION
 
 
 class Work:
@@ -80,38 +72,8 @@ async def process(work: Work, journal: Any, has_tasks: bool = True) -> AsyncGene
 
     more: Any = {"extensions": [TasksClient()]} if has_tasks else {}
     async with Client(server.server, mode="2026-07-28", elicitation_callback=never, **more) as client:
-        yield Session(client)
+        yield TaskSession(client.session)
     await server.calls.stop()
-
-
-class Session:
-    """Sends the requests of the extension, which the SDK's client does not know."""
-
-    def __init__(self, client: Client) -> None:
-        self._session: Any = client.session
-
-    async def send(self, method: str, **params: Any) -> dict[str, Any]:
-        request = wire.Request[Any, str](method=method, params=params)
-        found = await self._session.send_request(request, Anything)
-        return found.model_dump(by_alias=True)
-
-    async def call(self, name: str, **arguments: Any) -> dict[str, Any]:
-        return await self.send("tools/call", name=name, arguments=arguments)
-
-    async def get(self, task: str, status: str) -> dict[str, Any]:
-        """Poll a task until it has this status."""
-        while True:
-            found = await self.send("tasks/get", taskId=task)
-            if found["status"] == status:
-                return found
-            assert found["status"] in ("working", "input_required"), found
-            await asyncio.sleep(0)
-
-
-class Anything(wire.Result):
-    """A result of any kind."""
-
-    model_config = ConfigDict(extra="allow")
 
 
 async def test_a_call_is_a_task() -> None:

@@ -39,8 +39,9 @@ NOTICE = b'data: {"jsonrpc":"2.0","method":"notifications/message","params":{"le
         (Reply(200, EVENTS, many(b"data: " + b"x" * 1000)), "exceeded"),
         (Reply(200, EVENTS, many(NOTICE)), "without an answer"),
         (Reply(200, {**JSON, "Content-Encoding": "gzip"}, [b"x"]), "compressed"),
-        (Reply(200, JSON, [b"{"]), "Failed to parse"),
-        (Reply(200, EVENTS, [b"data: {\n\n"]), "Failed to parse"),
+        (Reply(200, JSON, [b"{"]), "not valid MCP"),
+        (Reply(200, EVENTS, [b"data: {\n\n"]), "not valid MCP"),
+        (Reply(500, JSON, [b"{}"]), "Server returned an error response"),
         (Reply(200, {"Content-Type": "text/html"}, [b"<p>"]), "text/html"),
         (Reply(503, {"Content-Type": "text/html"}, [b"<p>"]), "HTTP status 503"),
         (Reply(401, {}, []), "header with a valid token"),
@@ -48,7 +49,10 @@ NOTICE = b'data: {"jsonrpc":"2.0","method":"notifications/message","params":{"le
     ],
 )
 async def test_bad_answer_to_a_call(reply: Reply | None, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bad answer fails its call with a reason, and the next call works."""
+    """A bad answer fails its call with a reason, and the next call works.
+
+    Unless the call was refused, the model is told that the call may have happened.
+    """
     monkeypatch.setattr(transport, "MAX_MESSAGE", 100_000)
     monkeypatch.setattr(transport, "MAX_UNASKED", 50)
     bad = [reply]
@@ -61,6 +65,8 @@ async def test_bad_answer_to_a_call(reply: Reply | None, why: str, monkeypatch: 
     async with listening(answer) as url, McpTools("trial", url=url) as section:
         first, second = await told(section, CALL, CALL)
     assert why in first, first
+    is_refused = reply is not None and 400 <= reply.status < 500
+    assert ("not known whether the call happened" in first) is not is_refused, first
     assert second == "a"
 
 

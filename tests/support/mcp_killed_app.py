@@ -35,6 +35,12 @@ async def order(product: str, *, context: UserContext) -> str:
     return f"{product} {size}"
 
 
+@tool(effect="read", capabilities=["mcp.task"])
+async def job(*, context: UserContext) -> str:
+    """Ask in a task."""
+    return f"{await context.wait_for('size', {}, int)} done"
+
+
 pick: Handoff[None, int] = Handoff("pick", "Let the person pick a card.")
 
 
@@ -50,4 +56,4 @@ def settle(hidden: dict[str, int], picked: int, *, context: ToolContext) -> Tool
     return ToolResult.ok(f"{picked} of {hidden['secret']}")
 
 
-prompt = Prompt("shop", "Sell.", tools=[order, pick])
+prompt = Prompt("shop", "Sell.", tools=[order, job, pick])

@@ -48,6 +48,14 @@ def text(words: str, error: bool = False) -> dict[str, object]:
     return {"content": [{"type": "text", "text": words}], "isError": error}
 
 
+ANSWERS: dict[str, object] = {
+    "answer": {"content": "not a list"},
+    "word": "not an object",
+    "half": text("half a character: \ud83d"),
+    "deep": {**text("deep"), "structuredContent": json.loads('{"a":' * 250 + "1" + "}" * 250)},
+}
+
+
 def notify(method: str, **params: object) -> None:
     send({"jsonrpc": "2.0", "method": method, "params": params})
 
@@ -77,7 +85,7 @@ def call(id: object, name: str, arguments: dict[str, str], meta: dict[str, objec
             time.sleep(60)
         case "rubbish":
             sys.stdout.write(arguments["text"] + "\n")
-            reply(id, {"content": "not a list"} if arguments["text"] == "answer" else text("after rubbish"))
+            reply(id, ANSWERS.get(arguments["text"]) or text("after rubbish"))
         case "crash":
             sys.stderr.write("first\nloading\nToken is " + os.environ.get("API_TOKEN", "") + "\n")
             sys.stderr.flush()

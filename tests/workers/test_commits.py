@@ -223,6 +223,20 @@ async def test_an_approval_inside_parks_the_run_and_finished_calls_are_not_repea
     )
 
 
+async def test_a_resumed_worker_knows_the_commits_of_a_worker_inside_it(tmp_path: Path, files: Any) -> None:
+    """Calls that a finished `commit: each` worker had committed inside another one are named if that one fails after a resume."""
+    team(tmp_path, steps="limits: {requests: 6}")
+    said = models(
+        main=[to("steps")],
+        steps=[to("more"), ToolCall("ask")],
+        more=[written("a"), ToolCall("book", {"room": "1"})],
+    )
+    later = models(main=[], steps=[written("b")])
+    await parked_and_resumed(tmp_path, files, said, later)
+    assert paths(files) == ["a", "b"]
+    assert "these stand: write (2 times), book." in last_result(later["main"])
+
+
 @pytest.mark.parametrize("fails", ["", "limits: {requests: 9}"])
 async def test_a_resumed_outer_transaction_has_what_a_worker_inside_had_committed(
     tmp_path: Path, files: Any, fails: str
@@ -400,15 +414,14 @@ async def test_a_created_worker_can_not_commit_its_calls_one_by_one(tmp_path: Pa
 
 
 async def test_a_cancelled_run_says_what_its_unfinished_worker_has_done(tmp_path: Path) -> None:
-    """If a parked run is cancelled, its model's last turn names the effects that the worker's calls have committed."""
+    """If a parked run is cancelled, its model's last turn names the worker's calls that have committed and stand."""
     registry, journal = team(tmp_path), MemoryJournal()
-    said = models(main=[to("steps")], steps=[ToolCall("book", {"room": "1"}), ToolCall("ask")])
+    said = models(main=[to("steps")], steps=[written("a"), ToolCall("book", {"room": "1"}), ToolCall("ask")])
+    arguments: Any = {"filesystem": MemoryFilesystem(), "environment": LaterEnvironment()}
     with pytest.raises(RunParked):
-        await registry.run(
-            "main", "go", models=said, journal=journal, run_id="run", environment=LaterEnvironment()
-        )
+        await registry.run("main", "go", models=said, journal=journal, run_id="run", **arguments)
     row = await cancel(journal, "run")
-    assert "It had done: book." in decode_outcome(row).messages[-1].text
+    assert "so these stand: write, book." in decode_outcome(row).messages[-1].text
 
 
 def test_a_wrong_value_is_reported_by_file_and_line(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ class Failure:
         message = self.result.message
         remains: list[str] = []
         if kept:
-            remains.append(f"Each of its calls commits for itself, so these stand: {_counted(kept)}.")
+            remains.append(what_stands(kept))
         if left:
             remains.append(f"Could not be undone: {clean_text(', '.join(left))}.")
         if remains:
@@ -120,10 +120,10 @@ class Failure:
         return told
 
 
-def _counted(names: Sequence[str]) -> str:
-    """Return the names of calls, each once and with how often it was made: a worker may make thousands of them."""
-    counts = Counter(names)
-    return ", ".join(name if number == 1 else f"{name} ({number} times)" for name, number in counts.items())
+def what_stands(kept: Sequence[str]) -> str:
+    """Return a sentence that names the inner calls that have committed for themselves, each name once and with its number."""
+    named = (name if number == 1 else f"{name} ({number} times)" for name, number in Counter(kept).items())
+    return f"Each of its calls commits for itself, so these stand: {', '.join(named)}."
 
 
 def _continued(message: str, sentence: str) -> str:

@@ -52,6 +52,14 @@ _CLOSED = ("Connection closed", "SSE stream")
 """How the SDK's messages begin when a connection was closed."""
 
 
+_UNREADABLE = "Failed to parse "
+_UNREAD = (_UNREADABLE, "Unexpected content type", "Server returned an error response", "HTTP status 5")
+"""How the messages begin with which the SDK and the transport replace an answer that is not the program's own.
+
+The program may have taken the request before a proxy failed, or before its answer was found to be invalid.
+"""
+
+
 class ServerUnavailable(HandrailError, ConnectionError):
     """Raised if an MCP server can't be reached or used. The request was not sent."""
 
@@ -408,6 +416,8 @@ class Connection:
             self._is_doubtful = True
             raise
         except MCPError as error:
+            if self._client is client and error.message.startswith(_UNREAD):
+                raise ServerLost(self._words_of(error)) from None
             if self._client is client and not _is_closed(error):
                 raise MCPError(error.code, self._secrets.hide(error.message), error.error.data) from None
             why = self._words_of(error) if self._client is client else self._last_why
@@ -472,6 +482,8 @@ def _words_of(error: BaseException | None) -> str:
             return f"the command {found.filename!r} was not found"
         case MCPError() if _is_closed(found):
             return f"the connection was closed: {found.message}".rstrip(".")
+        case MCPError() if found.message.startswith(_UNREADABLE) and "validation error" in found.message:
+            return "it sent an answer that is not valid MCP"
         case MCPError():
             return f"it answered: {found.message}".rstrip(".")
         case ValidationError():

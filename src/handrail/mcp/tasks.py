@@ -100,7 +100,8 @@ class Tasks:
     async def _state(self, request: Any, task_id: str, principal: str) -> dict[str, Any]:
         row, message = await self._find(task_id, principal)
         call = self._calls.find(task_id, principal)
-        if call is None and row.status not in OVER and not row.questions:  # it can continue
+        waits = row.status == "parked" and row.questions
+        if call is None and row.status not in OVER and not waits:  # it can continue, or its process has ended
             call = await self._resume(request, task_id, principal)
             row, message = await self._find(task_id, principal)
         if row.status in OVER:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import logging
 import os
 import signal
@@ -22,11 +23,13 @@ import anyio
 from mcp.client.stdio import get_default_environment
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
+from pydantic import ValidationError
 
 from handrail.errors import DefinitionError
 from handrail.mcp.login import AskLogin
 from handrail.mcp.secrets import Secrets
 from handrail.rendering import escape_line
+from handrail.tools.result import clean_text
 
 log = logging.getLogger("handrail.mcp")
 
@@ -209,7 +212,7 @@ async def _read(
             if not line.endswith(b"\n"):
                 break
             try:
-                message = jsonrpc_message_adapter.validate_json(line, by_name=False)
+                message = message_in(line)
             except ValueError:
                 rubbish += 1
                 if rubbish > MAX_RUBBISH:
@@ -227,6 +230,30 @@ async def _read(
         why = await _ending(process, errors, words)
     lost(why)
     incoming.close()
+
+
+def message_in(line: bytes) -> Any:
+    """Return the message in a line. Raises `ValueError` if there is none.
+
+    Lone surrogates are replaced: a server in JavaScript sends half a character if it cuts a text inside one. A response that is
+    not valid is returned with a result that no request accepts, so that its request fails at once.
+    """
+    try:
+        return jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except ValueError:
+        pass  # pydantic refuses lone surrogates and deep nesting too
+    try:
+        found: Any = json.loads(clean_text(json.dumps(json.loads(line), ensure_ascii=False)))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    try:
+        return jsonrpc_message_adapter.validate_python(found, by_name=False)
+    except ValidationError:
+        named = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+        id = None if "method" in named else named.get("id")
+        if not isinstance(id, int | str):
+            raise
+        return JSONRPCResponse(jsonrpc="2.0", id=id, result={"content": 0, "tools": 0})
 
 
 async def _ending(process: asyncio.subprocess.Process, errors: asyncio.Task[None], words: LastWords) -> str:

@@ -12,6 +12,7 @@ from handrail.adapter.conversation import Conversation, root_conversation
 from handrail.adapter.loop import NO_MESSAGE
 from handrail.adapter.requests import decode_request
 from handrail.adapter.run_record import decode_begin, decode_outcome, session_after, session_before
+from handrail.dispatch.failures import what_stands
 from handrail.errors import RunUnknown
 from handrail.events import MessageAdded
 from handrail.journals import Journal
@@ -133,15 +134,17 @@ class _Retold:
         if self._unfinished is None:
             return None
         begun = any(kind == "call begun" and each.attempt_at(place) for kind, each in self._found)
-        done = [*_settled(self._found, place), *self._committed(place)]
+        done, kept = _settled(self._found, place), self._committed(place)
         left = f" It had done: {', '.join(done)}." if done else ""
-        what = self._unfinished.under_way if begun or done else self._unfinished.not_run
+        if kept:
+            left += f" {what_stands(kept)}"
+        what = self._unfinished.under_way if begun or left else self._unfinished.not_run
         return CallAnswered(call.id, call.name, f"{what}{left}", True)
 
     def _committed(self, place: Place) -> list[str]:
-        """Return the external effects of the inner calls that committed for themselves."""
+        """Return the names of the inner calls that have committed for themselves and changed something."""
         units = (unit for each, unit in self._units.items() if each.attempt_at(place))
-        return [effect for unit in units for effect in unit.effects]
+        return [unit.tool for unit in units if unit.status == "ok" and (unit.effects or unit.writes)]
 
 
 def _settled(found: Mapping[tuple[str, Place], bytes], place: Place) -> list[str]:
