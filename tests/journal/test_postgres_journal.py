@@ -565,3 +565,15 @@ async def test_every_altered_column_is_found(
     sql("UPDATE records SET body = 'x' WHERE kind = 'unit'")
     with pytest.raises(JournalAltered):
         await journal.calls.load("run")
+
+
+@pytest.mark.parametrize(("lease", "seconds"), [("2", "10s"), ("30", "30s")])
+def test_the_server_ends_the_transactions_of_a_host_that_is_gone(
+    lease: str, seconds: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Otherwise their locks would keep its runs from all other processes for as long as the server takes it for connected."""
+    monkeypatch.setenv("HANDRAIL_KEY", postgres.KEY)
+    journal = PostgresJournal(f"{postgres.new_url()}&lease={lease}")
+    with journal._database.connect() as connection:
+        assert connection.execute("SHOW idle_in_transaction_session_timeout").fetchone() == (seconds,)
+    journal.close()

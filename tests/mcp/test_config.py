@@ -74,6 +74,21 @@ def test_invalid_files(tmp_path: Path, servers: Any, match: str) -> None:
         load_servers(written(tmp_path, servers))
 
 
+def test_files_as_other_programs_write_them(tmp_path: Path) -> None:
+    """A byte order mark is skipped, and null means that a key is absent."""
+    entry = {"command": "server", "args": None, "env": None, "cwd": None, "url": None, "headers": None}
+    path = written(tmp_path, {"one": entry})
+    path.write_text(path.read_text(), "utf-8-sig")
+    (section,) = load_servers(path)
+    assert section.server.name == "one"
+
+
+def test_file_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    (tmp_path / "mcp.json").write_text("[" * 100_000)
+    with pytest.raises(DefinitionError, match="not valid JSON"):
+        load_servers(tmp_path / "mcp.json")
+
+
 def test_file_that_is_no_json(tmp_path: Path) -> None:
     """If a file can't be read or parsed, the error names the file."""
     with pytest.raises(DefinitionError, match=r"mcp\.json can't be read"):

@@ -109,9 +109,10 @@ class Reader:
         self._task: asyncio.Task[None] | None = None
 
     async def join(self) -> Reader:
-        self.snapshot = await snapshots.thread_snapshot(self.threads.journal, self.thread)
-        number = self.thread.feed.number_of(self.snapshot["last_event_id"])
-        assert number is not None
+        number = None
+        while number is None:  # the feed may drop its events after the snapshot was taken
+            self.snapshot = await snapshots.thread_snapshot(self.threads.journal, self.thread)
+            number = self.thread.feed.number_of(self.snapshot["last_event_id"])
         self.joins, self.events = self.joins + 1, []
         self._task = asyncio.ensure_future(self._read(number))
         return self
@@ -274,14 +275,14 @@ async def test_viewers_go_on_when_a_worker_leaves_a_run_to_another(fleet: Fleet)
 async def test_viewers_go_on_when_the_database_has_lost_what_is_not_recorded(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
-    """The test empties the unlogged tables and restarts their counters, as a crash of PostgreSQL does."""
+    """The test empties the unlogged tables, as a crash of PostgreSQL does."""
     monkeypatch.setattr(watch, "_RENEW_SECONDS", 0.05)
     async with fleet.server() as threads, fleet.worker():
         thread = threads.thread("ann", "t")
         await thread.say("tell")
         reader = await Reader(threads, thread).join()
         await reader.until(lambda reader: reader.text == "The first half. ")
-        fleet.execute("TRUNCATE broadcasts, watchers RESTART IDENTITY")
+        fleet.execute("TRUNCATE broadcasts, watchers")
         fleet.open("middle")
         await reader.until(lambda reader: reader.text == "The first half. The second half.")
         reader.leave()

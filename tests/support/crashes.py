@@ -29,9 +29,9 @@ def picked(points: int, kills: int) -> range:
 class Killed:
     """A server process that forks a child for each order. The child may be killed while it carries out the order."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: str = "crashing.py") -> None:
         self._server = subprocess.Popen(
-            [sys.executable, str(SUPPORT / "crashing.py")],
+            [sys.executable, str(SUPPORT / program)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

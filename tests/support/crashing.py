@@ -13,6 +13,7 @@ import random
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -230,7 +231,8 @@ def attempt(order: dict[str, Any]) -> None:
     (base / "said").write_text(json.dumps({"said": said, "points": points.passed}))
 
 
-def main() -> None:
+def serve(attempt: Callable[[dict[str, Any]], None]) -> None:
+    """Read orders, and carry out each in a child. Answer with the child's exit code."""
     for line in sys.stdin:
         order = json.loads(line)
         child = os.fork()
@@ -246,4 +248,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve(attempt)

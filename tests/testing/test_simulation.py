@@ -30,6 +30,7 @@ from handrail.testing.simulation import (
 from handrail.testing.simulation.__main__ import main
 from support import postgres, warm_python
 from support.simulated import DECIDING, DELIVERING, ERRANDS, SHOPPING, Colour
+from support.simulated_workspace import WRITING
 
 pytestmark = pytest.mark.once  # processes are slow to start, and behave the same under every Python version
 
@@ -90,6 +91,14 @@ def test_a_call_that_began_is_charged_once_however_often_its_process_dies():
     report = crashed(DELIVERING, write_every=1 if ALL else 3, step_every=10, overtaken_every=0, again=True)
     report.assert_kept()
     assert report.tried["step"] > 4
+
+
+@pytest.mark.timeout(900)
+def test_a_run_in_a_workspace_survives_it_on_another_host():
+    """What committed calls and a nested agent changed is on the host that continues, and nothing else."""
+    report = crashed(WRITING, write_every=1 if ALL else 5, step_every=40, overtaken_every=60)
+    report.assert_kept()
+    assert report.tried["before write"] > 4
 
 
 @pytest.mark.timeout(900)
@@ -227,7 +236,7 @@ def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "scenario",
-    [BANK, SHOPPING, ERRANDS, DECIDING, VAULT] if DEEP else [BANK],
+    [BANK, SHOPPING, ERRANDS, DECIDING, WRITING, VAULT] if DEEP else [BANK],
     ids=lambda scenario: scenario.name,
 )
 def test_a_run_recorded_in_postgresql_survives_the_same_crashes(scenario: Scenario):

@@ -223,6 +223,20 @@ async def test_an_approval_inside_parks_the_run_and_finished_calls_are_not_repea
     )
 
 
+async def test_a_resumed_worker_knows_the_commits_of_a_worker_inside_it(tmp_path: Path, files: Any) -> None:
+    """Calls that a finished `commit: each` worker had committed inside another one are named if that one fails after a resume."""
+    team(tmp_path, steps="limits: {requests: 6}")
+    said = models(
+        main=[to("steps")],
+        steps=[to("more"), ToolCall("ask")],
+        more=[written("a"), ToolCall("book", {"room": "1"})],
+    )
+    later = models(main=[], steps=[written("b")])
+    await parked_and_resumed(tmp_path, files, said, later)
+    assert paths(files) == ["a", "b"]
+    assert "these stand: write (2 times), book." in last_result(later["main"])
+
+
 @pytest.mark.parametrize("fails", ["", "limits: {requests: 9}"])
 async def test_a_resumed_outer_transaction_has_what_a_worker_inside_had_committed(
     tmp_path: Path, files: Any, fails: str

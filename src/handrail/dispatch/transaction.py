@@ -301,17 +301,17 @@ def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
     return Transaction(attempt.frame.session, call.name, tool.writes, parent)
 
 
-def note_past(attempt: Attempt, changed: bool, *records: Any) -> None:
+def note_past(attempt: Attempt, changed: bool, *records: Any, name: str = "") -> None:
     """Tell the calls around a committed call that it has committed past their transactions.
 
-    `records` are its recorded changes. The calls around it record them too, unless it has committed into the session.
+    `name` is that of a call inside it that has committed past it as well. `records` are its recorded changes. The calls around it record them too, unless it has committed into the session.
     """
     outer, into = attempt.parent, attempt.open_transaction.parent
     assert outer is not None, "only an inner call commits past another"
     for around in outer.with_outer():
         if around.transaction is None or around.transaction is into:
             return
-        around.transaction.let_past(attempt.name, changed, records if into is not None else ())
+        around.transaction.let_past(name or attempt.name, changed, records if into is not None else ())
 
 
 def key_of(attempt: Attempt, journal: str = "") -> CallKey:

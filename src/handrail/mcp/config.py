@@ -35,12 +35,12 @@ def load_servers(path: str | Path, **options: Any) -> tuple[McpTools, ...]:
     """
     try:
         text = Path(path).read_bytes()
-        found: Any = json.loads(text.decode())
+        found: Any = json.loads(text.decode("utf-8-sig"))
     except OSError as error:
         raise DefinitionError(
             f"{path} can't be read: {error.strerror or error}. Pass the path of an mcp.json."
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DefinitionError(f"{path} is not valid JSON: {error}. Correct the file.") from None
     whole: dict[str, Any] = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
     servers: Any = whole.get("mcpServers", whole.get("servers"))
@@ -90,7 +90,7 @@ def _section(path: str, name: str, entry: Any, prefix: str, options: Mapping[str
         raise DefinitionError(
             f'{where} is not an object. Write {{"command": "…", "args": […]}} or {{"url": "…"}}.'
         )
-    given = cast("dict[str, Any]", entry)
+    given = {key: each for key, each in cast("dict[str, Any]", entry).items() if each is not None}
     command, arguments, url = given.get("command"), given.get("args", []), given.get("url")
     if not isinstance(command or url, str) or not isinstance(arguments, list):
         raise DefinitionError(f'{where} needs a "command", with "args" as a list, or a "url".')

@@ -94,6 +94,8 @@ def _replay_unit(attempt: Attempt, unit: CommitUnit) -> ToolResult[Any]:
     attempt.call.restore(frame.tools.get(attempt.name, attempt.tool))
     if attempt.parent is not None:
         attempt.transaction = new_transaction(attempt, attempt.tool)
+        for each in frame.log.committed_inside(attempt.call.place) if attempt.tool.delegates else ():
+            note_past(attempt, True, name=each.tool)
         note_past(attempt, bool(unit.effects or unit.writes))
     bill_nested(attempt)
     return end_as_recorded(attempt, unit.status, unit.result, unit.seconds)
@@ -172,7 +174,8 @@ def apply_inner(attempt: Attempt, inner: InnerCall) -> None:
         raise
     outer = attempt.parent
     if outer is not None and outer.transaction is not transaction.parent:
-        note_past(attempt, bool(inner.events or inner.files or inner.settled), *inner.passed, inner.changes)
+        changed = bool(inner.events or inner.files or inner.settled or inner.passed)
+        note_past(attempt, changed, *inner.passed, inner.changes)
 
 
 def _apply(attempt: Attempt, transaction: Transaction, changes: Changes) -> None:

@@ -181,6 +181,11 @@ class RunLog:
         """Return the record of one of the run's own calls; None if the call is not over."""
         return self._finished.get(str(call))
 
+    def committed_inside(self, call: Place) -> list[CommitUnit]:
+        """Return the records of the calls inside a call that have committed for themselves and changed something."""
+        inside = (unit for place, unit in self._finished.items() if place.startswith(call.prefix()))
+        return [unit for unit in inside if unit.status == "ok" and (unit.effects or unit.writes)]
+
     def under(self, call: Place) -> list[bytes]:
         """Return the records of the finished inner calls of a call and of the runs nested in it."""
         return [body for _, _, body in self._under("inner call", call)]

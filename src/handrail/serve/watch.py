@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from handrail.broadcasts import Batch, Broadcasts, Watcher
-from handrail.errors import HandrailError, JournalError, RunUnknown
+from handrail.errors import HandrailError, JournalError
 from handrail.journals import Journal
 from handrail.records import OVER
 from handrail.serve.agui.wire_events import Event
@@ -66,6 +66,8 @@ class Watch:
         """The number of that leg's last batch."""
         self._is_synced = False
         """Whether the feed's readers know everything that came before."""
+        self._is_blind = False
+        """Whether the last reader who joined got no opening, so that it may not know what is in progress."""
         self._open = ""
         """The id of the open leg as its worker names it, or ""."""
         self._left: list[tuple[str, int]] = []
@@ -113,7 +115,9 @@ class Watch:
         try:
             await self._renew()
             done, _ = await asyncio.wait({reply}, timeout=_REPLY_SECONDS)
-            return reply.result() if done else None
+            joined = reply.result() if done else None
+            self._is_blind = joined is None
+            return joined
         finally:
             self._joining = {join: each for join, each in self._joining.items() if each is not reply}
 
@@ -159,17 +163,14 @@ class Watch:
         return self._loop.time() - self._read_at > _IDLE_SECONDS
 
     async def _check(self) -> None:
-        """Renew the watch, and find out if something was missed: lost batches, or the end of a leg."""
+        """Renew the watch, and make readers join again who did not get an opening, or who miss the end of a leg."""
         await self._renew()
         await self._broadcasts.sweep()
-        if await self._broadcasts.last(self._session_id) < self._position:
-            self._position = 0  # the database has lost the batches, and may count anew
-        if self._open and self._leg is not None and self._loop.time() - self._heard_at > _RENEW_SECONDS:
-            try:
-                row = await self._journal.runs.get(self._leg[0])
-            except RunUnknown:
-                return self._resync()
-            if row.status in OVER or not row.held:
+        if self._is_blind:
+            self._resync()
+        elif self._open and self._loop.time() - self._heard_at > _RENEW_SECONDS:
+            rows = await self._journal.runs.list(session_id=self._session_id)
+            if not rows or rows[-1].status in OVER or not rows[-1].held:
                 self._resync()
 
     def _take(self, batch: Batch) -> None:
@@ -215,7 +216,7 @@ class Watch:
         """Return an event with the id by which readers here know its leg, and note which leg is open."""
         kind, leg = event.data["type"], str(event.data.get("runId", ""))
         if kind == "RUN_STARTED":
-            self._open, self._names = leg, {}
+            self._open, self._names, self._is_blind = leg, {}, False
             if self._expected:
                 self._names, self._expected = {leg: self._expected}, ""
         elif kind in ("RUN_FINISHED", "RUN_ERROR"):
@@ -229,5 +230,5 @@ class Watch:
 
     def _resync(self) -> None:
         """Make the readers join again, because they have missed something."""
-        self._is_synced, self._open = False, ""
+        self._is_synced, self._is_blind, self._open = False, False, ""
         self._feed.forget()

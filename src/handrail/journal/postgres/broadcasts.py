@@ -21,8 +21,10 @@ _KEPT_SECONDS = 30.0
 """Seconds for which a batch is kept. A reader needs milliseconds, or seconds after it has lost its connection."""
 _WATCH = """INSERT INTO watchers VALUES (?, ?, ?, ?)
     ON CONFLICT (id) DO UPDATE SET joins = excluded.joins, until = excluded.until"""
+# The position is the time, because a counter would begin anew after a crash, which empties the table.
 _ADD = """WITH added AS (
-        INSERT INTO broadcasts (session_id, run_id, leg, number, at, body, mac) VALUES (?, ?, ?, ?, ?, ?, ?) RETURNING 1
+        INSERT INTO broadcasts VALUES ((extract(epoch FROM clock_timestamp()) * 1000000)::bigint, ?, ?, ?, ?, ?, ?, ?)
+        RETURNING 1
     ) SELECT pg_notify(?, ?) FROM added"""
 _READ = """SELECT position, run_id, leg, number, at, body, mac FROM broadcasts
     WHERE session_id = ? AND position > ? ORDER BY position"""

@@ -26,6 +26,11 @@ from handrail.journal.schema import VERSION
 
 _CONFLICTS = (errors.SerializationFailure, errors.DeadlockDetected, errors.UniqueViolation)
 """Errors of a transaction that lost a race with another one. It is run again, and then sees the other one's changes."""
+_LEAST_PATIENCE = 10.0
+"""Seconds after which the server ends a transaction that waits for this process, if the lease is not longer.
+
+A host that is cut off or loses its power can't end its transactions. Their locks would keep its runs from all other processes.
+"""
 _MOST_TRIES = 100
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ"
 _LOCK = "SELECT pg_advisory_xact_lock(hashtext('handrail'), hashtext(?))"
@@ -136,6 +141,8 @@ class PostgresDatabase(Database):
         )
         try:
             raw.execute(f'SET search_path = "{self._address.schema}"')  # pyright: ignore[reportArgumentType, reportCallIssue]  # a plain name
+            patience = int(1000 * max(self._lease, _LEAST_PATIENCE))
+            raw.execute(f"SET idle_in_transaction_session_timeout = {patience}")  # pyright: ignore[reportArgumentType, reportCallIssue]  # a number
         except BaseException:
             raw.close()
             raise

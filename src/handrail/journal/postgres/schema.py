@@ -27,7 +27,7 @@ _OWN = (
     # What people watch is lost if the server crashes, and written again. It is not part of the record.
     """CREATE UNLOGGED TABLE watchers (id text COLLATE "C" PRIMARY KEY, session_id text COLLATE "C" NOT NULL,
         joins bigint NOT NULL, until double precision NOT NULL)""",
-    """CREATE UNLOGGED TABLE broadcasts (position bigint GENERATED ALWAYS AS IDENTITY, session_id text COLLATE "C" NOT NULL,
+    """CREATE UNLOGGED TABLE broadcasts (position bigint NOT NULL, session_id text COLLATE "C" NOT NULL,
         run_id text COLLATE "C" NOT NULL, leg bigint NOT NULL, number bigint NOT NULL, at double precision NOT NULL,
         body bytea NOT NULL, mac bytea NOT NULL, PRIMARY KEY (session_id, position))""",
 )

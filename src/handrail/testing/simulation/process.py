@@ -315,7 +315,7 @@ def _watch_handlers(world: World) -> None:
             effect=tool.effect,
             probed=tool.probe is not None,
             counts=not (call.kind.is_part or call.kind.undoes),
-            reenters=tool.reenters,
+            reenters=tool.reenters or tool.delegates,
             secret=tool.secret and had_secret(tool, call.arguments),
             place=str(call.call.place),
             attempt=str(call.place),
