@@ -118,7 +118,7 @@ class Unchained(Chains):
     ) -> int:
         self.number = number = getattr(self, "number", 0) + 1
         mac = bytearray(b"x" * MAC_BYTES)
-        connection.execute(INSERT, (chain, number, kind, key, 0.0, "s", bytearray(body), mac, "applied"))
+        connection.execute(INSERT, (chain, number, kind, key, 0.0, "s", bytearray(body), mac, "applied", 0))
         return number
 
 

@@ -235,7 +235,7 @@ class WorkspaceRow(msgspec.Struct, frozen=True, kw_only=True):
     """The sum of the MACs of the rows of its files. It shows whether rows were added or removed."""
 
 
-class CommitUnit(msgspec.Struct, frozen=True, kw_only=True):
+class CommitUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A finished call and everything it changed, recorded atomically."""
 
     run_id: str

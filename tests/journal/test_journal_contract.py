@@ -560,6 +560,25 @@ async def test_a_queued_run_is_cancelled_without_a_turn(processes: tuple[Journal
         await door.queue.cancel("third", b"")
 
 
+async def test_a_session_finds_its_calls_in_chains_of_runs_that_are_not_recorded(
+    processes: tuple[Journal, Journal],
+):
+    """Whichever process adds a session's first call to a run that is not recorded, and whatever else is in its chain."""
+    first, second = processes
+    for each, call_id, session in (
+        (first, "1", "s"),
+        (first, "2", "t"),
+        (second, "3", "s"),
+        (second, "4", "u"),
+        (first, "5", "u"),
+        (first, "6", "u"),
+    ):
+        await each.calls.commit(unit(call_id, session=session))
+    for session, calls in (("s", ["1", "3"]), ("t", ["2"]), ("u", ["4", "5", "6"])):
+        assert [each.call_id for each in await second.calls.load_session(session)] == calls
+    assert not (await first.runs.verify()).altered
+
+
 async def test_an_adopted_run_moves_to_another_queue(journal: Journal):
     await journal.queue.submit(request())
     await journal.queue.adopt("run", "shop:agent@2")

@@ -21,6 +21,7 @@ from handrail import SqliteJournal
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import Declined, DefinitionError, JournalError, QuestionCancelled
 from handrail.journal.database import Database, Job
+from handrail.journal.schema import VERSION
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.records import CommitUnit
@@ -300,7 +301,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path):
     (tmp_path / "text.db").write_text("this is no database " * 100)
     for name, words in (
         ("other.db", "this is a database, but not a journal"),
-        ("newer.db", "its schema has version 99, but this version of Handrail uses 12"),
+        ("newer.db", f"its schema has version 99, but this version of Handrail uses {VERSION}"),
         ("text.db", "it can't be opened: file is not a database"),
         (".", "it can't be opened: unable to open database file"),
         ("a\0b", "its path contains a null byte. Pass a path without one"),
@@ -380,3 +381,34 @@ def test_a_journal_without_its_key_is_refused(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("HANDRAIL_KEY", "another")
     with pytest.raises(JournalError, match="were not written with this key"):
         SqliteJournal(path)
+    monkeypatch.delenv("HANDRAIL_KEY")
+    monkeypatch.setenv("HANDRAIL_KEY_FILE", str(tmp_path / "missing"))
+    with pytest.raises(JournalError, match="can't be read from"):
+        SqliteJournal(path)
+    (tmp_path / "shared").write_text("another")
+    (tmp_path / "shared").chmod(0o600)
+    monkeypatch.setenv("HANDRAIL_KEY_FILE", str(tmp_path / "shared"))
+    with pytest.raises(JournalError, match="were not written with this key"):
+        SqliteJournal(path)
+
+
+async def test_a_mark_that_was_rolled_back_is_made_again(tmp_path: Path):
+    """The first call of a session is marked in its chain. If its transaction is rolled back, the next call is marked instead."""
+    journal = SqliteJournal(tmp_path / "journal.db", watch=None)
+    await journal.calls.commit(CommitUnit(run_id="run", call_id="a", session_id="s"))
+    database = journal._database
+
+    def fail(connection: Any) -> None:
+        database.chains.append(connection, "run run", "unit", "lost", b"", session_id="t", state="applied")
+        raise OSError("rolled back")
+
+    with pytest.raises(OSError, match="rolled back"):
+        await database.transact(fail)
+    await journal.calls.commit(CommitUnit(run_id="run", call_id="b", session_id="t"))
+    assert [each.call_id for each in await journal.calls.load_session("t")] == ["b"]
+    for value in (0, 2):
+        await database.select(f"UPDATE records SET opens = {value} WHERE key = 'b'")
+        assert (await journal.runs.verify()).altered, (
+            "the mark by which a session finds its calls was removed"
+        )
+    journal.close()

@@ -354,6 +354,17 @@ def test_a_module_beside_a_worker(tmp_path: Path):
     assert isinstance(model_named("mistral:m", tmp_path / "one"), OpenAIModel)
 
 
+async def test_a_module_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A model in code may be named after a module of the current folder, although that is not on Python's path."""
+    name = f"here_{abs(hash(tmp_path))}"
+    (tmp_path / f"{name}.py").write_text("from handrail import ScriptedModel\nm = ScriptedModel(['Here.'])\n")
+    with pytest.raises(DefinitionError, match="there is no module or provider"):
+        check_name(f"{name}:m")
+    monkeypatch.chdir(tmp_path)
+    check_name(f"{name}:m")
+    assert await asked(f"{name}:m") == "Here."
+
+
 def test_no_name_means_two_things():
     """No provider is both in the table and in the bridge."""
     assert not BRIDGED & PROVIDERS.keys()

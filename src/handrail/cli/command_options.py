@@ -186,7 +186,7 @@ class FleetOptions:
         typer.Option(
             "--files",
             metavar="FOLDER",
-            help="The folder tools may change. A submitted run is then executed only on this host.",
+            help="The folder tools may change, which pins the run to this host, or `workspace:NAME`, which moves with it.",
         ),
     ] = None
     startup_files: StartupFiles = None

@@ -145,7 +145,7 @@ class SqliteCalls:
 
     async def load_session(self, session_id: str, /) -> Sequence[CommitUnit]:
         chains = self._database.chains
-        query = "SELECT DISTINCT chain FROM records WHERE session_id = ? AND session_id != ''"
+        query = "SELECT DISTINCT chain FROM records WHERE session_id = ? AND opens = 1"
 
         def load(connection: Connection) -> list[Record]:
             ids = dict.fromkeys(check_session(connection, chains, session_id))

@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sqlite3
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -34,15 +34,18 @@ MAC_BYTES = 32
 _PERSON = b"handrail record"
 _encode = msgspec.msgpack.Encoder().encode
 
-INSERT = """INSERT INTO records (chain, link, kind, key, at, session_id, body, mac, state)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+INSERT = """INSERT INTO records (chain, link, kind, key, at, session_id, body, mac, state, opens)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _INSERT_HEAD = "INSERT INTO chains (chain, links, seal) VALUES (?, ?, ?)"
 _REPLACE_HEAD = "UPDATE chains SET links = ?, seal = ? WHERE number = ? AND seal = ?"
+_REPLACE_OWN_HEAD = f"{_REPLACE_HEAD} AND coalesce((SELECT owner FROM runs WHERE id = ?), ?) = ?"
 _CORRECT_HEAD = "UPDATE chains SET seal = ? WHERE number = ?"
 _CORRECT_RECORD = "UPDATE records SET mac = ? WHERE number = ?"
+_Head = tuple[int, int, bytes | bytearray, str]
+"""The row number, number of links, and seal of a chain's head, and the session of its last call; "" if that is not known."""
 _MOST_HEADS = 10_000
 """Maximum number of heads that a process remembers."""
-_READ = """SELECT number, link, kind, key, at, session_id, body, mac, state FROM records
+_READ = """SELECT number, link, kind, key, at, session_id, body, mac, state, opens FROM records
     WHERE chain = ? ORDER BY link"""
 _READ_ONE = "SELECT * FROM records WHERE chain = ? AND link = ?"
 _STATES = ("", "committed", "applied", "void")
@@ -150,6 +153,14 @@ class Record(NamedTuple):
     mac: bytes
     state: str
     """The state of a committed call: `committed`, `applied` or `void`; "" for other records. The MAC does not cover it."""
+    opens: int
+    """1 for the first call of a session in its chain, by which the session finds the chain; otherwise usually 0."""
+
+    def is_marked(self, sessions: Collection[str]) -> bool:
+        """Return whether `opens` may be as it is after calls of these sessions. The MAC does not cover it."""
+        if self.opens == 0:
+            return not self.session_id or self.session_id in sessions
+        return self.opens == 1 and bool(self.session_id)
 
 
 class Chains:
@@ -158,8 +169,8 @@ class Chains:
     def __init__(self, journal: str, path: str, key: bytes) -> None:
         self._journal = journal
         self.path = path
-        self._heads: dict[str, tuple[int, int, bytes | bytearray]] = {}
-        """The row number, number of links, and seal of each chain's head, as this process last wrote it.
+        self._heads: dict[str, _Head] = {}
+        """The heads of chains, as this process last wrote them.
 
         The seal is compared with the stored one before a head is replaced.
         """
@@ -198,21 +209,71 @@ class Chains:
         state: str = "",
     ) -> int:
         """Add a record to a chain, in the open transaction. Returns its position in the chain."""
+        for known in (self._heads.get(chain), None):  # what this process knows may be out of date
+            head = known or self._head(connection, chain)
+            link = self._extend(connection, chain, head, (), kind, key, body, at, session_id, state)
+            if link:
+                return link
+        raise AssertionError("the head was read in this transaction")
+
+    def append_own(
+        self,
+        connection: Connection,
+        run_id: str,
+        owner: tuple[str, str],
+        kind: str,
+        key: str,
+        body: bytes,
+        *,
+        at: float,
+        session_id: str,
+        state: str,
+    ) -> bool:
+        """Add a record to the chain of a run if its owner is `owner[1]`. Returns False if nothing was added.
+
+        A run that is not recorded counts as owned by `owner[0]`. The owner is checked by the statement that replaces the
+        head, so this only works if this process knows the head.
+        """
+        chain = run_chain(run_id)
+        head = self._heads.get(chain)
+        if head is None:
+            return False
+        fence = (run_id, *owner)
+        return bool(self._extend(connection, chain, head, fence, kind, key, body, at, session_id, state))
+
+    def _extend(
+        self,
+        connection: Connection,
+        chain: str,
+        head: _Head,
+        fence: tuple[str, ...],
+        kind: str,
+        key: str,
+        body: bytes,
+        at: float,
+        session_id: str,
+        state: str,
+    ) -> int:
+        """Add a record after this head, and return its position in the chain.
+
+        Returns 0, and adds nothing, if the head is out of date or the run has a different owner from the one in `fence`.
+        """
         # Binary values are bytearrays: sqlite3 looks for an adapter of every `bytes`, which takes longer than binding it.
         cursor = cast(sqlite3.Connection, connection).cursor()
-        known = self._heads.get(chain)
-        row, links, seal = known or self._head(connection, chain)
+        row, links, seal, session = head
         link, number = links + 1, self._last + 1
         digest = bytearray(self._digest(chain, number, link, kind, key, at, session_id, seal, body))
         mac, new = digest[:MAC_BYTES], digest[MAC_BYTES:]
         if not links:
             row = cursor.execute(_INSERT_HEAD, (chain, link, new)).lastrowid or 0
-        elif not cursor.execute(_REPLACE_HEAD, (link, new, row, seal)).rowcount:
-            # Another process has added to the chain, or a transaction was rolled back.
-            self._heads.pop(chain, None)
-            assert known is not None, "the head was read in this transaction"
-            return self.append(connection, chain, kind, key, body, at=at, session_id=session_id, state=state)
-        values = (chain, link, kind, key, at, session_id, bytearray(body), mac, state)
+        else:
+            query = _REPLACE_OWN_HEAD if fence else _REPLACE_HEAD
+            if not cursor.execute(query, (link, new, row, seal, *fence)).rowcount:
+                # Another process has added to the chain or taken the run, or a transaction was rolled back.
+                self._heads.pop(chain, None)
+                return 0
+        opens = 1 if session_id and session_id != session else 0
+        values = (chain, link, kind, key, at, session_id, bytearray(body), mac, state, opens)
         added = cursor.execute(INSERT, values).lastrowid
         if added != number:  # another process has added to the journal, or a transaction was rolled back
             number = added or 0
@@ -223,12 +284,12 @@ class Chains:
         self._last = number
         if len(self._heads) >= _MOST_HEADS:
             self._heads.clear()
-        self._heads[chain] = row, link, new
+        self._heads[chain] = row, link, new, session_id or session
         return link
 
-    def _head(self, connection: Connection, chain: str) -> tuple[int, int, bytes]:
-        query = "SELECT number, links, seal FROM chains WHERE chain = ?"
-        return connection.execute(query, (chain,)).fetchone() or (0, 0, b"")
+    def _head(self, connection: Connection, chain: str) -> _Head:
+        query = "SELECT number, links, seal, '' FROM chains WHERE chain = ?"
+        return connection.execute(query, (chain,)).fetchone() or (0, 0, b"", "")
 
     def remove(self, connection: Connection, chain: str) -> None:
         """Remove the records of a chain, and its head."""
@@ -278,6 +339,7 @@ class Chains:
 
     def _read(self, connection: Connection, chain: str) -> list[Record]:
         found: list[Record] = []
+        sessions: set[str] = set()
         seal = b""
         for row in self._rows(connection, chain):
             record = Record(*row)
@@ -286,8 +348,10 @@ class Chains:
                 raise self.altered(chain, expected, "it is missing")
             digest = self._of(chain, record, seal)
             mac, seal = digest[:MAC_BYTES], digest[MAC_BYTES:]
-            if record.mac != mac or record.state not in _STATES:
+            if record.mac != mac or record.state not in _STATES or not record.is_marked(sessions):
                 raise self.altered(chain, record.link, "it is not what was recorded there", record)
+            if record.session_id:
+                sessions.add(record.session_id)
             found.append(record)
         query = "SELECT links, seal FROM chains WHERE chain = ?"
         links, sealed = next(iter(fetch(connection, query, chain)), (0, b""))

@@ -108,12 +108,13 @@ class Database:
             if path == MEMORY:  # no other process can open it, so garbage collection may close it
                 weakref.finalize(self, self._connection.close)
             return
-        opened = Job(lambda connection: None)
+        is_open = threading.Event()
+        opened = Job(lambda connection: None, lambda job: is_open.set())
         self._thread = threading.Thread(
             target=self._write, args=(opened, new_id), name="handrail-journal", daemon=True
         )
         self._thread.start()
-        opened.done.wait()
+        is_open.wait()
         if opened.error is not None:
             self._closed = True
             raise opened.error
@@ -153,11 +154,12 @@ class Database:
 
     def transact_now(self, work: Work[T]) -> T:
         """Run `work` as `transact` does, but synchronously, from any thread."""
-        job = Job(work)
         if self._connection is not None:
-            return self._run_inline(self._connection, job)
+            return self._run_inline(self._connection, Job(work))
+        is_done = threading.Event()
+        job = Job(work, lambda job: is_done.set())
         self._put(job)
-        job.done.wait()
+        is_done.wait()
         return job.result()
 
     async def add(
@@ -178,11 +180,13 @@ class Database:
         run; without, a run that is not recorded may still have records.
         """
         check = check_owner if is_recorded else check_not_taken
+        own = ("" if is_recorded else self.owner, self.owner)
+        record: Any = {"at": at, "session_id": session_id, "state": state}
 
         def add(connection: Connection) -> None:
-            check(connection, self.owner, run_id)
-            chain = run_chain(run_id)
-            self.chains.append(connection, chain, kind, key, body, at=at, session_id=session_id, state=state)
+            if not self.chains.append_own(connection, run_id, own, kind, key, body, **record):
+                check(connection, self.owner, run_id)
+                self.chains.append(connection, run_chain(run_id), kind, key, body, **record)
 
         await self.transact(add)
 
@@ -202,11 +206,13 @@ class Database:
         connection = self._connection or shared
         if connection is None or not self._lock.acquire(blocking=False):
             return False
+        owner = self.owner
+        record: Any = {"at": at, "session_id": session_id, "state": state}
 
         def add(connection: Connection) -> None:
-            check_not_taken(connection, self.owner, run_id)
-            chain = run_chain(run_id)
-            self.chains.append(connection, chain, kind, key, body, at=at, session_id=session_id, state=state)
+            if not self.chains.append_own(connection, run_id, (owner, owner), kind, key, body, **record):
+                check_not_taken(connection, owner, run_id)
+                self.chains.append(connection, run_chain(run_id), kind, key, body, **record)
 
         job = Job(add)
         try:
@@ -260,7 +266,7 @@ class Database:
             opened.error = error
             return
         finally:
-            opened.done.set()
+            opened.finish()
         while (job := self._jobs.get()) is not None:
             if self._shared is not None:
                 self._shared.execute(_WAIT_FOR_OTHERS)
@@ -376,7 +382,7 @@ def _damaged(path: str, error: Exception) -> JournalError:
 class Job(Generic[T]):
     """One piece of work on the database, and its value or error."""
 
-    __slots__ = ("_report", "done", "error", "single", "synced", "value", "work")
+    __slots__ = ("_report", "error", "single", "synced", "value", "work")
 
     def __init__(
         self,
@@ -390,12 +396,11 @@ class Job(Generic[T]):
         self.single = single
         """Whether the work is at most one statement that writes, so that it needs no transaction around it."""
         self._report = report
-        self.done = threading.Event()
         self.value: T | None = None
         self.error: BaseException | None = None
 
     def finish(self) -> None:
-        self.done.set()
+        """Report that the work has ended."""
         if self._report is not None:
             try:
                 self._report(self)

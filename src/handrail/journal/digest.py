@@ -32,13 +32,13 @@ def new_key() -> bytes:
 
 
 def key_beside(journal: str, is_new: bool) -> bytes:
-    """Return a journal's key, derived from `HANDRAIL_KEY` if that is set, or else read from a file beside the journal.
+    """Return a journal's key: from the environment if `HANDRAIL_KEY` or `HANDRAIL_KEY_FILE` is set, or else from a file beside it.
 
-    The file is created with a new journal. Raises `JournalError` if it is missing or damaged, or if others can access it.
+    The file beside it is created with a new journal. Raises `JournalError` if a file is missing or damaged, or if others
+    can access it.
     """
-    given = os.environ.get(KEY_VARIABLE)
-    if given:
-        return _derived(given.encode())
+    if os.environ.get(KEY_VARIABLE) or os.environ.get(KEY_FILE_VARIABLE):
+        return shared_key(journal, None)
     path = Path(journal + KEY_SUFFIX)
     if is_new and not path.exists():
         _make(path)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from handrail.errors import JournalError
 
-VERSION = 12
+VERSION = 13
 """Version of the schema. A journal with another version is refused."""
 
 APPLICATION_ID = 0x48726A6C
@@ -50,10 +50,11 @@ TABLES: Sequence[str] = (
     """CREATE TABLE records (
         number INTEGER PRIMARY KEY, chain TEXT NOT NULL, link INTEGER NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL,
         at REAL NOT NULL, session_id TEXT NOT NULL, body BLOB NOT NULL, mac BLOB NOT NULL, state TEXT NOT NULL,
-        UNIQUE (chain, link)
+        opens INTEGER NOT NULL, UNIQUE (chain, link)
     )""",
     "CREATE INDEX undone_calls ON records (chain, key) WHERE kind IN ('undone', 'told')",
-    "CREATE INDEX units_of_a_session ON records (session_id) WHERE session_id != ''",
+    # A process marks the first call of a session that it adds to a chain. An index with every call would be one more page a record.
+    "CREATE INDEX chains_of_a_session ON records (session_id) WHERE opens = 1",
     "CREATE INDEX units_to_apply ON records (chain, key) WHERE state = 'committed'",
     """CREATE TABLE chains (
         number INTEGER PRIMARY KEY, chain TEXT NOT NULL UNIQUE, links INTEGER NOT NULL, seal BLOB NOT NULL

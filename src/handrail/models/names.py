@@ -7,6 +7,7 @@ module.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.util
@@ -141,6 +142,7 @@ def _import(module: str, folder: Path | None) -> ModuleType:
 
     file = _file_of(module, folder)
     if file is None or _is_installed(module):
+        _search_here()
         return import_app(module)
     if file not in _modules:
         digest = hashlib.sha256(str(file).encode()).hexdigest()[:12]
@@ -155,10 +157,18 @@ def _is_module(module: str, folder: Path | None) -> bool:
         return True
     from handrail.neighbours import find_app
 
+    _search_here()
     try:
         return find_app(module) is not None
     except (ImportError, ValueError):  # a parent package is missing, or a module was created without a spec
         return False
+
+
+def _search_here() -> None:
+    from handrail.neighbours import search
+
+    with contextlib.suppress(OSError):  # the current folder has been removed
+        search(Path.cwd())
 
 
 def _is_installed(module: str) -> bool:

@@ -103,39 +103,40 @@ def commit_unit(
 ) -> CommitUnit:
     """Create the record of a finished call, with all its changes as plain data."""
     transaction = attempt.transaction if result.success else None
-    frame = attempt.frame
-    session = frame.session
+    frame, call = attempt.frame, attempt.call
+    session_id, filesystem = frame.session.id, frame.world.filesystem
+    effects = () if transaction is None else [done.what for done in _settled(attempt, transaction)]
+    changing = transaction if transaction is not None and transaction.touched else None
     return CommitUnit(
-        run_id=attempt.run_context.request_id,
-        call_id=attempt.id,
-        events=[]
-        if transaction is None
-        else [encode_item(event, session.id) for event in transaction.events],
+        run_id=frame.run_context.request_id,
+        call_id=call.id,
+        events=() if changing is None else [encode_item(event, session_id) for event in changing.events],
         result=write_result(result),
-        effects=[] if transaction is None else [done.what for done in _settled(attempt, transaction)],
+        effects=effects or (),
         files=files,
         workspaces=tuple(workspaces),
-        session_id=session.id,
-        place=str(attempt.call.place),
-        tool=attempt.name,
+        session_id=session_id,
+        place=str(call.place),
+        tool=call.name,
         arguments=_text(attempt),
         status=status,
         at=frame.began_at.timestamp() + attempt.started,
         seconds=attempt.elapsed,
-        reads=_reads(attempt, transaction),
-        writes=[] if transaction is None else transaction.writes(),
+        reads=_reads(attempt, changing),
+        writes=() if changing is None else changing.writes(),
         diff=diff[:_LONGEST_DIFF],
         charged=attempt.charged,
-        root=folder_of(frame.world.filesystem),
-        root_id=folder_id_of(frame.world.filesystem),
+        root=folder_of(filesystem),
+        root_id=folder_id_of(filesystem),
         decision=attempt.decision,
     )
 
 
 def _settled(attempt: Attempt, transaction: Transaction) -> Sequence[Settled]:
     """Return the external effects of a call. Those of an inner call include the call itself."""
-    own = None if attempt.parent is None else attempt.own_effect(attempt.finished)
-    return [*(transaction.settled or ()), *(() if own is None else (own,))]
+    settled = transaction.settled or ()
+    own = None if attempt.call.parent is None else attempt.own_effect(attempt.finished)
+    return settled if own is None else [*settled, own]
 
 
 def _reads(attempt: Attempt, transaction: Any) -> Sequence[str]:

@@ -144,7 +144,8 @@ class RunResources:
             raise ResourceError(
                 name_of(protocol),
                 "nothing is bound to it",
-                f"Pass `resources=[given(protocol, object)]`, or `filesystem=...` for files. Bound: {known}.",
+                "Pass `resources=[given(protocol, object)]`. For files, pass `filesystem=...`, or `--files FOLDER` on the command "
+                f"line. Bound: {known}.",
             )
         if self._closed:
             raise ResourceError(name_of(protocol), "the run has ended", "Request it while the run is active.")

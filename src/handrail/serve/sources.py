@@ -316,6 +316,7 @@ def load_module(named: str) -> ModuleType:
         path = Path(named).resolve()
         if not path.is_file():
             raise DefinitionError(f"there is no file {named!r}. {advice}")
+        search(path.parent)  # for the models that the app names as module:name
         return _load_file(path)
     search(Path.cwd())
     try:

@@ -19,9 +19,9 @@ from handrail.journal.connection import Connection
 NOBODY = "-"
 """The owner of a recorded run that no process has. The owner is "" for chains that belong to no recorded run."""
 
-_COLUMNS = "number, chain, link, kind, key, at, session_id, body, mac, state"
+_COLUMNS = "number, chain, link, kind, key, at, session_id, body, mac, state, opens"
 _RECORD = f"INSERT INTO records ({_COLUMNS})"
-_VALUES = """?::bigint, chain, ?::bigint, ?, ?, ?::double precision, ?, ?::bytea, ?::bytea, ?"""
+_VALUES = """?::bigint, chain, ?::bigint, ?, ?, ?::double precision, ?, ?::bytea, ?::bytea, ?, ?::bigint"""
 _INSERT = f"""WITH head AS (
         INSERT INTO chains (chain, links, seal, number) VALUES (?, ?, ?, ?) RETURNING chain
     ) {_RECORD} SELECT {_VALUES} FROM head"""
@@ -36,6 +36,12 @@ class _Head(NamedTuple):
     seal: bytes
     number: int
     owner: str
+    session_id: str = ""
+    """The session of the last call in the chain; "" if that is not known."""
+
+    def opens(self, session_id: str) -> int:
+        """Return whether the next record is marked as the first of its session, as 1 or 0."""
+        return 1 if session_id and session_id != self.session_id else 0
 
 
 _EMPTY = _Head(0, b"", 0, "")
@@ -93,13 +99,13 @@ class PostgresChains(Chains):
                 head = self._stored_head(connection, chain)
             number, mac, new = self._sealed(record, head)
             link = head.links + 1
-            values = (number, link, kind, key, at, session_id, body, mac, state)
+            values = (number, link, kind, key, at, session_id, body, mac, state, head.opens(session_id))
             if not head.links:
                 added = connection.execute(_INSERT, (chain, link, new, number, *values))
             else:
                 added = connection.execute(_APPEND, (link, new, number, chain, head.seal, *values))
             if added.rowcount:
-                self._note(chain, _Head(link, new, number, head.owner))
+                self._note(chain, _Head(link, new, number, head.owner, session_id or head.session_id))
                 return link
             self._known.pop(
                 chain, None
@@ -135,9 +141,11 @@ class PostgresChains(Chains):
             record.body,
             mac,
             record.state,
+            head.opens(record.session_id),
         )
         if connection.execute(_FENCED, (*replaced, *values)).rowcount:
-            self._known[chain] = _Head(link, new, number, head.owner)
+            session_id = record.session_id or head.session_id
+            self._known[chain] = _Head(link, new, number, head.owner, session_id)
             return True
         self._known.pop(chain, None)
         return False
