@@ -437,7 +437,7 @@ class Connection:
             await self._close()
         elif self.loop.is_running():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._close(), self.loop))
-        # A loop that has stopped has ended the connection's task, and with it the server.
+        # A loop that is not running can't close it now. `asyncio.run` cancels the connection's task when it closes the loop.
 
     async def _close(self) -> None:
         self._end_connection("it was closed")

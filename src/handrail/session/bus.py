@@ -193,10 +193,12 @@ def check_unchangeable(event: object) -> None:
 
 
 def check_event(event: object) -> None:
-    """Raise `EventRefused` for a plain value or a class, since nobody could subscribe to it by type."""
+    """Raise `EventRefused` for a class, or for a value of a built-in type, which does not say what happened."""
     if isinstance(event, type):
         raise EventRefused(event, f"{event.__name__} is a class, not an event", "Pass an instance of it.")
     if type(event).__module__ == "builtins":
         raise EventRefused(
-            event, "it is a plain value, which nobody can subscribe to by type", "Make it a frozen dataclass."
+            event,
+            "it is a value of a built-in type, which does not say what happened",
+            "Make it a frozen dataclass.",
         )

@@ -191,7 +191,7 @@ class Commit:
         """
         for step in self.manifest.steps[1:]:
             if step.do == "change" or step.tree == EMPTY or (step.folder and not step.before):
-                continue  # such a step may have nothing to do, whatever is at its path
+                continue  # a change displaces nothing, a folder may exist already or be kept: `_do` decides then
             folder, name = split(step.path)
             with contextlib.suppress(OSError):  # an earlier step creates its folder
                 if _identity_in(folders.open(folder), on_disk(name)) != step.before:
