@@ -189,13 +189,13 @@ SESSIONS: dict[str, Row] = {
     "event that is a dict": (
         lambda: Session().dispatch({"text": "x"}),
         EventRefused,
-        "event dict: it is a plain value",
+        "event dict: it is a value of a built-in type",
         "Make it a frozen dataclass",
     ),
     "published event that is a text": (
         lambda: Session().dispatcher.publish("x"),
         EventRefused,
-        "event str: it is a plain value",
+        "event str: it is a value of a built-in type",
         "Make it a frozen dataclass",
     ),
     "subscription to a name": (

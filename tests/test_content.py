@@ -114,7 +114,7 @@ def test_the_scheme_of_an_address_may_be_in_capitals() -> None:
 
 def test_a_path_that_can_not_exist_is_refused() -> None:
     """A path with a null character is refused like one that does not exist."""
-    with pytest.raises(DefinitionError, match="can't be read: embedded null byte"):
+    with pytest.raises(DefinitionError, match=r"can't be read: .*embedded null"):
         Attachment("a\0b.png")
 
 

@@ -276,7 +276,7 @@ async def test_viewers_go_on_when_the_database_has_lost_what_is_not_recorded(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
     """The test empties the unlogged tables, as a crash of PostgreSQL does."""
-    monkeypatch.setattr(watch, "_RENEW_SECONDS", 0.05)
+    monkeypatch.setattr(watch, "_RENEW_SECONDS", 0.5)
     async with fleet.server() as threads, fleet.worker():
         thread = threads.thread("ann", "t")
         await thread.say("tell")

@@ -193,9 +193,11 @@ async def _read_state(journal: Journal, seen: Thread) -> _State:
     not possible, for example because the run ended in that time, everything is read again, at most five times in all.
     Raises `ThreadUnknown` if the thread has no runs.
     """
-    joined = await seen.opening()
     for tries in range(_TRIES):
         last, live = seen.feed.last, seen.live
+        joined = (
+            await seen.opening()
+        )  # after `last`: what a leg says that begins just now must not be skipped
         rows = await seen.rows()
         if not rows and live is None:
             raise ThreadUnknown(seen.id)

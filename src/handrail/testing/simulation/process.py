@@ -370,7 +370,7 @@ def recorded(storage: Storage, folder: Path) -> dict[str, Any]:
 
 
 def _left_something(finished: dict[str, Any]) -> bool:
-    return bool(finished["events"] or finished["files"])
+    return bool(finished.get("events") or finished.get("files"))  # empty fields are left out
 
 
 def recorded_answers(storage: Storage, folder: Path) -> dict[str, Answer]:
