@@ -150,7 +150,7 @@ def test_two_folders_with_a_neighbour_of_one_name_do_not_share_it(tmp_path: Path
     first.book()
     (problem,) = WorkerRegistry(tmp_path / "second").check()
     assert problem.file == str(tmp_path / "second" / "tools.py")
-    assert f"line 3 imports 'shared_desk', and the 'shared_desk' of {tmp_path / 'first'}" in problem.problem
+    assert f"line 3 imports 'shared_desk', but the 'shared_desk' in {tmp_path / 'first'}" in problem.problem
     assert not WorkerRegistry(tmp_path / "first").check()
     assert not WorkerRegistry(tmp_path / "third").check()  # it has no such module, so nothing is mixed up
 

@@ -511,7 +511,7 @@ def test_an_existing_file_must_be_read_before_it_is_written():
         gate, _ = await over(files)
         denied = await gate.invoke("write", {"path": "docs/a", "text": "new"})
         assert denied.message == (
-            "write is not allowed: docs/a exists and was not read at its current content. Read it first, then write it."
+            "write is not allowed: docs/a exists, and its current content was not read. Read it first, then write it."
         )
         assert files.read("docs/a") == "old"
         await gate.invoke("read", {"path": "docs/a"})

@@ -24,8 +24,8 @@ ApprovalMode = Literal["interactive", "approve_all", "strict"]
 class ApprovalAnswer(BaseModel):
     """The answer to a request for approval.
 
-    The schema shown to clients has only the first two fields, so that every client can show it. A client that
-    knows more may also set `remember`, for this exact request or for one of the offered scopes.
+    The schema that clients get has only the first two fields, so that every client can show them. A client that
+    knows the other fields may also set `remember`, for this exact request or for one of the offered scopes.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -59,7 +59,7 @@ class Broker:
     - *interactive*: the person in the environment is asked. If there is none, the request is denied. A model in a
       person's place never approves on their behalf.
     - *approve_all*: everything is approved except what a remembered denial covers, what a quorum decides, and
-      changes to files that later run automatically. Never a default.
+      changes to files that later run automatically. This mode is never the default.
     - *strict*: everything is denied, even what was approved before.
 
     Without a mode, the broker decides as in *interactive*. A decision remembered in the session decides without

@@ -54,9 +54,9 @@ class RunState(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """The condition for advice: every `calls` calls, every `seconds` seconds, or after an event of a type.
+    """The conditions for advice: every `calls` calls, every `seconds` seconds, or after an event of the type `event`.
 
-    The conditions are checked after each turn of calls. Any one of them is enough.
+    They are checked after each turn of calls. Any one of them is enough.
     """
 
     calls: int | None = None

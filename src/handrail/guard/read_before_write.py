@@ -22,8 +22,8 @@ class ReadBeforeWritePolicy:
     """Requires that an existing file be read, with its current content, before it is overwritten.
 
     A file that this session wrote counts as read. New files may be written. A tool that writes files but declares no
-    path, or runs without a filesystem, is denied. A call that changed files in its fork which it did not declare is
-    rejected before it is committed, unless they were read.
+    path, or runs without a filesystem, is denied. If a call has changed files in its fork without declaring them, it is
+    rejected before it is committed, unless these files were read.
     """
 
     name = "read_before_write"
@@ -41,19 +41,19 @@ class ReadBeforeWritePolicy:
             files = context.filesystem
         except HandrailError:
             return PolicyDecision.deny(
-                f"{tool.name} writes files, and this run has no filesystem. Go on without writing files."
+                f"{tool.name} writes files, and this run has no filesystem. Continue without writing files."
             )
         for path in paths:
             if not self._may_write(path, files, context):
                 return PolicyDecision.deny(
-                    f"{path} exists and was not read at its current content. Read it first, then write it."
+                    f"{path} exists, and its current content was not read. Read it first, then write it."
                 )
         return PolicyDecision.allow()
 
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> None:
-        """Raise `FileError` if the call changed a file that was not read. Otherwise note the files that are known now."""
+        """Raise `FileError` if the call changed a file that was not read. Otherwise note the files that the session now knows."""
         if EFFECTS[tool.effect].writes:
             source: Any = context._source  # pyright: ignore[reportPrivateUsage]  # a policy's own context
             edits: list[Edit] = list(source.changed_files())
@@ -109,7 +109,7 @@ class ReadBeforeWritePolicy:
             if _digest(old) not in (note and note.value, *inner):
                 what = "deletes" if new is None else "changes"
                 raise FileError(
-                    path, f"{tool.name} {what} it, and it was not read at its current content. Read it first"
+                    path, f"{tool.name} {what} it, and its current content was not read. Read it first"
                 )
 
 

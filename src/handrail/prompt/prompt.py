@@ -201,8 +201,8 @@ class Prompt(Generic[OutputT]):
         """Render the prompt for a model.
 
         `params` is an instance of the sections' params type, or a mapping with its fields. `opened` lists the paths
-        of summaries to show in full, together with the sections that contain them. Sections that are disabled, or not
-        shown as summaries, are ignored there.
+        of summaries to show in full, together with the sections that contain them. Paths of sections that are disabled, or
+        that are not shown as summaries, are ignored.
 
         Raises `PromptRenderError` if the params are invalid, if `opened` has an unknown path, or if a condition can't be
         evaluated. Raises `PromptDefinitionError` if two enabled tools, or two different policies, have the same name.

@@ -124,7 +124,7 @@ class Tree:
             if path not in self._by_path:
                 problems.append(Problem("", f"there is no section {path!r}"))
             elif self.summaries([path]) <= opened:
-                problems.append(Problem("", f"section {path!r} is open already"))
+                problems.append(Problem("", f"section {path!r} is already open"))
         if not paths:
             problems.append(Problem("", "no section is named"))
         if problems:
@@ -177,7 +177,7 @@ class RenderedPrompt(Generic[OutputT]):
     closed: tuple[ClosedSection, ...]
     """The sections shown as summaries."""
     opened: frozenset[str]
-    """The paths of the opened summaries. `render` with these paths, params and session returns the same prompt again."""
+    """The paths of the opened summaries. To get this prompt again, call `render` with them and the same params and session."""
     provider_tools: tuple[ProviderTool, ...]
     """The tools of the prompt and of the sections shown in full that the model's provider runs itself."""
     _tree: Tree = dataclasses.field(repr=False, compare=False)

@@ -90,7 +90,7 @@ class Tool(Generic[ParamsT, ResultT]):
     """
 
     delegates: ClassVar[bool] = False
-    """Whether the tool, like a worker, only makes inner calls, about which the policies decide one by one."""
+    """Whether the tool, like a worker, only makes inner calls. The policies decide on each of these calls."""
 
     reenters: bool = dataclasses.field(init=False, repr=False, compare=False, default=False)
     """Whether the handler only makes inner calls and asks questions.
@@ -119,10 +119,10 @@ class Tool(Generic[ParamsT, ResultT]):
     _schema: Schema[ParamsT] | None = dataclasses.field(init=False, repr=False, compare=False)
     _result_schema: Schema[ResultT] | None = dataclasses.field(init=False, repr=False, compare=False)
     result_class: type | tuple[type, ...] | None = dataclasses.field(init=False, repr=False, compare=False)
-    """The class of every result if `isinstance` can check the declared type, else None."""
+    """The class or classes by which `isinstance` can check a result's value; None if it can't."""
     _quick: Validate | None = dataclasses.field(init=False, repr=False, compare=False)
     copy_params: Copy = dataclasses.field(init=False, repr=False, compare=False)
-    """A function that takes params and the arguments they were parsed from, and returns params that share nothing mutable."""
+    """A function that takes params and the arguments they were parsed from, and returns params without shared mutable parts."""
     _paths: PathFinder = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
