@@ -662,7 +662,7 @@ def test_a_file_that_can_not_be_read_is_not_free():
         gate, _ = await over(Unreadable({"a": "old"}))
         return (await gate.invoke("write", {"path": "a", "text": "new"})).message
 
-    assert "a exists and was not read" in run_virtual(main)
+    assert "a exists, and its current content was not read" in run_virtual(main)
 
 
 # --- CapabilityPolicy ----------------------------------------------------------------------------
