@@ -304,10 +304,7 @@ class Acts:
         )
 
     def _begun(self, value: Any) -> ToolResult[Any]:
-        """Return the result of `before`, with a `Begun` as its value if it succeeded.
-
-        It is checked now, because `after` may run days later. Raises `WrongResult` if it is invalid.
-        """
+        """Return the result of `before`, as a `Begun` if it succeeded. Raises `WrongResult` now, not days later in `after`."""
         if isinstance(value, ToolResult):
             done = cast("ToolResult[Any]", value)
             if not done.success:
@@ -437,10 +434,7 @@ def _with(
     finish: Callable[[Any], ToolResult[Any]] | None,
     hide: Callable[[Exception], Exception] | None,
 ) -> Tool[Any, Any]:
-    """Return an act's tool, which works on `given`, or on the params if `given` is None.
-
-    `finish` turns what the act's function returns into a result, and `hide` replaces an exception that it raises.
-    """
+    """Return an act's tool, which works on `given`, or on the params if `given` is None."""
     function = act.function
 
     def arguments(params: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
