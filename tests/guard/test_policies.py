@@ -874,7 +874,7 @@ def test_a_rate_slides_and_says_how_long_to_wait():
         return told
 
     limit = "a is not allowed: 2 calls in 10 seconds is the limit. Wait"
-    #                    at 0, 4, 5                   9.5                     10.5, 10.5
+    # The calls are made at 0, 4, 5, 9.5, 10.5, 10.5, 13.9 and 14.1 seconds.
     assert run_virtual(main) == [
         *["", "", f"{limit} 5.0 seconds.", f"{limit} 0.5 seconds.", "", f"{limit} 3.5 seconds."],
         *[f"{limit} 0.1 seconds.", ""],
