@@ -33,7 +33,7 @@ STOLEN = "raise SystemExit('what a model wrote has run')\n"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Provide an app's folder that a model has written to, and a library installed elsewhere."""
+    """Fixture: an app's folder that a model has written to, and a library installed elsewhere."""
     modules, meta = dict(sys.modules), list(sys.meta_path)
     installed = tmp_path / "installed"
     installed.mkdir()
