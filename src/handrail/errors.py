@@ -462,7 +462,7 @@ class JournalAltered(JournalError):
         self.record = record
         """1-based position of the record in its chain. It has no meaning for a blob, a workspace or a file."""
         self.what = what
-        """The kind and key of the record."""
+        """The kind and key of the record; "" if they are not known."""
         self.problem = problem
 
 

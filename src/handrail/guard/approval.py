@@ -47,7 +47,7 @@ APPROVAL_SCHEMA: dict[str, Any] = {
 
 @runtime_checkable
 class PreviewBroker(Protocol):
-    """A broker that says whether it is asked about a staged call only after the call has run in its fork, with a diff."""
+    """A broker that says whether it decides on a staged call only after the call has run in its fork, by the diff."""
 
     @property
     def shows_previews(self) -> bool: ...
@@ -62,8 +62,8 @@ class Broker:
       changes to files that later run automatically. This mode is never the default.
     - *strict*: everything is denied, even what was approved before.
 
-    Without a mode, the broker decides as in *interactive*. A decision remembered in the session decides without
-    asking; denials take precedence over approvals.
+    Without a mode, the broker decides as in *interactive*. A decision that the session remembers applies without asking,
+    except in *strict* and to requests that quorums decide. Denials take precedence over approvals.
 
     One broker can serve any number of concurrent runs: each request brings its own session's memory. Without
     `questions`, the broker keeps its open questions in memory.

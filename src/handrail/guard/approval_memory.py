@@ -248,7 +248,7 @@ def approvals_of(session: Session) -> ApprovalMemory:
 
 
 def remembered_in(session: Session) -> tuple[ApprovalRemembered, ...]:
-    """Return the decisions that apply in this session: its own, and denials from the session from which it was forked."""
+    """Return the decisions in force in this session: its own, and denials of the session that it was forked from."""
     kept = session[ApprovalRemembered].all()
     if not kept:
         return ()

@@ -103,7 +103,7 @@ class ReadBeforeWritePolicy:
             if old is None or old == new or path in declared:
                 continue
             if new is None and any(path.startswith(f"{folder}/") for folder in declared):
-                continue  # in a folder that the call has declared to delete or move
+                continue  # the call deleted or moved the folder around it, which it had declared
             note = earlier.get((self.name, path))
             inner = (each.value for each in transaction.events if _is_note(each, self.name, path))
             if _digest(old) not in (note and note.value, *inner):
@@ -144,7 +144,7 @@ def _digest(content: bytes) -> str:
 
 
 def _content_digest(files: Filesystem, path: str) -> str | None:
-    """Return a digest of a file's content; None if there is no file."""
+    """Return a digest of a file's content; `_UNREADABLE` if it can't be read, and None if there is no file."""
     if not path:
         return None  # the root, which is a folder
     try:

@@ -105,7 +105,10 @@ class Tool(Generic[ParamsT, ResultT]):
     reach: str | None = dataclasses.field(init=False, repr=False, compare=False, default=None)
     """What the tool's commands can reach besides its folder, as text for an approval; "" if nothing, None if unknown."""
     origin: str = dataclasses.field(init=False, repr=False, compare=False, default="")
-    """The source of results from outside of this program, such as `server files`. It is recorded with each call."""
+    """Where results come from if they come from outside of this program, such as `server files`; otherwise "".
+
+    It is recorded with each call.
+    """
     is_timed: bool = dataclasses.field(init=False, repr=False, compare=False)
     """Whether the tool has a timeout or a heartbeat."""
     writes: bool = dataclasses.field(init=False, repr=False, compare=False)
