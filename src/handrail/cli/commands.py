@@ -16,7 +16,7 @@ _EPILOG = "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in EX
 
 app = typer.Typer(
     name="handrail",
-    help="Run agents kept in Markdown files, with tools whose every call can be approved, watched and undone.",
+    help="Run agents, from Markdown files or Python modules, whose tool calls can be watched, approved and undone.",
     epilog=_EPILOG,
     no_args_is_help=True,
     add_completion=False,
@@ -123,7 +123,7 @@ def worker(
         ),
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, metavar="N", help="How many runs to execute at once.")
+        int, typer.Option("--limit", "-n", min=1, metavar="N", help="Maximum runs to execute at once.")
     ] = 10,
     host: Annotated[
         str | None,
@@ -134,7 +134,7 @@ def worker(
         typer.Option(min=0, metavar="SECONDS", help="How long runs may take to finish after SIGTERM."),
     ] = 30.0,
 ) -> None:
-    """Execute the runs of an app that wait in a journal.
+    """Execute the runs that wait for an app in a journal.
 
     Start as many workers as you like, on any machine that can open the journal.
     """

@@ -262,7 +262,7 @@ def question_text(question: Question, full: bool = False) -> Text:
 
 
 def approval_line(number: int | None, kept: ApprovalRemembered) -> Text:
-    """Format a decision that is remembered for a session, with its number, if any, and its id. Either can revoke it."""
+    """Format a decision that is remembered for a session, with its number, if any, and its id. `--revoke` takes either."""
     text = Text("" if number is None else f"{number}  ")
     text.append("approved" if kept.approved else "denied", "green" if kept.approved else "yellow")
     text.append(f"  {_line(kept.tool)}: {_line(kept.scope)}")
@@ -298,7 +298,7 @@ def verification_lines(found: Verification) -> list[Text]:
         Text(
             f"{checked}: nothing was altered."
             if not lines
-            else f"{checked}. What is listed above is damaged or was altered. Other runs can still be read."
+            else f"{checked}. The records above are damaged or were altered. Other runs can still be read."
         )
     )
     if found.imported:

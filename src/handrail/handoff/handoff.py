@@ -59,7 +59,7 @@ _FORMS = {
 class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     """A tool in three acts: `before`, `client` and `after`.
 
-    `client` decides, usually through the environment's person or model; `before` and `after` involve neither.
+    `before` prepares the decision, `client` makes it, usually by asking a person or a model, and `after` acts on it.
 
         pick_card = Handoff("pick_card", "Let the other side pick a card.", params=Deal)
 
@@ -201,7 +201,10 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
 
     @property
     def acts(self) -> Acts:
-        """The acts of the handoff. Raises `ToolDefinitionError` if they do not fit together."""
+        """The acts of the handoff.
+
+        Raises `ToolDefinitionError` if they do not fit together, or if the type of the answer is unknown.
+        """
         if self._acts is None:
             fill(self, "_acts", self._complete())
         return cast(Acts, self._acts)
@@ -233,7 +236,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         return function
 
     def _check_between(self, defined: dict[ActName, Act]) -> None:
-        """Raise `ToolDefinitionError` if an act's result does not fit the next act's parameter."""
+        """Raise `ToolDefinitionError` if an act's result does not fit the next act, or `after` returns no `ToolResult`."""
         before, client, after = defined.get("before"), defined.get("client"), defined.get("after")
         if before is not None:
             private, public, _ = parked_types(self.name, before)
@@ -269,7 +272,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         )
 
     def _complete(self) -> Acts:
-        """Create the acts from the functions that were defined. Raises `ToolDefinitionError` if they do not fit together."""
+        """Create the acts from the functions that were defined. Raises the errors that `acts` names."""
         before, client, after = (self._defined.get(name) for name in ("before", "client", "after"))
         self._check_alone(before, client, after)
         private, public, early = (

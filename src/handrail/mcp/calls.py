@@ -95,7 +95,7 @@ class Calls:
         They are kept until the client calls again, at most `MAX_WAITING` of them.
         """
         self.environment: Callable[[LiveCall, bool], Environment | None] = _client_of
-        """Returns the environment of a call, given whether the client can ask its person."""
+        """Returns the environment of a call, given whether the client can ask its user."""
 
     async def begin(
         self,
@@ -107,7 +107,7 @@ class Calls:
         opens: bool = False,
         report: Report | None = None,
     ) -> LiveCall:
-        """Start a call. With `asks`, the client's person can be asked. With `opens`, they can be asked for secrets too, on a page.
+        """Start a call. With `asks`, the client's user can be asked. With `opens`, they can be asked for secrets too, on a page.
 
         Raises `TooManyCalls` if the principal already has the maximum number of calls.
         """
@@ -415,7 +415,7 @@ class LiveCall:
     async def ask(self, question: Question) -> Answer | None:
         """Put a question to the client. With a journal, returns None, because the answer comes through the journal.
 
-        Raises `QuestionCancelled` if the question asks for a secret and the client's person can't be sent to a page.
+        Raises `QuestionCancelled` if the question asks for a secret and the client's user can't be sent to a page.
         """
         if question.secret and not self._opens:
             raise QuestionCancelled(question.name, NO_PAGE)
@@ -476,7 +476,7 @@ async def _report(report: Report, done: float, total: float | None, message: str
 
 
 class _Client(Environment):
-    """The environment of a call. The client's person answers its questions."""
+    """The environment of a call whose questions the client's user answers."""
 
     run_mode: RunMode = "user"
     keeps_secrets = True
@@ -496,5 +496,5 @@ class _Client(Environment):
 
 
 def _client_of(call: LiveCall, asks: bool) -> Environment | None:
-    """Return the environment in which the client's person answers, or None if the client can't ask."""
+    """Return the environment in which the client's user answers, or None if the client can't ask."""
     return _Client(call) if asks else None

@@ -54,9 +54,9 @@ _CLOSED = ("Connection closed", "SSE stream")
 
 _UNREADABLE = "Failed to parse "
 _UNREAD = (_UNREADABLE, "Unexpected content type", "Server returned an error response", "HTTP status 5")
-"""How the messages begin with which the SDK and the transport replace an answer that is not the program's own.
+"""Beginnings of the errors that replace an answer that can't be read, or that comes from a proxy in front of the server.
 
-The program may have taken the request before a proxy failed, or before its answer was found to be invalid.
+The server may have received the request before the proxy failed, or before its answer was found to be invalid.
 """
 
 
@@ -266,9 +266,9 @@ class Connection:
         opening.exception()  # it is not an error if nobody waits any more
 
     def _lost(self, why: str, end: asyncio.Event | None) -> None:
-        """Note that the server is gone. If the connection was open, a new one is opened soon.
+        """Note that the server is gone. Does nothing if `end` belongs to an earlier connection.
 
-        So the model's next request has the server's current tools. Does nothing if `end` is of an earlier connection.
+        If the connection was open, a new one is opened soon, so that the model's next request has the current tools.
         """
         if end is not self._end:
             return  # an earlier connection, which was lost before
@@ -382,8 +382,8 @@ class Connection:
 
         A request that the server did not take, because it was restarted or the tool has changed, is sent once more.
 
-        Raises `ServerUnavailable` if nothing was sent, `ServerLost` if it is not known what became of the request, and
-        `MCPError` if the server refused it.
+        Raises `ServerUnavailable` if nothing was sent, `ServerLost` if it is unknown whether the server handled the
+        request, and `MCPError` if the server refused it.
         """
         try:
             return await self._request(send)

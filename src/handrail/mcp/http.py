@@ -142,7 +142,7 @@ class HttpServer:
 
 
 class _Admission:
-    """Refuses requests from people whose role may not run tools, and requests beyond each principal's maximum at once.
+    """Refuses requests from people whose role may not run tools, and limits the requests of a principal in progress.
 
     A request lasts as long as its call or its stream, so one principal could otherwise take up all connections.
     """

@@ -201,7 +201,7 @@ class ToolServer:
             ) from None
 
     def can_open(self, request: Any) -> bool:
-        """Return whether the client's person can be sent to a page of this server."""
+        """Return whether the client's user can be sent to a page of this server."""
         capabilities = request.session.client_capabilities
         offered = None if capabilities is None else capabilities.elicitation
         return self.page is not None and offered is not None and offered.url is not None

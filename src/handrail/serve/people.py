@@ -343,7 +343,7 @@ def _make_private(path: Path) -> None:
 
 
 def _open_unchanged(path: Path) -> sqlite3.Connection:
-    """Open a file for reading only, so that looking at it changes nothing in it."""
+    """Open a file read-only, so that checking it can't change it."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30, isolation_level=None)
 
 

@@ -140,7 +140,7 @@ def worker_context(
     """Create a context for testing a worker's tools.
 
     `workers` has the descriptions of the workers that it may call, by name, and `results` has their answers. With
-    `answers` there is a person to ask, so it is a `WorkerUserContext`, and with `replies` a model.
+    `answers`, there is a person to ask, and the context is a `WorkerUserContext`. With `replies`, there is a model to ask.
     """
     listed = RegistryView(dict(workers or {}))
     facts = WorkerFacts(name, listed, creation_defaults or {}, tuple(attachments), message_callback)

@@ -74,7 +74,7 @@ def as_argument(given: Any) -> Any:
 def accept(
     worker: str, rule: AttachmentRule, given: Sequence[Any], files: Callable[[], Filesystem]
 ) -> tuple[Attachment, ...]:
-    """Return the attachments, with the files that are named by path read. `files` returns the run's filesystem.
+    """Return the attachments. Files that are named by path are read from the run's filesystem, which `files` returns.
 
     Raises `ToolValidationError` if the worker's rule does not allow them, or if one can't be read.
     """

@@ -474,7 +474,7 @@ class WorkerRegistry:
 
 
 def _in_order(problems: Iterable[WorkerProblem]) -> list[WorkerProblem]:
-    """Return each problem once, by file and line."""
+    """Return each problem once, sorted by file and line."""
     return sorted(dict.fromkeys(problems), key=lambda each: (each.file, each.line))
 
 
