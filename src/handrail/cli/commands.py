@@ -134,7 +134,7 @@ def worker(
         typer.Option(min=0, metavar="SECONDS", help="How long runs may take to finish after SIGTERM."),
     ] = 30.0,
 ) -> None:
-    """Execute the runs that wait for an app in a journal.
+    """Execute an app's runs, which wait in a journal.
 
     Start as many workers as you like, on any machine that can open the journal.
     """

@@ -116,7 +116,7 @@ def waits_for(line: RunLine, workers: Sequence[WorkerRow], now: float) -> str:
 
 
 def _worker_needed(row: RunRow, workers: Sequence[WorkerRow]) -> list[str]:
-    """Return which worker a run needs, if it is pinned to a host or no live worker may take it; otherwise nothing."""
+    """Return which worker a run needs, if it is pinned to a host or no live worker may take it; otherwise []."""
     app, _, code = row.queue.rpartition("@")
     pinned = f" on {escape(row.host)}" if row.host else ""
     own = [each for each in workers if row.queue in each.queues]

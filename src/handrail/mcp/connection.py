@@ -40,7 +40,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 PATIENCE = 5.0
 """Maximum seconds that a call waits for the next attempt. If that is further away, the call fails at once."""
 MAX_REOPENED = 5
-"""Maximum number of times that a lost connection is opened again before the next call needs it."""
+"""Maximum number of attempts to open a lost connection again before a call needs it."""
 REFRESH_EVERY = 1.0
 """Minimum seconds between two readings of a list that the server keeps announcing as changed."""
 _MAX_WORDS = 600
@@ -115,7 +115,7 @@ class Connection:
         self._reopened = 0
         """How many times the connection was opened again since a request was last answered."""
         self._limits: dict[asyncio.Timeout, float] = {}
-        """The limits on the server's time that are running, with their seconds."""
+        """The time limits that are running for the server, each with its number of seconds."""
         self._calls = 0
         self._is_doubtful = False
         """Whether a call was not answered in time, so the server may be hanging."""
@@ -321,7 +321,7 @@ class Connection:
             except (MCPError, OSError, TimeoutError, ValidationError, RuntimeError) as error:
                 log.debug("the MCP server %r can't be listened to: %s", self._name, error)
                 if isinstance(error, MCPError) and not _is_closed(error):
-                    return  # it does not offer this
+                    return  # the server does not offer this
             await asyncio.sleep(wait)
             wait = min(wait * 2, LONGEST_WAIT)
 

@@ -127,7 +127,7 @@ class HttpServer:
         await started.wait()
 
     async def stop(self) -> None:
-        """Accept no new work, and park every call. Calling it again has no further effect."""
+        """Accept no new work, and park every call, or cancel it if it is not recorded. Calling it again has no further effect."""
         if not self._is_stopping.is_set():
             await self.served.calls.stop()
             self._is_stopping.set()

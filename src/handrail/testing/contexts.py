@@ -193,8 +193,8 @@ def _context(
 class MockCall:
     """A call without a gate or a run, which gives prepared answers.
 
-    An optional member that was not given is None. Using any other that was not given and has no default raises a
-    `NotSupported` that says how to give it.
+    An optional member that was not given is None. Using any other member that was not given and has no default raises
+    `NotSupported`, which says how to give it.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ _DEEPEST_LOOPS = 3
 _METER = "a meter"
 """The meter's name in the template's context. Templates can't use it, because it is not a valid identifier."""
 _A_STEP = 10
-"""The work that each node in a loop's body counts as, in characters."""
+"""Work, in characters, that each iteration of a loop counts for each node in the loop's body."""
 
 ALLOWED = frozenset(
     [

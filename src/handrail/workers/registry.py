@@ -42,7 +42,7 @@ class WorkerArguments(TypedDict, total=False):
     """Arguments for running or resuming a worker, in addition to those of the adapter."""
 
     model: Model | str | None
-    """The model for workers whose files name none. Without it, such a worker can't run."""
+    """The model for workers whose files name none. Such a worker needs this, an entry in `models`, or an `adapter`."""
     models: Mapping[str, Model | str] | None
     """Models by worker name. They take precedence over those in the files."""
     adapter: Adapter | None

@@ -51,7 +51,7 @@ class Point(NamedTuple):
 
     @property
     def moment(self) -> str:
-        """When the point is reached, without what happens then: `before write`, `after write` or `step`."""
+        """The moment of the point, without what happens there: `before write`, `after write` or `step`."""
         return self.kind.removeprefix("overtaken ").removeprefix("parked ").removeprefix("at ")
 
     @classmethod
@@ -65,7 +65,7 @@ class Point(NamedTuple):
 
 
 class Points:
-    """Counts the writes and steps of one process, and calls `reached` at one of them."""
+    """Counts the writes and steps of one process, and calls `reached` at the point `at`, if there is one."""
 
     def __init__(self, at: Point | None, reached: Callable[[], None]) -> None:
         self._at = None if at is None else (at.moment, at.number)
