@@ -251,7 +251,10 @@ def _check_free(connection: Connection, database: Database, row: WorkspaceRow) -
 
 
 def _is_free(connection: Connection, database: Database, row: WorkspaceRow) -> bool:
-    """Return whether no live process has the workspace for a run that it still owns. This process counts as live."""
+    """Return whether a different run may take the workspace.
+
+    It may if the workspace has no owner, or if its owner has ended or no longer owns the run that has the workspace.
+    """
     found = connection.execute("SELECT owner FROM runs WHERE id = ?", (row.run_id,)).fetchone()
     has_left = not row.owner or (found is not None and found[0] != row.owner)
     is_mine = row.owner == database.owner

@@ -157,7 +157,7 @@ class Threads:
     # Startup and shutdown.
 
     async def start(self) -> None:
-        """Recover from a process that was killed: first its file changes, then its runs.
+        """Finish the file changes, and then resume the runs, that an earlier process left unfinished.
 
         Runs that wait for an answer stay parked. Runs of other apps in the same journal, and runs that were submitted to
         workers, are not touched.
