@@ -27,7 +27,7 @@ ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES
 LEEWAY = 60.0
 """Seconds by which the issuer's clock and this one may differ."""
 _KEYS_SECONDS = 60.0
-"""Seconds for which the issuer's keys are not read again, even if a token names one that is unknown."""
+"""Seconds for which the issuer's keys are not read again, even if a token names an unknown key."""
 _RETRY_SECONDS = 5.0
 """Seconds before an issuer that could not be reached is tried again."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -59,7 +59,10 @@ class Issuer:
         return create_protected_resource_routes(self._resource, [AnyHttpUrl(self.address)])
 
     async def authenticate(self, request: Request) -> str:
-        """Return the principal who sent a request. Raises `RequestRefused`, with the metadata's address, if there is none."""
+        """Return the principal who sent a request.
+
+        Raises `RequestRefused` if the token is missing or not valid here, or if the issuer's keys can't be read.
+        """
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             raise self._refused("TokenMissing", "this server needs an access token", "")
@@ -102,7 +105,7 @@ class Issuer:
         )
 
     async def _key(self, id: str) -> Any:
-        """Return the issuer's key with this id, or None if there is none. An issuer with a single key need not name it.
+        """Return the issuer's key with this id, or None if there is none. For the id "", an issuer's only key is returned.
 
         Raises `RequestRefused` if the keys can't be read.
         """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from handrail.serve.requests import LoginBody
 
 Authenticate = Callable[[Request], "str | Awaitable[str | None] | None"]
-"""An app's own hook. It returns the principal who sent a request, or None to refuse the request."""
+"""An app's own hook, sync or async. It returns the principal who sent a request, or None to refuse the request."""
 
 log = logging.getLogger("handrail.serve")
 
@@ -72,8 +72,8 @@ class Principals:
     Without a token, a random one is generated and shown to nobody, and the page is opened with a link that works
     once. A page that has signed in has a session: a cookie that scripts can't read, and a key that only pages of the
     same origin can read. Browsers send a cookie to every port of a host, so the cookie is not accepted without the
-    key. Secrets are compared in constant time. Wrong secrets are rate-limited, both by the address that sends them
-    and by the user name that they are sent for.
+    key, except for the app's renderers. Secrets are compared in constant time. Wrong secrets are rate-limited, both by
+    the address that sends them and by the user name that they are sent for.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Principals:
 
     @property
     def has_links(self) -> bool:
-        """Whether the page is opened with a link, because the app has no hook and the server has no users."""
+        """Whether the page can be opened with a link. It can if the app has no hook and the server has no users."""
         return self._authenticate is None and not self.has_people
 
     def new_link(self, name: str = LOCAL, seconds: float = math.inf, browser: str = "") -> str:
