@@ -514,6 +514,16 @@ class WorkspaceBusy(StateError, RuntimeError):
         self.owner = owner
 
 
+class WorkspaceNotFoundError(StateError, LookupError):
+    """A journal has no workspace with this name."""
+
+    def __init__(self, workspace: str) -> None:
+        super().__init__(
+            f"the journal has no workspace {workspace!r}. `handrail workspaces list` shows those that it has."
+        )
+        self.workspace = workspace
+
+
 class FileError(StateError, OSError):
     """A file operation failed."""
 

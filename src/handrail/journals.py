@@ -364,6 +364,10 @@ class Workspaces(Protocol):
         """Return the row of a workspace, or None if no workspace has this name."""
         ...
 
+    async def names(self) -> Sequence[str]:
+        """Return the names of all workspaces."""
+        ...
+
     async def holders(self) -> Mapping[str, str]:
         """Return the id of the run that has each workspace. Workspaces that a new run could take are left out."""
         ...

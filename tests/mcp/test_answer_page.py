@@ -82,7 +82,7 @@ def test_a_person_answers_on_the_page(browser: Browser) -> None:
                 expect(page.get_by_role("alert")).to_contain_text("not the server's token")
         expect(page.get_by_text("Please answer: account.")).to_be_visible()
         expect(page.get_by_text("example.org")).to_be_visible()
-        expect(page.get_by_text("The call of log_in by local asks this.")).to_be_visible()
+        expect(page.get_by_text("A call to log_in by local asks this question.")).to_be_visible()
         page.get_by_role("textbox", name="User").fill("ann")
         password = page.get_by_label("Password")
         assert password.get_attribute("type") == "password"

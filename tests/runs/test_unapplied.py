@@ -140,6 +140,8 @@ def test_the_command_line_says_what_is_not_applied_and_discards_it(recorder: Rec
     )
     assert "To give these changes up: handrail runs discard r" in shown
     assert json.loads(said("show", "r", "--json"))["unapplied"][0]["call_id"] == wrote
-    assert said("discard", "r", wrote).startswith(f"Discarded what {wrote} changed: a. The model is told")
+    assert said("discard", "r", wrote).startswith(
+        f"Discarded the recorded changes of {wrote}: a. The model is told"
+    )
     assert "\t1 answer\t" in said("list")
     assert "not applied" not in said("show", "r")

@@ -444,7 +444,7 @@ def test_a_scenario_that_another_process_cant_import_is_an_error(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.undo()  # the other process writes to the standard error that is captured here
-    with pytest.raises(SimulationError, match="define what it is made of at the top of a module"):
+    with pytest.raises(SimulationError, match="at the top level of a module"):
         simulate(Scenario(name="deadly", play=deadly, laws=[Unloadable()]))
     assert "no such module there" in capfd.readouterr().err
 
@@ -462,7 +462,7 @@ def test_an_invalid_point_is_refused():
 @pytest.mark.parametrize("given", [{"write_every": 0}, {"step_every": -1}, {"jobs": 0}, {"parked_every": -1}])
 def test_invalid_counts_are_refused(given: dict[str, Any]):
     """Invalid counts are refused before a process is started."""
-    with pytest.raises(DefinitionError, match=r"must be at least 1|can't be negative"):
+    with pytest.raises(DefinitionError, match=r"Pass 1 or more|can't be negative"):
         simulate(Scenario(name="none", play=_never), **given)
 
 

@@ -151,7 +151,7 @@ class Activity:
         return []
 
     def on_emitted(self, event: Emitted) -> list[Text]:
-        """Return the line for an event that a tool emitted: the calls around it, the tool, its number, and the event."""
+        """Return the line for an event that a tool emitted: the enclosing calls, the tool, the call's number, and the event."""
         row = self.rows.get(event.call_id)
         path = (event.tool,) if row is None else row.path
         text = Text(indent((*path, "")))
@@ -429,7 +429,7 @@ def row_line(row: Row, now: float) -> Text:
 def format_progress(row: Row, *, bar: bool = True) -> str:
     """Format the progress that a call reported: the amount done, as a percentage if the total is known, and its message.
 
-    With `bar`, a percentage follows a bar.
+    With `bar`, a bar is drawn before the percentage.
     """
     message = escape_line(row.message, 80)
     done, total = _finite(row.done), _finite(row.total)

@@ -53,8 +53,8 @@ StartupFiles = Annotated[
     typer.Option(
         "--startup-files",
         metavar="PATH",
-        help="Files that later run automatically, such as .github/workflows/*, that tools may change without a "
-        "separate approval; repeatable.",
+        help="Files that tools may change without a separate approval although other programs run them "
+        "automatically, such as .github/workflows/*; repeatable.",
     ),
 ]
 JournalFile = Annotated[
@@ -186,7 +186,7 @@ class FleetOptions:
         typer.Option(
             "--files",
             metavar="FOLDER",
-            help="The folder tools may change, which pins the run to this host, or `workspace:NAME`, which moves with it.",
+            help="The folder tools may change, which pins the run to this host, or `workspace:NAME`, which moves with the run.",
         ),
     ] = None
     startup_files: StartupFiles = None
@@ -477,7 +477,7 @@ def find_worker(named: str) -> Worker:
     """
     from handrail.workers import WorkerRegistry
 
-    search_here()  # its file may name a model in the user's own code
+    search_here()  # a worker's file may name a model in the user's own code
     return WorkerRegistry.worker_at(Path(named))
 
 

@@ -16,7 +16,7 @@ _EPILOG = "Exit codes: " + "; ".join(f"{code} {meaning}" for code, meaning in EX
 
 app = typer.Typer(
     name="handrail",
-    help="Run agents kept in Markdown files, with tools whose every call can be approved, watched and undone.",
+    help="Run agents, from Markdown files or Python modules, whose tool calls can be watched, approved and undone.",
     epilog=_EPILOG,
     no_args_is_help=True,
     add_completion=False,
@@ -123,7 +123,7 @@ def worker(
         ),
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, metavar="N", help="How many runs to execute at once.")
+        int, typer.Option("--limit", "-n", min=1, metavar="N", help="Maximum runs to execute at once.")
     ] = 10,
     host: Annotated[
         str | None,
@@ -134,7 +134,7 @@ def worker(
         typer.Option(min=0, metavar="SECONDS", help="How long runs may take to finish after SIGTERM."),
     ] = 30.0,
 ) -> None:
-    """Execute the runs of an app that wait in a journal.
+    """Execute an app's runs, which wait in a journal.
 
     Start as many workers as you like, on any machine that can open the journal.
     """
@@ -232,6 +232,15 @@ class _UsersGroup(_RunsGroup):
         return typer.main.get_command(users_commands.app)
 
 
+class _WorkspacesGroup(_RunsGroup):
+    """Loads the commands of `handrail workspaces` when one of them is used."""
+
+    def load(self) -> Any:
+        from handrail.cli import workspaces_commands
+
+        return typer.main.get_command(workspaces_commands.app)
+
+
 class _ModelGroup(_RunsGroup):
     """Loads the commands of `handrail model` when one of them is used."""
 
@@ -268,6 +277,16 @@ app.add_typer(
         name="users",
         cls=_UsersGroup,
         help="Manage a server's users and their sessions, which are stored beside the journal.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+)
+app.add_typer(
+    typer.Typer(
+        name="workspaces",
+        cls=_WorkspacesGroup,
+        help="Copy files into workspaces and out of them. A run works in one with --files workspace:NAME.",
         no_args_is_help=True,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},

@@ -150,7 +150,7 @@ def submit(
 
 
 def _address(files: Path) -> str:
-    """Return how the run's request names its files: by the folder's whole path, or as `workspace:NAME`."""
+    """Return how the run's request names its files: the folder's absolute path, or `workspace:NAME`."""
     return str(files) if str(files).startswith(WORKSPACE) else str(files.resolve())
 
 

@@ -40,8 +40,8 @@ class McpOptions:
         bool,
         typer.Option(
             "--trust-client",
-            help="With --proxy: the client's person approves calls. Otherwise the approvers do, in the inbox of "
-            "`handrail serve` on the same journal.",
+            help="With --proxy: the client's user approves calls. By default, approvers do, in the inbox of `handrail serve` "
+            "on the same journal.",
         ),
     ] = False
     http: Annotated[
@@ -105,7 +105,7 @@ class McpOptions:
         typer.Option(
             "--resources",
             metavar="ADDRESS",
-            help="Let clients read the files of --files as resources, at addresses that begin with this: files:///",
+            help="Let clients read the files of --files as resources, at addresses that begin with ADDRESS, such as files:///",
         ),
     ] = None
     startup_files: StartupFiles = None
@@ -120,7 +120,7 @@ class McpOptions:
         str,
         typer.Option(
             metavar="MODE",
-            help="What happens to calls that need approval. ask: ask the client's person; all: approve; strict: deny.",
+            help="What happens to calls that need approval. ask: ask the client's user; all: approve; strict: deny.",
         ),
     ] = "ask"
     access_log: Annotated[

@@ -20,7 +20,7 @@ _MOST_SHOWN = 8
 
 
 def models(as_json: bool) -> int:
-    """List the providers with what works and what is missing, and return the exit code."""
+    """List the providers, with their models or with what they need to work, and return the exit code."""
     from handrail.models.availability import survey
 
     try:

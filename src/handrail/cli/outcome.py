@@ -102,7 +102,7 @@ def classify_stop(stop_reason: str, denied: list[str]) -> tuple[int, str]:
 def journal_path(given: str | None) -> Path:
     """Return the path of the journal to use: the given file, else $HANDRAIL_JOURNAL, else the current folder's default.
 
-    For a journal in a database, this is the default path too, because a server keeps its users beside it.
+    For a journal in a database, this is also the current folder's default. A server keeps its users beside that path.
     """
     named = given or os.environ.get("HANDRAIL_JOURNAL")
     return Path(named) if named and not is_url(named) else default_journal(Path.cwd())
@@ -115,7 +115,7 @@ def journal_url(given: str | None) -> str | None:
 
 
 def runs_command(verb: str, run_id: str, journal: str) -> str:
-    """Return the `handrail runs` command to type for a run. It names the journal unless that is the default, or empty."""
+    """Return the `handrail runs` command to type for a run. It names the journal, unless that is "" or the default."""
     if is_url(journal):
         is_default = parse_url(journal_url(None) or "postgresql://").shown == journal
     else:

@@ -42,7 +42,7 @@ class Program(NamedTuple):
     def adapter(self, model: str | None, recorded: str) -> Adapter:
         """Return an adapter for the given model, or else for the recorded one.
 
-        If the module has an adapter, its settings are used, and its model if that is the one that is wanted.
+        A module's own adapter is returned if it has that model. Otherwise its settings are copied, if there is one.
         """
         own, wanted = self.own, model or recorded
         if own is not None and wanted in (own.model.name, reference_to(own.model)):
@@ -120,7 +120,7 @@ class Program(NamedTuple):
     def render(self, message: str | None) -> Any:
         """Render a worker's instructions from its current file. Returns None if the recorded ones must be used.
 
-        That is so without a worker or a message, and for a worker that may be given files.
+        The recorded ones are used for a run without a worker or without a message, and for a worker that takes attachments.
         """
         if self.worker is None or self.worker.attachments.count or message is None:
             return None
@@ -228,7 +228,7 @@ class RecordedRun:
                 folder.close()
 
     async def find_question(self, named: str | None) -> Question:
-        """Return the open question with this id or name. Without one, returns the only open question.
+        """Return the open question with this id or name. If `named` is None, returns the only open question.
 
         Raises `UsageError` if there is no such question, or more than one.
         """

@@ -43,7 +43,9 @@ Files = Annotated[
 App = Annotated[
     str | None,
     typer.Option(
-        "--app", metavar="NAME", help="The prompt, as module:name. Default: the one the run began with."
+        "--app",
+        metavar="NAME",
+        help="The code: module:name, or a worker's file. Default: what the run began with.",
     ),
 ]
 NewId = Annotated[
@@ -137,7 +139,7 @@ async def resume(
     ] = None,
     as_json: Json = False,
 ) -> Report:
-    """Continue a parked or interrupted run. If its question is still unanswered, it is parked again."""
+    """Continue a parked or interrupted run. Open questions are asked at the terminal; elsewhere they park it again."""
     from handrail.environment import LaterEnvironment, TerminalEnvironment
 
     mode = parse_approvals(approve)
@@ -391,7 +393,7 @@ async def discard(
     recorded = await RecordedRun.find(journal, run)
     paths = await runs.discard(journal, recorded.id, call)
     data = {"run_id": recorded.id, "call_id": call, "paths": paths}
-    lines = f"Discarded what {call} changed: {', '.join(map(escape, paths))}. The model is told about it in its next turn."
+    lines = f"Discarded the recorded changes of {call}: {', '.join(map(escape, paths))}. The model is told about it in its next turn."
     return Report(data, lines)
 
 

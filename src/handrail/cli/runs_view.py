@@ -116,7 +116,7 @@ def waits_for(line: RunLine, workers: Sequence[WorkerRow], now: float) -> str:
 
 
 def _worker_needed(row: RunRow, workers: Sequence[WorkerRow]) -> list[str]:
-    """Return which worker a run needs, if it is pinned to a host or no live worker may take it; otherwise nothing."""
+    """Return which worker a run needs, if it is pinned to a host or no live worker may take it; otherwise []."""
     app, _, code = row.queue.rpartition("@")
     pinned = f" on {escape(row.host)}" if row.host else ""
     own = [each for each in workers if row.queue in each.queues]
@@ -262,7 +262,7 @@ def question_text(question: Question, full: bool = False) -> Text:
 
 
 def approval_line(number: int | None, kept: ApprovalRemembered) -> Text:
-    """Format a decision that is remembered for a session, with its number, if any, and its id. Either can revoke it."""
+    """Format a decision that is remembered for a session, with its number, if any, and its id. `--revoke` takes either."""
     text = Text("" if number is None else f"{number}  ")
     text.append("approved" if kept.approved else "denied", "green" if kept.approved else "yellow")
     text.append(f"  {_line(kept.tool)}: {_line(kept.scope)}")
@@ -298,7 +298,7 @@ def verification_lines(found: Verification) -> list[Text]:
         Text(
             f"{checked}: nothing was altered."
             if not lines
-            else f"{checked}. What is listed above is damaged or was altered. Other runs can still be read."
+            else f"{checked}. The records above are damaged or were altered. Other runs can still be read."
         )
     )
     if found.imported:

@@ -1,7 +1,7 @@
 """The server's token, and the link that opens the page without it.
 
-Neither appears in the arguments or environment of a process, where tools' commands could read it, or in a file
-that other users may read.
+Neither appears in a file that other users may read, or in the arguments or environment of a process, where commands
+that tools run could read it.
 """
 
 from __future__ import annotations

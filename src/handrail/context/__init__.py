@@ -1,4 +1,4 @@
-"""`ToolContext`: everything about one call that its handler may see and do.
+"""`ToolContext`: what the handler of one call may see and do.
 
 It is a view of a `ContextSource`. Two of its verbs need an environment: `wait_for`, which asks a person, and
 `prompt_model`, which asks a model.
@@ -208,7 +208,10 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         return self._source.rendered_prompt
 
     def require_rendered(self) -> RenderedPromptView:
-        """Return the rendered prompt. Raises `NotRendered` if there is none yet."""
+        """Return the rendered prompt.
+
+        Raises `NotRendered` if it is not rendered yet, and `NotSupported` if the run has no prompt.
+        """
         rendered = self._source.rendered_prompt
         if rendered is None:
             raise NotRendered(self._source.prompt.name)
@@ -239,24 +242,24 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def depth(self) -> int:
-        """The number of calls and workers that this call is nested in; 0 for a call by the run's own model."""
+        """The number of calls, to workers too, that this call is nested in; 0 for an outermost call."""
         return self._source.depth
 
     # The provider.
 
     @property
     def request(self) -> RequestView | None:
-        """The model request that led to this call, with secrets redacted; None if no model made the call."""
+        """The model request that led to this call, with secrets redacted; None if there was no such request."""
         return self._source.request
 
     @property
     def response_accumulator(self) -> ResponseAccumulator | None:
-        """The model's output so far in this turn; None if no model made the call."""
+        """The model's output so far in the turn that led to this call; None if there was no such turn."""
         return self._source.response_accumulator
 
     @property
     def extras(self) -> Extras:
-        """Values that the model, the adapter, the run or the gate adds under declared keys, as in `context.extras.get(RATE_LIMIT)`."""
+        """Values that the model, the adapter, the run or the gate adds, by key or name, as in `context.extras.get(RATE_LIMIT)`."""
         return self._source.extras
 
     # Limits.
@@ -268,7 +271,10 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def signal(self) -> CancelSignal:
-        """The signal that tells whether this call has been cancelled. Read it before the handler waits for anything."""
+        """The signal that tells whether this call was cancelled or ran out of time.
+
+        Get it before the handler first waits. Otherwise it may fire later.
+        """
         return self._source.signal
 
     @property
@@ -316,14 +322,14 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         probe: Callable[[], Any] | None = None,
         on_unknown: Literal["ask", "fail"] = "ask",
     ) -> Operation[T]:
-        """Run something that can't be rolled back, and settle it at most once.
+        """Run a function whose effect can't be rolled back, and settle it at most once.
 
-        It is keyed by this call's identity and `key`, never by the call's arguments. Until it is settled, it may run
-        more than once. Once settled, it is not run again: the recorded value is returned.
+        The function is identified by this call and `key`, never by the call's arguments. Until it is settled, it may run
+        more than once. After that, it does not run again, and the recorded value is returned.
 
-        If a crash left it begun but not settled, `probe` is asked first whether it happened (None means unknown);
-        then, with `on_unknown="ask"`, a person is asked. If nobody knows, `OutcomeUnknown` is raised. If it did
-        happen, the value is None, since its result is lost.
+        If a crash interrupted the function, `probe` is asked first whether its effect happened (None means unknown).
+        Then, with `on_unknown="ask"`, a person is asked. If the effect happened, None is returned, because the value is
+        lost. If it did not, the function runs again. If nobody knows, `OutcomeUnknown` is raised.
 
         Raises `EffectRefused` if the tool's effect is `pure`, `read` or `staged`.
         """
@@ -331,9 +337,9 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
         return self._source.once(key, function, probe, on_unknown)
 
     def beat(self) -> Done:
-        """Renew the lease on the call's job, if there is one, and keep the promise of a tool with `heartbeat=`.
+        """Renew the lease on the call's job, if there is one, and restart the tool's `heartbeat=` timer, if it has one.
 
-        After the handler's first beat, only its own beats renew the lease.
+        Until the handler's first beat, beats are sent for it. After that, only its own beats renew the lease.
         """
         self._source.home.check()
         return self._source.beat()
@@ -397,7 +403,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def prompt_model(self) -> PromptModel | None:
-        """The verb that asks a model in a person's place; None if there is no such model."""
+        """The verb that asks a model in a person's place; None unless this call runs in the mode `agent`, with a model."""
         return self._source.prompt_model
 
 

@@ -1,4 +1,4 @@
-"""Extras: values that a model, an adapter, a run or a gate adds to the contexts of its calls under declared keys."""
+"""Extras: values that a model, an adapter, a run or a gate adds to the contexts of its calls."""
 
 from __future__ import annotations
 
@@ -93,9 +93,10 @@ RETRIES = ExtraKey("retries", int, "How many times the request was retried.")
 
 @dataclass(frozen=True, slots=True)
 class PerCall:
-    """A value that is looked up for each call that reads its extras, as in `{TRACING_SPAN: PerCall(spans.get)}`.
+    """A value that is different for each call, as in `{TRACING_SPAN: PerCall(spans.get)}`.
 
-    `find` takes the id of the call and returns its value, or None if it has none. It runs on the handler's thread.
+    `find` takes the id of a call and returns the call's value, or None if it has none. It runs each time the call's
+    extras are read, on the thread that reads them.
     """
 
     find: Callable[[str], Any]
@@ -106,9 +107,9 @@ ExtraValues = Mapping[str, Any] | Mapping[ExtraKey[Any], Any] | Mapping[str | Ex
 
 
 class Extras(Mapping[str, Any]):
-    """A read-only mapping, indexed by name or by key.
+    """A read-only mapping of extra values, indexed by name or by key.
 
-    `extras[RATE_LIMIT]` has the key's type. A value of a different type raises `ExtraKeyError`, whoever added it.
+    `extras[RATE_LIMIT]` has the key's type. It raises `ExtraKeyError` if the value was added by name with a different type.
     """
 
     __slots__ = ("_opaque", "_values")
@@ -128,13 +129,13 @@ class Extras(Mapping[str, Any]):
             self._values[name] = value
 
     def merged(self, others: Extras) -> Extras:
-        """Return these extras merged with others. If both have a value for a key, the others' wins."""
+        """Return these extras merged with `others`, whose values win."""
         if not self._values or not others._values:
             return others if others._values else self
         return Extras._of({**self._values, **others._values}, self._opaque | others._opaque)
 
     def for_call(self, call_id: str, provider: Extras) -> Extras:
-        """Return the extras of one call: these merged with the provider's. If both have a value for a key, the provider's wins.
+        """Return the extras of one call: these merged with the provider's, whose values win.
 
         Each `PerCall` is replaced by its value for the call, or left out if that is None.
         """

@@ -1,4 +1,4 @@
-"""Environments: they answer a run's questions. Any object with `run_mode` and `ask` is an environment.
+"""Environments, which answer a run's questions. Any object with `run_mode` and `ask` is an environment.
 
 The environments without a person are defined here. The terminal is imported on first use.
 """
@@ -68,8 +68,10 @@ class AgentEnvironment(Environment):
             self.adapter = adapter.bound_to
 
     async def ask(self, question: Question, /) -> Answer:
-        """Raise `Declined` for every question. Questions are for a person, and a model approves nothing in their place."""
-        raise Declined(question.name, "a model answers here, and there is nobody to ask")
+        """Raise `Declined` for every question, because only a person may answer questions and approve calls."""
+        raise Declined(
+            question.name, "a model stands in for people here, and it can't answer questions to a person"
+        )
 
 
 def __getattr__(name: str) -> Any:

@@ -52,7 +52,7 @@ class Dialog(Protocol):
 
 
 class _Nothing:
-    """The type of `NOTHING`, which stands for no value. None can't, because null is a value."""
+    """The type of `NOTHING`, which stands for no value. `None` can't stand for that, because null is a value."""
 
 
 NOTHING = _Nothing()

@@ -51,7 +51,7 @@ class FleetApp:
         """
         if not folder:
             return self.source
-        if folder.startswith(WORKSPACE):  # it keeps nothing, and there may be very many
+        if folder.startswith(WORKSPACE):  # not cached, because there may be very many workspaces
             return self.source.with_files(_open(folder, startup_files))
         key = folder, tuple(startup_files)
         if key not in self._folders:

@@ -23,16 +23,16 @@ except ModuleNotFoundError as error:
     raise missing_engine("dbos", error) from None
 
 _NAME, _LEG = "handrail", "handrail.leg"
-"""The application's name for DBOS, and that of its only workflow."""
+"""The names of the application and of its only workflow in DBOS."""
 _VERSION = "handrail-1"
 """The application version for DBOS. It never changes, because each version of an app has its own queue."""
 
 
 class DbosDispatcher:
-    """Starts legs with DBOS, which keeps its tables in the database at `url`. A process can have only one at work.
+    """Starts legs with DBOS, which keeps its tables in the database at `url`. Only one dispatcher can work in a process.
 
-    - `executor`: a name that no other process has or had. When a process starts, DBOS restarts only the workflows of
-      its own executor. Handrail restarts lost legs itself, because their leases show that they are lost.
+    - `executor`: a name that no other process uses or has used. When a process starts, DBOS restarts the workflows of its
+      executor, so it restarts none under a new name. Handrail restarts lost legs itself, once their leases have expired.
     - `poll`: seconds between DBOS's polls of its queues.
     """
 
@@ -79,11 +79,11 @@ class DbosDispatcher:
         await self._in_thread(lambda: self._wake(run))
 
     def _wake(self, run: RunRow) -> None:
-        """Enqueue the next leg, unless it already waits in its queue.
+        """Enqueue the next leg, unless it already waits in its queue or has just started.
 
         DBOS starts nothing twice under one id. So a leg that has ended without claiming its run is enqueued under a new id.
-        So is a leg that this process finds running for the second time, after it is cancelled: it would have claimed its
-        run by now, so its process must be gone.
+        A leg that this process finds running for the second time would have claimed its run by now, so the process that
+        runs it must be gone. That leg is cancelled, and enqueued under a new id.
         """
         if run.owner and run.legs:
             DBOS.cancel_workflow(leg_id(run, run.legs))
@@ -100,8 +100,8 @@ class DbosDispatcher:
                     self._begun[run.record.id] = id
                     return
                 DBOS.cancel_workflow(id)
-            elif found.status == "DELAYED":  # the clock of the process that submitted it is slow
-                DBOS.cancel_workflow(id)
+            elif found.status == "DELAYED":
+                DBOS.cancel_workflow(id)  # delayed too long, because the submitting process has a slow clock
             elif found.status == "ENQUEUED":
                 return
 

@@ -30,7 +30,7 @@ _WORKER_SECONDS = 5.0
 
 
 class ProcrastinateDispatcher:
-    """Starts legs with procrastinate, whose tables are in the database at `url`, and are created if needed."""
+    """Starts legs with procrastinate. Its tables are in the database at `url`, and are created if needed."""
 
     def __init__(self, url: str, *, poll: float = _WORKER_SECONDS) -> None:
         self._poll = poll
@@ -47,9 +47,9 @@ class ProcrastinateDispatcher:
         """Do nothing. Workers look in the journal for due runs, and wake them."""
 
     async def wake(self, run: RunRow, /) -> None:
-        """Add a job for the next leg, unless there already is one.
+        """Add a job for the next leg, unless one is already waiting.
 
-        A lost job does not block later ones, because each leg has its own lock.
+        A lost job does not block later legs, because each leg has its own lock.
         """
         await self._ready.wait()
         leg = next_leg(run)

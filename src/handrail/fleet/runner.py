@@ -42,7 +42,7 @@ _LOOK_SECONDS = 0.5
 _ANNOUNCE_SECONDS = 10.0
 """Seconds for which a worker counts as alive after it was last announced."""
 _PARK_AFTER = 0.2
-"""Seconds before a run is parked after everything in it waits for people."""
+"""Seconds after which a run is parked if everything in it waits for people."""
 _AGAIN_SECONDS = 5.0
 """Seconds after which a run that is still due is handed to the engine again, because its leg may have been lost."""
 _RETRY_SECONDS = 15.0
@@ -72,7 +72,7 @@ class _Leg:
         self.app = app
         self.environment: _LegEnvironment | BrowserEnvironment = _LegEnvironment()
         self.narration: Narration | None = None
-        """Tells those who watch the run's thread what the leg does; None if the run is not a thread's."""
+        """Reports the leg to the people who watch the run's thread; None if the run belongs to no thread."""
 
     @property
     def run_id(self) -> str:
@@ -113,7 +113,7 @@ class Runner:
         """The runs of failed legs that could not be released, because the journal failed too."""
         self._draining = False
         self._ended = False
-        """Whether `_tend` must end. It checks this too, because a wait that ends just then can swallow a cancellation."""
+        """Whether `_tend` must end. Its task is cancelled too, but a wait that ends just then can swallow the cancellation."""
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -188,8 +188,8 @@ class Runner:
     async def _claimed(self, run_id: str | None = None) -> RunRow | None:
         """Claim a due run, or return None.
 
-        A run that a leg of this worker still executes is not claimed, although another worker may have had it since. The
-        journal refuses the records of a lost leg by its process, so it would accept them again.
+        A run that this worker still executes is not claimed again, even if another worker had it in between. The
+        journal recognises the records of a lost leg only by their process, so it would accept them again.
         """
         return await self.journal.queue.claim(
             self.queues, host=self.host, run_id=run_id, besides=tuple(self._legs)
@@ -383,7 +383,10 @@ class Runner:
 
 
 def _narrator(journal: Journal, clock: Clock) -> Narrator | None:
-    """Return what tells servers about the legs; None if the journal can't, or if the `serve` extra is not installed."""
+    """Return a narrator, which reports the legs to servers.
+
+    Returns None if the journal has no broadcasts, or if the `serve` extra is not installed.
+    """
     if broadcasts_of(journal) is None:
         return None
     try:

@@ -34,7 +34,7 @@ class Submission:
     - `session_id`: the session that the run continues. The runs of a session take turns. Default: a new session.
     - `run_id`: the id of the run. Default: a new one.
     - `at`: when the run is due, in seconds since 1970. Default: now.
-    - `every`: seconds between repeated runs. Each run submits the next one, so cancelling that ends the repetition.
+    - `every`: seconds between repeated runs. Each run submits the next one. To end the series, cancel the next run.
     - `key`: submitting again with the same key, as the same principal, returns the first run.
     - `folder`: the folder that the run works in, or `workspace:NAME`.
     - `startup_files`: patterns of the startup files in the folder that the run's calls may change without a separate approval.
@@ -96,7 +96,7 @@ async def submit(
 ) -> RunRow:
     """Record a run for a worker to begin, and return its row. This process does not execute it.
 
-    A text is submitted as the message of a run in a new session. With a `dispatcher`, an engine starts the first leg.
+    A text is submitted as the message of a run in a new session. With a `dispatcher`, its engine starts the first leg.
     """
     asked = Submission(submission) if isinstance(submission, str) else submission
     now = clock.now().timestamp()

@@ -54,10 +54,10 @@ ResultT = TypeVar("ResultT")
 
 @dataclass(frozen=True)
 class Parked(Generic[PrivateT, PublicT]):
-    """The value that `before` returns to hand over.
+    """The value that `before` returns to hand the decision over.
 
-    `private` goes to `after` and nowhere else; `public` is all that the other side sees. Both are
-    plain data (dataclasses, pydantic models, JSON values), because a handoff may wait for days.
+    `private` goes to `after` and nowhere else; `public` is all that `client` gets and that a person or a model sees. Both
+    are plain data (dataclasses, pydantic models, JSON values), because a handoff may wait for days.
     """
 
     private: PrivateT = field(repr=False)
@@ -160,7 +160,7 @@ def check_fit(handoff: str, what: str, given: Any, whose: str, wanted: Any) -> N
 
 
 def either(one: Any, other: Any) -> Any:
-    """Return the union of two types."""
+    """Return the union of two types, which is `Any` if one of them is `Any`."""
     return Any if Any in (one, other) else Union[one, other]  # noqa: UP007  # None has no `|` operator
 
 
@@ -210,7 +210,7 @@ class ActRunner:
         attempt.frame.session.record(fact)
 
     def done(self) -> None:
-        """Drop the effects of the acts themselves. From now on, the effect of the handoff's own call stands for them."""
+        """Drop the recorded effects of the acts themselves, because the effect of the handoff's own call replaces them."""
         transaction = self._attempt.open_transaction
         if transaction.settled is not None:
             transaction.settled = [
@@ -304,7 +304,7 @@ class Acts:
         )
 
     def _begun(self, value: Any) -> ToolResult[Any]:
-        """Check the result of `before` now, because `after` may run days later. Raises `WrongResult` if it is invalid."""
+        """Return the result of `before`, as a `Begun` if it succeeded. Raises `WrongResult` now, not days later in `after`."""
         if isinstance(value, ToolResult):
             done = cast("ToolResult[Any]", value)
             if not done.success:

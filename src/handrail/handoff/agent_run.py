@@ -97,7 +97,10 @@ def run_as_agent(
     If the tool is a handoff, only its `client` act runs, on the given public data, and the act's answer is returned. To run
     all acts, use `gate.invoke` or `context.call`. Any other tool is called with these params, through a gate with these
     `policies`. It may `call` the given `tools`, and what it emits is passed to `on_emit` at once; an async
-    `on_emit` is awaited. A failure raises `CallFailed`, and arguments that do not fit the tool raise `DefinitionError`.
+    `on_emit` is awaited.
+
+    Raises `CallFailed` if the call fails, `ToolValidationError` if the public data does not fit the handoff, and
+    `DefinitionError` if the tool can't run this way, for example because its handler takes a `UserContext`.
 
     If a handler calls this, the run is nested in the handler's call and inherits everything from it but the model.
     Otherwise it is a run of its own, in which nobody can approve anything, so a call that needs approval is denied.

@@ -59,7 +59,7 @@ _FORMS = {
 class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
     """A tool in three acts: `before`, `client` and `after`.
 
-    `client` decides, usually through the environment's person or model; `before` and `after` involve neither.
+    `before` prepares the decision, `client` makes it, usually by asking a person or a model, and `after` acts on it.
 
         pick_card = Handoff("pick_card", "Let the other side pick a card.", params=Deal)
 
@@ -73,8 +73,8 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         async def settle(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult[Card]: ...
 
     - The model sees the result of `after`. If `before` returns a `ToolResult`, nobody is asked.
-    - Private data goes only from `before` to `after`. No event and no error shows it: an exception in
-      `before` or `after` is reported only by its type. To tell a model more, return `ToolResult.error`.
+    - Private data goes only from `before` to `after`. No event and no error shows it: an exception that your code
+      raises in `before` or `after` is reported without its message. To tell a model more, return `ToolResult.error`.
     - Without a `client`, the environment's person or model answers; a person gets a form created from the
       answer's type. `client` and `after` may take `params` too.
     - Without a `before`, the params are the public data. Without an `after`, the answer is the result. So a handoff
@@ -190,8 +190,9 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         The private data and the answer may be plain JSON values, as they are read back from a store. Raises
         `ToolValidationError` if one of them does not fit, before anything has run.
 
-        A handoff is finished once. A second `finish` raises `AnswerRefused`: in this process always, in another one if
-        both have the same journal. If `after` fails or is cancelled, it is undone and the handoff can be finished again.
+        A handoff is finished once. A second `finish` raises `AnswerRefused`, in every process that uses the same journal.
+        Without a journal, only the same process knows, and only for the last 10,000 handoffs that it finished. If `after`
+        fails or is cancelled, it is undone and the handoff can be finished again.
         If a process ends during `after`, the next `finish` raises `OutcomeUnknown`, unless it belongs to a resumed run,
         which decides by the handoff's effect. If a call around `finish` fails later, the handoff stays finished.
         """
@@ -201,7 +202,10 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
 
     @property
     def acts(self) -> Acts:
-        """The acts of the handoff. Raises `ToolDefinitionError` if they do not fit together."""
+        """The acts of the handoff.
+
+        Raises `ToolDefinitionError` if they do not fit together, or if the type of the answer is unknown.
+        """
         if self._acts is None:
             fill(self, "_acts", self._complete())
         return cast(Acts, self._acts)
@@ -233,7 +237,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         return function
 
     def _check_between(self, defined: dict[ActName, Act]) -> None:
-        """Raise `ToolDefinitionError` if an act's result does not fit the next act's parameter."""
+        """Raise `ToolDefinitionError` if an act's result does not fit the next act, or `after` returns no `ToolResult`."""
         before, client, after = defined.get("before"), defined.get("client"), defined.get("after")
         if before is not None:
             private, public, _ = parked_types(self.name, before)
@@ -269,7 +273,7 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         )
 
     def _complete(self) -> Acts:
-        """Create the acts from the functions that were defined. Raises `ToolDefinitionError` if they do not fit together."""
+        """Create the acts from the functions that were defined. Raises the errors that `acts` names."""
         before, client, after = (self._defined.get(name) for name in ("before", "client", "after"))
         self._check_alone(before, client, after)
         private, public, early = (

@@ -53,9 +53,9 @@ class SqliteBlobs:
 
 
 def keeper(run_id: str) -> str:
-    """Return the name under which the bytes of files that a run's calls changed in workspaces are kept.
+    """Return the name under which `blob_runs` lists the workspace files that a run's calls have changed.
 
-    The run's record contains their digests, so they need no records of their own.
+    The records of these calls contain the digests, so the files need no records of their own.
     """
     return f"files of {run_id}"
 

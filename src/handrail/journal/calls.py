@@ -125,7 +125,7 @@ class SqliteCalls:
     def _units_in(self, connection: Connection, chain: str) -> dict[int, Record]:
         """Return the committed calls of a chain, by number.
 
-        Returns none if another live process owns the run, or if the run was altered, which is logged.
+        The result is empty if another live process owns the run, or if the run was altered. The alteration is logged.
         """
         database, run_id = self._database, str(chain).removeprefix("run ")
         try:
@@ -173,7 +173,7 @@ class SqliteCalls:
             if number is None:
                 return found
             for (chain,) in fetch(connection, since, number, number):
-                # A missing later call would hide what was built on this one.
+                # Verified, because a call that somebody removed may have built on this one.
                 records = verified(connection, chains, str(chain).removeprefix("run "))
                 undone = {each.key for each in records.own if each.kind == "undone"}
                 found += [each for each in records.units if each.number > number and each.key not in undone]

@@ -2,8 +2,8 @@
 
 A journal's records form chains: one for each run, one for what other processes add to a run (answers, votes,
 cancellations, deposits), one for each session and principal with their decisions, one for each session, one for the
-list of sessions, and one for each step that belongs to no run. Records are only ever added. To take an earlier record
-back, as when a commit is void or a question is withdrawn, another record is added.
+list of sessions, and one for each step that belongs to no run. A record is never changed, and is deleted only with its
+whole chain. To take a record back, as when a commit is void or a question is withdrawn, another record is added.
 
 The MAC of a record is one half of a keyed BLAKE2b digest of the journal, the chain, the record, its position in the
 journal and the chain's seal. The other half is the chain's new seal, which is stored once, at the head of the chain,
@@ -154,10 +154,10 @@ class Record(NamedTuple):
     state: str
     """The state of a committed call: `committed`, `applied` or `void`; "" for other records. The MAC does not cover it."""
     opens: int
-    """1 for the first call of a session in its chain, by which the session finds the chain; otherwise usually 0."""
+    """1 for a call by which its session finds the chain: the first call of the session, and maybe later ones; otherwise 0."""
 
     def is_marked(self, sessions: Collection[str]) -> bool:
-        """Return whether `opens` may be as it is after calls of these sessions. The MAC does not cover it."""
+        """Return whether `opens` is plausible in a chain that already has calls of these sessions. The MAC does not cover it."""
         if self.opens == 0:
             return not self.session_id or self.session_id in sessions
         return self.opens == 1 and bool(self.session_id)
@@ -326,7 +326,7 @@ class Chains:
         return hashed.digest()[:MAC_BYTES]
 
     def is_row(self, table: str, values: Sequence[object], mac: object) -> bool:
-        """Return whether a row that was read has the MAC with which it was written."""
+        """Return whether the values of a row match its MAC."""
         try:
             return self.row_mac(table, values) == mac
         except (TypeError, ValueError, OverflowError):  # Handrail never writes such a value

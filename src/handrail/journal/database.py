@@ -1,4 +1,4 @@
-"""A journal's database: the process's only connection to it, and its transactions."""
+"""A journal's database: the connection on which this process writes, and its transactions."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def encode(value: object, what: str) -> bytes:
 class Database:
     """Runs jobs on the database one after another, each in its own transaction.
 
-    The jobs run in a separate thread, except for brief writes that can't block: unless writes are synced, `add_now` runs
-    them in the caller's thread. With `inline` all jobs run in the caller's thread, for databases
-    in memory and for simulations, which need a single order of events. `moments` lets a simulation end the process
-    before or after a transaction. `find_key` returns the key of the records' MACs, given whether the journal is new.
+    The jobs run in a separate thread. Only `add_now` runs a brief write in the caller's thread, if it can't block and
+    writes are not synced. With `inline`, all jobs run in the caller's thread, for databases in memory and for
+    simulations, which need a single order of events. `moments` lets a simulation end the process before or after a
+    transaction. `find_key` returns the key of the records' MACs, given whether the journal is new.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class Database:
         self._waiting = 0
         """How many jobs have been added and have not ended. While there are none, the thread does not use its connection."""
         self._lock = threading.Lock()
-        """Held while a job is added, so that none follows the one that ends the thread, and while a job runs in the caller's
-        thread.
+        """Held while a job is added, so that none is added after the thread was told to end, and while a job runs in the
+        caller's thread.
         """
         self._file: OpenFile | None = None
         self._is_blank = False
@@ -176,8 +176,8 @@ class Database:
     ) -> None:
         """Add a record to the chain of a run that this process owns.
 
-        Raises `RunBusy` if a different process owns it. With `is_recorded`, also raises `RunUnknown` if there is no such
-        run; without, a run that is not recorded may still have records.
+        Raises `RunBusy` if a different process owns it. If there is no such run, raises `RunUnknown` with `is_recorded`,
+        and adds the record without it.
         """
         check = check_owner if is_recorded else check_not_taken
         own = ("" if is_recorded else self.owner, self.owner)

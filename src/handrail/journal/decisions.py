@@ -1,4 +1,4 @@
-"""Remembered approvals: what an answer asks to remember, and the decisions stored in a database."""
+"""Remembered decisions: the one that an answer asks to remember, and those stored in a database."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ _SAID = frozenset(("approved", "reason", "remember", "scope"))
 def remembered_as(
     question: Question, approved: bool, reason: str, by: str, scope: str | None, at: datetime
 ) -> ApprovalRemembered | None:
-    """Return a decision to remember, for an offered scope or for exactly this request; None if it can't be remembered.
+    """Return a decision to remember, for an offered scope or for this request; None if it can't be remembered.
 
+    Without a scope, an approval covers exactly this request, and a denial also covers the request with a different diff.
     A question has one answer, so the same decision always has the same id. If the subject of a question
     changes and the question is asked again, it counts as a new question.
     """

@@ -1,6 +1,4 @@
-"""Keyed digests, which bind an answer to exactly what the person saw, and the keys of journals and of commits in
-folders.
-"""
+"""The keys of journals and of commits in folders, and keyed digests, which bind an answer to what the person saw."""
 
 from __future__ import annotations
 
@@ -63,8 +61,8 @@ def shared_key(journal: str, file: str | None) -> bytes:
     """Return the key of a journal that many machines share, derived from a secret that each of them has.
 
     The secret is the content of `file`, or else `HANDRAIL_KEY`, or else the content of the file that
-    `HANDRAIL_KEY_FILE` names. Raises `JournalError` if there is none of them, or if the file is empty, can't be
-    read, or can be accessed by others. A key is never created here, since other machines would not have it.
+    `HANDRAIL_KEY_FILE` names. Raises `JournalError` if none of them is given, or if the file is empty, can't be
+    read, or can be accessed by others. No key is created here, since other machines would not have it.
     """
     given = os.environ.get(KEY_VARIABLE)
     file = file or (None if given else os.environ.get(KEY_FILE_VARIABLE))
@@ -109,10 +107,10 @@ def folder_key() -> bytes:
 
 @lru_cache(maxsize=8)
 def _kept_key(*places: str | None) -> bytes:
-    """Return the key in the state folder, which is created if it is missing.
+    """Return the key in the state folder. The folder and the key are created if they are missing.
 
-    `places` are the variables that say where the folder is, so that the key is read again if one changes. Raises
-    `JournalError` if the key file is not private or has the wrong length.
+    `places` are the values of the variables that determine the folder. They are arguments so that the key is read again
+    if one changes. Raises `JournalError` if the key file is not private or has the wrong length.
     """
     path = state_folder() / f"folders{KEY_SUFFIX}"
     create_folders(path.parent)
@@ -130,14 +128,14 @@ def _kept_key(*places: str | None) -> bytes:
 @lru_cache(maxsize=1)
 def _key_of_this_process(problem: str) -> bytes:
     log.warning(
-        "no key can be kept, so commits that this process leaves unfinished can't be finished or undone by another one: %s",
+        "the key for commits in folders can't be stored, so no other process can finish or undo what this one leaves unfinished: %s",
         problem,
     )
     return new_key()
 
 
 def key_check(key: bytes, journal: str) -> str:
-    """Return a digest by which the key that a journal was created with can be recognized."""
+    """Return a digest that is stored in a new journal, so that a different key is noticed when the journal is opened."""
     return hashlib.blake2b(journal.encode(), key=key, digest_size=16, person=b"handrail key").hexdigest()
 
 

@@ -105,7 +105,7 @@ class Leases(Protocol):
         ...
 
     def is_announced(self, owner: str, until: float, now: float) -> bool:
-        """Return whether a worker whose announcement lasts until then counts as alive."""
+        """Return whether a worker counts as alive at `now`, if its announcement lasts until `until`."""
         ...
 
     def held(self, connection: Connection, now: float) -> Callable[[str, float], bool]:
@@ -117,7 +117,7 @@ class HostLeases:
     """Leases by this host's clock, each in the row of its run. A process of this host that has ended holds none."""
 
     seconds = LEASE_SECONDS
-    free = "1 = 1"  # only this host knows which of its processes are alive
+    free = "1 = 1"  # a query can't tell which processes are alive
 
     def __init__(self, owner: str) -> None:
         self._owner = owner

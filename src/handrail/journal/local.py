@@ -1,4 +1,7 @@
-"""Steps and questions within one process, for runs without a journal."""
+"""Steps and questions within one process.
+
+Runs without a journal use them as they are. A journal uses them for the steps and the askers of its own process.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +87,9 @@ class LocalSteps:
             mine.exception()  # marks the error as retrieved, since nobody else may be waiting
             raise
         finally:
-            with contextlib.suppress(ValueError):  # closed in another context, which has nothing to reset
+            with contextlib.suppress(
+                ValueError
+            ):  # the coroutine was closed in another context, where nothing was set
                 _inside.reset(entered)
         mine.set_result(value)
         return value
@@ -110,7 +115,7 @@ class LocalSteps:
 
 
 class _Retry(Exception):
-    """Raised when the step that was waited for has failed, so that the waiter must run its own."""
+    """Raised in a task that waits for a concurrent step which failed, so that the task runs its own function."""
 
 
 class _Pending:
@@ -146,8 +151,8 @@ class LocalQuestions:
     - The first answer wins. Repeating it is harmless; a different one is refused.
     - An answer must carry the question's digest, come from somebody who was asked, be in time, and pass the
       asker's check.
-    - A question without an answer ends as declined, timed out or cancelled. It never ends with a made-up
-      answer, and it always ends, even if the environment can't be reached.
+    - A question without an answer ends as declined, timed out or cancelled, never with a made-up answer. It is
+      cancelled if the environment can't be reached.
     - If a call runs again and asks the same question, it gets the same answer. A question that timed out,
       was cancelled, or whose answer contained a secret, is asked again.
     - Only the asker gets the secrets in an answer. Whatever is kept, recorded or shown is masked.
@@ -235,7 +240,9 @@ class LocalQuestions:
             self._check(pending, answer)
         if not self._settle(pending, answer) and pending.answer != self._shown(pending, answer):
             over = "" if pending.answer is None else pending.answer.outcome
-            raise AnswerRefused(pending.question.id, f"it is over: {over}", "The first answer counts.")
+            raise AnswerRefused(
+                pending.question.id, f"it is over: {over}", "Only an open question can be answered."
+            )
 
     async def open(self, run_id: str | None = None, /, *, principal: str | None = None) -> Sequence[Question]:
         """Return the questions without an answer, oldest first: all, or those of this run or to this principal."""

@@ -30,7 +30,7 @@ _PARTS = ("", *_PARTS_OF_SQLITE, KEY_SUFFIX)
 
 
 class Exposure(NamedTuple):
-    """A way in which other users could access a file, with what to do about it."""
+    """How other users could access a file or folder, and what to do about it."""
 
     problem: str
     hint: str
@@ -64,10 +64,10 @@ def state_folder() -> Path:
 
 
 def former_journals(project: Path) -> Sequence[Path]:
-    """Return the default journals of this folder from when it had a different path, so that a message can name them.
+    """Return the default journals that this folder had under earlier paths, so that a message can name them.
 
-    A moved folder keeps its device and inode. But a new folder can get those of a removed one, so nothing opens these
-    journals without being asked to.
+    A moved folder keeps its device and inode. But a new folder can get those of a removed one, so these journals are
+    only opened if somebody names one.
     """
     facts, own = os.stat(project), default_journal(project)
     wanted = f"{facts.st_dev} {facts.st_ino}"

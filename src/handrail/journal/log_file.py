@@ -3,11 +3,11 @@
 After a crash, SQLite reads the log up to the first frame that does not match its checksum, and ignores the rest. So if
 a part of the log is damaged or missing, the transactions after it vanish without an error. The index of the log
 remains after a crash too, in the file `-shm`, and says how many frames were committed. SQLite discards it, so the two
-are compared before SQLite opens the database. No process spends anything on this while it writes.
+are compared before SQLite opens the database. This costs nothing while processes write.
 
 Only the first process that opens a database after a crash reads the log: as long as some process has it open, the
-index is in use, and nothing is discarded. Some transactions are not synced, so after a power cut the log may
-lack frames that its index has. Then a warning says so.
+index is in use, and nothing is discarded. Some transactions are not synced, so a power cut may leave a log that lacks
+frames which its index counts. So after a restart of the machine, missing frames are only logged as a warning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger("handrail.journal")
 
 _LOG_HEADER = struct.Struct(">8I")
 _LOG_MAGIC = 0x377F0682
-"""The first word of a log whose checksums are of little-endian words. The next number means big-endian words."""
+"""The first word of a log whose checksums are computed from little-endian words. For big-endian words, it is 1 higher."""
 _FRAME_HEADER = struct.Struct(">6I")
 _INDEX_HEADER = struct.Struct("=3I2BHI5I2I")
 _INDEX_BYTES = 2 * _INDEX_HEADER.size + 4
@@ -80,7 +80,7 @@ def check_log(path: str) -> None:
 
 
 def _read_index(path: str) -> _Committed | None:
-    """Read the index of a log. Returns None if it says nothing: it is missing, not valid, or in use."""
+    """Read the index of a log. Returns None if the index is missing, invalid or in use."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -146,7 +146,7 @@ def _checksum(data: bytes, order: str, start: tuple[int, int]) -> tuple[int, int
 
 
 def _is_from_before_restart(path: str) -> bool:
-    """Return whether the machine was started after the log was last written, or after the database, if there is no log."""
+    """Return whether the machine was restarted after the last write to the log or, if there is none, to the database."""
     try:
         status = os.stat(f"{path}-wal")
     except FileNotFoundError:

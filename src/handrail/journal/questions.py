@@ -103,7 +103,7 @@ class SqliteQuestions:
         return put
 
     def _clear(self, question: Question) -> Work[None]:
-        """Return a job that drops an answer that can no longer be used, so that the question is asked again."""
+        """Return a function that deletes an answer that can no longer be used, so that the question is asked again."""
         database, now = self._database, self._clock.now().timestamp()
 
         def clear(connection: Connection) -> None:
@@ -310,7 +310,10 @@ def _asked(found: tuple[bytes, bytes | None, float | None]) -> QuestionRecord:
 
 
 class Watch:
-    """Periodically calls `look` with the id of each question that an asker is waiting for."""
+    """Calls `look` with the id of each question that an asker waits for: every `every` seconds, and in `look_now`.
+
+    If `every` is None, it calls `look` only in `look_now`.
+    """
 
     def __init__(self, every: float | None, look: Callable[[str], Awaitable[None]]) -> None:
         self._every = every

@@ -142,7 +142,7 @@ class SqliteQueue:
         run_id: str = "",
         limit: int = _ALL,
     ) -> tuple[list[StoredRun], bool]:
-        """Read the first `limit` runs that are due. Returns those that may be claimed, and whether there are no others."""
+        """Read the first `limit` runs that are due. Returns those that may be claimed, and whether all due runs were read."""
         found: list[StoredRun] = []
         held = self._database.leases.held(connection, now)
         due = f"{_DUE} AND {self._database.leases.free}"

@@ -23,8 +23,8 @@ def acquire(
 ) -> StoredRun:
     """Take the lease of a run that is free, after verifying its session. Returns the new row, or raises `JournalAltered`.
 
-    `changes` are made only if this process did not own the run before. So a run that is to be stopped stays marked
-    between a worker's claim and the `take` that follows it. With `claims`, a new leg begins in any case.
+    `changes` are made only if this process did not own the run before. So a request to stop the run is not lost between
+    a worker's claim and the `take` that follows it. With `claims`, a new leg begins even if this process owned the run.
     """
     progress = verify_session(connection, database.chains, row.id).progress
     is_mine = row.owner == database.owner
@@ -58,12 +58,12 @@ def check_turn(connection: Connection, row: StoredRun) -> None:
 
 
 def earliest(*times: float | None) -> float | None:
-    """Return the earliest of these times; None if there is none."""
+    """Return the earliest of these times, or None if all of them are None."""
     return min((each for each in times if each is not None), default=None)
 
 
 def _deaths(row: StoredRun, progress: int) -> int:
-    """Return how many consecutive processes have died while they executed this run, without making progress."""
+    """Return how many consecutive processes have died while they executed this run, since it last made progress."""
     if row.status not in ("running", "queued") or not row.owner:
         return 0
     return row.deaths + 1 if row.progress == progress else 1

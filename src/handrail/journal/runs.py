@@ -203,7 +203,7 @@ class SqliteRuns:
         query = f"SELECT {COLUMNS}, {WAITING} FROM runs WHERE {' AND '.join(where)} ORDER BY {order}"
 
         def find(connection: Connection) -> list[RunRow]:
-            with contextlib.suppress(JournalAltered):  # every row is then looked at by itself
+            with contextlib.suppress(JournalAltered):  # the rows are then checked one by one
                 if self._database.is_intact(connection):
                     held = self._database.leases.held(connection, self._database.now())
                     return [self._checked(row, held) for row in fetch(connection, query, *values)]
@@ -271,7 +271,10 @@ class SqliteRuns:
     def _rescue_sessions(
         self, connection: Connection, principal: str, before: Mark | None
     ) -> list[SessionRow]:
-        """Return the sessions of a damaged journal in which no run is damaged, most recently changed first."""
+        """Return a principal's sessions in a damaged journal, most recently changed first.
+
+        A session is left out if its chain or one of its runs is damaged.
+        """
         sessions: dict[str, list[RunRow]] = {}
         rescued = self._rescue(connection)
         ids = {row.record.id for row in rescued}
@@ -280,7 +283,7 @@ class SqliteRuns:
                 sessions.setdefault(row.record.session_id, []).append(row)
         found: list[SessionRow] = []
         for session_id, rows in sessions.items():
-            with contextlib.suppress(JournalAltered):  # its runs are logged
+            with contextlib.suppress(JournalAltered):  # `verify` reports it
                 if not ids.issuperset(check_session(connection, self._database.chains, session_id)):
                     continue
                 found.append(
@@ -422,7 +425,10 @@ def _begin_queued(
     lease: tuple[str, float],
     now: float,
 ) -> None:
-    """Begin a submitted run: its row gets the new record and is `running`. Both records stay in the run's chain."""
+    """Begin a submitted run: replace the record in its row, and set its status to `running`.
+
+    The record with which it was submitted stays in the run's chain.
+    """
     run = msgspec.structs.replace(run, request=queued.decoded.request)
     record = encode(run, f"run {run.id!r} began with")
     chains.append(connection, run_chain(run.id), BEGUN, run.id, record, at=run.began_at)

@@ -38,7 +38,7 @@ TABLES: Sequence[str] = (
     "CREATE INDEX runs_of_a_session ON runs (session_id, began_at)",
     "CREATE INDEX runs_of_a_principal ON runs (principal, began_at)",
     "CREATE INDEX sessions_of_a_principal ON runs (principal, session_id, began_at, changed_at)",
-    # Without the runs that are parked until somebody answers, which may be most of them.
+    # Runs that are parked until somebody answers are left out. They may be the majority.
     """CREATE INDEX runs_for_workers ON runs (coalesce(due_at, 0), began_at, id) WHERE queue != ''
         AND status IN ('queued', 'running', 'parked') AND (due_at IS NOT NULL OR status != 'parked')""",
     """CREATE UNIQUE INDEX one_turn_of_a_session ON runs (session_id)
@@ -53,7 +53,7 @@ TABLES: Sequence[str] = (
         opens INTEGER NOT NULL, UNIQUE (chain, link)
     )""",
     "CREATE INDEX undone_calls ON records (chain, key) WHERE kind IN ('undone', 'told')",
-    # A process marks the first call of a session that it adds to a chain. An index with every call would be one more page a record.
+    # A process marks the first call of a session that it adds to a chain. An index of every call would write one more page for each.
     "CREATE INDEX chains_of_a_session ON records (session_id) WHERE opens = 1",
     "CREATE INDEX units_to_apply ON records (chain, key) WHERE state = 'committed'",
     """CREATE TABLE chains (
@@ -116,7 +116,7 @@ def is_blank(path: str) -> bool:
 
 
 def _check_unmarked(path: str) -> None:
-    """Raise `JournalError` unless a database is a journal that lacks only its number, such as a restored dump."""
+    """Raise `JournalError` unless a database is a journal without an application id, such as a restored dump."""
     connection = sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1", uri=True)
     try:
         distrust_schema(connection)

@@ -2,8 +2,8 @@
 
 A session's chain has a record for each run that began in the session, and for each principal whose decisions are
 remembered there. A separate chain lists the sessions. Each of these records contains the MAC of the record with which
-the run, the decisions or the session began, so nothing else can take its place. What Handrail itself deletes is recorded
-as forgotten.
+the run, the decisions or the session began, so nothing else can take its place. Runs and sessions that Handrail itself
+deletes are recorded as forgotten.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def add_to_session(
     *,
     at: float,
 ) -> None:
-    """Record that `chain`, a run's or that of a principal's decisions, began in a session. Its newest record identifies it."""
+    """Record that a chain began in a session: the chain of a run, or of a principal's decisions.
+
+    The MAC of the chain's newest record identifies it.
+    """
     own = session_chain(session_id)
     if chains.append(connection, own, kind, key, chains.head(connection, chain), at=at) == 1:
         chains.append(connection, SESSIONS, SESSION, session_id, chains.head(connection, own), at=at)
@@ -41,7 +44,10 @@ def add_to_session(
 def forget_in_session(
     connection: Connection, chains: Chains, session_id: str, run_ids: Iterable[str], *, at: float
 ) -> None:
-    """Record that runs were deleted. If the session has no other runs, delete its decisions and its chain too."""
+    """Record that runs of a session were deleted.
+
+    If the session has no other runs, delete its decisions and its chain, and record that the session was deleted.
+    """
     own = session_chain(session_id)
     if connection.execute("SELECT 1 FROM runs WHERE session_id = ? LIMIT 1", (session_id,)).fetchone():
         for run_id in run_ids:
@@ -118,9 +124,10 @@ def read_decisions(connection: Connection, chains: Chains, session_id: str, prin
 def _begun(
     chains: Chains, chain: str, records: Iterable[Record], forgettable: str
 ) -> dict[tuple[str, str], Record]:
-    """Return the records of what began and was not forgotten, by kind and key.
+    """Return the records of everything that began and was not forgotten, by kind and key.
 
-    Raises `JournalAltered` if something began twice.
+    `forgettable` is the kind that the records `forgotten` refer to. Raises `JournalAltered` if something began twice
+    without being forgotten in between.
     """
     begun: dict[tuple[str, str], Record] = {}
     for each in records:

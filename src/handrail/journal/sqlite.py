@@ -31,7 +31,7 @@ class SqliteJournal:
 
     Once a method has returned, its record is available to any process that opens the file later. With
     `durability="process"` it survives `kill -9`; with `"power"`, which waits for the disk, also a power cut.
-    Values of steps and answers are returned as plain data. Several processes may use one file; each run
+    Values of steps and answers that are read from the file are plain data. Several processes may use one file; each run
     has one owner. Close the journal when it is no longer needed. Raises `JournalError` if the file can't be opened,
     is not a journal, or is damaged, and its subclass `JournalExposed` if other users could read or change it.
 

@@ -1,4 +1,4 @@
-"""Verification: checks that a journal still says what was recorded about a run.
+"""Verification: checks that runs, sessions and blobs are still what Handrail recorded.
 
 The chains are authoritative. Other tables repeat some of their data for lists and searches, and must agree with them.
 """
@@ -102,9 +102,9 @@ class RunRecords:
 
     @property
     def questions(self) -> dict[str, tuple[bytes, bytes | None, float | None]]:
-        """The encoded questions by id, each with its encoded answer and the time of that answer; None until it is answered.
+        """The encoded questions by id, each with its encoded answer and the time of that answer.
 
-        Withdrawn questions are left out.
+        Answer and time are None for an open question. Withdrawn questions are left out.
         """
         asked: dict[str, Record] = {}
         for each in self.own:
@@ -168,7 +168,7 @@ class RunRecords:
 
     @property
     def progress(self) -> int:
-        """A measure of the run's progress. It ignores records that every attempt repeats."""
+        """A number that increases as the run progresses. Records that every attempt repeats do not count."""
         done = {(each.kind, _ATTEMPT.sub("", each.key)) for each in self.own if each.kind not in _BOOKKEEPING}
         return len(done) + len(self.outside)
 
@@ -183,7 +183,10 @@ def add_outside(
     *,
     at: float,
 ) -> None:
-    """Record what somebody other than a run's owner adds to the run. The first such record is noted in the run's own chain."""
+    """Add a record to a run's `outside` chain, such as an answer, a vote, a deposit or a request to cancel.
+
+    The first record of that chain is noted in the run's own chain.
+    """
     chain = outside_chain(run_id)
     if chains.append(connection, chain, kind, key, body, at=at) == 1:
         chains.append(connection, run_chain(run_id), OUTSIDE, "", chains.head(connection, chain), at=at)
@@ -223,7 +226,7 @@ _INDEXES = """SELECT link, 'state' FROM records INDEXED BY units_to_apply WHERE 
 
 
 def _check_indexes(connection: Connection, chains: Chains, run_id: str, records: RunRecords) -> None:
-    """Raise `JournalAltered` unless the states of calls are as recorded, and the indexes list the calls to apply and the undone ones."""
+    """Raise `JournalAltered` if a call's state is not what was recorded, or if an index of calls disagrees with the records."""
     chain, void = run_chain(run_id), records.voided
     expected: set[tuple[int, str]] = set()
     for each in records.own:
@@ -252,7 +255,7 @@ def _read(connection: Connection, chains: Chains, run_id: str) -> RunRecords:
 
 
 def _check_outside(chains: Chains, run_id: str, records: RunRecords) -> None:
-    """Raise `JournalAltered` unless the records of others begin with the one that the run's chain notes."""
+    """Raise `JournalAltered` unless the `outside` chain begins with the record that the run's own chain notes."""
     noted = [each for each in records.own if each.kind == OUTSIDE]
     if [each.body for each in noted] != [each.mac for each in records.outside[:1]]:
         chain = run_chain(run_id)

@@ -81,6 +81,12 @@ class SqliteWorkspaces:
         chains = self._database.chains
         return await self._database.transact(lambda connection: _find(connection, chains, name))
 
+    async def names(self) -> Sequence[str]:
+        query = "SELECT name FROM workspaces"
+        return await self._database.transact(
+            lambda connection: [name for (name,) in fetch(connection, query)]
+        )
+
     async def holders(self) -> Mapping[str, str]:
         database = self._database
         query = "SELECT name FROM workspaces WHERE run_id != ''"
@@ -251,7 +257,10 @@ def _check_free(connection: Connection, database: Database, row: WorkspaceRow) -
 
 
 def _is_free(connection: Connection, database: Database, row: WorkspaceRow) -> bool:
-    """Return whether no live process has the workspace for a run that it still owns. This process counts as live."""
+    """Return whether a different run may take the workspace.
+
+    It may if the workspace has no owner, or if its owner has ended or no longer owns the run that has the workspace.
+    """
     found = connection.execute("SELECT owner FROM runs WHERE id = ?", (row.run_id,)).fetchone()
     has_left = not row.owner or (found is not None and found[0] != row.owner)
     is_mine = row.owner == database.owner

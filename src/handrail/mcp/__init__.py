@@ -1,4 +1,4 @@
-"""MCP, both ways: the tools of MCP servers in a prompt, and an app as an MCP server.
+"""MCP in both directions: the tools of MCP servers in a prompt, and an app as an MCP server.
 
     from handrail.mcp import McpTools
     Prompt("guide", ["Answer briefly.", McpTools(command=["npx", "@scope/server", "folder"])])

@@ -28,7 +28,7 @@ class App(NamedTuple):
     authenticate: Callable[..., Any] | None = None
     """The app's own hook, which returns the principal who sent a request; None if the app has none."""
     folder: Path | None = None
-    """The folder of the workers, if the app is such a folder; otherwise None."""
+    """The folder of the workers, if the app is a worker or a folder of workers; otherwise None."""
     sections: tuple[Section[Any], ...] = ()
     """The sections that are served as MCP prompts."""
 

@@ -43,16 +43,16 @@ from handrail.tools import Tool, ToolResult
 log = logging.getLogger("handrail.mcp")
 
 MAX_WAITING = 1_000
-"""Maximum number of calls that wait for answers in memory. Beyond that, the oldest is removed from memory."""
+"""Maximum number of calls that wait for answers in memory. Beyond that, the oldest is parked, or cancelled if it is not recorded."""
 PARK_AFTER = 300.0
-"""Seconds for which a call that waits for an answer stays in memory."""
+"""Seconds for which a recorded call that waits for an answer stays in memory. Then it is parked."""
 NO_PAGE = (
     "it asks for a secret, and MCP forbids forms that ask for secrets. The person has to answer on a page of the server: "
     "serve the app with `handrail mcp --http` and a token or users, and use a client that opens addresses (URL elicitation)"
 )
 """Why a question that asks for a secret is not asked."""
 _SETTLE = 0.01
-"""Seconds in which a call that asks may ask further questions, so that the client gets them together."""
+"""Seconds to wait for further questions of a call, so that the client gets them together."""
 
 _PLACE = ".1"
 """The place of the call in its run."""
@@ -95,7 +95,7 @@ class Calls:
         They are kept until the client calls again, at most `MAX_WAITING` of them.
         """
         self.environment: Callable[[LiveCall, bool], Environment | None] = _client_of
-        """Returns the environment of a call, given whether the client can ask its person."""
+        """Returns the environment of a call, given whether the client can ask its user."""
 
     async def begin(
         self,
@@ -107,7 +107,7 @@ class Calls:
         opens: bool = False,
         report: Report | None = None,
     ) -> LiveCall:
-        """Start a call. With `asks`, the client's person can be asked. With `opens`, they can be asked for secrets too, on a page.
+        """Start a call. With `asks`, the client's user can be asked. With `opens`, they can be asked for secrets too, on a page.
 
         Raises `TooManyCalls` if the principal already has the maximum number of calls.
         """
@@ -156,7 +156,7 @@ class Calls:
         self._left.pop(call.run_id, None)
 
     async def row(self, run_id: str, principal: str) -> tuple[RunRow, CallMessage]:
-        """Return the record of a call. Raises `CallUnknown` if this principal has no such call."""
+        """Return the record of a call, and the message in it. Raises `CallUnknown` if this principal has no such call."""
         unknown = CallUnknown("there is no such call, or it was given up")
         if self.journal is None:
             raise unknown
@@ -250,7 +250,7 @@ class Calls:
                     del self._left[next(iter(self._left))]
 
     async def stop(self) -> None:
-        """Park every call. Calls without a journal are cancelled, and those that can't be parked end as in a crash."""
+        """Park every recorded call, by force if it is not waiting, and cancel the others. Waits for them for at most 5 seconds."""
         calls = list(self._live.values())
         for call in calls:
             call.leave()
@@ -259,7 +259,7 @@ class Calls:
 
 
 class LiveCall:
-    """A call while this process executes it, across the requests that it takes."""
+    """A call that this process executes, across all requests of the client that belong to it."""
 
     def __init__(
         self, calls: Calls, run_id: str, name: str, principal: str, *, asks: bool, opens: bool = False
@@ -275,7 +275,7 @@ class LiveCall:
         self.questions: dict[str, Question] = {}
         """The open questions, by id."""
         self.problems: dict[str, str] = {}
-        """Why the last answer to a question was refused, by its id."""
+        """Why the last answer to a question was refused, by the question's id."""
         self.parking: Parking | None = None
         self.rests = False
         """Whether everything in the call waits for answers."""
@@ -327,7 +327,7 @@ class LiveCall:
         for answer in self._answers.values():
             answer.cancel()
         if not task.cancelled():
-            task.exception()  # it is raised in the tasks that wait for the call
+            task.exception()  # marks it as retrieved; the tasks that wait for the call raise it
         self._started.set()
         self._changed.set()
 
@@ -415,7 +415,7 @@ class LiveCall:
     async def ask(self, question: Question) -> Answer | None:
         """Put a question to the client. With a journal, returns None, because the answer comes through the journal.
 
-        Raises `QuestionCancelled` if the question asks for a secret and the client's person can't be sent to a page.
+        Raises `QuestionCancelled` if the question asks for a secret and the client's user can't be sent to a page.
         """
         if question.secret and not self._opens:
             raise QuestionCancelled(question.name, NO_PAGE)
@@ -476,7 +476,7 @@ async def _report(report: Report, done: float, total: float | None, message: str
 
 
 class _Client(Environment):
-    """The environment of a call. The client's person answers its questions."""
+    """The environment of a call whose questions the client's user answers."""
 
     run_mode: RunMode = "user"
     keeps_secrets = True
@@ -496,5 +496,5 @@ class _Client(Environment):
 
 
 def _client_of(call: LiveCall, asks: bool) -> Environment | None:
-    """Return the environment in which the client's person answers, or None if the client can't ask."""
+    """Return the environment in which the client's user answers, or None if the client can't ask."""
     return _Client(call) if asks else None

@@ -66,8 +66,8 @@ def load_servers(path: str | Path, **options: Any) -> tuple[McpTools, ...]:
 def _prefixes(path: str | Path, names: Sequence[str]) -> dict[str, str]:
     """Return the prefix of each server's tools.
 
-    No prefix begins with a different one, so a server can't list a tool with the name of a different server's. Raises
-    `DefinitionError` if two servers have names that policies could not tell apart.
+    No prefix begins with the prefix of another server, so no server can list a tool under the name of another server's tool.
+    Raises `DefinitionError` if two servers have names that policies could not tell apart.
     """
     plain = {name: re.sub(r"[^A-Za-z0-9_-]", "_", name) for name in names}
     for one, other in combinations(names, 2):

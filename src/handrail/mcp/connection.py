@@ -40,7 +40,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 PATIENCE = 5.0
 """Maximum seconds that a call waits for the next attempt. If that is further away, the call fails at once."""
 MAX_REOPENED = 5
-"""Maximum number of times that a lost connection is opened again before the next call needs it."""
+"""Maximum number of attempts to open a lost connection again before a call needs it."""
 REFRESH_EVERY = 1.0
 """Minimum seconds between two readings of a list that the server keeps announcing as changed."""
 _MAX_WORDS = 600
@@ -54,9 +54,9 @@ _CLOSED = ("Connection closed", "SSE stream")
 
 _UNREADABLE = "Failed to parse "
 _UNREAD = (_UNREADABLE, "Unexpected content type", "Server returned an error response", "HTTP status 5")
-"""How the messages begin with which the SDK and the transport replace an answer that is not the program's own.
+"""Beginnings of the errors that replace an answer that can't be read, or that comes from a proxy in front of the server.
 
-The program may have taken the request before a proxy failed, or before its answer was found to be invalid.
+The server may have received the request before the proxy failed, or before its answer was found to be invalid.
 """
 
 
@@ -115,7 +115,7 @@ class Connection:
         self._reopened = 0
         """How many times the connection was opened again since a request was last answered."""
         self._limits: dict[asyncio.Timeout, float] = {}
-        """The limits on the server's time that are running, with their seconds."""
+        """The time limits that are running for the server, each with its number of seconds."""
         self._calls = 0
         self._is_doubtful = False
         """Whether a call was not answered in time, so the server may be hanging."""
@@ -266,9 +266,9 @@ class Connection:
         opening.exception()  # it is not an error if nobody waits any more
 
     def _lost(self, why: str, end: asyncio.Event | None) -> None:
-        """Note that the server is gone. If the connection was open, a new one is opened soon.
+        """Note that the server is gone. Does nothing if `end` belongs to an earlier connection.
 
-        So the model's next request has the server's current tools. Does nothing if `end` is of an earlier connection.
+        If the connection was open, a new one is opened soon, so that the model's next request has the current tools.
         """
         if end is not self._end:
             return  # an earlier connection, which was lost before
@@ -321,7 +321,7 @@ class Connection:
             except (MCPError, OSError, TimeoutError, ValidationError, RuntimeError) as error:
                 log.debug("the MCP server %r can't be listened to: %s", self._name, error)
                 if isinstance(error, MCPError) and not _is_closed(error):
-                    return  # it does not offer this
+                    return  # the server does not offer this
             await asyncio.sleep(wait)
             wait = min(wait * 2, LONGEST_WAIT)
 
@@ -382,8 +382,8 @@ class Connection:
 
         A request that the server did not take, because it was restarted or the tool has changed, is sent once more.
 
-        Raises `ServerUnavailable` if nothing was sent, `ServerLost` if it is not known what became of the request, and
-        `MCPError` if the server refused it.
+        Raises `ServerUnavailable` if nothing was sent, `ServerLost` if it is unknown whether the server handled the
+        request, and `MCPError` if the server refused it.
         """
         try:
             return await self._request(send)

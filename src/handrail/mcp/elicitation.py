@@ -14,7 +14,7 @@ from handrail.mcp.login import LoginNeeded
 from handrail.workers.output_schema import output_type
 
 FORM = "mcp.form"
-"""The kind of a question whose answer is a form."""
+"""The kind of a question that asks a person to fill in a form, or to agree if the form has no fields."""
 URL = "mcp.url"
 """The kind of a question that asks a person to open an address. The answer is whether they did."""
 

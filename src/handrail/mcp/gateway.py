@@ -49,7 +49,7 @@ def load_rules(path: Path, *, trust_client: bool = False) -> Rules:
     """Read a policy file: the `policies` and `limits` of a worker's file, without the `---` lines around them.
 
     Approvers decide on calls for which a policy asks, and on calls of tools that no policy names and that may change
-    something. With `trust_client`, the client's person decides. Raises a `WorkerError` that lists every problem by
+    something. With `trust_client`, the client's user decides. Raises a `WorkerError` that lists every problem by
     line.
     """
     find = _Shifted(path)
@@ -183,7 +183,7 @@ class SharedRate(CheckOnly):
 class Gateway(ToolServer):
     """An MCP server with the tools of other MCP servers, behind policies.
 
-    `voters` finds the people who may approve calls. Without it, the client is trusted: its own person approves.
+    `voters` finds the people who may approve calls. Without it, the client is trusted: its own user approves.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Gateway(ToolServer):
 class _Approvers(Environment):
     """The environment of a call through a gateway.
 
-    Approvers decide on it, and the client's person answers everything else.
+    Approvers decide on the call, and the client's user answers all other questions.
     """
 
     run_mode: RunMode = "user"

@@ -127,7 +127,7 @@ class HttpServer:
         await started.wait()
 
     async def stop(self) -> None:
-        """Accept no new work, and park every call. Calling it again has no further effect."""
+        """Accept no new work, and park every call, or cancel it if it is not recorded. Calling it again has no further effect."""
         if not self._is_stopping.is_set():
             await self.served.calls.stop()
             self._is_stopping.set()
@@ -142,7 +142,7 @@ class HttpServer:
 
 
 class _Admission:
-    """Refuses requests from people whose role may not run tools, and requests beyond each principal's maximum at once.
+    """Refuses requests from people whose role may not run tools, and limits the requests of a principal in progress.
 
     A request lasts as long as its call or its stream, so one principal could otherwise take up all connections.
     """

@@ -59,7 +59,10 @@ class Issuer:
         return create_protected_resource_routes(self._resource, [AnyHttpUrl(self.address)])
 
     async def authenticate(self, request: Request) -> str:
-        """Return the principal who sent a request. Raises `RequestRefused`, with the metadata's address, if there is none."""
+        """Return the principal who sent a request.
+
+        Raises `RequestRefused` if the token is missing or not valid here, or if the issuer's keys can't be read.
+        """
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
             raise self._refused("TokenMissing", "this server needs an access token", "")
@@ -102,7 +105,7 @@ class Issuer:
         )
 
     async def _key(self, id: str) -> Any:
-        """Return the issuer's key with this id, or None if there is none. An issuer with a single key need not name it.
+        """Return the issuer's key with this id, or None if there is none. For the id "", an issuer's only key is returned.
 
         Raises `RequestRefused` if the keys can't be read.
         """

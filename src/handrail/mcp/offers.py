@@ -106,7 +106,7 @@ def _fields(params: Any) -> list[tuple[str, bool]]:
 
 
 def _values(params: Any, name: str) -> Sequence[str]:
-    """Return the strings that a field can be, if its type is an enum, a literal or a union of them."""
+    """Return the strings that a field allows, if its type is an enum, a literal or a union of them; otherwise none."""
     if params is None:
         return ()
     schema: dict[str, Any] = TypeAdapter[Any](params).json_schema()

@@ -295,13 +295,11 @@ class _Server:
         return await RemoteTask(task, self.connection, self._secrets, self._answer).follow(context)
 
     def _lost(self, tool: McpTool, why: str) -> ToolResult[Any]:
-        """Raise `TransientError` if a call whose server went away may be retried. Otherwise return a failed result."""
+        """Raise `TransientError` if a call whose server failed may be retried. Otherwise return a failed result."""
         if EFFECTS[tool.effect].retried:
-            raise TransientError(
-                f"the MCP server {self.name!r} went away during the call: {why}", retry_after=0
-            )
+            raise TransientError(f"the MCP server {self.name!r} failed during the call: {why}", retry_after=0)
         return ToolResult.error(
-            f"The MCP server {self.name!r} went away during the call: {why}. It is not known whether the call "
+            f"The MCP server {self.name!r} failed during the call: {why}. It is not known whether the call "
             "happened. Find out before you do it again."
         )
 

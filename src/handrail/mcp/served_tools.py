@@ -46,7 +46,7 @@ class ServedTools:
     async def load(self) -> Prompt[Any]:
         """Connect the live sections, and return the prompt of a run that calls one of the tools.
 
-        It has the current tools, and a fixed text. Raises a `HandrailError` if a section can't be connected.
+        The prompt has the current tools, and a fixed text. Raises a `HandrailError` if a section can't be connected.
         """
         await self.prompt.connect()
         rendered = self.prompt.render()

@@ -113,7 +113,10 @@ class ToolServer:
         return Calls(self.tools, **options)
 
     async def serve_stdio(self) -> None:
-        """Serve one client over standard input and output, until the input ends. Calls in progress are then parked."""
+        """Serve one client over standard input and output, until the input ends.
+
+        Calls in progress are then parked, or cancelled if they are not recorded.
+        """
         try:
             async with stdio_server() as (read, write):
                 await self.server.run(read, write, self.server.create_initialization_options())
@@ -147,7 +150,7 @@ class ToolServer:
                 )
             except TooManyCalls as error:
                 raise MCPError(wire.INVALID_REQUEST, str(error)) from None
-            except ToolValidationError as error:  # they are not valid Unicode, so they can't be recorded
+            except ToolValidationError as error:  # arguments that are not valid Unicode can't be recorded
                 call = ToolResult.error(f"The arguments of {tool.name} are invalid: {error}.")
         else:
             state = msgspec.json.decode(params.request_state, type=_State)
@@ -201,7 +204,7 @@ class ToolServer:
             ) from None
 
     def can_open(self, request: Any) -> bool:
-        """Return whether the client's person can be sent to a page of this server."""
+        """Return whether the client's user can be sent to a page of this server."""
         capabilities = request.session.client_capabilities
         offered = None if capabilities is None else capabilities.elicitation
         return self.page is not None and offered is not None and offered.url is not None

@@ -199,7 +199,7 @@ class Tasks:
         return found
 
     async def _questions(self, task_id: str) -> list[Question]:
-        """Return the open questions that the client's person may answer."""
+        """Return the open questions that the client's user may answer."""
         found = await self._calls.journal_of_tasks().questions.open(task_id)
         return [question for question in found if not question.quorums]
 

@@ -47,7 +47,7 @@ class UrlServer:
             raise DefinitionError(f"{self.url!r} is not an address of an MCP server. Write https://host/mcp.")
         if "@" in self.url.split("//", 1)[1].partition("/")[0]:
             raise DefinitionError(
-                "the address of an MCP server contains a user name or password, which would be shown with it. "
+                "the address of an MCP server contains a user name or password, which would be shown with the address. "
                 "Pass headers={'Authorization': '…'} instead."
             )
 

@@ -7,7 +7,7 @@ ModelError
 ├── ModelUnavailable (ConnectionError)   transient: not reachable, or not able to answer
 ├── ModelAnswerBroken (ValueError)       transient: the answer was cut off or can't be read
 └── ModelRequestRefused (ValueError)     the request is wrong: a retry won't help
-    └── ModelKeyMissing                    .variables: the environment has no key for the provider
+    └── ModelKeyMissing                    .variables: the environment variables that could hold the key; none is set
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ModelKeyMissing(ModelRequestRefused):
     def __init__(self, model: str, variables: Sequence[str]) -> None:
         super().__init__(
             model,
-            f"its key is missing. Set {variables[0]} in the environment; `handrail models` lists what works "
-            "without it",
+            f"its key is missing. Set {variables[0]} in the environment; `handrail models` lists the models that "
+            "work now",
         )
         self.variables = tuple(variables)

@@ -49,7 +49,7 @@ _EMPTY = "(nothing)"
 """Text that is sent instead of empty text, which the API refuses."""
 _THINKING = frozenset({"thinking", "redacted_thinking"})
 _SERVER_CALLS = frozenset({"server_tool_use", "mcp_tool_use"})
-"""Calls of the provider's own tools. Their results are further blocks, which name them in `tool_use_id`."""
+"""Types of the blocks that call the provider's own tools. The result is a block of its own, with the call's id."""
 _OF_CALLS = frozenset({"id", "name", "input"})
 """The fields of a call that the conversation already holds. They are not kept with the blocks."""
 _STOPS: dict[str, StopReason] = {
@@ -131,7 +131,7 @@ class AnthropicModel:
             more["stream"] = True
         if self._cache:
             more |= (
-                _CACHE  # a mark on the request caches up to the newest message, whose own bytes do not change
+                _CACHE  # a mark on the request covers all messages, and leaves the bytes of each unchanged
             )
         if request.settings is not DEFAULT_SETTINGS:
             merge_fields(
@@ -239,7 +239,7 @@ def _between(wire: str, before: Message, after: Message) -> bytes:
 
 
 def _kept_blocks(message: Message, wire: str) -> list[Any]:
-    """Return the blocks that were kept of an answer over this wire, if they can contain a provider's own tools."""
+    """Return the kept blocks of an answer over this wire; [] if they contain no call of the provider's own tools."""
     kept = message.kept if isinstance(message, AssistantMessage) else None
     return decode(kept.data) if kept is not None and kept.wire == wire and b"_tool_" in kept.data else []
 
@@ -398,7 +398,7 @@ class _Pieces:
         match event.get("type"):
             case "message_start":
                 self._usage = dict(event["message"].get("usage") or {})
-                if self._usage:  # counts if the stream is cut off
+                if self._usage:  # the only usage if the stream is cut off
                     yield UsagePart(_usage(self._usage))
             case "content_block_start":
                 yield from self._begin(event["index"], dict(event["content_block"]))

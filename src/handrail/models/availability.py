@@ -60,7 +60,8 @@ async def _look(name: str, row: Provider) -> Availability:
 async def _ask(name: str, row: Provider, address: str) -> Availability:
     """Ask a server for its models, and return whether it can be used.
 
-    A server that answers is ready even if it does not list its models, unless it refuses the key.
+    A server that answers is ready even if it does not list its models, unless it refuses the key or says that it is
+    unavailable.
     """
     variable = row.addresses[0].variable
     path = "/v1/models" if row.wire == "anthropic" else "/models"

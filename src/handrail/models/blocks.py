@@ -21,7 +21,7 @@ from handrail.messages import Kept
 _GROWING = frozenset({"text", "thinking", "summary", "data", "signature", "content", "encrypted_content"})
 """Fields of streamed items whose pieces are joined.
 
-A piece of another field replaces the one before, unless it is an object.
+In any other field, a new piece replaces the earlier ones, unless it is an object: objects are merged.
 """
 
 
@@ -71,7 +71,7 @@ def parsed_input(text: str) -> msgspec.Raw | dict[str, Any]:
 # --- the provider's own tools ---
 
 _CALLS = (b'_tool_use"', b'_call"', b'"executableCode"', b'"toolCall"')
-"""Byte strings. Every answer with a call of a provider's own tool contains one of them."""
+"""Every answer with a call of a provider's own tool contains at least one of these byte strings."""
 OUTSIDE = ", run by the provider"
 """The text that follows the name of a provider's own tool in a line for people."""
 _LINE = 200
@@ -89,7 +89,7 @@ def outside_lines(kept: Kept | None) -> list[str]:
     try:
         blocks: Any = msgspec.json.decode(kept.data)
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return []  # the data of a model that is not one of the wires here
+        return []  # kept by a model that is not defined in this package
     found = (
         [_outside(block) for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
     )

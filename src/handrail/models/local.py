@@ -94,7 +94,7 @@ class LocalModel:
         else:
             turns = _turns(request)
             schema = None if request.output is None else request.output.json_schema
-        settings_fields(self.name, request, {})  # it has none of them
+        settings_fields(self.name, request, {})  # refuses every setting, because the engine has none of them
         body: Body = {
             "prompt": _chat(turns),
             "n_predict": request.max_tokens or self._max_tokens,
@@ -130,11 +130,11 @@ class LocalModel:
         """Return the choice that is the most likely continuation of the text.
 
         The model classifies best by example: give it a few lines that each end in a label, then the new case, ending
-        where its label belongs. Raises `DefinitionError` if `choices` is empty or a single string, or has a blank
-        item.
-
+        where its label belongs:
 
             "Review: lovely\\nSentiment: good\\n\\nReview: broken\\nSentiment: bad\\n\\nReview: a joy\\nSentiment:"
+
+        Raises `DefinitionError` if `choices` is empty or a single string, or has a blank item.
         """
         if isinstance(choices, str) or not choices or not all(choice.strip() for choice in choices):
             raise DefinitionError(f"choices is {choices!r}. Pass a list of words to choose from.")

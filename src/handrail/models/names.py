@@ -33,7 +33,7 @@ def model_named(name: str, folder: Path | None = None) -> Model:
     """Return the model with this name. Raises `DefinitionError` if there is none, or if its module can't be imported.
 
     A module is looked up among the installed ones, then in `folder`, the folder of the worker that names the model,
-    and then where the command line looks for apps. The name in it may be that of a model, an adapter or an agent.
+    and then where the command line looks for apps. The name after the colon is that of a model, an adapter or an agent in the module.
     Several names, separated by commas, stand for the first of these models that works.
     """
     if "," in name:
@@ -128,7 +128,7 @@ def _own_model(name: str, module: str, attribute: str, folder: Path | None) -> M
             f"model {name!r}: can't import {module!r}: {type(error).__name__}: {error}. Fix that module first."
         ) from error
     if not is_model(found):
-        found = getattr(getattr(found, "adapter", found), "model", None)  # that of an agent, or of an adapter
+        found = getattr(getattr(found, "adapter", found), "model", None)  # of an agent or an adapter
     if not is_model(found):
         raise DefinitionError(
             f"model {name!r}: the module {module!r} has no model called {attribute!r}. Define one there, such as "
@@ -177,7 +177,7 @@ def _is_installed(module: str) -> bool:
     top = module.partition(".")[0]
     try:
         return not is_neighbour(top) and importlib.util.find_spec(top) is not None
-    except ValueError:  # it was created without a spec
+    except ValueError:  # the module was created without a spec
         return True
 
 

@@ -221,7 +221,7 @@ def _between(quirks: Quirks) -> Between:
 
 
 def _shows_more(message: ToolMessage, quirks: Quirks) -> bool:
-    """Return whether the results are followed by a user message of their own."""
+    """Return whether further results or attachments follow these results in a user message."""
     shown = (quirks.takes.sends(found) for each in message.results for found in each.attachments)
     return len(message.results) > _MOST_CALLS or any(shown)
 
@@ -260,7 +260,7 @@ def _said(message: AssistantMessage, quirks: Quirks, wire: str) -> dict[str, Any
     if message.calls and quirks.thought_with_calls:
         said.setdefault(
             quirks.thought_with_calls, " "
-        )  # the thinking of a different provider's model is not sent
+        )  # the server requires the field, but gets no thinking of another provider's model
     return said
 
 

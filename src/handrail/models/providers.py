@@ -71,7 +71,7 @@ class Quirks(msgspec.Struct, frozen=True, kw_only=True):
     forced: re.Pattern[str] = re.compile("")
     """Matches the names of the models that can be forced to answer with a call. The others refuse such a request."""
     takes: Takes = CHAT_TAKES
-    """The attachments that the model in use takes. A row of the table leaves this out: its own `takes` goes by the model's name."""
+    """The attachments that the model in use takes. Rows of the table do not set it: `Provider.takes` depends on the model's name."""
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ class Address(msgspec.Struct, frozen=True):
     variable: str
     path: str = ""
     port: int | None = None
-    """The port to use if the variable has only a host, as in `OLLAMA_HOST=10.0.0.5`; None to add none."""
+    """The port to add if the variable has none, as in `OLLAMA_HOST=10.0.0.5`; None to add none. https gets none either."""
 
     def find(self) -> str:
         """Return the address in the variable, with the port and the path added if they are missing, or "" if it is not set."""
@@ -171,7 +171,7 @@ def _with_port(given: str, port: int) -> str:
     return f"{parts.scheme}://{host}{'' if own is None else f':{own}'}{parts.path}"
 
 
-# --- what a model's arguments mean ---
+# --- arguments of the models' constructors ---
 
 
 def row_of(provider: str, wire: Wire) -> Provider:

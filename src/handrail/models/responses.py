@@ -313,5 +313,5 @@ def _call(index: int, item: Any) -> CallPart:
 
 
 def _id(event: Any) -> str:
-    """Return the key that identifies an event's item. Servers differ in which fields they send."""
+    """Return an identifier of an event's item. Servers differ in the fields that they send."""
     return str(event.get("item_id") or event.get("item", {}).get("id") or event.get("output_index"))

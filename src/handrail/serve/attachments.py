@@ -1,7 +1,7 @@
-"""Attachments over HTTP: what people send with a message, how clients learn of attachments, and how they are served.
+"""Attachments over HTTP: receiving them with a message, describing them to clients, and serving them.
 
-A browser shows what it is served, so nothing that could run is served inline. Pictures, sounds and PDFs that are
-recognised by their first bytes are served inline and sandboxed, and everything else is a download.
+Nothing that a browser could run as code is served inline. Pictures, sounds and PDFs that are recognised by their first
+bytes are served inline and sandboxed, and everything else is a download.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def check_number(number: int, limit: int) -> None:
 
 
 def check_total(attachments: Iterable[Attachment], limit: int) -> None:
-    """Raise `RequestRefused` if the attachments of one message are larger than the server allows."""
+    """Raise `RequestRefused` if the attachments of one message are together larger than the server allows."""
     total = sum(each.size for each in attachments)
     if total > limit:
         raise RequestRefused(

@@ -1,4 +1,4 @@
-"""`Broadcast`: a leg's events, in batches for those who watch its thread in other processes."""
+"""`Broadcast`: writes a leg's events in batches, for watchers of its thread in other processes."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ log = logging.getLogger("handrail.serve")
 _PAUSE = 0.05
 """Minimum seconds between two batches. The first event after a pause is written at once."""
 _MOST_WAITING = 4096
-"""Maximum number of events that wait to be written. Beyond that, they are dropped, and those who watch join again."""
+"""Maximum number of events that wait to be written. Beyond that, they are dropped, and the watchers join again."""
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody who joins needs to know of a run that is being executed."""
+    """The state of an active run, for a watcher that joins."""
 
     run_id: str
     leg: str
-    """The id of the open leg, or "" if none is open. Then the journal has everything."""
+    """The id of the open leg; "" if no leg is open. The journal then has everything."""
     messages: list[dict[str, Any]] = []
     """The finished messages of the run and of the runs nested in it."""
     state: Any = None
     emitted: dict[str, list[Any]] = {}
     """The events that calls have emitted, by the call's id."""
     open: list[Event] = []
-    """The events that lead to what is in progress: unfinished messages and calls."""
+    """The events that rebuild the messages and calls in progress."""
 
 
 class Said(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One part of a batch: events for all who watch, or an opening for one of them."""
+    """One part of a batch: events for all watchers, or an opening for one of them."""
 
     events: list[Event] = []
     opening: Opening | None = None
@@ -56,8 +56,8 @@ def decode(body: bytes) -> list[Said]:
 class Broadcast(Feed):
     """The feed of a leg whose readers are in other processes. While nobody watches, nothing is kept or written.
 
-    Batches are written one after another, at least 50 ms apart. The leg never waits for them. If some can't be written,
-    a number is missing, and those who watch join again.
+    Batches are numbered, and written one after another, at least 50 ms apart. The leg never waits for them. If a batch
+    can't be written, its number is missing, and the watchers join again.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Broadcast(Feed):
         self._every = pause
         self._number = 0
         self._joined: dict[str, int] = {}
-        """Those who watch, each with the number of the last join for which it got an opening."""
+        """The watchers by id, each with the number of the last join for which it got an opening."""
         self._said: list[Said] = []
         self._count = 0
         self._writing: asyncio.Task[None] | None = None
@@ -104,12 +104,12 @@ class Broadcast(Feed):
             self._add(Said(found))
 
     def watch(self, watchers: Sequence[Watcher]) -> None:
-        """Note who watches now. Each one that has joined since the last time is told what the run has said so far."""
+        """Replace the watchers. Each one that has joined since the last time gets an opening."""
         if not watchers:
             self._joined.clear()
             return
         if not self._joined and self._number:
-            self._number += 1  # what was said while nobody watched is missing
+            self._number += 1  # skipped, because the events from while nobody watched are missing
         known, self._joined = self._joined, {each.id: each.joins for each in watchers}
         for each in watchers:
             if known.get(each.id, 0) < each.joins:
@@ -140,7 +140,9 @@ class Broadcast(Feed):
                     await self._broadcasts.add(self.session_id, self._run_id, self._leg, self._number, body)
                 except HandrailError:
                     log.warning(
-                        "could not broadcast what run %s says; will retry", self._run_id, exc_info=True
+                        "could not broadcast events of run %s; its watchers join again",
+                        self._run_id,
+                        exc_info=True,
                     )
                 await asyncio.sleep(self._every)
         finally:

@@ -120,7 +120,7 @@ class Quota:
     def take(self, principal: str, *, beside: int = 0, beside_total: int = 0) -> None:
         """Take one. Raises `RequestRefused` if the principal or all principals together already hold the maximum.
 
-        `beside` and `beside_total` add the ones that are counted elsewhere.
+        `beside` and `beside_total` are how many the principal and all principals hold that are counted elsewhere.
         """
         held = self._held.get(principal, 0)
         if held + beside >= self._each or self.total + beside_total >= self._most:

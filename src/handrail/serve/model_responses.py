@@ -1,4 +1,4 @@
-"""OpenAI's responses API for the embedded model's server: it converts requests to chat completions, and writes answers.
+"""OpenAI's responses API for the embedded model's server: converts requests to chat completions, and formats answers.
 
 Nothing is stored, so a request must contain its whole conversation. Reasoning items are ignored.
 """

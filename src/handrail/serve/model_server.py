@@ -1,4 +1,4 @@
-"""A server for the embedded model that implements OpenAI's chat completions and responses APIs, complete or streamed.
+"""A server for the embedded model with OpenAI's chat completions and responses APIs, streamed or not.
 
 Arguments of calls and structured answers are constrained by their JSON Schema. The model can't choose among tools.
 If a request offers one tool, the tool is called once for each message of the user, unless `tool_choice` is `none`.
@@ -82,7 +82,7 @@ class BadRequest(Exception):
 
 
 def app_for(model: Model) -> Starlette:
-    """Create the ASGI app that serves a model under the second half of its name."""
+    """Create the ASGI app that serves a model under the part of its name after the colon."""
     name = model.name.partition(":")[2]
 
     async def models(request: Request) -> Response:
@@ -209,10 +209,9 @@ def _is_local(host: str) -> bool:
 def request_of(
     body: dict[str, Any], convert: Callable[[dict[str, Any]], dict[str, Any]] = lambda body: body
 ) -> ModelRequest:
-    """Convert the body of a request for an answer.
+    """Return the model request for a request's body, which `convert` first brings into the form of chat completions.
 
-    `convert` is called first, and returns the request in the form of chat completions. Raises `BadRequest` if the body
-    has an unexpected form, and `DefinitionError` if a schema in it can't be used.
+    Raises `BadRequest` if the body has an unexpected form, and `DefinitionError` if a schema in it can't be used.
     """
     try:
         return _request_of(convert(body))
@@ -360,7 +359,7 @@ class _Answer:
         return {**self._frame("chat.completion", [choice]), "usage": _usage(usage)}
 
     async def events(self, with_usage: bool) -> AsyncGenerator[bytes]:
-        """Yield the events of the stream. A failure is an event too, since the status has been sent."""
+        """Yield the events of the stream. If the model fails, the last event says so, because the status has been sent."""
         yield self._chunk({"role": "assistant", "content": ""})
         begun: set[int] = set()
         usage, reason = Usage(), "stop"

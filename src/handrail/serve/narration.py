@@ -1,4 +1,4 @@
-"""`Narrator`: tells those who watch threads in other processes what the legs do that this process executes."""
+"""`Narrator`: broadcasts the legs that this process executes to watchers in other processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Narration:
-    """A leg of a thread's run, and what is told about it. The run is executed in `live`'s session and environment."""
+    """A leg of a thread's run, and its broadcast. The run is executed in the session and environment of `live`."""
 
     def __init__(self, thread: Thread, live: LiveRun, broadcast: Broadcast, over: Callable[[], None]) -> None:
         self.live = live
@@ -36,11 +36,11 @@ class Narration:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, stream: RunStream[Any], leg: str) -> None:
-        """Tell what a run does from now on. Awaiting the stream's response too is fine."""
+        """Start to broadcast a run's events. The caller may await the stream's response too."""
         self._task = asyncio.get_running_loop().create_task(self._thread.execute(self.live, stream, leg))
 
     async def finish(self) -> None:
-        """Wait until everything is told. The errors of the run are not raised here."""
+        """Wait until the leg is over and its events are written. Does not raise the run's errors."""
         try:
             if self._task is not None:
                 await asyncio.wait({self._task})
@@ -52,7 +52,7 @@ class Narration:
 
 
 class Narrator:
-    """The legs of threads' runs that this process executes, and who watches them.
+    """Broadcasts the legs of threads' runs that this process executes.
 
     Nothing is written about a thread that nobody watches.
     """
@@ -73,7 +73,7 @@ class Narrator:
         self._new_id = new_id
         self._loop = asyncio.get_running_loop()
         self._legs: dict[str, Broadcast] = {}
-        """What the legs say, by session. A session has one leg at a time."""
+        """The broadcasts of the current legs, by session id. A session has one leg at a time."""
         self._lock = asyncio.Lock()
         self._looking: set[asyncio.Task[None]] = set()
         self._stop: Callable[[], None] | None = None
@@ -85,7 +85,7 @@ class Narrator:
         return None if broadcasts is None else cls(journal, broadcasts, **options)
 
     async def narrate(self, source: Source, row: RunRow) -> Narration | None:
-        """Prepare to execute the next leg of a run, and to tell what it does. Returns None if it is not a thread's run."""
+        """Prepare to execute and broadcast the next leg of a run. Returns None if the run belongs to no thread."""
         record = row.record
         key = parse_session_id(record.session_id)
         if key is None or key[0] != record.principal:
@@ -109,15 +109,15 @@ class Narrator:
         return Narration(thread, live, broadcast, lambda: self._end(broadcast))
 
     async def tend(self) -> None:
-        """Look who watches, in case notices were missed. Watches also expire without a notice."""
+        """Look up who watches, because notices can be missed and watches expire without a notice."""
         await self._look(*self._legs)
 
     async def sweep(self) -> None:
-        """Delete what is out of date."""
+        """Delete old batches, and watchers that have not been heard of for a while."""
         await self._broadcasts.sweep()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening for watchers."""
         if self._stop is not None:
             self._stop()
             self._stop = None
@@ -141,7 +141,7 @@ class Narrator:
     def _looked(self, task: asyncio.Task[None]) -> None:
         self._looking.discard(task)
         if not task.cancelled():
-            task.exception()  # `tend` looks again, and reports what fails
+            task.exception()  # not reported here, because `tend` looks again and raises its errors
 
     async def _look(self, *session_ids: str) -> None:
         if session_ids:

@@ -30,7 +30,7 @@ _NOT_BUILT = """<!doctype html>
 <html lang="en"><meta charset="utf-8"><title>Handrail</title>
 <h1>The page is not built</h1>
 <p>This installation comes from a source checkout that lacks the page's libraries. Run <code>scripts/page</code> in the
-checkout (it needs npm), reinstall if you had installed it, then reload this page.</p>
+checkout (it needs npm). If you installed Handrail from the checkout, install it again. Then reload this page.</p>
 <p>The server itself works: AG-UI clients can use <code>/agent</code>.</p>
 </html>
 """
@@ -68,7 +68,7 @@ class Pages:
     def file(self, request: Request, path: Path) -> Response:
         """Return a file with its media type and an ETag, or a 304 if the client already has it.
 
-        Raises `RequestRefused` if the file can't be read, or if its suffix is not a known one.
+        Raises `RequestRefused` if the file can't be read, or if its suffix is unknown.
         """
         kind = _TYPES.get(path.suffix)
         try:

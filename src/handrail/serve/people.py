@@ -239,7 +239,7 @@ class People:
         return made
 
     def session_of(self, secret: str, key: str | None, *, host: str, issuer: str) -> Session | None:
-        """Return the session with this cookie and key, or None if it has ended or was created for a different host or issuer.
+        """Return the session with this cookie and key; None if no such session is valid now for this host and issuer.
 
         If `key` is None, the key is not checked.
         """
@@ -343,7 +343,7 @@ def _make_private(path: Path) -> None:
 
 
 def _open_unchanged(path: Path) -> sqlite3.Connection:
-    """Open a file for reading only, so that looking at it changes nothing in it."""
+    """Open a file read-only, so that checking it can't change it."""
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=30, isolation_level=None)
 
 

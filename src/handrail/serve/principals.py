@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from handrail.serve.requests import LoginBody
 
 Authenticate = Callable[[Request], "str | Awaitable[str | None] | None"]
-"""An app's own hook. It returns the principal who sent a request, or None to refuse the request."""
+"""An app's own hook, sync or async. It returns the principal who sent a request, or None to refuse the request."""
 
 log = logging.getLogger("handrail.serve")
 
@@ -117,7 +117,7 @@ class Principals:
 
     @property
     def has_links(self) -> bool:
-        """Whether the page is opened with a link, because the app has no hook and the server has no users."""
+        """Whether the page can be opened with a link. It can if the app has no hook and the server has no users."""
         return self._authenticate is None and not self.has_people
 
     def new_link(self, name: str = LOCAL, seconds: float = math.inf, browser: str = "") -> str:

@@ -1,6 +1,6 @@
 """The errors that serving raises, and the responses that clients get for them.
 
-A refusal is always JSON. It says what to do, and reveals nothing that the client is not allowed to know.
+A refusal is always JSON. It says what happened and often what to do, and reveals nothing that the client may not know.
 
     HandrailError
     ├── RequestRefused (ValueError)              .status, .kind, .fields, .retry_after: a request is not served
@@ -10,6 +10,7 @@ A refusal is always JSON. It says what to do, and reveals nothing that the clien
         ├── ThreadElsewhere (LookupError)          .app: the thread belongs to an app that is not served here
         ├── ThreadBusy (RuntimeError)              a run is in progress
         ├── QuestionsOpen (RuntimeError)           .count: questions are waiting for answers
+        ├── NotForWorkers (ValueError)             the message comes with more than text, and workers take only text
         └── ServerStopping (RuntimeError)          no new work is accepted
 """
 

@@ -362,7 +362,7 @@ class Routes:
         return JSONResponse({}, 202)
 
     async def _thread(self, request: Request) -> Thread:
-        """Return the thread with the id in the URL, which is always one of the request's principal.
+        """Return the thread with the id in the URL, which always belongs to the principal who sent the request.
 
         Raises `RequestRefused` if the id is invalid, and `ThreadElsewhere` if it is a thread of a different app.
         """
@@ -439,7 +439,7 @@ class Routes:
     async def audit(self, request: Request) -> Response:
         """Return up to 10,000 entries of the audit log as JSON lines, oldest first, starting after the entry `?after=`.
 
-        Raises `RequestRefused` if that is not a number.
+        Raises `RequestRefused` if `after` is not the number of an entry.
         """
         after = request.query_params.get("after", "0")
         if not after.isdecimal() or len(after) > 15:

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from handrail.tools import Tool
 
 Submit = Callable[[str, str, "Thread"], Awaitable[object]]
-"""A function that submits a message as a run with this id, for workers to execute, in a thread's session."""
+"""A function that takes a message, a run id and a thread, and submits the message to workers as a run of the thread."""
 _ELSEWHERE = "another program"
 _HERE = "this server"
 
@@ -107,7 +107,8 @@ class Thread(ThreadRecord):
     ) -> str:
         """Start a run with a message, and return its id once it is recorded.
 
-        Raises `ThreadBusy` while a run is active, `QuestionsOpen` if one waits for answers, or `ServerStopping` at shutdown.
+        Raises `ThreadBusy` while a run is active, `QuestionsOpen` if one waits for answers, `ServerStopping` at shutdown,
+        and `NotForWorkers` if workers execute the runs and the message comes with more than text.
         """
         async with self._lock:
             self._check_accepting()
@@ -231,7 +232,10 @@ class Thread(ThreadRecord):
         approvals_of(await self._session_as_decided()).revoke(approval_id, self.principal)
 
     async def forget(self) -> None:
-        """Delete the thread and its runs. Raises `ThreadBusy` while a run is active, and `ThreadUnknown` if there are no runs."""
+        """Delete the thread and its runs.
+
+        Raises `ThreadBusy` while a process has one of the runs in memory, and `ThreadUnknown` if there are no runs.
+        """
         async with self._lock:
             rows = await self.rows()
             if await self._settled() is not None or any(self._is_leased(row) for row in rows):
@@ -257,9 +261,10 @@ class Thread(ThreadRecord):
             await self._go_on(row.record.id, stays=stays)
 
     async def watched(self) -> Watch | None:
-        """Watch what other processes say about this thread's runs, as long as somebody reads its feed.
+        """Follow what other processes broadcast about this thread's runs, as long as somebody reads its feed.
 
-        Returns None if the journal has no broadcasts, or if this process alone executes the thread's runs.
+        Returns None if the journal has no broadcasts, if this process executes the thread's runs itself, or if the server
+        is stopping.
         """
         broadcasts = self._setup.broadcasts
         if self.live is not None or broadcasts is None or self._setup.stopping:
@@ -271,11 +276,11 @@ class Thread(ThreadRecord):
         if self._watch is None or self._watch.is_over:
             self._watch = Watch(broadcasts, self._journal, self.session_id, self.feed, self._setup.new_id())
         await self._watch.start()
-        self._session = None  # the session in memory does not have what other processes have added
+        self._session = None  # the session in memory lacks what other processes have added
         return self._watch
 
     async def opening(self) -> Joined | None:
-        """Return what a run that another process executes has said so far; None if there is no such run, or no reply."""
+        """Return the state of a run that another process executes; None if there is no such run, or no reply in time."""
         watch = await self.watched()
         row = None if watch is None else await self.newest()
         if watch is None or row is None or row.status in OVER or not self._is_leased(row):
@@ -424,7 +429,7 @@ class Thread(ThreadRecord):
             if (given or each.outcome == "cancelled") and (
                 await self._journal.runs.get(question.run_id)
             ).queue:
-                problem = "a worker executes its run, and can't be given a secret or an abandoned question"
+                problem = "a worker executes its run, so it can't be cancelled or answered with a secret"
                 raise AnswerRefused(question.id, problem, "Decline the question, or cancel the run.")
             if each.outcome == "cancelled" or (given and await self._is_here(question.run_id)):
                 left.append(question)

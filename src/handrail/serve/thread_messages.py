@@ -175,7 +175,7 @@ def render_thread(
 def render_joined(
     opening: Opening, said: Sequence[RunMessage], nested: Sequence[RunMessage], named: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Render a thread's messages: those of earlier runs from the journal, and those of the active run as it told them."""
+    """Render a thread's messages: those of earlier runs from the journal, and those of the active run from its opening."""
     earlier = [each for each in said if each.run_id != opening.run_id]
     inside = [each for each in nested if not is_in_run(each.run_id, opening.run_id)]
     own = f"{opening.run_id}/user"

@@ -46,7 +46,7 @@ _SEARCH_BATCH = 200
 """Number of threads that a search reads at a time. It is large because each query sorts all of a principal's threads."""
 _MOST_COSTS_CACHED = 20_000
 _MOST_COUNTED = 1000
-"""Number of a principal's newest runs among which those that are not over are counted."""
+"""Maximum number of a principal's newest runs that are read to count those that are not over."""
 
 
 class Threads:
@@ -108,7 +108,7 @@ class Threads:
     def thread(self, principal: str, id: str) -> Thread:
         """Return this principal's thread with this id, creating the object if the thread is not in memory.
 
-        Other principals' threads can't be named. Raises `ThreadNameRefused` if the id is invalid.
+        Another principal's thread is never returned. Raises `ThreadNameRefused` if the id or the principal is invalid.
         """
         key = (principal, id)
         thread = self._known.get(key)
@@ -157,7 +157,7 @@ class Threads:
     # Startup and shutdown.
 
     async def start(self) -> None:
-        """Recover from a process that was killed: first its file changes, then its runs.
+        """Finish the file changes, and then resume the runs, that an earlier process left unfinished.
 
         Runs that wait for an answer stay parked. Runs of other apps in the same journal, and runs that were submitted to
         workers, are not touched.

@@ -20,29 +20,29 @@ from handrail.serve.feed import Feed
 log = logging.getLogger("handrail.serve")
 
 _WATCH_SECONDS = 15.0
-"""Seconds for which the database keeps a watcher that is not renewed."""
+"""Seconds after which a watcher that is not renewed expires."""
 _RENEW_SECONDS = 3.0
 _LOOK_SECONDS = 2.0
-"""Maximum seconds between two looks for batches, in case a notice was missed."""
+"""Maximum seconds between two reads of the batches, in case a notice was missed."""
 _REPLY_SECONDS = 1.0
-"""How long a reader who joins waits for the process that executes the run. After that, it gets what is recorded."""
+"""Seconds that a reader who joins waits for the worker's opening. After that, the reader gets only what is recorded."""
 _IDLE_SECONDS = 10.0
 """Seconds without a reader after which the watch ends."""
 _MOST_LEFT = 100
 
 
 class Joined(NamedTuple):
-    """An opening, and its position in the feed: the events after it continue from there."""
+    """An opening, and the position in the feed after which its events continue."""
 
     opening: Opening
     last: int
 
 
 class Watch:
-    """Follows a session's broadcasts, from `start` until nobody has read the feed for a while, or `stop`.
+    """Follows a session's broadcasts, from `start` until `stop`, or until nobody has read the feed for a while.
 
     If batches are missing, or a leg stops without an end because its worker was lost, the feed drops its events. Its
-    readers then join again, and get what is recorded, or what the next worker says.
+    readers then join again, and get what is recorded or what the next worker broadcasts.
     """
 
     def __init__(
@@ -65,21 +65,21 @@ class Watch:
         self._number = 0
         """The number of that leg's last batch."""
         self._is_synced = False
-        """Whether the feed's readers know everything that came before."""
+        """Whether the feed's readers have everything from before the next batch."""
         self._is_blind = False
         """Whether the last reader who joined got no opening, so that it may not know what is in progress."""
         self._open = ""
-        """The id of the open leg as its worker names it, or ""."""
+        """The id that its worker gave to the open leg; "" if no leg is open."""
         self._left: list[tuple[str, int]] = []
-        """Legs that were followed by others. What their workers still say is out of date."""
+        """Legs that were replaced by later ones. What their workers still broadcast is out of date."""
         self._expected = ""
         self._names: dict[str, str] = {}
-        """The ids that readers here know legs by, by the ids that their workers gave them."""
+        """The ids under which readers here know legs, by the ids that the workers gave to the legs."""
         self._joining: dict[int, asyncio.Future[Joined | None]] = {}
         self._heard_at = self._read_at = self._loop.time()
 
     async def start(self) -> None:
-        """Begin to watch. Returns when whatever a process says from now on is followed."""
+        """Begin to watch. Once this returns, no later broadcast is missed."""
         if self._starting is None:
             self._starting = self._loop.create_task(self._start())
         await asyncio.shield(self._starting)
@@ -103,12 +103,12 @@ class Watch:
             await asyncio.wait({self._following})
 
     def expect(self, leg: str) -> None:
-        """Give the next leg that begins this id, because a reader waits for it. Does nothing for ""."""
+        """Use this id for the next leg that begins, because a reader waits for it. Does nothing for ""."""
         if leg:
             self._expected = leg
 
     async def join(self) -> Joined | None:
-        """Return what the run has said so far, or None if no leg is open or its worker does not reply in time."""
+        """Ask the run's worker for an opening. Returns None if no leg is open or the worker does not reply in time."""
         self._read_at = self._loop.time()
         self._joins += 1
         reply = self._joining[self._joins] = self._loop.create_future()
@@ -145,7 +145,7 @@ class Watch:
                             return self._resync()
                         await self._check()
                 except JournalError:
-                    log.warning("could not read what a run says; will retry", exc_info=True)
+                    log.warning("could not read the broadcasts of a run; will retry", exc_info=True)
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_LOOK_SECONDS):
                         await self._changed.wait()
@@ -163,7 +163,7 @@ class Watch:
         return self._loop.time() - self._read_at > _IDLE_SECONDS
 
     async def _check(self) -> None:
-        """Renew the watch, and make readers join again who did not get an opening, or who miss the end of a leg."""
+        """Renew the watch. Make the readers join again if one got no opening, or if a leg stopped without an end."""
         await self._renew()
         await self._broadcasts.sweep()
         if self._is_blind:
@@ -192,7 +192,8 @@ class Watch:
             said = decode(batch.body)
         except msgspec.MsgspecError:  # from a different version of Handrail
             log.warning(
-                "can't read what run %s says, because its worker has a different version", batch.run_id
+                "can't read the broadcasts of run %s, because its worker has a different version of Handrail",
+                batch.run_id,
             )
             return
         for each in said:
@@ -205,7 +206,7 @@ class Watch:
     def _take_opening(self, said: Said, opening: Opening) -> None:
         waits = [each for join, each in self._joining.items() if join <= said.join and not each.done()]
         if not waits and not self._is_synced and opening.leg:
-            self._feed.forget()  # the readers have joined without it
+            self._feed.forget()  # the readers have joined without an opening
         self._is_synced, self._open = True, opening.leg
         leg = self._names.get(opening.leg, opening.leg)
         joined = Joined(msgspec.structs.replace(opening, leg=leg), self._feed.last) if leg else None

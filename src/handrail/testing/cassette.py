@@ -67,9 +67,9 @@ class _File(msgspec.Struct):
 class Cassette:
     """Records the traffic of models over HTTP to a file, and replays it: `with Cassette("tests/weather.json"): ...`.
 
-    With the mode "auto", a file that exists is replayed, and otherwise a new one is recorded. On a build server, where
-    `CI` is set, nothing is recorded. The environment variable `HANDRAIL_CASSETTES` (`record` or `replay`) overrides
-    "auto".
+    With the mode "auto", a file that exists is replayed, and otherwise a new one is recorded. If `CI` is set, as on a
+    build server, a missing file raises `CassetteError` instead. The environment variable `HANDRAIL_CASSETTES`
+    (`record` or `replay`) overrides "auto".
 
     Keys are not written to the file, nor are the `secrets`, which are replaced wherever they occur. A request is
     answered by the first recorded one that is equal to it and was not used yet, so concurrent requests may come in any
@@ -139,7 +139,7 @@ class Cassette:
     def post(self, send: Send, url: str, body: bytes, key: str) -> Any:
         """Answer a request from the file, or send it and record the answer.
 
-        Raises `CassetteError` if the file has no such request that is still unanswered.
+        Raises `CassetteError` if the answers come from the file, and the file has no equal request left.
         """
         self._made += 1
         if key:

@@ -140,7 +140,7 @@ def worker_context(
     """Create a context for testing a worker's tools.
 
     `workers` has the descriptions of the workers that it may call, by name, and `results` has their answers. With
-    `answers` there is a person to ask, so it is a `WorkerUserContext`, and with `replies` a model.
+    `answers`, there is a person to ask, and the context is a `WorkerUserContext`. With `replies`, there is a model to ask.
     """
     listed = RegistryView(dict(workers or {}))
     facts = WorkerFacts(name, listed, creation_defaults or {}, tuple(attachments), message_callback)
@@ -193,8 +193,8 @@ def _context(
 class MockCall:
     """A call without a gate or a run, which gives prepared answers.
 
-    An optional member that was not given is None. Using any other that was not given and has no default raises a
-    `NotSupported` that says how to give it.
+    An optional member that was not given is None. Using any other member that was not given and has no default raises
+    `NotSupported`, which says how to give it.
     """
 
     def __init__(

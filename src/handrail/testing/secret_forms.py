@@ -18,12 +18,12 @@ _ESCAPE = re.compile(r"%[0-9A-F]{2}")
 
 @dataclass(frozen=True)
 class Secret:
-    """A secret text. It is found as it is, escaped in JSON, percent-encoded, and inside of base64."""
+    """A secret text. It is found as plain text, escaped in JSON, percent-encoded, and inside base64."""
 
     text: str
 
     def replaced_in(self, text: str) -> str:
-        """Return a text with `[secret]` instead of the secret, wherever and however it contains it."""
+        """Return a text with `[secret]` in place of every occurrence of the secret, in any of its forms."""
         for form in self._forms:
             text = text.replace(form, SCRUBBED)
         return _BASE64.sub(lambda found: self._replaced_in_base64(found[0]), text)
@@ -57,7 +57,7 @@ def _json_forms(text: str) -> list[str]:
 
 
 def _decoded(text: str) -> bytes:
-    """Return the bytes of base64 without padding, or of its beginning if its length is impossible."""
+    """Decode base64 without padding, or b"" if it is invalid. A last character that encodes no whole byte is ignored."""
     whole = text[:-1] if len(text) % 4 == 1 else text
     try:
         return base64.b64decode(

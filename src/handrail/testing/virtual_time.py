@@ -44,9 +44,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         await super().shutdown_default_executor()
 
     def meet_threads(self) -> bool:
-        """Schedule the callbacks that threads have handed over, and return whether there were any. Time does not jump then.
+        """Schedule the callbacks that threads have handed over, and return whether there were any.
 
-        Here there are never any. `SimulatedLoop` overrides this method.
+        If there were, time does not jump. This class never has any; `SimulatedLoop` overrides the method.
         """
         return False
 

@@ -1,4 +1,4 @@
-"""Attachments: the files that a worker is given, checked against its rule and shown to its model."""
+"""Attachments of workers: they are checked against the worker's rule, and shown to its model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class FileArgument:
 
 
 FileOrPath = Annotated[str | FileArgument, WithJsonSchema({"type": "string"})]
-"""An attachment in a call: the path of one of the run's files from a model, or a file's bytes from code."""
+"""An attachment in a call: the path of one of the run's files or, only from code, a file's bytes."""
 
 Input = Annotated[str, Field(description="The worker's task. It sees nothing else of this conversation.")]
 
@@ -74,7 +74,7 @@ def as_argument(given: Any) -> Any:
 def accept(
     worker: str, rule: AttachmentRule, given: Sequence[Any], files: Callable[[], Filesystem]
 ) -> tuple[Attachment, ...]:
-    """Return the attachments, with the files that are named by path read. `files` returns the run's filesystem.
+    """Return the attachments. Files that are named by path are read from the run's filesystem, which `files` returns.
 
     Raises `ToolValidationError` if the worker's rule does not allow them, or if one can't be read.
     """
@@ -157,8 +157,8 @@ def visible_to(model: Model, attachments: Sequence[Attachment]) -> tuple[Attachm
 def message_with(input: str, attachments: Sequence[Attachment], shown: Sequence[Attachment] = ()) -> str:
     """Build the message to the worker's model: the input, then the attachments.
 
-    Texts are included in full while they fit into `_SHOWN` bytes altogether. Attachments in `shown` are sent with the
-    message. For all others, the message has only the name and the size.
+    Texts are included in full, up to a total of `_SHOWN` bytes. For any other attachment, the message has its name, its
+    size, and how to see it. Those in `shown` are sent with the message.
     """
     if not attachments:
         return input

@@ -30,7 +30,7 @@ def _key(made: Any) -> tuple[str, str]:
 class WorkerCreated(msgspec.Struct, frozen=True):
     """A worker that another worker created. Its text is kept only in the session's state.
 
-    If the call that created it is rolled back, so is this.
+    If the call that created the worker is rolled back, this record is removed again.
     """
 
     creator: str
@@ -127,7 +127,7 @@ def text_for(registry: WorkerFolder, maker: Worker, wanted: CreationRequest) -> 
     unknown = [name for name in tools if name not in own]
     if unknown:
         raise ToolValidationError(
-            f"{', '.join(unknown)}: not among your own tools, so your worker can't have it. "
+            f"{', '.join(unknown)}: not among your own tools, the only ones that a worker of yours may have. "
             f"Your tools are: {', '.join(own) or 'none'}."
         )
     front: dict[str, Any] = {
@@ -188,7 +188,7 @@ def check_rights(maker: Worker, front: FrontMatter) -> None:
         most, wanted = getattr(maker.limits, name), getattr(front.limits, name)
         if most is not None and (wanted is None or wanted > most):
             raise ToolValidationError(
-                f"its limit on {name} is higher than that of {maker.name}, {most}. Lower it."
+                f"its limit on {name} must be at most {most}, the limit of {maker.name}. Set or lower it."
             )
 
 

@@ -340,7 +340,7 @@ def _valid_part(data: Any, invalid: set[str]) -> FrontMatter | None:
     valid = {key: value for key, value in cast("dict[str, Any]", data).items() if key not in invalid}
     try:
         return FRONT_MATTER.parse(pydantic_core.to_json({**valid, "locked": True}))
-    except ToolValidationError:  # only the first of very many problems are reported
+    except ToolValidationError:  # of very many problems, only the first were reported, so others are left
         return None
 
 

@@ -53,7 +53,7 @@ class Functions:
         return tuple(self._definitions())
 
     def problems(self) -> Finder:
-        """Return the collected problems of loading `tools.py`."""
+        """Load `tools.py`, unless it has been loaded already, and return the problems with loading it."""
         self._definitions()
         return self._load_problem
 

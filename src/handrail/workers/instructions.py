@@ -31,7 +31,7 @@ _DEEPEST_LOOPS = 3
 _METER = "a meter"
 """The meter's name in the template's context. Templates can't use it, because it is not a valid identifier."""
 _A_STEP = 10
-"""The work that each node in a loop's body counts as, in characters."""
+"""Work, in characters, that each iteration of a loop counts for each node in the loop's body."""
 
 ALLOWED = frozenset(
     [
@@ -260,7 +260,7 @@ class _Check:
                 "Loop over `attachments`, `range(...)` or a list.",
             )
         if loops >= _DEEPEST_LOOPS or node.recursive:
-            yield line, f"loops are nested more than {_DEEPEST_LOOPS} deep", "Make it flatter."
+            yield line, f"loops are recursive or nested more than {_DEEPEST_LOOPS} deep", "Make it flatter."
         # A range has a length but creates its items only in a loop, which counts its iterations. So a range may be used
         # only in a loop.
         yield from self._each(node.iter.args, names, loops) if counts else self._walk(node.iter, names, loops)

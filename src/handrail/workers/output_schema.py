@@ -183,7 +183,9 @@ class _Builder:
         for name in cast("list[Any]", required):
             if name not in named:
                 self.refuse(
-                    f"{where}.required", f"{name!r} is required, but not a property", "Describe it there."
+                    f"{where}.required",
+                    f"{name!r} is required, but not a property",
+                    "Add it to `properties`.",
                 )
         fields: dict[str, Any] = {}
         for number, (name, each) in enumerate(named.items()):

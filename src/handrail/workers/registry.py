@@ -42,7 +42,7 @@ class WorkerArguments(TypedDict, total=False):
     """Arguments for running or resuming a worker, in addition to those of the adapter."""
 
     model: Model | str | None
-    """The model for workers whose files name none. Without it, such a worker can't run."""
+    """The model for workers whose files name none. Such a worker needs this, an entry in `models`, or an `adapter`."""
     models: Mapping[str, Model | str] | None
     """Models by worker name. They take precedence over those in the files."""
     adapter: Adapter | None
@@ -474,7 +474,7 @@ class WorkerRegistry:
 
 
 def _in_order(problems: Iterable[WorkerProblem]) -> list[WorkerProblem]:
-    """Return each problem once, by file and line."""
+    """Return each problem once, sorted by file and line."""
     return sorted(dict.fromkeys(problems), key=lambda each: (each.file, each.line))
 
 

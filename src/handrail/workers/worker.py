@@ -99,7 +99,7 @@ class Worker:
     description: str
     path: Path
     model: str | None
-    """The model's name, `provider:name` or `module:name`, or None to use the caller's model."""
+    """The model's name, `provider:name` or `module:name`, or several names with commas; None to use the caller's model."""
     limits: Limits
     attachments: AttachmentRule
     """The rule for the files that the worker may be given."""

@@ -94,7 +94,7 @@ class WorkerRun:
 
     @property
     def models(self) -> Mapping[str, Model | str]:
-        """The models by worker name that replace those in the files."""
+        """Models by worker name. They take precedence over those in the files."""
         return self.given.models
 
     def with_attachments(self, attachments: tuple[Attachment, ...]) -> WorkerRun:
@@ -142,7 +142,7 @@ def worker_tool(worker: Worker, find: Callable[[], Worker]) -> AgentTool:
 def tool_for(
     name: str, description: str, rule: AttachmentRule, effect: Effect, find: Callable[[], Worker]
 ) -> AgentTool:
-    """Create a tool that calls a worker. `find` is called to look it up at each call, and may raise."""
+    """Create a tool that calls a worker. `find` looks the worker up at each call, and may raise an error."""
 
     async def handler(params: Any, *, context: ToolContext) -> ToolResult[Any]:
         return await run_nested(find(), params, context)

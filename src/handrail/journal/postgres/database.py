@@ -43,8 +43,8 @@ class PostgresDatabase(Database):
     """Runs jobs on a PostgreSQL database, one after another, each in its own transaction or as a single statement.
 
     A transaction sees one state of the database. If it conflicts with another process's transaction, it is run again.
-    If the connection is lost while this process's lease lasts, the job is run again on a new connection, but only if it
-    was not committed.
+    If the connection is lost while this process's lease lasts, the job is run again on a new connection, unless it was
+    already committed.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ class DatabaseLeases:
         self._clock = clock
         self._is_simulated = is_simulated
         self.renewed: float | None = None
-        """When this process last renewed its lease, by its own monotonic clock; None if it has none."""
+        """When this process last renewed its lease, by its own monotonic clock; None if it never took one."""
 
     def _now(self) -> float | None:
         """Return the simulated time of the database, or None to use the database's own clock."""

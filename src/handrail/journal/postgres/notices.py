@@ -1,4 +1,4 @@
-"""Notices between processes: which run or question has changed.
+"""Notices between processes: which run, question or watched session has changed.
 
 They carry only ids, so the receiver looks up what has changed.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from handrail.question import Answer, Question
 
 WATCHED, SAID = "watched", "said"
-"""The kinds of the notices about a session that somebody watches, and about what a run in it has broadcast."""
+"""Kinds of notices: the watchers of a session have changed, and a run of a session has broadcast something."""
 _PAUSE = 0.5
 """Seconds before a lost connection is opened again."""
 
@@ -117,7 +117,7 @@ class PostgresQueue(SqliteQueue):
     _waiting: weakref.WeakSet[_Wake]
 
     def listen(self, notices: Notices) -> None:
-        """Wake waiting workers whenever a notice comes."""
+        """Wake waiting workers whenever a notice says that a run or question has changed, or that notices were missed."""
         self.notices = notices
         self._waiting = weakref.WeakSet()
         notices.subscribe(self._noticed)

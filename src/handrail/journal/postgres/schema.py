@@ -24,7 +24,7 @@ _OWN = (
     "ALTER TABLE chains SET (fillfactor = 60)",
     'CREATE TABLE leases (owner text COLLATE "C" PRIMARY KEY, leased_until double precision NOT NULL)',
     "CREATE INDEX records_by_number ON records USING brin (number)",
-    # What people watch is lost if the server crashes, and written again. It is not part of the record.
+    # PostgreSQL empties unlogged tables after a crash. Watchers register again, and broadcasts are not part of the record.
     """CREATE UNLOGGED TABLE watchers (id text COLLATE "C" PRIMARY KEY, session_id text COLLATE "C" NOT NULL,
         joins bigint NOT NULL, until double precision NOT NULL)""",
     """CREATE UNLOGGED TABLE broadcasts (position bigint NOT NULL, session_id text COLLATE "C" NOT NULL,

@@ -30,7 +30,7 @@ def translate(query: str) -> tuple[str, bool]:
 
 
 class PostgresConnection:
-    """A connection that executes the journal's statements. `raw` is replaced if it is lost."""
+    """A connection that executes the journal's statements. `raw` is the driver's connection; a lost one is replaced."""
 
     def __init__(self, raw: psycopg.Connection[Any]) -> None:
         self.raw = raw

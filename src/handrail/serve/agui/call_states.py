@@ -241,8 +241,8 @@ def usage_json(usage: Usage) -> dict[str, int]:
 class Subagents:
     """The runs nested in one run, as clients see them in the current leg.
 
-    In each leg, the first event of a nested run starts it, after the run that contains it. Before an interrupt, the
-    nested run is closed as suspended. A later leg can start it again under the same id.
+    In each leg, a nested run is started before its first event, and after the run that contains it. Before an interrupt,
+    it is closed as suspended. A later leg can start it again under the same id.
     """
 
     def __init__(self, root: str, call_at: CallAt) -> None:

@@ -338,9 +338,9 @@ def _match_ids(
 
 
 def _repeated(messages: Sequence[tuple[str, Any]], now: Sequence[str]) -> list[str]:
-    """Return the user messages recorded since the model's last answer, if `now` starts with them. Otherwise, returns none.
+    """Return the user messages recorded since the model's last answer, if `now` starts with them; otherwise an empty list.
 
-    A client sends such messages again, for example, after their run failed.
+    A client sends such messages again after their run has failed, for example.
     """
     last: list[str] = []
     for _, message in reversed(messages):

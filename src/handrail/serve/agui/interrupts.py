@@ -3,7 +3,7 @@
 Clients know the calls that models make, but not the inner calls, which tools make. Anything that concerns an inner
 call is therefore attached to the nearest enclosing call that a model made.
 
-`FrontendTool` is a tool that a client brings. The model calls it here, and the client executes it. Such a call
+`FrontendTool` is a tool that a client provides. The model calls it here, and the client executes it. Such a call
 is a question to the client: it is recorded in the journal, can wait for days, survives a restart, and is
 answered once, by a tool message in one of the client's next inputs.
 """

@@ -102,9 +102,9 @@ class OpenRun:
 
 
 class MessageWriter:
-    """Converts what the models of a run, and of the runs nested in it, write to AG-UI events.
+    """Converts the answers of models, in a run and in the runs nested in it, to AG-UI events.
 
-    Every message, thought and call that is started is also ended.
+    Every message, reasoning and call that is started is also ended.
     """
 
     def __init__(self, known: Known) -> None:

@@ -57,7 +57,7 @@ function Answer() {
     <div class="signin answer">
       <h1>${question.title || "A question"}</h1>
       <p>${question.message}</p>
-      <p>The call of <code>${question.tool}</code> by ${question.principal} asks this. Neither your client nor its model sees the answer. If you did not make this call, decline.</p>
+      <p>A call to <code>${question.tool}</code> by ${question.principal} asks this question. Neither your client nor its model sees the answer. If you did not make this call, decline.</p>
       <${Rows} rows=${question.rows} />
       <${SchemaForm} schema=${question.schema} errors=${state.errors} disabled=${state.busy} submitLabel="Answer" secondary=${decline} onSubmit=${(value) => answer({ value })} />
     </div>

@@ -85,7 +85,7 @@ const Card = drawnFor(
     const agents = agentsOf(view, id);
     const questions = questionsOf(view, id);
     const status = statusOf(call, questions);
-    const isShown = questions.some((question) => question.kind === "approval" && question.call_id === id); // with its arguments
+    const isShown = questions.some((question) => question.kind === "approval" && question.call_id === id); // the approval shows the arguments
     return html`<section class=${`card ${status.replace(" ", "-")}`} role="group" aria-label=${`${call.name}, ${STATUS[status] ?? status}`}>
       <div class="card-head">
         <span class=${`status ${status.replace(" ", "-")}`}><${Icon} name=${status} /><span>${STATUS[status] ?? status}</span></span>

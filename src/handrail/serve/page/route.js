@@ -4,7 +4,7 @@ import { useLayoutEffect, useState } from "./vendor/standalone.js";
 
 export const TABS = ["chat", "files", "timeline"];
 
-/** The thread and tab that an address names. An address without a thread means a new one. */
+/** The thread and tab that an address names. The id is null if it names no thread. */
 export function read(hash) {
   const found = /^#\/t\/([^/]+)(?:\/(files|timeline))?$/.exec(hash);
   const id = found && decoded(found[1]);
@@ -28,7 +28,7 @@ export function address(id, tab = "chat") {
 /** The current route. If the address names no thread, the route is a new thread. */
 export function useRoute() {
   const [route, setRoute] = useState(() => withId(read(location.hash)));
-  // Before the browser can change the address again: an ordinary effect would listen only after the next frame.
+  // A layout effect, because an ordinary one would listen only after the next frame, and miss changes before that.
   useLayoutEffect(() => {
     const changed = () => setRoute(withId(read(location.hash)));
     addEventListener("hashchange", changed);

@@ -5,7 +5,7 @@
 
 A scenario is played in virtual time by real processes. One dies at its crash point as if by `kill -9`, and others
 continue from the state that it left. `play(stage)` creates the adapter, prompt and tools from the stage,
-again in each process. To run one from a shell: `python -m handrail.testing.simulation module:scenario`.
+again in each process. To run a scenario from a shell: `python -m handrail.testing.simulation module:scenario`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class SimulationError(HandrailError, RuntimeError):
     def __init__(self, status: int | None) -> None:
         super().__init__(
             f"the process that tries the crash points ended with status {status}; its output above says why. "
-            "It must be able to import the scenario: define what it is made of at the top of a module."
+            "It must be able to import the scenario: define the scenario and its functions at the top level of a module."
         )
         self.status = status
 
@@ -90,7 +90,7 @@ def simulate(
     """
     for name, every in (("write_every", write_every), ("step_every", step_every), ("jobs", jobs)):
         if every < 1:
-            raise DefinitionError(f"{name} is {every}, and must be at least 1. Pass 1 to try every point.")
+            raise DefinitionError(f"{name} is {every}. Pass 1 or more.")
     if overtaken_every < 0 or parked_every < 0:
         raise DefinitionError(
             "overtaken_every and parked_every can't be negative. Pass 0 to leave these points out."

@@ -280,7 +280,7 @@ def files_are_never_torn(trial: Trial) -> Iterator[str]:
     states = [each["files"] for what in ("began", "committed") for each in uncrashed.of(what)]
     for process, began in seen.restarts():
         if began["files"] not in states:
-            yield f"process {process} found the files as they never were: {_short(began['files'])}"
+            yield f"process {process} found the files in a state that no commit left: {_short(began['files'])}"
     if seen.over is None or uncrashed.over is None or _may_have_lost(trial):
         return
     files, expected = seen.over["files"], uncrashed.over["files"]

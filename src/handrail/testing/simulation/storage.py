@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 JOURNAL, KEY = "journal.db", "key"
 _MOST_LETTERS = 30
-"""How many characters of the URL's schema are kept in the names of the schemas that a simulation creates."""
+"""Maximum length of the prefix that the schemas of a simulation take from the URL's schema."""
 
 
 class Storage(ABC):
