@@ -275,7 +275,7 @@ async def test_viewers_go_on_when_a_worker_leaves_a_run_to_another(fleet: Fleet)
 async def test_viewers_go_on_when_the_database_has_lost_what_is_not_recorded(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
-    """Viewers still see the whole text after the unlogged tables were emptied, as a crash of PostgreSQL does."""
+    """Viewers still see the whole text if the unlogged tables are suddenly empty, as after a crash of PostgreSQL."""
     monkeypatch.setattr(watch, "_RENEW_SECONDS", 0.5)
     async with fleet.server() as threads, fleet.worker():
         thread = threads.thread("ann", "t")

@@ -34,7 +34,7 @@ from handrail.serve.thread import Setup, Submit, Thread
 log = logging.getLogger("handrail.serve")
 
 _MOST_KEPT = 256
-"""Maximum number of idle threads that stay in memory."""
+"""Number of threads in memory above which idle ones are dropped."""
 _MOST_RESUMED = 100_000
 """Maximum number of unfinished runs to resume or wait for at startup, newest first."""
 _MOST_SEARCHED = 500

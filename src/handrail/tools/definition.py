@@ -65,14 +65,15 @@ class Tool(Generic[ParamsT, ResultT]):
     """A typed function that a model may call.
 
     The types of params and result come from the handler's annotations, `(params: P, *, context: ToolContext)
-    -> ToolResult[R]`; `params` and `result` specify them if there is no handler or it has no annotations. An
-    invalid definition raises `ToolDefinitionError` immediately.
+    -> ToolResult[R]`; `params` and `result` specify them if there is no handler or it has no annotations. `params` may
+    also be a JSON Schema 2020-12, as a dict. It is then shown to the model as it is, and the handler gets the arguments that match
+    it as a dict. An invalid definition raises `ToolDefinitionError` immediately.
     """
 
     name: str
     description: str
     handler: Handler[ParamsT, ResultT] | None = None
-    params: Any = MISSING
+    params: Any = dataclasses.field(default=MISSING, hash=False)
     result: Any = MISSING
     accepts_overrides: bool = True
     examples: tuple[ToolExample[Any, Any], ...] = dataclasses.field(default=(), hash=False)
