@@ -332,7 +332,7 @@ async def test_a_call_with_a_secret_does_not_wait_until_later() -> None:
     async with asyncio.timeout(PATIENCE):
         await adapter.evaluate(prompt, "go", run_id="run")
     assert "can't wait for a later answer" in _told(model)
-    assert "Run it where somebody is there" in _told(model)
+    assert "Run it where somebody can answer at once" in _told(model)
     assert login.got == []
 
 
