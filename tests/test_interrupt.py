@@ -86,20 +86,23 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path: Any):
 
 def test_the_wait_for_a_cleanup_is_looked_at_again_and_again(monkeypatch: pytest.MonkeyPatch):
     """After a Ctrl-C, every wait has a timeout, because a signal just before a wait would not end it."""
-    real, limits = concurrent.futures.wait, list[Any]()
+    real, limits, waited_again = concurrent.futures.wait, list[Any](), threading.Event()
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
     def wait(futures: Any, timeout: float | None = None) -> Any:
         limits.append(timeout)
-        return real(futures, 0 if len(limits) == 1 else timeout)
+        if len(limits) == 1:
+            return real(futures, 0)
+        waited_again.set()
+        return real(futures, timeout)
 
     async def work() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0.01)
+            await asyncio.to_thread(waited_again.wait)
 
     monkeypatch.setattr(threads, "_outcome_of", interrupt)
     monkeypatch.setattr(concurrent.futures, "wait", wait)

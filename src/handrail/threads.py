@@ -32,8 +32,8 @@ _IDLE_SECONDS = 30.0
 async def run_in_thread(function: Callable[[], T]) -> T:
     """Run `function` in a thread and return its value or raise its error.
 
-    Context variables are passed on. If the awaiting task is cancelled, the thread is abandoned, not
-    stopped, and its later result is dropped.
+    `StopIteration` and `GeneratorExit` are raised as `RuntimeError`. Context variables are passed on. If the awaiting
+    task is cancelled, the thread is abandoned, not stopped, and its later result is dropped.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -55,14 +55,17 @@ async def call_either(function: Callable[..., Any], *given: Any, **named: Any) -
 
 
 def threads_at_work(loop: asyncio.AbstractEventLoop) -> int:
-    """Return the number of jobs started by `run_in_thread` on this loop whose outcome has not reached the loop yet."""
-    return sum(job.loop is loop for job in list(_running))
+    """Return the number of jobs started by `run_in_thread` on this loop that will reach the loop without its help.
+
+    These are the jobs whose outcome has not reached the loop yet, except those that wait for the loop in `run_on`.
+    """
+    return sum(job.loop is loop and not job.waits for job in list(_running))
 
 
 class _Job:
     """A function to run in a thread, and the future for its outcome."""
 
-    __slots__ = ("context", "function", "future", "loop")
+    __slots__ = ("context", "function", "future", "loop", "waits")
 
     def __init__(
         self,
@@ -75,10 +78,13 @@ class _Job:
         self.function = function
         self.loop = loop
         self.future = future
+        self.waits = False
+        """Whether the function waits for work on `loop`. Only that loop's thread sets it."""
 
     def run(self) -> None:
         value: Any = None
         error: BaseException | None = None
+        _current.job = self
         try:
             value = self.context.run(self.function)
         except (StopIteration, GeneratorExit) as raised:
@@ -92,6 +98,7 @@ class _Job:
         except RuntimeError:
             _running.discard(self)  # the loop is closed, so nobody waits for the outcome
         finally:
+            _current.job = None
             error = None  # breaks a cycle: the error's traceback refers to this frame
 
     def _settle(self, value: Any, error: BaseException | None) -> None:
@@ -134,6 +141,15 @@ _idle: deque[_Worker] = deque()
 _running: set[_Job] = set()
 
 
+class _Current(threading.local):
+    """The job that this thread runs, or None."""
+
+    job: _Job | None = None
+
+
+_current = _Current()
+
+
 def _submit(job: _Job) -> None:
     try:
         worker = _idle.pop()
@@ -152,11 +168,21 @@ def run_on(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: 
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
     context = contextvars.copy_context()
     started: list[asyncio.Task[T]] = []
+    job = _current.job
+    if job is not None and job.loop is not loop:
+        job = None
 
     def start() -> None:
         task = loop.create_task(work, name=name, context=context)
         started.append(task)
-        task.add_done_callback(lambda task: _report(task, outcome))
+        if job is not None:
+            job.waits = True
+        task.add_done_callback(end)
+
+    def end(task: asyncio.Task[T]) -> None:
+        if job is not None:
+            job.waits = False
+        _report(task, outcome)
 
     def stop() -> None:
         if started:

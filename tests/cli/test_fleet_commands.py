@@ -77,6 +77,23 @@ def test_the_list_says_which_run_has_a_workspace_and_which_waits_for_it(journal:
     assert waits_for() == ["", ""]
 
 
+def test_files_go_into_a_workspace_and_out_of_it(
+    journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("hello")
+    assert "Copied 1 path to workspace:shop. To undo it: handrail runs undo" in handrail(
+        "workspaces", "put", "shop", str(tmp_path / "in")
+    )
+    assert handrail("workspaces", "list") == "shop  1 file, 5 bytes\n"
+    handrail("workspaces", "get", "shop", str(tmp_path / "out"))
+    assert (tmp_path / "out" / "a.txt").read_text() == "hello"
+    assert "shows those that it has" in handrail("workspaces", "get", "x", str(tmp_path / "new"), code=1)
+    put = json.loads(handrail("workspaces", "put", "shop", str(tmp_path / "in" / "a.txt"), "--json"))
+    assert put["paths"] == ["a.txt"]
+
+
 def test_a_run_without_a_worker_for_its_version_says_so_until_it_is_adopted(
     journal: Path, monkeypatch: pytest.MonkeyPatch
 ):

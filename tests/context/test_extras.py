@@ -1,4 +1,4 @@
-"""Extras: a read-only mapping with declared, validated and typed keys."""
+"""Extras: a read-only mapping with validated names and values, and typed keys."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -125,7 +125,7 @@ def test_a_session_keeps_its_run_mode_and_refuses_another() -> None:
 
 
 def test_a_session_in_which_a_model_chooses_and_a_person_approves() -> None:
-    """The session's run mode decides who plays the handoff, while the environment's person still approves."""
+    """The session's run mode decides who answers the handoff, while the environment's person still approves."""
     somebody = person()
     session = Session(run_mode="agent")
     model = ScriptedModel(
@@ -144,7 +144,7 @@ def test_a_session_in_which_a_model_chooses_and_a_person_approves() -> None:
 
 
 def test_a_model_in_a_persons_place_may_be_another_than_the_runs() -> None:
-    """`AgentEnvironment(model)` plays with its own model, whose usage counts towards the run."""
+    """`AgentEnvironment(model)` asks its own model, whose usage counts towards the run."""
     asking = ScriptedModel(
         [Reply(calls=[ToolCall("pick_card")], usage=Usage(1, 1)), Reply("Done.", usage=Usage(2, 2))]
     )
@@ -166,7 +166,7 @@ def test_a_model_in_a_persons_place_may_be_another_than_the_runs() -> None:
 
 
 def test_without_a_model_of_its_own_the_runs_model_stands_in() -> None:
-    """`AgentEnvironment()` plays with the run's model, and fails at a gate that has no model."""
+    """With `AgentEnvironment()`, the run's model is asked. At a gate without a model, the call fails."""
     assert play(card_game(), AgentEnvironment(), Session()).value == "card 1"
     result = open_gate([card_game()], environment=AgentEnvironment(), filesystem=MemoryFilesystem())
     assert "needs 'somebody to answer'" in result.invoke("pick_card").wait().message

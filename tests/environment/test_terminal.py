@@ -109,7 +109,7 @@ async def test_each_choice_makes_its_answer(key: str, value: dict[str, Any]):
 
 
 async def test_a_no_can_say_why():
-    """The key `r` asks for the reason of a denial, which is sent with the answer."""
+    """The key `r` asks for the reason for a denial, which is sent with the answer."""
     with at_terminal() as (seen, terminal):
         answer = await answered(seen, terminal, question(), (CHOICE, "r\n"), ("why not:", "too much\n"))
         assert answer.value == {"approved": False, "reason": "too much"}

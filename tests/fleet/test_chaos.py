@@ -1,4 +1,4 @@
-"""Workers are killed and frozen while they execute runs. Nothing is lost, and nothing is done twice that must not be."""
+"""Workers are killed and frozen while they execute runs. No run is lost, and no effect that must happen once is repeated."""
 
 import os
 import subprocess

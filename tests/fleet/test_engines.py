@@ -79,7 +79,7 @@ async def test_a_leg_that_ended_or_was_lost_before_it_claimed_its_run_is_started
 ):
     """A leg that ends or hangs without claiming its run is followed by another.
 
-    DBOS starts nothing twice under one id, so each leg needs its own.
+    DBOS starts nothing twice under one id, so each leg needs an id of its own.
     """
     app = FleetApp.load(str(Path(fleet_app.__file__)))
     journal = SqliteJournal(tmp_path / "runs.db")

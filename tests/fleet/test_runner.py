@@ -1,4 +1,4 @@
-"""Workers execute the runs that wait in a journal, whoever submitted them and whichever worker is lost."""
+"""Workers execute the runs that wait in a journal, even if some of the workers are lost."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -145,7 +145,7 @@ async def test_a_worker_that_is_stopped_leaves_its_runs_to_others(
 async def test_a_leg_that_lost_its_run_ends_before_the_same_worker_takes_the_run_again(
     app: FleetApp, log: Callable[[], list[str]]
 ):
-    """A worker does not claim a run while its own lost leg of that run goes on.
+    """A worker does not claim a run again while its own leg, which has lost that run, is still executing.
 
     The journal could not tell the records of the two legs apart.
     """
@@ -154,7 +154,7 @@ async def test_a_leg_that_lost_its_run_ends_before_the_same_worker_takes_the_run
     runner = Runner(journal, [app])
     first = asyncio.ensure_future(runner.execute(run_id))
     await until(lambda: log() == ["asleep"])
-    await journal.runs.leave(run_id, "parked", due_at=0.0)  # as a worker does that had the run meanwhile
+    await journal.runs.leave(run_id, "parked", due_at=0.0)  # as if another worker had taken and parked it
     await runner.execute(run_id)
     assert (await journal.runs.get(run_id)).owner == ""
     await renew_now(journal, run_id)  # the first leg notices its loss
@@ -308,7 +308,7 @@ async def test_a_worker_that_fails_leaves_its_runs_to_others(
 async def test_a_run_is_not_blamed_for_the_death_of_a_few_workers(
     app: FleetApp, monkeypatch: pytest.MonkeyPatch, deaths: int, status: str
 ):
-    """A worker's run is set aside only after many deaths, because any of the worker's runs may have caused them."""
+    """A run fails only after many of its workers have died, because other runs of those workers may be the cause."""
     journal = MemoryJournal()
     run_id = (await submit(journal, app, "choose tea")).record.id
     take = journal.runs.take

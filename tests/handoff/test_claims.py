@@ -1,4 +1,4 @@
-"""A handoff that `start` parked is finished once, whoever finishes it and wherever."""
+"""A handoff that `start` parked is finished at most once, even by several processes."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ SAMPLING = "asks the client's model (sampling), which is not offered"
 LOGGING = "sends log messages to the client, which is not offered"
 SUBSCRIPTIONS = "notifies the client of changes to a resource, which is not offered"
 CONTENT = "wants an image or a file in a prompt; prompts are the text of sections"
-SCHEMA = "wants keywords in a tool's schema that a Handrail tool does not have"
 
 NOT_PASSED = {
     "2026-07-28": {
@@ -35,8 +34,6 @@ NOT_PASSED = {
         "input-required-result-multiple-input-requests": SAMPLING,
         "input-required-result-non-tool-request": "wants a prompt that asks; only tools ask",
         "input-required-result-capability-check": SAMPLING,
-        "json-schema-2020-12": SCHEMA,
-        "http-custom-header-server-validation": SCHEMA,
     },
     "2025-11-25": {
         "logging-set-level": LOGGING,
@@ -46,7 +43,6 @@ NOT_PASSED = {
         "resources-unsubscribe": SUBSCRIPTIONS,
         "prompts-get-embedded-resource": CONTENT,
         "prompts-get-with-image": CONTENT,
-        "json-schema-2020-12": SCHEMA,
     },
 }
 WITHOUT_PERSON = "an extension: logs in without a person, which is not offered"

@@ -70,7 +70,7 @@ def turn(number: int, calls: int, kept: bool) -> list[Message]:
 def test_each_request_finds_what_the_one_before_cached(
     turns: list[tuple[int, bool]], system: str, tools: int, ttl: Any
 ) -> None:
-    """Each request caches its end, and the next one has a breakpoint there, or near enough after it to find it.
+    """The next request has a breakpoint where the one before ended, or near enough after it to find what was cached.
 
     The prefix of tools and system text stays the same, and no request has more than four breakpoints.
     """
@@ -96,7 +96,7 @@ def test_each_request_finds_what_the_one_before_cached(
 
 
 def test_a_short_turn_changes_no_message() -> None:
-    """While the end of the request before is near enough, messages are sent with the same bytes as before."""
+    """While the end of the previous request is near enough, messages are sent with the same bytes as before."""
     messages: Sent[Message] = Sent([UserMessage("Go.")])
     first = MODEL._body(ModelRequest("s", messages, Sent([Offered(look)])))
     for message in turn(1, 3, kept=False):

@@ -196,7 +196,7 @@ async def test_headers_that_make_no_sense_end_no_run(name: str, value: bytes) ->
 
     @tool(effect="pure")
     async def peek(context: ToolContext) -> str:
-        """Look."""
+        """Look at something."""
         return str(context.extras.get(RATE_LIMIT))
 
     async with raw_server(with_header(asks, name, value), served(False, said("chat", False))) as server:
@@ -290,7 +290,7 @@ async def test_an_input_means_the_same_streamed_and_whole(given: str) -> None:
 
 
 def test_the_strict_parser_reads_what_these_tests_send() -> None:
-    """The valid answers that this module sends are valid JSON."""
+    """The strict parser of the tests accepts the valid answers of this module."""
     for wire in WIRES:
         for stream in (False, True):
             assert [strict_json(json.dumps(each)) for each in said(wire, stream)] == said(wire, stream)

@@ -624,7 +624,7 @@ async def test_a_tools_attachment_is_sent(stage: Stage) -> None:
 
 
 THINKERS = {"messages": "claude-opus-4-6", "gemini": "gemini-3-pro"}
-"""The names of models that aimock lets think, by wire. On the others it is o3."""
+"""The model that aimock lets think, by wire. On all other wires it is `o3`."""
 BACK = {
     "chat": b'"reasoning_content":"Let me see."',
     "responses": b'"summary":[{"type":"summary_text","text":"Let me see."}],"encrypted_content":"',

@@ -223,7 +223,7 @@ async def ask(context: UserContext) -> str:
 
 @tool(effect="pure")
 async def look() -> str:
-    """Look."""
+    """Look at something."""
     return "seen"
 
 

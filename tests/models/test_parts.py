@@ -304,7 +304,7 @@ def every_wire() -> list[Any]:
 
 @pytest.mark.parametrize("model", every_wire(), ids=lambda model: model.name)
 def test_an_attachment_is_encoded_once(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many turns a conversation has, and whoever follows whom, a wire encodes an attachment's bytes once."""
+    """However many messages follow, and in whatever order, a wire encodes an attachment's bytes once."""
     counted: list[str] = []
     encoded = parts.encoded
     monkeypatch.setattr(parts, "encoded", lambda each: counted.append(each.name) or encoded(each))
@@ -329,7 +329,7 @@ TURNS: list[tuple[Message, ...]] = [
 
 @given(st.lists(st.sampled_from(TURNS), min_size=1, max_size=6))
 def test_a_conversation_that_grows_is_sent_as_if_it_were_new(turns: list[tuple[Message, ...]]) -> None:
-    """Each request of a growing conversation has the bytes that a new one would have, in the order that servers accept."""
+    """Each request of a growing conversation is the same as that of a new one, and its roles are in an order that servers accept."""
     for model in every_wire():
         growing = request_of()
         for turn in turns:

@@ -313,7 +313,7 @@ async def test_a_tool_sees_what_is_left_of_the_providers_limits(
 
     @tool(effect="pure")
     async def look(context: ToolContext) -> str:
-        """Look."""
+        """Look at something."""
         seen.append(context.extras.get(RATE_LIMIT))
         return "seen"
 

@@ -98,7 +98,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
 
 
 class Reader:
-    """Somebody who reads a thread's feed: a snapshot first, and then its events."""
+    """A reader of a thread's feed, who gets a snapshot first, and then its events."""
 
     def __init__(self, threads: Threads, thread: Thread) -> None:
         self.threads = threads
@@ -275,7 +275,7 @@ async def test_viewers_go_on_when_a_worker_leaves_a_run_to_another(fleet: Fleet)
 async def test_viewers_go_on_when_the_database_has_lost_what_is_not_recorded(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ):
-    """The test empties the unlogged tables, as a crash of PostgreSQL does."""
+    """Viewers still see the whole text if the unlogged tables are suddenly empty, as after a crash of PostgreSQL."""
     monkeypatch.setattr(watch, "_RENEW_SECONDS", 0.5)
     async with fleet.server() as threads, fleet.worker():
         thread = threads.thread("ann", "t")
@@ -289,7 +289,10 @@ async def test_viewers_go_on_when_the_database_has_lost_what_is_not_recorded(
 
 
 async def test_readers_join_again_after_a_lost_batch_and_a_lost_worker_is_not_heard_any_more(fleet: Fleet):
-    """The test plays the worker, and writes what it says."""
+    """After a missing batch, readers join again. Batches of a leg that was replaced are ignored.
+
+    The test writes the batches itself, in place of workers.
+    """
     journal, broadcasts = fleet.journal(), fleet.journal().broadcasts
     feed = Feed("boot")
     watched = watch.Watch(broadcasts, journal, "ann/t", feed, "page")

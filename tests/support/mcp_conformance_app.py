@@ -272,6 +272,48 @@ async def test_tool_with_task(*, context: UserContext) -> str:
     return f"Hello, {found.name}!"
 
 
+# Schemas that no Python type describes.
+
+CONTACT: dict[str, Any] = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "type": "object",
+    "$defs": {
+        "address": {
+            "$anchor": "addressDef",
+            "type": "object",
+            "properties": {"street": {"type": "string"}, "city": {"type": "string"}},
+        }
+    },
+    "properties": {
+        "name": {"type": "string"},
+        "address": {"$ref": "#/$defs/address"},
+        "contactMethod": {"type": "string", "enum": ["phone", "email"]},
+        "phone": {"type": "string"},
+        "email": {"type": "string"},
+    },
+    "allOf": [{"anyOf": [{"required": ["phone"]}, {"required": ["email"]}]}],
+    "if": {"properties": {"contactMethod": {"const": "phone"}}, "required": ["contactMethod"]},
+    "then": {"required": ["phone"]},
+    "else": {"required": ["email"]},
+    "additionalProperties": False,
+}
+
+
+async def contacted(params: dict[str, Any], *, context: ToolContext) -> ToolResult[str]:
+    return ToolResult.ok(f"contacted {params.get('name', 'somebody')}")
+
+
+json_schema_2020_12_tool = Tool(
+    "json_schema_2020_12_tool", "Contact somebody.", contacted, params=CONTACT, effect="read"
+)
+
+
+@tool(effect="read")
+def forecast(city: Annotated[str, Field(json_schema_extra={"x-mcp-header": "City"})], days: int = 1) -> str:
+    """Forecast the weather. Proxies see the city in a header of the request."""
+    return f"{city}: sun for {days} days"
+
+
 class Arguments(BaseModel):
     arg1: str
     arg2: str

@@ -312,7 +312,7 @@ async def test_only_workers_that_may_create_have_the_tools(registry: WorkerRegis
 
     @tool
     async def sneak(context: ToolContext) -> str:
-        """Sneak."""
+        """Call a tool that is not offered."""
         return (await context.call("create_worker", name="x", description="x", instructions="x")).message
 
     script = ScriptedModel([ToolCall("sneak", {}), "end"])

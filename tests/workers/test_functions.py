@@ -57,7 +57,7 @@ async def test_any_tool_defined_there_can_be_listed(tmp_path: Path) -> None:
 
 
 def test_an_imported_tool_is_not_defined_there(tmp_path: Path) -> None:
-    """Tools that `tools.py` imports, by name, under another name or with `*`, can't be listed. One made from them can."""
+    """Tools that `tools.py` imports, by name, under another name or with `*`, can't be listed. A tool made from one of them can."""
     (tmp_path / "deck_of_cards.py").write_text(textwrap.dedent(TOOLS))
     tools = """
     from deck_of_cards import *
@@ -77,7 +77,7 @@ def test_an_imported_tool_is_not_defined_there(tmp_path: Path) -> None:
 
 
 def test_a_handoff_that_is_not_complete_is_reported_at_its_line(tmp_path: Path) -> None:
-    """A handoff without an answer's type is a problem of `tools.py`, on the line that creates the handoff."""
+    """A handoff that does not declare its answer's type is reported in `tools.py`, on the line that creates it."""
     tools = "from handrail import Handoff\n\nask = Handoff('ask', 'Ask somebody.')\n"
     registry = folder(tmp_path, tools, main="---\ntools: [ask]\n---\nGo.", ask="---\n---\nGo.")
     by_file = {Path(each.file).name: each for each in registry.check()}

@@ -133,7 +133,7 @@ async def test_call_worker_gives_the_output_and_fails_with_the_result(tmp_path: 
 
     @tool(effect="idempotent", capabilities={"own"})
     async def look(context: ToolContext) -> list[str]:
-        """Look."""
+        """Look at something."""
         seen = [repr(await context.call_worker("parser", {"a": 1}))]
         result = await context.call("parser", input="x")
         seen.append(f"{result.success} {result.value}")
@@ -264,7 +264,7 @@ async def test_an_adapter_given_workers_lets_any_run_call_them(tmp_path: Path) -
 
     @tool
     async def ask(context: ToolContext) -> str:
-        """Ask."""
+        """Ask the helper."""
         assert not isinstance(context, WorkerContext)
         seen.append(await context.call_worker("helper", "one"))
         seen.append((await context.call("helper", input="two")).value)
@@ -283,7 +283,7 @@ async def test_a_prompts_tool_may_not_hide_a_worker(tmp_path: Path) -> None:
 
     @tool
     def helper() -> str:
-        """Help."""
+        """Help somebody."""
         return ""
 
     with pytest.raises(DefinitionError, match="'helper'"):

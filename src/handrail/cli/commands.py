@@ -232,6 +232,15 @@ class _UsersGroup(_RunsGroup):
         return typer.main.get_command(users_commands.app)
 
 
+class _WorkspacesGroup(_RunsGroup):
+    """Loads the commands of `handrail workspaces` when one of them is used."""
+
+    def load(self) -> Any:
+        from handrail.cli import workspaces_commands
+
+        return typer.main.get_command(workspaces_commands.app)
+
+
 class _ModelGroup(_RunsGroup):
     """Loads the commands of `handrail model` when one of them is used."""
 
@@ -268,6 +277,16 @@ app.add_typer(
         name="users",
         cls=_UsersGroup,
         help="Manage a server's users and their sessions, which are stored beside the journal.",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+)
+app.add_typer(
+    typer.Typer(
+        name="workspaces",
+        cls=_WorkspacesGroup,
+        help="Copy files into workspaces and out of them. A run works in one with --files workspace:NAME.",
         no_args_is_help=True,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},

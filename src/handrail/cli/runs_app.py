@@ -1,4 +1,4 @@
-"""The `handrail runs` app: it registers the commands, runs them and prints their reports."""
+"""The `handrail runs` app, and how its commands, and others that work on a journal, are registered, run and printed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def _shared(journal: JournalFile = None, as_json: Json = False) -> None:
     """Declare the options that every command has."""
 
 
-def command(name: str, *, creates_journal: bool = False) -> Callable[[Command], Command]:
+def command(
+    name: str, *, creates_journal: bool = False, app: typer.Typer = app
+) -> Callable[[Command], Command]:
     """Return a decorator that registers a command. Each parameter after the journal becomes an argument or an option.
 
     With `creates_journal`, the command creates the journal if it does not exist.

@@ -242,7 +242,7 @@ class ToolContext(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def depth(self) -> int:
-        """The number of calls, to workers too, that this call is nested in; 0 for an outermost call."""
+        """The number of calls that this call is nested in, including calls to workers; 0 for an outermost call."""
         return self._source.depth
 
     # The provider.

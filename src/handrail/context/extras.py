@@ -109,7 +109,8 @@ ExtraValues = Mapping[str, Any] | Mapping[ExtraKey[Any], Any] | Mapping[str | Ex
 class Extras(Mapping[str, Any]):
     """A read-only mapping of extra values, indexed by name or by key.
 
-    `extras[RATE_LIMIT]` has the key's type. It raises `ExtraKeyError` if the value was added by name with a different type.
+    `extras[RATE_LIMIT]` has the key's type. If a value of a different type was added by name or by a `PerCall`, reading
+    it with the key raises `ExtraKeyError`.
     """
 
     __slots__ = ("_opaque", "_values")

@@ -21,7 +21,7 @@ __all__ = ["AgentEnvironment", "HeadlessEnvironment", "LaterEnvironment", "Scree
 
 
 class HeadlessEnvironment(Environment):
-    """An environment without a person. A tool that needs one uses its fallback, or fails with a message to the model.
+    """An environment without a person. A tool that asks a person uses its fallback, or fails with a message to the model.
 
     It has the same effect as no environment, but makes the choice explicit.
     """

@@ -22,8 +22,8 @@ _MAX_REFERENCES = 100
 def resolve(schema: JsonSchema, root: JsonSchema) -> JsonSchema:
     """Return a schema with its `$ref`, or an `allOf` that has one item, resolved.
 
-    Keywords beside a reference take precedence over those it refers to. Nested schemas are not resolved. A cycle of
-    references gives an empty schema.
+    Keywords beside a reference take precedence over those of the schema that it refers to. Nested schemas are not
+    resolved. A cycle of references gives an empty schema.
     """
     for _ in range(_MAX_REFERENCES):
         parts = schema.get("allOf")
@@ -82,7 +82,7 @@ def labels(values: list[Any]) -> list[str]:
 
 
 def choose(values: list[Any], typed: str) -> Any:
-    """Return the option with this label or text. A text in a different case is accepted if it fits only one option.
+    """Return the option with this label or text. Upper and lower case count as equal if only one option matches then.
 
     Raises `ValueError` if there is no such option.
     """

@@ -349,7 +349,8 @@ def _subject(question: Question) -> str:
 def describe(question: Question, title: str, width: int, *, whole: bool = False) -> list[str]:
     """Return the lines that describe a question: who asks, why, and about what. A diff is shown separately.
 
-    Every line except the title is behind a bar. Without `whole`, a long message and long arguments are cut.
+    Every line except the title and blank lines is behind a bar. Without `whole`, a long message and long arguments are
+    cut.
     """
     name = _subject(question)
     lines = [clip(title.format(name=name), width - 1)]
@@ -366,7 +367,7 @@ def describe(question: Question, title: str, width: int, *, whole: bool = False)
 def _message(question: Question, width: int) -> list[str]:
     """Return the question's message, or else its reason, behind a bar, so that it can't imitate this form.
 
-    Empty if it has neither.
+    Returns no lines if the question has neither.
     """
     message = question.message or str(_payload(question).get("reason") or "")
     return barred(escape(message), width) if message else []
@@ -404,7 +405,7 @@ def _shorten(lines: Sequence[str], limit: int | None, width: int, more: str = "v
 async def fill_in_approval(
     question: Question, dialog: Dialog, style: Styler, size: os.terminal_size
 ) -> dict[str, Any]:
-    """Show what needs approval, and return the chosen answer. Raises `Declined` if Ctrl-D is typed instead of a choice.
+    """Show what needs approval, and return the chosen answer. Raises `Declined` on Ctrl-D, except while a reason is typed.
 
     Text from models, tools and files is wrapped behind a bar, so that it can't imitate the form.
     """

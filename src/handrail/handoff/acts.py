@@ -334,7 +334,7 @@ class Acts:
 async def _hand_over(
     context: ToolContext, name: str, message: str, public: object, answer: Schema[Any]
 ) -> Any:
-    """Ask the environment to take over a handoff, and return the answer."""
+    """Ask the environment's person for the answer to a handoff, and return it."""
     attempt = _attempt_of(context)
     attempt.home.check()
     number = attempt.next_verb(f"handoff {name}")

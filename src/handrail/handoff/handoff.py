@@ -73,8 +73,8 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         async def settle(deck: Deck, pick: Pick, *, context: ToolContext) -> ToolResult[Card]: ...
 
     - The model sees the result of `after`. If `before` returns a `ToolResult`, nobody is asked.
-    - Private data goes only from `before` to `after`. No event and no error shows it: an exception in
-      `before` or `after` is reported only by its type. To tell a model more, return `ToolResult.error`.
+    - Private data goes only from `before` to `after`. No event and no error shows it: an exception that your code
+      raises in `before` or `after` is reported without its message. To tell a model more, return `ToolResult.error`.
     - Without a `client`, the environment's person or model answers; a person gets a form created from the
       answer's type. `client` and `after` may take `params` too.
     - Without a `before`, the params are the public data. Without an `after`, the answer is the result. So a handoff
@@ -190,8 +190,9 @@ class Handoff(Tool[ParamsT, Any], Generic[ParamsT, AnswerT]):
         The private data and the answer may be plain JSON values, as they are read back from a store. Raises
         `ToolValidationError` if one of them does not fit, before anything has run.
 
-        A handoff is finished once. A second `finish` raises `AnswerRefused`: in this process always, in another one if
-        both have the same journal. If `after` fails or is cancelled, it is undone and the handoff can be finished again.
+        A handoff is finished once. A second `finish` raises `AnswerRefused`, in every process that uses the same journal.
+        Without a journal, only the same process knows, and only for the last 10,000 handoffs that it finished. If `after`
+        fails or is cancelled, it is undone and the handoff can be finished again.
         If a process ends during `after`, the next `finish` raises `OutcomeUnknown`, unless it belongs to a resumed run,
         which decides by the handoff's effect. If a call around `finish` fails later, the handoff stays finished.
         """

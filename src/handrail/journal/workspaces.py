@@ -81,6 +81,12 @@ class SqliteWorkspaces:
         chains = self._database.chains
         return await self._database.transact(lambda connection: _find(connection, chains, name))
 
+    async def names(self) -> Sequence[str]:
+        query = "SELECT name FROM workspaces"
+        return await self._database.transact(
+            lambda connection: [name for (name,) in fetch(connection, query)]
+        )
+
     async def holders(self) -> Mapping[str, str]:
         database = self._database
         query = "SELECT name FROM workspaces WHERE run_id != ''"

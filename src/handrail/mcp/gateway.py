@@ -85,7 +85,7 @@ def load_rules(path: Path, *, trust_client: bool = False) -> Rules:
 
 
 class _Shifted(Finder):
-    """Collects problems with the line numbers of the file, to which a fence line was added in front."""
+    """Collects problems by the line numbers of the file. The text that is parsed has one more line in front, a fence."""
 
     def add(self, line: int, problem: str, hint: str, column: int | None = None) -> None:
         hint = hint.replace("worker.schema.json defines", "the policies of a worker's file define")

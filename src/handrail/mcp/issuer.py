@@ -27,7 +27,7 @@ ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES
 LEEWAY = 60.0
 """Seconds by which the issuer's clock and this one may differ."""
 _KEYS_SECONDS = 60.0
-"""Seconds for which the issuer's keys are not read again, even if a token names one that is unknown."""
+"""Seconds for which the issuer's keys are not read again, even if a token names an unknown key."""
 _RETRY_SECONDS = 5.0
 """Seconds before an issuer that could not be reached is tried again."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -35,9 +35,9 @@ _DONE = b"You are logged in. Close this page, and confirm in the program that se
 _MAX_REQUEST = 16 * 1024
 
 AskLogin = Callable[[str], Awaitable[str]]
-"""Asks a person to open an address.
+"""A function that asks a person to open an address.
 
-Returns the address at which the browser ended, or "" if the redirect reached this program.
+It returns the address at which the browser ended, or "" if the redirect reached this program.
 """
 
 

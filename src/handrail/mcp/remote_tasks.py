@@ -32,11 +32,11 @@ REQUEST_SECONDS = 60.0
 MAX_ASKED = 20
 """Maximum number of times that a task may require input."""
 CANCEL_SECONDS = 5.0
-"""Seconds that a server has to take the cancellation of a task."""
+"""Seconds that a server has to answer the request that cancels a task."""
 _POLL_MS = 1000
 
 Answer = Callable[[ToolContext, Any], Awaitable[Any]]
-"""Answers one request for input."""
+"""A function that answers one request for input."""
 
 
 class CreatedTask(wire.Result):

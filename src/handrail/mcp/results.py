@@ -40,8 +40,8 @@ def describe(tool: Tool[Any, Any]) -> wire.Tool:
 def content_of(result: ToolResult[Any]) -> wire.CallToolResult:
     """Return a result as MCP content: its text, its attachments, and its value.
 
-    The value is left out unless the call succeeded and the value is an object that is not excluded and that JSON can
-    express. The text is left out if there are only attachments.
+    The value is included only if the call succeeded, and the value is an object that JSON can express and that is not
+    excluded from the context. The text is left out if there are only attachments.
     """
     text = shown_text(result)
     is_bare = result.attachments and result.value is None and not result.message

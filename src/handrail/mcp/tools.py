@@ -13,18 +13,12 @@ from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple, Protocol, cast
 
-import pydantic_core
 from mcp_types import Tool as Described
 
 from handrail.context import ToolContext
-from handrail.errors import DefinitionError, ToolValidationError
-from handrail.schema import refuse_masks, to_json
+from handrail.errors import DefinitionError
 from handrail.schema.foreign import check_foreign
-from handrail.schema.misfits import misfits
-from handrail.schema.problems import asks_for_secrets
-from handrail.schema.read_only import read_only
-from handrail.schema.secrets import WITHHELD, masked
-from handrail.schema.size import check_size
+from handrail.schema.raw import RawSchema
 from handrail.tools import Effect, Tool, ToolResult
 
 MAX_NAME = 64
@@ -52,43 +46,6 @@ class McpTool(Tool[Any, Any]):
     def is_called(self, names: Names) -> bool:
         """Return whether the tool has these names."""
         return self.name == names.name and names.capability in self.capabilities
-
-    def parse(self, arguments: str | bytes | Mapping[str, Any]) -> Any:
-        """Return the arguments as parsed JSON.
-
-        Raises `ToolValidationError` if they are too large, or are not a JSON object that matches the server's
-        schema. Unknown arguments are refused only if the schema forbids them. The server checks the rest of its
-        schema.
-        """
-        value: Any = arguments
-        if isinstance(arguments, str | bytes):
-            check_size(arguments)
-            try:
-                value = pydantic_core.from_json(arguments or "{}", allow_inf_nan=False)
-            except ValueError as error:
-                raise ToolValidationError(f"the arguments are not valid JSON: {error}") from None
-        value = {} if value is None else value
-        if not isinstance(value, dict):
-            raise ToolValidationError("the arguments are not a JSON object. Send an object: {...}.")
-        if self.secret:
-            refuse_masks(to_json(cast("object", value)))
-        wrong = misfits(self.json_schema, cast("object", value), secret=self.secret)
-        if wrong:
-            raise ToolValidationError("; ".join(map(str, wrong)))
-        return cast("dict[str, Any]", value)
-
-    def dump(self, params: Any) -> bytes:
-        return to_json(masked(params, self.json_schema) if self.secret else params)
-
-    def clear(self, params: Any) -> bytes:
-        return to_json(params)
-
-    def mask(self, arguments: str | bytes | Mapping[str, Any]) -> str:
-        try:
-            data = arguments if isinstance(arguments, str | bytes) else to_json(arguments)
-            return self.dump(pydantic_core.from_json(data)).decode()
-        except ValueError:
-            return WITHHELD
 
 
 class Source(NamedTuple):
@@ -154,15 +111,16 @@ def build_tool(described: Described, names: Names, rules: ToolRules, call: Call)
         accepts_overrides=False,
     )
     # Handrail's rules for names, params and descriptions do not apply to a server's tools.
-    whole = {**schema, "type": "object", "properties": schema.get("properties", {})}
+    raw = RawSchema(schema)
     for field, value in (
         ("name", names.name),
         ("origin", f"server {names.server}"),
         ("remote", described.name),
         ("source", rules.source),
         ("description", (described.description or described.title or "").strip() or described.name),
-        ("json_schema", read_only(whole)),
-        ("secret", asks_for_secrets(whole, whole)),
+        ("_schema", raw),
+        ("json_schema", raw.json_schema),
+        ("secret", raw.secret),
         ("copy_params", _copied),
     ):
         object.__setattr__(made, field, value)

@@ -36,7 +36,7 @@ log = logging.getLogger("handrail.mcp")
 Mode = Literal["auto", "legacy", "2026-07-28"]
 """The protocol to speak: `auto` asks the server, and `legacy` is the one before version 2026-07-28."""
 Lost = Callable[[str], None]
-"""Called with the reason when a server goes away."""
+"""A function that is called with the reason when a server goes away."""
 
 MAX_MESSAGE = 16 * 1024 * 1024
 """Maximum number of bytes in one message from a server."""

@@ -239,7 +239,7 @@ def _between(wire: str, before: Message, after: Message) -> bytes:
 
 
 def _kept_blocks(message: Message, wire: str) -> list[Any]:
-    """Return the kept blocks of an answer over this wire; [] if they contain no call of the provider's own tools."""
+    """Return the kept blocks of an answer over this wire; [] if none is a call or a result of the provider's own tools."""
     kept = message.kept if isinstance(message, AssistantMessage) else None
     return decode(kept.data) if kept is not None and kept.wire == wire and b"_tool_" in kept.data else []
 

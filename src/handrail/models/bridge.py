@@ -448,7 +448,7 @@ def _wire(model: str) -> str:
 
 
 def arguments_of(arguments: Any, whole: bool) -> str:
-    """Return a call's arguments as JSON text. Without `whole`, only arguments that are text already; otherwise ""."""
+    """Return a call's arguments as JSON text; "" if they are not text and the answer is not `whole`."""
     if isinstance(arguments, str):
         return arguments
     if not whole:

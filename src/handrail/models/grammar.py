@@ -29,7 +29,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]+")
 _LONGEST_NAME = 64
 _UNNAMED = "unnamed"
-"""Replaces a name without a single character that is accepted."""
+"""Replaces a name that has no accepted character."""
 
 CHAT_ID = re.compile(r"[^\ud800-\udfff]{1,40}")
 RESPONSES_ID = re.compile(r"[^\ud800-\udfff]{1,64}")

@@ -118,7 +118,7 @@ def _as_far_as_allowed() -> Generator[None]:
 
 
 def born_in(at: str, status: os.stat_result) -> Facts | None:
-    """Return the facts that a folder passes on to new files in it, or None if it passes on nothing.
+    """Return the facts of a private folder in which new files inherit the same as in this folder, or None if they inherit nothing.
 
     A set-group-ID folder passes on its group. A default access list decides who may access new files.
     """

@@ -1,6 +1,6 @@
 """Operations on recorded runs: list, show, cancel, fork, undo, discard, replay, export, import and forget.
 
-They all work on a journal. None of them needs the process that executed the run.
+Also copies of files into workspaces and out of them. They all work on a journal. None of them needs the process that executed the run.
 """
 
 from handrail.runs.catalog import RunLine, approvals, cancel, forget, list_runs
@@ -10,22 +10,28 @@ from handrail.runs.transcript import said, session
 from handrail.runs.tree import CallNode, RunTree, Turn, show
 from handrail.runs.unapplied import discard, unapplied
 from handrail.runs.undo import Undoing, undo
+from handrail.runs.workspace_files import FilesPut, WorkspaceLine, get_files, list_workspaces, put_files
 
 __all__ = [
     "CallNode",
     "Divergence",
+    "FilesPut",
     "RunLine",
     "RunTree",
     "Turn",
     "Undoing",
+    "WorkspaceLine",
     "approvals",
     "cancel",
     "discard",
     "export",
     "forget",
     "fork",
+    "get_files",
     "import_",
     "list_runs",
+    "list_workspaces",
+    "put_files",
     "replay",
     "said",
     "session",

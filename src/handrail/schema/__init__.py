@@ -89,7 +89,6 @@ class Schema(Generic[T]):
 
     def parse(self, data: str | bytes) -> T:
         """Parse JSON text into the type. Raises a `ToolValidationError` with the problems if it is invalid."""
-        suspect = self._may_hold_floats and _SUSPECT[type(data)].search(data)
         found: list[tuple[str, str]] = []
         others = 0
         value: Any = None
@@ -102,9 +101,9 @@ class Schema(Generic[T]):
             # The user's validator or `__post_init__` raised an error that pydantic does not catch.
             why = "" if self.secret else in_short(error).removeprefix(type(error).__name__)
             found.append(("", f"refused by the type itself: {type(error).__name__}{why}"))
-        if suspect:
+        if self._may_hold_floats and _SUSPECT[type(data)].search(data):
             said = {where for where, _ in found}
-            found += [one for one in _infinities_in(data, self.json_schema) if one[0] not in said]
+            found += [one for one in infinities_in(data, self.json_schema) if one[0] not in said]
         if not found:
             return cast(T, value)
         problems = [Problem(where, what) for where, what in bounded(found, others)]
@@ -463,8 +462,10 @@ _SUSPECT: dict[type, re.Pattern[Any]] = {
 }
 
 
-def _infinities_in(data: str | bytes, schema: JsonSchema) -> Iterator[tuple[str, str]]:
+def infinities_in(data: str | bytes, schema: JsonSchema) -> Iterator[tuple[str, str]]:
     """Yield a problem for each number that is not finite, or too large for a float where only a float is accepted."""
+    if not _SUSPECT[type(data)].search(data):
+        return
     try:
         value = pydantic_core.from_json(data)
     except (ValueError, TypeError):

@@ -1,7 +1,7 @@
 """Misfits: the definite mistakes in a value, found with its JSON Schema alone.
 
-Only the schema is available to a process that accepts an answer for another process, and for a client's own tool. The
-schema may come from outside, so the work is bounded. Each part of the schema is compared with each part of the value at
+A process that accepts an answer for another process has only the schema. So does one that checks calls to a client's own
+tool. The schema may come from outside, so the work is bounded. Each part of the schema is compared with each part of the value at
 most once; otherwise, unions that refer to themselves would double the work at each level. The number of comparisons and
 the number of mistakes are limited. Messages quote only the beginning of a value.
 """
@@ -38,7 +38,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
 }
-_WORDS = {
+WORDS = {
     "object": "an object",
     "array": "a list",
     "string": "text",
@@ -73,7 +73,11 @@ def misfits(schema: Mapping[str, Any], value: object, *, secret: bool = False) -
     Everything else is checked by the process that has the Python type. With `secret`, no part of the value is
     repeated. If checking takes too many steps or levels, the only mistake says so.
     """
-    comparison = Comparison(schema)
+    return found_by(Comparison(schema), value, secret=secret)
+
+
+def found_by(comparison: Comparison, value: object, *, secret: bool) -> list[Misfit]:
+    """Return the mistakes that a comparison finds in a value, as `misfits` does."""
     try:
         found = comparison.run(value)
     except _TooCostlyError:
@@ -85,21 +89,21 @@ class _TooCostlyError(Exception):
     """Raised when a comparison takes more than `MAX_STEPS` steps or `_MAX_DEPTH` levels."""
 
 
-class _Spot:
+class Spot:
     """The path of a part of the value. There is only one object for each path, so that it can be a key."""
 
     __slots__ = ("_inner", "_outer", "_step")
 
-    def __init__(self, outer: _Spot | None = None, step: str | int = "") -> None:
+    def __init__(self, outer: Spot | None = None, step: str | int = "") -> None:
         self._outer = outer
         self._step = step
-        self._inner: dict[str | int, _Spot] = {}
+        self._inner: dict[str | int, Spot] = {}
 
-    def inside(self, step: str | int) -> _Spot:
+    def inside(self, step: str | int) -> Spot:
         """Return the spot of the field or item with this name or index."""
         spot = self._inner.get(step)
         if spot is None:
-            spot = self._inner[step] = _Spot(self, step)
+            spot = self._inner[step] = Spot(self, step)
         return spot
 
     def __str__(self) -> str:
@@ -111,17 +115,17 @@ class _Spot:
         return location_of(tuple(reversed(steps)))
 
 
-class _Mistake(NamedTuple):
+class Mistake(NamedTuple):
     """A mistake whose message is not written yet."""
 
-    spot: _Spot
+    spot: Spot
     wanted: Callable[[], str]
     given: tuple[object, ...] = ()
     """The value, if the message quotes it."""
 
     def told(self) -> Misfit:
         wanted = self.wanted()
-        what = f"{wanted}, got {_quoted(self.given[0])}" if self.given else wanted
+        what = f"{wanted}, got {quoted(self.given[0])}" if self.given else wanted
         return Misfit(str(self.spot), what, wanted)
 
 
@@ -129,8 +133,8 @@ class Comparison:
     """Compares one value with a schema. `steps` counts the comparisons of their parts."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
-        self._schema = schema
-        self._known: dict[tuple[int, _Spot], list[_Mistake]] = {}
+        self.root = schema
+        self._known: dict[tuple[int, Spot], list[Mistake]] = {}
         """The mistakes found for each part of the schema at each place; empty while they are being compared."""
         self._targets: dict[int, Any] = {}
         """The target of each reference, by the id of the schema that contains the reference."""
@@ -138,28 +142,28 @@ class Comparison:
         self.steps = 0
 
     def run(self, value: object) -> list[Misfit]:
-        return [each.told() for each in self._compare(self._schema, value, _Spot())[:_MAX_FOUND]]
+        return [each.told() for each in self.compare(self.root, value, Spot())[:_MAX_FOUND]]
 
-    def _compare(self, schema: Any, value: Any, at: _Spot) -> list[_Mistake]:
-        schema = self._resolved(schema)
+    def compare(self, schema: Any, value: Any, at: Spot) -> list[Mistake]:
+        schema = self.resolve(schema)
         if not isinstance(schema, Mapping):  # `true` matches anything, `false` matches nothing
-            return [_Mistake(at, lambda: "is not allowed")] if schema is False else []
+            return [Mistake(at, lambda: "is not allowed")] if schema is False else []
         which = (id(cast("object", schema)), at)
         known = self._known.get(which)
         if known is not None:
             return known
-        self._count(1)
+        self.count(1)
         self._known[which] = []  # a schema that refers to itself here finds no further mistakes
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise _TooCostlyError
-        found = list(islice(self._found(cast("Mapping[str, Any]", schema), value, at), _MAX_FOUND))
-        self._count(len(found))
+        found = list(islice(self.find(cast("Mapping[str, Any]", schema), value, at), _MAX_FOUND))
+        self.count(len(found))
         self._depth -= 1
         self._known[which] = found
         return found
 
-    def _resolved(self, schema: Any) -> Any:
+    def resolve(self, schema: Any) -> Any:
         """Return the schema that a schema's references lead to. Cycles and unknown references match anything."""
         followed: list[int] = []
         target = schema
@@ -171,65 +175,63 @@ class Comparison:
             if id(part) in self._targets:
                 target = self._targets[id(part)]
                 break
-            self._count(1)
+            self.count(1)
             self._targets[id(part)] = _ANYTHING
             followed.append(id(part))
-            target = target_of(named, self._schema)
+            target = target_of(named, self.root)
         for each in followed:
             self._targets[each] = target
         return cast("Any", target)
 
-    def _count(self, steps: int) -> None:
+    def count(self, steps: int) -> None:
         self.steps += steps
         if self.steps > MAX_STEPS:
             raise _TooCostlyError
 
-    def _found(self, schema: Mapping[str, Any], value: Any, at: _Spot) -> Iterable[_Mistake]:
+    def find(self, schema: Mapping[str, Any], value: Any, at: Spot) -> Iterable[Mistake]:
         forms: Any = schema.get("anyOf") or schema.get("oneOf")
         if forms:
-            return self._nearest(forms, value, at)
+            return self.nearest(forms, value, at)
         if "enum" in schema:
             choices: list[Any] = schema["enum"]
-            self._count(len(choices))
-            return [] if value in choices else [_Mistake(at, partial(_one_of, choices), (value,))]
+            self.count(len(choices))
+            return [] if value in choices else [Mistake(at, partial(one_of, choices), (value,))]
         if "const" in schema:
             only = schema["const"]
-            return [] if value == only else [_Mistake(at, lambda: f"must be {_quoted(only)}", (value,))]
+            return [] if value == only else [Mistake(at, lambda: f"must be {quoted(only)}", (value,))]
         kind = schema.get("type")
-        if isinstance(kind, str) and not _is_kind(kind, value):
-            return [_Mistake(at, lambda: f"must be {_WORDS.get(kind, kind)}", (value,))]
+        if isinstance(kind, str) and not is_kind(kind, value):
+            return [Mistake(at, lambda: f"must be {WORDS.get(kind, kind)}", (value,))]
         if isinstance(value, dict):
             return self._in_object(schema, cast("dict[str, Any]", value), at)
         if isinstance(value, list | tuple):
             return self._in_list(schema, cast("list[Any]", value), at)
         return []
 
-    def _nearest(self, forms: list[Any], value: Any, at: _Spot) -> list[_Mistake]:
+    def nearest(self, forms: list[Any], value: Any, at: Spot) -> list[Mistake]:
         """Return no mistakes if a member of a union matches. Otherwise, return those of the member that matches best."""
-        tried: list[list[_Mistake]] = []
+        tried: list[list[Mistake]] = []
         for form in forms:
-            wrong = self._compare(form, value, at)
+            wrong = self.compare(form, value, at)
             if not wrong:
                 return []
             tried.append(wrong)
         return min(tried, key=lambda wrong: (wrong[0].spot is at, len(wrong)))
 
-    def _in_object(
-        self, schema: Mapping[str, Any], value: Mapping[str, Any], at: _Spot
-    ) -> Iterator[_Mistake]:
+    def _in_object(self, schema: Mapping[str, Any], value: Mapping[str, Any], at: Spot) -> Iterator[Mistake]:
         fields: Mapping[str, Any] = schema.get("properties", {})
         required = schema.get("required", ())
-        self._count(len(required))
+        self.count(len(required))
         for name in required:
             if name not in value:
-                yield _Mistake(at.inside(name), lambda: "is missing")
+                yield Mistake(at.inside(name), lambda: "is missing")
         for name, part in value.items():
             if name in fields:
-                yield from self._compare(fields[name], part, at.inside(name))
+                yield from self.compare(fields[name], part, at.inside(name))
             elif schema.get("additionalProperties") is False and not schema.get("patternProperties"):
-                yield _Mistake(at.inside(name), partial(_unknown, fields))
+                yield Mistake(at.inside(name), partial(unknown, fields))
 
-    def _in_list(self, schema: Mapping[str, Any], value: list[Any], at: _Spot) -> Iterator[_Mistake]:
+    def _in_list(self, schema: Mapping[str, Any], value: list[Any], at: Spot) -> Iterator[Mistake]:
         """Yield the mistakes in a list. `items` applies to the items after those that `prefixItems` lists."""
         first: list[Any] = schema.get("prefixItems", [])
         rest = schema.get("items", _ANYTHING)
@@ -237,15 +239,15 @@ class Comparison:
             return
         for number, item in enumerate(value):
             part = first[number] if number < len(first) else rest
-            yield from self._compare(part, item, at.inside(number))
+            yield from self.compare(part, item, at.inside(number))
 
 
-def _unknown(fields: Mapping[str, Any]) -> str:
+def unknown(fields: Mapping[str, Any]) -> str:
     return f"is unknown; the known fields are {_listed(fields, _shortened) or 'none'}"
 
 
-def _one_of(choices: list[Any]) -> str:
-    return f"must be one of {_listed(choices, _quoted)}"
+def one_of(choices: list[Any]) -> str:
+    return f"must be one of {_listed(choices, quoted)}"
 
 
 def _listed(words: Collection[Any], show: Callable[[Any], str]) -> str:
@@ -253,7 +255,7 @@ def _listed(words: Collection[Any], show: Callable[[Any], str]) -> str:
     return ", ".join(map(show, islice(words, _MAX_SHOWN))) + more
 
 
-def _is_kind(kind: str, value: object) -> bool:
+def is_kind(kind: str, value: object) -> bool:
     kinds = _KINDS.get(kind)
     if kinds is None:
         return True
@@ -266,7 +268,7 @@ def _shortened(text: str) -> str:
     return cut(text, _MAX_QUOTED)
 
 
-def _quoted(value: object) -> str:
+def quoted(value: object) -> str:
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     return _shortened(repr(_beginning(value)))

@@ -15,7 +15,7 @@ from typing import Any, cast, get_args
 import pydantic_core
 
 from handrail.schema.kinds import describe_kind
-from handrail.schema.references import target_of
+from handrail.schema.references import LISTS_OF_SCHEMAS, SCHEMAS, target_of
 from handrail.spelling import nearest
 
 Location = tuple[str | int, ...]
@@ -280,6 +280,10 @@ _ITEMS = ("items", "contains", "unevaluatedItems")
 """The keywords for the items of a list that `prefixItems` does not list."""
 _OTHER_FIELDS = ("additionalProperties", "unevaluatedProperties")
 """The keywords for the fields of an object that `properties` does not name."""
+_INNER = (
+    SCHEMAS | LISTS_OF_SCHEMAS | {"properties", "patternProperties", "dependentSchemas", "writeOnly"}
+) - {"not"}
+"""The keywords that say what a value contains, or that it is secret."""
 
 
 def asks_for_secrets(part: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
@@ -348,9 +352,8 @@ def _forms(parts: Sequence[Any], root: Mapping[str, Any]) -> list[Mapping[str, A
         reference = schema.get("$ref")
         if isinstance(reference, str):
             left.append(target_of(reference, root))
-            if schema.get("writeOnly") is True:  # the keywords beside a reference apply too
-                forms.append(schema)
-            continue
+            if not _INNER & schema.keys():  # the keywords beside a reference apply too
+                continue
         forms.append(schema)
         unions = [one for word in ("anyOf", "oneOf", "allOf") for one in schema.get(word, ())]
         unions += [schema.get(word) for word in ("if", "then", "else")]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 SCHEMAS = frozenset(
     [
@@ -27,10 +27,11 @@ SCHEMAS_BY_NAME = frozenset(["properties", "patternProperties", "$defs", "defini
 _ANYTHING: Mapping[str, Any] = {}
 
 
-def target_of(reference: str, root: Mapping[str, Any]) -> Any:
+def target_of(reference: str, root: Mapping[str, Any], missing: Any = _ANYTHING) -> Any:
     """Return the schema that a reference points to (RFC 6901).
 
-    Returns a schema that matches anything if the reference leaves the document, or points to something that is not a schema.
+    Returns `missing`, by default a schema that matches anything, if the reference leaves the document, or points to something
+    that is not a schema.
     """
     start, *path = unquote(reference).split("/")
     target: Any = root if start == "#" else None
@@ -49,8 +50,51 @@ def target_of(reference: str, root: Mapping[str, Any]) -> Any:
         if not isinstance(target, Mapping):
             break
     is_whole = next(steps, None) is None
-    return cast("Any", target) if isinstance(target, Mapping | bool) and is_whole else _ANYTHING
+    return cast("Any", target) if isinstance(target, Mapping | bool) and is_whole else missing
 
 
 def _name_of(step: str) -> str:
     return step.replace("~1", "/").replace("~0", "~")
+
+
+def walk(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield a schema and all schemas inside it, each with its reference, such as `#/properties/name`."""
+    left: list[tuple[str, Any]] = [("#", schema)]
+    while left:
+        place, part = left.pop()
+        if not isinstance(part, Mapping):
+            continue
+        named = cast("Mapping[str, Any]", part)
+        yield place, named
+        for word, given in named.items():
+            inner: Any = ()
+            if word in SCHEMAS:
+                left.append((f"{place}/{word}", given))
+            elif word in LISTS_OF_SCHEMAS and isinstance(given, list):
+                inner = enumerate(cast("list[Any]", given))
+            elif word in SCHEMAS_BY_NAME and isinstance(given, Mapping):
+                inner = cast("Mapping[str, Any]", given).items()
+            left.extend((f"{place}/{word}/{_step_of(str(name))}", each) for name, each in inner)
+
+
+def without_anchors(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a schema in which references to an `$anchor` are replaced by references to the same place by its path."""
+    anchors = {f"#{part['$anchor']}": place for place, part in walk(schema) if "$anchor" in part}
+    return cast("Mapping[str, Any]", _renamed(schema, anchors)) if anchors else schema
+
+
+def _renamed(part: Any, anchors: Mapping[str, str]) -> Any:
+    if isinstance(part, Mapping):
+        named = cast("Mapping[str, Any]", part)
+        made = {word: _renamed(each, anchors) for word, each in named.items()}
+        reference = named.get("$ref")
+        return (
+            {**made, "$ref": anchors[reference]}
+            if isinstance(reference, str) and reference in anchors
+            else made
+        )
+    return [_renamed(each, anchors) for each in cast("list[Any]", part)] if isinstance(part, list) else part
+
+
+def _step_of(name: str) -> str:
+    return quote(name.replace("~", "~0").replace("/", "~1"), safe="~$")

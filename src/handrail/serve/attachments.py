@@ -88,7 +88,7 @@ def check_number(number: int, limit: int) -> None:
 
 
 def check_total(attachments: Iterable[Attachment], limit: int) -> None:
-    """Raise `RequestRefused` if the attachments of one message are larger than the server allows."""
+    """Raise `RequestRefused` if the attachments of one message are together larger than the server allows."""
     total = sum(each.size for each in attachments)
     if total > limit:
         raise RequestRefused(

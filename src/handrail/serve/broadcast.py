@@ -27,7 +27,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
 
     run_id: str
     leg: str
-    """The id of the open leg; "" if no leg is open, so that the journal has everything."""
+    """The id of the open leg; "" if no leg is open. The journal then has everything."""
     messages: list[dict[str, Any]] = []
     """The finished messages of the run and of the runs nested in it."""
     state: Any = None

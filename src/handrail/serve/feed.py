@@ -288,7 +288,7 @@ async def _follow(
 
 
 async def send_all(events: Sequence[Event], *, nested: bool = True) -> AsyncGenerator[bytes]:
-    """Yield all events, encoded, as one chunk. With `nested=False`, it is for clients from before protocol 1.0."""
+    """Yield all events as one chunk. With `nested=False`, they are encoded for clients from before protocol 1.0."""
     yield _encode_all(events, nested)
 
 

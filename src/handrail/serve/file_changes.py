@@ -20,8 +20,8 @@ def paths_in(writes: Iterable[str]) -> list[str]:
 async def unapplied_calls(journal: Journal, live: LiveRun | None) -> Container[tuple[str, str]]:
     """Return pairs of a run id and a call id, for the calls whose file changes are recorded but not applied.
 
-    Calls of the active run are left out, because it is about to apply them. The reasons are left out too, because
-    they contain paths of this machine. `handrail runs show` prints them.
+    Calls of the active run are left out, because it is about to apply their changes. The reasons why changes are not
+    applied are left out too, because they contain paths of this machine. `handrail runs show` prints them.
     """
     active = "" if live is None else live.run_id
     return {(each.run_id, each.call_id) for each in await runs.unapplied(journal) if each.run_id != active}

@@ -215,7 +215,7 @@ class GuardMiddleware:
     async def _admit(self, request: Request, receive: Receive) -> Receive:
         """Authenticate the request, apply the rate limit and read the body, as far as its path and method require.
 
-        Returns a `receive` that replays the body. Raises `RequestRefused` if one of the checks fails.
+        Returns a `receive` that replays the body, if it was read. Raises `RequestRefused` if one of the checks fails.
         """
         path, method = request.scope["path"], request.method
         if method == "OPTIONS" or (method == "HEAD" and not is_static(path)):

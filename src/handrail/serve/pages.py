@@ -43,7 +43,7 @@ def is_built(folder: Path = PAGE) -> bool:
 
 
 class Pages:
-    """Serves the files of one folder, and nothing outside it."""
+    """Serves the page's files. `page` and `asset` serve nothing outside one folder, and `file` serves any path."""
 
     def __init__(self, folder: Path = PAGE) -> None:
         self._folder = folder.resolve()

@@ -239,7 +239,7 @@ class People:
         return made
 
     def session_of(self, secret: str, key: str | None, *, host: str, issuer: str) -> Session | None:
-        """Return the session with this cookie and key, or None if it has ended or was created for a different host or issuer.
+        """Return the session with this cookie and key; None if no such session is valid now for this host and issuer.
 
         If `key` is None, the key is not checked.
         """

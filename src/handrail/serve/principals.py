@@ -72,8 +72,8 @@ class Principals:
     Without a token, a random one is generated and shown to nobody, and the page is opened with a link that works
     once. A page that has signed in has a session: a cookie that scripts can't read, and a key that only pages of the
     same origin can read. Browsers send a cookie to every port of a host, so the cookie is not accepted without the
-    key. Secrets are compared in constant time. Wrong secrets are rate-limited, both by the address that sends them
-    and by the user name that they are sent for.
+    key, except for the app's renderers. Secrets are compared in constant time. Wrong secrets are rate-limited, both by
+    the address that sends them and by the user name that they are sent for.
     """
 
     def __init__(

@@ -77,7 +77,8 @@ class EmptyBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def parse(data: bytes, kind: type[T]) -> T:
     """Parse a body as a value of `kind`.
 
-    Raises `RequestRefused` if the body is not valid JSON or does not fit. The refusal names a field that is invalid.
+    Raises `RequestRefused` if the body is not valid JSON or does not fit. If it does not fit, the refusal names one of the
+    invalid fields.
     """
     value: Any = parse_json(data) if data or kind is not EmptyBody else {}
     try:

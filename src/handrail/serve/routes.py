@@ -245,7 +245,7 @@ class Routes:
     # AG-UI.
 
     async def agent(self, request: Request) -> Any:
-        """Respond to an AG-UI request with one leg, an error, or, if the input changes nothing, the thread's current state."""
+        """Respond to an AG-UI request with one leg, an error, or, if the input opens no leg, the thread's current state."""
         input = parse_input(requests.parse_json(await request.body()))
         thread = await self._threads.open(request.scope[PRINCIPAL], input.thread_id)
         nested = input.sees_nested
@@ -261,7 +261,7 @@ class Routes:
                 # Skip the events of any run from another window that ended in the meantime.
                 number = thread.feed.before_leg(submitted.leg, number)
                 return follow(thread.feed, number, leg=submitted.leg, nested=nested)
-            # The input was already answered, so send the current state, and follow the run if it is active.
+            # The input opened no leg of its own, so send the current state, and follow the run if it is active.
             before, number, leg = await snapshots.joining_events(self._journal, thread)
             if leg:
                 return follow(thread.feed, number, before=before, leg=leg, nested=nested)

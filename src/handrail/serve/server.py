@@ -1,4 +1,4 @@
-"""`run`: serves an app in its own process, with a listening socket, a uvicorn server and an orderly shutdown."""
+"""`run`: serves an app until a signal stops this process, with a listening socket and a uvicorn server."""
 
 from __future__ import annotations
 

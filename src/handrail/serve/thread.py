@@ -107,7 +107,8 @@ class Thread(ThreadRecord):
     ) -> str:
         """Start a run with a message, and return its id once it is recorded.
 
-        Raises `ThreadBusy` while a run is active, `QuestionsOpen` if one waits for answers, or `ServerStopping` at shutdown.
+        Raises `ThreadBusy` while a run is active, `QuestionsOpen` if one waits for answers, `ServerStopping` at shutdown,
+        and `NotForWorkers` if workers execute the runs and the message comes with more than text.
         """
         async with self._lock:
             self._check_accepting()
@@ -231,7 +232,10 @@ class Thread(ThreadRecord):
         approvals_of(await self._session_as_decided()).revoke(approval_id, self.principal)
 
     async def forget(self) -> None:
-        """Delete the thread and its runs. Raises `ThreadBusy` while a run is active, and `ThreadUnknown` if there are no runs."""
+        """Delete the thread and its runs.
+
+        Raises `ThreadBusy` while a process has one of the runs in memory, and `ThreadUnknown` if there are no runs.
+        """
         async with self._lock:
             rows = await self.rows()
             if await self._settled() is not None or any(self._is_leased(row) for row in rows):

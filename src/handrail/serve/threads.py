@@ -34,7 +34,7 @@ from handrail.serve.thread import Setup, Submit, Thread
 log = logging.getLogger("handrail.serve")
 
 _MOST_KEPT = 256
-"""Maximum number of idle threads that stay in memory."""
+"""Number of threads in memory above which idle ones are dropped."""
 _MOST_RESUMED = 100_000
 """Maximum number of unfinished runs to resume or wait for at startup, newest first."""
 _MOST_SEARCHED = 500
@@ -157,7 +157,7 @@ class Threads:
     # Startup and shutdown.
 
     async def start(self) -> None:
-        """Recover from a process that was killed: first its file changes, then its runs.
+        """Finish the file changes, and then resume the runs, that an earlier process left unfinished.
 
         Runs that wait for an answer stay parked. Runs of other apps in the same journal, and runs that were submitted to
         workers, are not touched.

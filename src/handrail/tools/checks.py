@@ -5,6 +5,7 @@ This module also defines which types can be params, and how their instances are 
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import datetime
 import decimal
@@ -192,6 +193,9 @@ class _Check:
     def agree(self, whose: str, parameter: str, annotation: Any) -> None:
         """Raise `ToolDefinitionError` if a function's annotation is certainly not the type of the tool's params."""
         params = self.tool.params
+        if isinstance(params, Mapping):
+            params = dict
+            annotation = Any if is_typeddict(annotation) else get_origin(annotation) or annotation
         if _disagree(params, annotation):
             raise self.error(
                 f"`params` is {describe(params)}, but {parameter!r} of {whose} is annotated {describe(annotation)}",
@@ -200,15 +204,16 @@ class _Check:
 
     def schemas(self) -> None:
         tool = self.tool
-        if tool.params is not None and not is_record(tool.params):
+        raw = isinstance(tool.params, Mapping)
+        if tool.params is not None and not raw and not is_record(tool.params):
             raise self.error(
                 f"its params are {describe(tool.params)}, but arguments are always an object with named fields",
-                "Use a dataclass, a pydantic model, or None. Mappings and TypedDicts can be fields of these.",
+                "Use a dataclass, a pydantic model, a JSON Schema, or None. Mappings and TypedDicts can be fields of these.",
             )
         try:
-            schema = None if tool.params is None else Schema[Any](tool.params, self.namespace)
+            schema = None if tool.params is None else self.params_schema()
             result = None if tool.result is Any else Schema[Any](tool.result, self.namespace)
-            paths = PathFinder(tool.params, self.namespace)
+            paths = PathFinder(None if raw else tool.params, self.namespace)
         except DefinitionError as error:
             raise self.error(*error.parts) from error.__cause__
         if schema is not None and f'"{REFERENCE}"' in str(msgspec.json.encode(schema.json_schema)):
@@ -224,6 +229,20 @@ class _Check:
         self.fill("_result_schema", result)
         self.fill("_paths", paths)
         self.fill("json_schema", ReadOnlyDict(_NO_ARGUMENTS) if schema is None else schema.json_schema)
+
+    def params_schema(self) -> Schema[Any]:
+        """Create the schema of the params. Raises `DefinitionError` if they can't be described or checked."""
+        params = self.tool.params
+        if not isinstance(params, Mapping):
+            return Schema[Any](params, self.namespace)
+        from handrail.schema.assertions import check_schema, find_mistakes
+        from handrail.schema.raw import RawSchema
+
+        given = cast("Mapping[str, Any]", params)
+        check_schema(given, "its params")
+        made = RawSchema(given, find_mistakes)
+        self.fill("params", made.json_schema)
+        return made
 
     def effect(self) -> None:
         tool = self.tool
@@ -366,6 +385,8 @@ def quick_copy(params: Any, namespace: Mapping[str, Any]) -> Copy | None:
     """
     if params is None:
         return _share
+    if isinstance(params, Mapping):
+        return _deep_copy
     if not isinstance(params, type) or not dataclasses.is_dataclass(params) or hasattr(params, "__slots__"):
         return None
     try:
@@ -384,6 +405,10 @@ def _parse_again(tool: Tool[Any, Any], params: Any, arguments: Arguments) -> Any
 
 def _share(params: Any, arguments: Arguments) -> Any:
     return params
+
+
+def _deep_copy(params: Any, arguments: Arguments) -> Any:
+    return copy.deepcopy(params)
 
 
 def _shallow_copy(params: Any, arguments: Arguments) -> Any:

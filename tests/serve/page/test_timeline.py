@@ -67,7 +67,7 @@ def items(shown: Widgets) -> Locator:
 
 
 def test_spans_on_an_axis(shown: Widgets):
-    """Concurrent calls of one turn begin together on the axis, each in its own row, and are as wide as they are long.
+    """Concurrent calls of one turn begin together on the axis, each in its own row. A bar's width shows its duration.
 
     The picture has a description for screen readers.
     """

@@ -33,7 +33,7 @@ OUTPUT_LIMIT = 64 * 1024
 
 @checked_arguments
 class Shell:
-    """Runs the commands that its rules allow, on a folder whose real files they can't change.
+    """Runs the commands that its rules allow on a folder. The commands can't change the real files in it.
 
     A command's writes to the folder go to the upper layer of `layers`, in overlay format. The command sees the folder
     at its real path, so absolute paths work. It also sees the system's programs, libraries and settings, the interpreter
@@ -133,7 +133,7 @@ class Shell:
 
         `context.filesystem` is such a fork if the run's filesystem is a `DirectoryFilesystem`. Raises `Conflict` if
         someone else changed the same files while the command ran, and `ShellUnavailable` if `files` is not such a fork.
-        With `keep=False`, the command's changes are not taken over, and the fork must be dropped.
+        With `keep=False`, the command's changes do not become part of the fork, and the fork must be dropped.
         """
         if not isinstance(files, Layered):
             raise ShellUnavailable(
@@ -159,7 +159,7 @@ class Shell:
 
     @property
     def reach(self) -> str:
-        """What commands can reach outside their folder, as text for an approval, or "" if they can reach nothing.
+        """A sentence for an approval that says what commands can reach outside their folder, or "" if they can reach nothing.
 
         What a command does there can't be undone, so it needs approval before it runs.
         """

@@ -27,7 +27,7 @@ class Event(NamedTuple):
 
     data: dict[str, Any]
     nested: bool = False
-    """Whether the event belongs to a nested run. Such an event is not sent to older clients."""
+    """Whether the event belongs to a nested run. Such an event is not sent to older clients, unless it has a `plain`."""
     plain: dict[str, Any] | None = None
     """The event that older clients are sent instead, or None if there is no replacement."""
 

@@ -4,7 +4,7 @@ import { useKept } from "./hooks.js";
 import { Icon } from "./icons.js";
 import { address, TABS } from "./route.js";
 import { spent } from "./store.js";
-import { html, useEffect } from "./vendor/standalone.js";
+import { html, useLayoutEffect } from "./vendor/standalone.js";
 import { count, dollars } from "./words.js";
 
 export function Header({ about, conversation, onMenu, waitingElsewhere, onRemembered, onSignOut, inbox, onInbox }) {
@@ -47,7 +47,7 @@ const THEMES = { auto: "light", light: "dark", dark: "auto" };
 
 function Theme() {
   const [theme, setTheme] = useKept("handrail.theme", "auto");
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (theme === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = theme;
   }, [theme]);

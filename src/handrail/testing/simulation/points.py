@@ -119,8 +119,8 @@ def crash() -> None:
 
 _PATIENCE = 2.0
 """Maximum real seconds to wait for a thread before the event loop continues without it."""
-_PATIENCE_ASKED = 0.002
-"""Maximum real seconds to wait for a thread that is itself waiting for the event loop."""
+_IMPATIENCE = 0.002
+"""Maximum real seconds to wait for threads after one has taken too long. It may wait for something on the loop."""
 
 
 class SimulatedLoop(VirtualTimeLoop):
@@ -135,7 +135,7 @@ class SimulatedLoop(VirtualTimeLoop):
         self._arrived: deque[tuple[Callable[..., object], tuple[Any, ...], Context | None]] = deque()
         self._arrival = threading.Event()
         self._home = threading.get_ident()
-        self._asked = False
+        self._patience = _PATIENCE
         super().__init__()
         self.advance(start)
 
@@ -154,8 +154,6 @@ class SimulatedLoop(VirtualTimeLoop):
     ) -> asyncio.Handle:
         if threading.get_ident() == self._home:
             return super().call_soon_threadsafe(self._step, callback, args, context=context)
-        if getattr(callback, "__name__", "") != "_settle":
-            self._asked = True  # the thread waits for the event loop, and has not finished
         self._arrived.append((callback, args, context))
         self._arrival.set()
         return super().call_soon_threadsafe(_wake)
@@ -164,13 +162,11 @@ class SimulatedLoop(VirtualTimeLoop):
         at_work = threads_at_work(self)
         while len(self._arrived) < at_work:
             self._arrival.clear()
-            if len(self._arrived) < at_work and not self._arrival.wait(
-                _PATIENCE_ASKED if self._asked else _PATIENCE
-            ):
-                self._asked = True  # from now on, wait for the thread only briefly
+            if len(self._arrived) < at_work and not self._arrival.wait(self._patience):
+                self._patience = _IMPATIENCE
                 break
         if not at_work:
-            self._asked = False
+            self._patience = _PATIENCE
         met = bool(self._arrived)
         while self._arrived:
             callback, args, context = self._arrived.popleft()

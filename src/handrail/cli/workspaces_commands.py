@@ -1,0 +1,63 @@
+"""`handrail workspaces`: list workspaces, and copy files into them and out of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from handrail import runs
+from handrail.cli.runs_app import Report, command
+from handrail.content import shown_size
+from handrail.journal.any_journal import AnyJournal
+from handrail.rendering import counted, escape_line
+from handrail.resources.workspace import Workspace
+
+app = typer.Typer(
+    name="workspaces", no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The workspace's name.")]
+
+
+@command("list", app=app)
+async def list_workspaces(journal: AnyJournal) -> Report:
+    """List the workspaces, with their files and the runs that have them."""
+    lines = await runs.list_workspaces(journal)
+    text = [
+        f"{each.name}  {counted(each.files, 'file')}, {shown_size(each.size)}"
+        + (f", in use by the run {escape_line(each.run_id)}" if each.run_id else "")
+        for each in lines
+    ]
+    return Report(
+        {"workspaces": msgspec.to_builtins(lines)}, *(text or ["There are no workspaces in this journal."])
+    )
+
+
+@command("put", creates_journal=True, app=app)
+async def put(
+    journal: AnyJournal,
+    name: Name,
+    source: Annotated[
+        Path, typer.Argument(metavar="PATH", help="A file, or a folder whose content is copied.")
+    ],
+) -> Report:
+    """Copy files into a workspace. Files in the way are replaced, and other files stay."""
+    done = await runs.put_files(journal, Workspace(name), source)
+    undo = f"To undo it: handrail runs undo {done.run_id} {done.call_id}"
+    return Report(
+        msgspec.to_builtins(done), f"Copied {counted(len(done.paths), 'path')} to workspace:{name}. {undo}"
+    )
+
+
+@command("get", app=app)
+async def get(
+    journal: AnyJournal,
+    name: Name,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A new or an empty folder.")],
+) -> Report:
+    """Copy the recorded files of a workspace to a folder."""
+    paths = await runs.get_files(journal, name, folder)
+    return Report({"paths": paths}, f"Copied {counted(len(paths), 'path')} to {escape_line(str(folder))}.")
