@@ -196,9 +196,7 @@ def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> 
                 "cancelled", f"{name} was not applied: another process has taken over the run.", error
             )
         case JournalError() if error.is_lost:
-            return Failure(
-                "cancelled", f"{name} was not recorded: the connection to the journal was lost.", error
-            )
+            return Failure("cancelled", f"{name} was not recorded: the journal can't be reached.", error)
         case OutcomeUnknown():
             return Failure("error", f"The outcome of {name} is unknown: {words_of(error)}")
         case Diverged():
