@@ -96,7 +96,7 @@ class Throttle:
         self._next = max(self._next, self._clock.monotonic() + seconds)
 
     async def enter(self) -> None:
-        """Wait until a request may be sent. Pair every `enter` with a `leave`."""
+        """Wait until a request may be sent. Once this has returned, call `leave` when the request has ended."""
         if self._at_once is not None:
             loop = asyncio.get_running_loop()
             slot = self._slots.get(loop)
