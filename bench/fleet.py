@@ -1,4 +1,4 @@
-"""Measure workers that share a PostgreSQL database: steps a second, failover, cancellation, and runs that are parked.
+"""Measure workers that share a PostgreSQL database: steps per second, failover, cancellation, and parked runs.
 
     python bench/fleet.py URL PART...       such as `steps`, `dbos`, `failover`, `cancel`, `answer`, `parked`
 
@@ -109,7 +109,7 @@ class Fleet:
         return [float(line.split()[1]) for line in lines if line.startswith(what)]
 
     async def parked(self, count: int) -> bool:
-        """Return whether this many questions are open, in runs that are parked."""
+        """Return whether at least this many runs are parked and have no owner."""
         query = "SELECT count(*) FROM runs WHERE status = 'parked' AND owner = ''"
         [[found]] = await self.journal._database.select(query)  # pyright: ignore[reportPrivateUsage]
         return found >= count
@@ -138,7 +138,7 @@ async def fleet(url: str, schema: str, lease: float = 30.0) -> AsyncGenerator[Fl
 
 
 async def steps(url: str) -> None:
-    """Print the steps a second, and the workers' CPU time a step. The runs are due at once, after the workers have started."""
+    """Print the steps per second and the workers' CPU time per step. All runs become due together, after the workers started."""
     for count in (1, 2, 4):
         async with fleet(url, f"steps{count}") as made:
             await made.start(count)
@@ -186,7 +186,7 @@ DBOS.destroy()
 
 
 async def dbos(url: str) -> None:
-    """Print the same for DBOS alone: a workflow a run, and a DBOS step a step, in one process."""
+    """Print the same figures for DBOS alone, in one process. Each run is a workflow, and each step is a DBOS step."""
     command = [sys.executable, "-c", _DBOS, url, str(RUNS), str(STEPS)]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
     lines = done.stdout.strip().splitlines() or [f"failed: {done.stderr.strip()[-60:]}"]
@@ -242,7 +242,7 @@ def reply(made: Fleet, question: Any) -> None:
 
 
 async def answer(url: str) -> None:
-    """Print how a run that is answered while no worker is up is finished by one that starts later."""
+    """Answer a run's question while no worker is alive, and print how soon a worker that starts later finishes the run."""
     async with fleet(url, "answer") as made:
         await made.start(1)
         [run_id] = await made.submit("choose")

@@ -1,4 +1,4 @@
-"""Measure the CPU time of an MCP call through Handrail's server and client, beside the bare SDK doing the same.
+"""Measure the CPU time of an MCP call through Handrail's server and client, compared with the bare SDK.
 
     python bench/mcp_calls.py
 
@@ -167,7 +167,7 @@ async def open_bare(stack: AsyncExitStack, how: str, mode: Any) -> tuple[Work, i
 
 
 async def open_handrail(stack: AsyncExitStack, how: str, mode: Any) -> tuple[Work, int]:
-    """Open a server as a section of a prompt, whose tools are called through the gate."""
+    """Open a server as a section of a prompt. Returns a call through the gate, and the server's process id."""
     from handrail import Prompt, open_gate
     from handrail.mcp import McpTools, StdioServer
 

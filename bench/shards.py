@@ -14,13 +14,13 @@ import hashlib
 import sys
 
 STEP_STATEMENTS = 1.0
-"""Statements a step: one fenced statement."""
+"""Statements per step: one fenced statement."""
 RUN_STATEMENTS = 12.0
-"""Statements a run beside its steps: an estimate for submitting, claiming, beginning and ending it."""
+"""Statements per run besides those of its steps: an estimate for submitting, claiming, beginning and ending it."""
 STEPS = 20
-"""Steps a run."""
+"""Steps per run."""
 WORKER_STEPS = 100.0
-"""Steps a second that one worker makes."""
+"""Steps per second that one worker makes."""
 WORKER_CONNECTIONS = 2
 
 

@@ -74,7 +74,7 @@ async def drop_repeated(path: Table, column: str, context: ToolContext) -> str:
 CLEANER = Prompt(
     "cleaner",
     [
-        "Clean up the table: phone numbers in one format, nobody listed twice. Read it first. If a call is refused, follow the reason.",
+        "Clean up the table: phone numbers in one format, nobody listed twice. Read it first. If a call is refused, do as the reason says.",
         FileTools(),
     ],
     tools=[tidy_phones, drop_repeated],

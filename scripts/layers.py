@@ -126,7 +126,7 @@ def check_imports(file: Path, owner: str, imports: Iterator[Import]) -> Iterator
                 if owner not in BESIDE
                 else "use a lower module"
             )
-            yield Finding(file, line, f"{owner} imports {target}, which nothing imports", hint)
+            yield Finding(file, line, f"{owner} imports {target}, which no other module may import", hint)
         elif owner in BESIDE and LAYERS[target] >= DOORS:
             what = f"{owner} imports {target} (layer {DOORS})"
             yield Finding(file, line, what, f"{owner} stays below layer {DOORS}; use a lower module")

@@ -111,7 +111,7 @@ MUTANTS = [
         "tests/guard/test_approval_memory.py",
     ),
     Mutant(
-        "an approval of one diff is one of another",
+        "an approval of one diff covers another diff",
         "guard/approval_memory.py",
         "        exact=_key(whose, *about, exactly, diff),\n",
         '        exact=_key(whose, *about, exactly, ""),\n',
@@ -125,21 +125,21 @@ MUTANTS = [
         "tests/guard/test_approval_memory.py",
     ),
     Mutant(
-        "a scope is held to what a call said",
+        "a scope is compared only with what a call declared",
         "dispatch/approvals.py",
         "        found += changed\n",
         "        pass\n",
         "tests/guard/test_approval_memory.py",
     ),
     Mutant(
-        "any scope can be answered with",
+        "an answer may name a scope that was not offered",
         "guard/approval.py",
         "answer.scope not in offered:",
         "False:",
         "tests/guard/test_approval_attacks.py",
     ),
     Mutant(
-        "memory of another session",
+        "a decision of another session applies",
         "guard/approval_memory.py",
         "    return hashlib.sha256(json.dumps(parts,",
         "    return hashlib.sha256(json.dumps(parts[1:],",
@@ -223,7 +223,7 @@ MUTANTS = [
         "tests/prompt/test_disclosure.py",
     ),
     Mutant(
-        "values looked into",
+        "placeholders in values are filled in",
         "prompt/template.py",
         '        return "".join(filled)',
         '        return template_of("".join(filled).replace("$$", "$")).parts[0]',
@@ -385,14 +385,14 @@ MUTANTS = [
     ),
     # --- calls and their places ------------------------------------------------------------------------
     Mutant(
-        "an idempotency key tells tries apart",
+        "an idempotency key differs between attempts",
         "place.py",
         "return self._text(attempts=False)",
         "return self._text(attempts=True)",
         "tests/test_place.py",
     ),
     Mutant(
-        "question ids do not tell tries apart",
+        "question ids are the same in all attempts",
         "dispatch/attempt.py",
         "return self.place.question(which)",
         "return self.call.place.attempt(1).question(which)",
@@ -414,21 +414,21 @@ MUTANTS = [
     ),
     # --- inheritance of nested runs ---------------------------------------------------------------------
     Mutant(
-        "a nested run spends what it likes",
+        "a nested run ignores its caller's budget",
         "dispatch/options.py",
         "budget=tracker.share(budget) if limited else None",
         "budget=budget",
         "tests/adapter/test_adapter.py::test_a_share_for_a_child",
     ),
     Mutant(
-        "a nested run has all the time it likes",
+        "a nested run ignores its caller's deadline",
         "dispatch/options.py",
         "deadline=_earlier(self.deadline, given.deadline)",
         "deadline=given.deadline",
         "tests/adapter/test_options.py::test_of_two_deadlines_the_earlier_holds",
     ),
     Mutant(
-        "a nested run nests as deep as it likes",
+        "a nested run ignores its caller's depth limit",
         "dispatch/options.py",
         "depth_limit=_shallower(self.depth_limit, depth, levels)",
         "depth_limit=99",
@@ -614,7 +614,7 @@ MUTANTS = [
         "tests/dispatch/test_gate.py::test_calls_are_numbered_in_their_run",
     ),
     Mutant(
-        "a handler that went another way is not noticed",
+        "a handler that diverges from the record is not noticed",
         "replay/log.py",
         "        if was is not None and was != verb:\n",
         "        if False:\n",

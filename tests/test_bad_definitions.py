@@ -881,13 +881,13 @@ FUNCTIONS: dict[str, Row] = {
     "two-contexts": (
         two_contexts,
         ToolDefinitionError,
-        "'a' and 'b' are both annotated as the context",
+        "'a' and 'b' are both declared as the context",
         "Keep one",
     ),
     "marked-and-annotated": (
         marked_and_annotated,
         ToolDefinitionError,
-        "'a' and 'ctx' are both annotated as the context",
+        "'a' and 'ctx' are both declared as the context",
         "Keep one",
     ),
     "marked-but-something-else": (

@@ -108,7 +108,7 @@ def test_an_address_that_no_provider_fetches_is_refused(address: str) -> None:
 
 
 def test_the_scheme_of_an_address_may_be_in_capitals() -> None:
-    """An address is recognised by its scheme in capitals too."""
+    """An address whose scheme is in capitals is recognised too."""
     assert Attachment("HTTPS://example.org/a.png").address == "HTTPS://example.org/a.png"
 
 

@@ -33,7 +33,7 @@ STOLEN = "raise SystemExit('what a model wrote has run')\n"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Provide an app's folder that a model has written to, and a library installed elsewhere."""
+    """Fixture: an app's folder that a model has written to, and a library installed elsewhere."""
     modules, meta = dict(sys.modules), list(sys.meta_path)
     installed = tmp_path / "installed"
     installed.mkdir()
@@ -150,7 +150,7 @@ def test_two_folders_with_a_neighbour_of_one_name_do_not_share_it(tmp_path: Path
     first.book()
     (problem,) = WorkerRegistry(tmp_path / "second").check()
     assert problem.file == str(tmp_path / "second" / "tools.py")
-    assert f"line 3 imports 'shared_desk', and the 'shared_desk' of {tmp_path / 'first'}" in problem.problem
+    assert f"line 3 imports 'shared_desk', but the 'shared_desk' in {tmp_path / 'first'}" in problem.problem
     assert not WorkerRegistry(tmp_path / "first").check()
     assert not WorkerRegistry(tmp_path / "third").check()  # it has no such module, so nothing is mixed up
 

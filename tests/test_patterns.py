@@ -86,7 +86,7 @@ def test_a_text_has_a_limited_length() -> None:
 
 @pytest.mark.parametrize("pattern", ["(", "a)", "[a", "*", r"\q", "(?q)"])
 def test_an_invalid_pattern_says_what_is_wrong(pattern: str) -> None:
-    """An invalid pattern is refused as not a valid regular expression."""
+    """The error for an invalid pattern says that it is not a valid regular expression."""
     with pytest.raises(ValueError, match="not a valid regular expression"):
         Pattern(pattern)
 

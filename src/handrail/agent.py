@@ -39,9 +39,11 @@ class Agent(Generic[OutputT]):
     """A prompt with its model: `Agent("openai:gpt-5", "Answer briefly.", tools=[fare]).run("…").wait().text`.
 
     `model` is a model, its name (`provider:name`), or an `Adapter` with its own settings. Instructions given
-    as text are literal: `$5` means five dollars. Sections among them are templates as usual. A whole `Prompt` may be
-    passed in place of instructions, name, tools, output, policies and model settings. An invalid definition raises `DefinitionError`
-    here; a missing key or extra is reported at the first run.
+    as text are literal: `$5` means five dollars. Sections in the list of instructions are templates. A whole `Prompt` may be
+    passed in place of instructions, name, tools, output, policies and model settings.
+
+    The constructor raises `DefinitionError` if the definition is invalid. A missing API key or extra is reported at the
+    first run.
     """
 
     model: Adapter | Model | str
@@ -188,7 +190,7 @@ class Agent(Generic[OutputT]):
         )
 
     def mcp(self, **arguments: Any) -> ToolServer:
-        """Return this agent as an MCP server, with its tools and itself as a tool: `await agent.mcp().serve_stdio()`.
+        """Return an MCP server that offers the agent's tools, and the agent itself as a tool: `await agent.mcp().serve_stdio()`.
 
         Takes the arguments of `handrail.mcp.ToolServer`. Needs `pip install 'handrail[mcp]'`.
         """

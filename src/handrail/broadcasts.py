@@ -1,6 +1,6 @@
-"""`Broadcasts`: what a run says while it is executed, for people who watch its session in other processes.
+"""`Broadcasts`: the live output of runs, for people who watch a session from another process.
 
-A broadcast is not a record. It can be lost, and then those who watch read the journal's records instead.
+A broadcast is not a record, and can be lost. A process that misses one reads the journal's records instead.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ class Watcher(msgspec.Struct, frozen=True):
 
     id: str
     joins: int
-    """How many times somebody there has joined, and needs to know what the run has said so far."""
+    """How many times somebody in this process has joined. After each, the run broadcasts its output so far."""
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What a leg of a run has said in a short time."""
+    """The output of a leg of a run during a short time."""
 
     position: int
     """Orders the batches of a session."""
@@ -34,10 +34,10 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Broadcasts(Protocol):
-    """Batches of what runs say, by session. They are kept for a few seconds, and only while somebody watches."""
+    """Batches of output, by session. They are kept for a few seconds, and only while somebody watches the session."""
 
     async def watch(self, watcher: Watcher, session_id: str, /, *, seconds: float) -> None:
-        """Record that a process watches a session for the next `seconds`, and tell the process that executes its run."""
+        """Record that a process watches a session for the next `seconds`, and notify the process that executes the session's run."""
         ...
 
     async def leave(self, watcher_id: str, session_id: str, /) -> None:
@@ -45,11 +45,11 @@ class Broadcasts(Protocol):
         ...
 
     async def watchers(self, session_ids: Collection[str], /) -> Mapping[str, Sequence[Watcher]]:
-        """Return those who watch these sessions. A session that nobody watches is left out."""
+        """Return the watchers of each of these sessions. A session that nobody watches is left out."""
         ...
 
     async def add(self, session_id: str, run_id: str, leg: int, number: int, body: bytes, /) -> None:
-        """Add a batch, and tell those who watch."""
+        """Add a batch, and notify the session's watchers."""
         ...
 
     async def last(self, session_id: str, /) -> int:
@@ -61,14 +61,14 @@ class Broadcasts(Protocol):
         ...
 
     async def sweep(self) -> None:
-        """Delete old batches, and watchers that have not been heard of for a while."""
+        """Delete old batches, and watchers whose time ended a while ago."""
         ...
 
     async def listen(self, heard: Callable[[str, bool], None], /) -> Callable[[], None]:
         """Call `heard` with a session's id when its watchers (True) or its batches (False) have changed.
 
-        The id is "" if notices may have been missed. The function is called in another thread. Returns a function that
-        ends this.
+        The id is "" if notices may have been missed. `heard` is called in another thread. Returns a function that
+        unsubscribes it.
         """
         ...
 

@@ -18,9 +18,9 @@ class Listener(Protocol):
     @property
     def work(self) -> object: ...
     def is_cancelled_from_outside(self) -> bool:
-        """Return whether the cancellation that is requested now comes from outside the work, and the work was not told yet.
+        """Return whether the requested cancellation comes from outside the work, and the work has not been told of it yet.
 
-        A timeout or a task group inside the work may cancel the task too, and takes that back.
+        A timeout or a task group inside the work may also cancel the task, and later takes that cancellation back.
         """
         ...
 
@@ -38,8 +38,9 @@ class Listeners:
         self.told: list[Listener] = []
         """The listeners that are told of a cancellation."""
         self.held: asyncio.CancelledError | None = None
-        """A cancellation that lands when the task waits again, because what the task waited for ended when the
-        listeners were told; None if there is none.
+        """A cancellation that lands the next time the task waits; None if there is none.
+
+        It could not land before, because the listeners completed the future that the task was waiting for.
         """
         self.held_for: list[Listener] = []
 
@@ -62,7 +63,7 @@ def forget(task: asyncio.Task[Any], listener: Listener) -> None:
     if found is not None and listener in found.told:
         found.told.remove(listener)
         if listener in found.held_for:
-            found.held = None  # whoever called the work is told by its result
+            found.held = None  # the work's result tells its caller
         if not found.told:
             del listeners[task]
 
@@ -78,7 +79,7 @@ def cancel_without_notice(task: asyncio.Task[Any]) -> None:
 
 
 class Watched:
-    """What a task with listeners waits for, in place of the future itself."""
+    """A stand-in for the future that a task with listeners waits for."""
 
     __slots__ = (
         "_asyncio_future_blocking",
@@ -97,7 +98,7 @@ class Watched:
         self._task = task
         self._message: Any = None
         self.is_pending = False
-        """Whether a cancellation has been requested, and the future has not been cancelled by it."""
+        """Whether a cancellation has been requested but has not cancelled the future."""
         self.is_late = False
         """Whether the future was done when the cancellation was requested."""
         self.stopped: list[Listener] = []
@@ -113,7 +114,7 @@ class Watched:
         self._future.add_done_callback(callback, context=context)
 
     def cancel(self, msg: Any = None) -> bool:
-        """Tell the listeners of a cancellation from outside, and pass it on afterwards. Any other is passed on at once."""
+        """Tell the listeners of a cancellation from outside, then cancel the future. Any other cancellation reaches it at once."""
         if self.is_pending:
             return True
         found = listeners.get(self._task)
@@ -135,7 +136,7 @@ class Watched:
             self.is_pending = False
 
     def cancel_at_once(self, error: asyncio.CancelledError) -> None:
-        """Cancel the future with a cancellation of which the listeners were already told."""
+        """Cancel the future, because of a cancellation that the listeners already know of."""
         message = error.args[0] if error.args else None
         if not self._future.cancel(message):
             self.is_pending, self._message = True, message
@@ -186,7 +187,7 @@ def _thrown_into(waiting: Any) -> Generator[Any, Any, BaseException | None]:
 def _watched(waiting: Any, task: asyncio.Task[Any]) -> Watched | None:
     """Return the `Watched` for what the work has yielded; None if that is not a future that the task can wait for."""
     future: Any = waiting
-    if waiting is None:  # the work only lets others run; a task that is not waiting could not be told in time
+    if waiting is None:  # as in `sleep(0)`; without a future to cancel, nobody could be told in time
         future = task.get_loop().create_future()
         future.set_result(None)
         future._asyncio_future_blocking = True

@@ -96,7 +96,7 @@ class CancelScope(msgspec.Struct, eq=False):
     def listen(self, listener: Listener) -> None:
         """Tell `listener` that the work must stop, one pass of the loop before a cancellation from outside lands."""
         if self.listener is None or self.listener.work is not listener.work:
-            self.ignore()  # of an earlier attempt
+            self.ignore()  # the listener of an earlier attempt
             self.listener = listener
             listen(self.task, listener)
 

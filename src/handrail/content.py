@@ -77,8 +77,8 @@ class Attachment:
     names and media types are equal. Raises `DefinitionError` if the file can't be read or is too large, or if an
     argument is invalid.
 
-    The bytes are not a field: an attachment is written to a record, a message or an event as a reference of a few
-    fields. A journal stores the bytes once, under `digest`.
+    The bytes are not a field. A record, a message or an event contains only the fields below, as a reference. A journal
+    stores the bytes once, under `digest`.
     """
 
     media_type: str
@@ -151,7 +151,10 @@ class Attachment:
 
     @property
     def is_here(self) -> bool:
-        """Whether the bytes are in memory. Those of a reference from a journal are not, until `load` is called."""
+        """Whether the bytes are in memory.
+
+        They are not if they are at an address. Those of a reference from a journal are not until `load` is called.
+        """
         return "_content" in self.__dict__
 
     def read(self) -> bytes:
@@ -201,7 +204,7 @@ class Attachment:
         """Give a reference its bytes. Raises `DefinitionError` if their digest differs, or if the bytes are at an address."""
         if self.address or hashlib.sha256(content).hexdigest() != self.digest:
             raise DefinitionError(
-                f"these are not the bytes of the attachment {self.name!r}. Pass those with its digest."
+                f"these are not the bytes of the attachment {self.name!r}. Pass the bytes that have its digest."
             )
         self.__dict__["_content"] = content
 

@@ -51,7 +51,7 @@ class Deadline:
     ) -> Deadline:
         """Return a deadline this many seconds from now. With `pauses_for_people`, it pauses while people are asked.
 
-        Raises `DefinitionError` if that is not a positive number, or more than a thousand years.
+        Raises `DefinitionError` if `seconds` is not a positive number, or is more than a thousand years.
         """
         if not is_span(seconds):
             if type(seconds) in (int, float) and seconds > _CENTURIES:

@@ -125,7 +125,7 @@ class PromptValidationError(PromptDefinitionError):
     def __init__(self, prompt: str, tool: str, places: Sequence[str]) -> None:
         first, *others = dict.fromkeys(places)
         where = f"in {' and in '.join((first, *others))}" if others else f"both in {first}"
-        hint = "Rename one, drop one, or let only one of the two be enabled at a time."
+        hint = "Rename one, drop one, or enable only one of the two at a time."
         super().__init__(
             f"prompt {prompt!r}",
             f"two tools are named {tool!r}, {where}",
@@ -192,7 +192,7 @@ class CallFailed(ToolError, RuntimeError):
 class ActFailed(ToolError, RuntimeError):
     """An act of a handoff raised. The message is withheld, since it may contain private data.
 
-    `raised` is the name of the exception, `where` the lines of its traceback, innermost last.
+    `raised` is the name of the exception's class, and `where` lists the lines of its traceback, innermost last.
     """
 
     def __init__(self, raised: str, where: Sequence[str] = ()) -> None:
@@ -411,20 +411,20 @@ class Conflict(StateError, RuntimeError):
 
 
 class UndoRefused(StateError, RuntimeError):
-    """A committed call can't be undone. Nothing was changed, except that the calls `undone` were undone before it."""
+    """A committed call can't be undone. Nothing was changed, except that the calls in `undone` were undone first."""
 
     def __init__(self, call_id: str, places: Sequence[str], problem: str, undone: Sequence[str] = ()) -> None:
         where, hint = "", ""
         if places:
             where = f" ({', '.join(places)})"
             hint = " Correct it by hand, or undo the later changes first."
-        changed = f"Already undone, and left so: {', '.join(undone)}" if undone else "Nothing was changed"
+        changed = f"These calls stay undone: {', '.join(undone)}" if undone else "Nothing was changed"
         super().__init__(f"call {call_id!r} can't be undone: {problem}{where}. {changed}.{hint}")
         self.call_id = call_id
         self.places = tuple(places)
         self.problem = problem
         self.undone = tuple(undone)
-        """The ids of the calls inside the same call that were undone before this one was refused."""
+        """The ids of the calls that had already been undone when this one was refused. All are inside the same outer call."""
 
 
 class JournalError(StateError, ValueError):
@@ -450,7 +450,7 @@ class JournalAltered(JournalError):
         self.place_and_problem = f"{place}: {problem}"
         super().__init__(
             journal,
-            f"{self.place_and_problem}. The file is damaged, or something other than Handrail has altered it",
+            f"{self.place_and_problem}. The journal is damaged, or something other than Handrail has altered it",
             "Nothing was read from there; other runs can still be read. `handrail runs verify` lists every such record.",
         )
         self.chain = chain
@@ -462,7 +462,7 @@ class JournalAltered(JournalError):
         self.record = record
         """1-based position of the record in its chain. It has no meaning for a blob, a workspace or a file."""
         self.what = what
-        """The kind and key of the record."""
+        """The kind and key of the record; "" if they are not known."""
         self.problem = problem
 
 

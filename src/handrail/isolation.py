@@ -1,4 +1,7 @@
-"""User code in our own task: it runs in a context of its own, and cancellations are delivered to it one by one."""
+"""Isolation of user code that runs in Handrail's own task.
+
+The code runs in a copy of the task's context, and each cancellation is delivered to it through this module.
+"""
 
 from __future__ import annotations
 

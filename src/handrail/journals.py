@@ -120,8 +120,8 @@ class Runs(Protocol):
     async def verify(self, run_id: str | None = None, /) -> Verification:
         """Check a run and its session, or the whole journal, for changes made by anything other than Handrail.
 
-        Raises `RunUnknown` if there is no such run. `take`, `add` of a fork, and every method that returns records for a
-        resume, an answer or an undo, make the same check and raise the first `JournalAltered`.
+        Raises `RunUnknown` if there is no such run. The same check is made by `take`, by `add` for a fork, and by every
+        method that returns records for a resume, an answer or an undo. These raise the first `JournalAltered`.
         """
         ...
 
@@ -199,8 +199,8 @@ class Steps(Protocol):
         """Run `function`, or return its recorded value if it has already succeeded for this key.
 
         The key is reserved before the function runs and settled afterwards. If the function raises, the reservation is
-        dropped. If an earlier process ended in between, `unsettled`, if given, is called instead of the function, and
-        its value settles the key.
+        dropped. If an earlier process ended in between, `unsettled` is called instead, and its value settles the key.
+        Without `unsettled`, the function is run again.
         """
         ...
 
@@ -391,8 +391,8 @@ class Workspaces(Protocol):
     async def undo(self, unit: CommitUnit, entry: Entry, /) -> Sequence[str]:
         """Reverse a unit's changes to workspaces, and record the entry in the unit's run. Returns the changed paths, sorted.
 
-        Raises `UndoRefused` if a path is no longer as the unit left it, `WorkspaceBusy` while a live process executes a run
-        that has the workspace, and `RunBusy` while one executes the unit's run.
+        Raises `UndoRefused` if a path is no longer as the unit left it, `WorkspaceBusy` while a live process executes the run
+        that has the workspace, and `RunBusy` while a live process executes the unit's run.
         """
         ...
 

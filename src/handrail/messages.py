@@ -50,7 +50,7 @@ class UserMessage(msgspec.Struct, frozen=True, tag="user"):
     by_run: bool = False
     """Whether the run itself wrote the message, for example as advice or to request a correction."""
     attachments: tuple[Attachment, ...] = ()
-    """The files that come with the text. A wire describes those that its provider does not take."""
+    """The files that come with the text. A file that the provider does not take is described in words."""
 
 
 class AssistantMessage(msgspec.Struct, frozen=True, tag="assistant"):
@@ -76,7 +76,7 @@ class CallAnswered(msgspec.Struct, frozen=True):
     shows: tuple[str, ...] = ()
     """The names of the tools that are offered from this message on."""
     attachments: tuple[Attachment, ...] = ()
-    """The files that the call returned. A wire describes those that its provider does not take."""
+    """The files that the call returned. A file that the provider does not take is described in words."""
 
 
 class ToolMessage(msgspec.Struct, frozen=True, tag="tool"):
@@ -271,7 +271,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: str | None = None
     """"auto", "required", "none", or the name of the tool that the model must call."""
     cache_key: str | None = None
-    """A key that requests with the same beginning share, so that the provider finds it in its cache more often."""
+    """A key for requests that begin alike, so that the provider finds their common beginning in its cache more often."""
     cache_ttl: Literal["5m", "1h"] | None = None
     """How long a provider keeps the beginning of a request in its cache."""
 
@@ -351,7 +351,7 @@ class ModelRequest(msgspec.Struct, frozen=True):
 
 
 class Price(msgspec.Struct, frozen=True):
-    """Prices in US dollars, of a million tokens unless noted otherwise."""
+    """Prices in US dollars per million tokens, unless noted otherwise."""
 
     input: Decimal
     output: Decimal

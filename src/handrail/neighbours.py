@@ -77,7 +77,7 @@ class _Neighbours(MetaPathFinder):
         return None
 
     def check_imports(self, importer: str, path: str, source: bytes) -> None:
-        """Raise `ImportError` if a module of an app folder imports a neighbour and would be given another folder's."""
+        """Raise `ImportError` if a module of an app folder imports a neighbour, and another folder's module has that name already."""
         home = self.homes.get(importer.partition(".")[0])
         if home is None:
             return
@@ -88,7 +88,7 @@ class _Neighbours(MetaPathFinder):
             own = _sources_in(home).find_spec(name)
             if own is not None and getattr(sys.modules[name], "__file__", None) != own.origin:
                 raise ImportError(
-                    f"line {line} imports {name!r}, and the {name!r} of {other} is loaded already. "
+                    f"line {line} imports {name!r}, but the {name!r} in {other} is already loaded. "
                     "Rename one of the two modules, or load the folders in different processes",
                     name=name,
                     path=path,

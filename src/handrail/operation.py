@@ -150,8 +150,8 @@ class Operation(Coroutine[Any, Any, T]):
 
         Inside a call it runs on the call's own loop, from any thread. In a script it runs on one
         background loop that all operations share. Ctrl-C cancels it, waits for its cleanup, and then
-        raises `KeyboardInterrupt`; a second Ctrl-C does not wait. On a thread that runs an event loop it
-        raises `WaitOnLoopThread`, once its call is over `ContextExpired`, and if its loop is closed `LoopGone`.
+        raises `KeyboardInterrupt`; a second Ctrl-C does not wait. Raises `WaitOnLoopThread` on a thread that runs
+        an event loop, `ContextExpired` if its call is over, and `LoopGone` if its loop is closed.
         """
         if asyncio._get_running_loop() is not None:  # pyright: ignore[reportPrivateUsage]  # asyncio documents it for this
             self._factory = None
@@ -389,7 +389,7 @@ async def _gather(
 
 
 async def cancel_and_await(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel these tasks and wait until they end. A cancellation of the caller meanwhile is raised afterwards."""
+    """Cancel these tasks and wait until they end. If the caller is cancelled meanwhile, `CancelledError` is raised afterwards."""
     cancelled: asyncio.CancelledError | None = None
     unfinished: list[asyncio.Task[Any]] = [task for task in tasks if not task.done()]
     for task in unfinished:

@@ -243,7 +243,7 @@ class _Translation:
     def _count(self) -> str:
         counted = _COUNTED.match(self._text, self._at)
         if counted is None or not (counted[1] or counted[2]):
-            self._at += 1  # in Python, a brace that starts no count is literal
+            self._at += 1  # in Python, a brace that does not start a count is literal
             self._add(1)
             return "\\{"
         least, most = counted[1] or "0", counted[3] or ""
@@ -271,6 +271,6 @@ class _Translation:
 
 def _refused(name: str) -> ValueError:
     return ValueError(
-        f"patterns can't contain {name}: matching it could take forever. Write a pattern without it, or search for a part "
-        "of it and filter the lines yourself"
+        f"patterns can't contain {name}: matching it could take forever. Write a pattern without it. If it then matches too "
+        "many lines, filter them yourself"
     )

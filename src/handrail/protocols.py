@@ -91,7 +91,7 @@ class Fork(Protocol):
     """One call's own version of a resource, until it is committed or dropped.
 
     A commit has two steps, so that several forks commit together or not at all: first every fork is
-    prepared, which may fail, and only then is every fork applied, which may not. Once prepared or
+    prepared, which may fail, and only then is every fork applied, which must not fail. Once prepared or
     dropped, a fork refuses reads and writes from every thread with `ContextExpired`.
 
     Subclass it. The members below `drop` have defaults, for a fork whose changes can't be described.
@@ -103,7 +103,7 @@ class Fork(Protocol):
     """Whether this is a `DurableFork`."""
 
     def stale(self) -> Sequence[str]:
-        """Return the names of everything that this fork has read and something else has changed since."""
+        """Return the names of everything that was changed elsewhere after this fork had read it."""
         ...
 
     def prepare(self) -> None:
@@ -155,15 +155,15 @@ class DurableFork(Fork, Protocol):
     is_durable: ClassVar[bool] = True
 
     def stage(self, key: CallKey, /, *, synced: bool = False) -> Mapping[str, Any] | None:
-        """Store everything that `apply` needs, after `prepare`. Returns None if there is nothing to apply.
+        """Store everything that `apply` needs, after `prepare`. Returns the manifest, or None if there is nothing to apply.
 
-        The manifest goes into the key's journal, as one of the unit's `files`. With `synced`, it all survives a
-        power cut.
+        The manifest is recorded in the key's journal, as one of the unit's `files`. With `synced`, everything that is
+        stored survives a power cut.
         """
         ...
 
     def apply(self, *, synced: bool = False) -> None:
-        """Apply the changes. If this raises, nothing has changed. With `synced`, they survive a power cut."""
+        """Apply the changes. If this raises, nothing has changed. With `synced`, the changes survive a power cut."""
         ...
 
     def revert(self) -> None:
@@ -182,8 +182,8 @@ class Forkable(Protocol):
     def fork(self, owner: str, /, *, writable: bool = True) -> Any:
         """Return a fork for the call named `owner`. Its cost does not depend on the size of the resource.
 
-        It satisfies the resource's own protocol and `Fork`, can be forked again, and unless `writable` refuses
-        changes.
+        The fork satisfies the resource's own protocol and `Fork`, and can be forked again. It refuses changes unless
+        `writable` is true.
         """
         ...
 
@@ -380,7 +380,8 @@ class ApprovalController(Protocol):
 class ApprovalBroker(Protocol):
     """Decides the approval requests of a run and of the runs nested in it.
 
-    If `shows_previews` is true, it is asked about a staged call after the call ran in its fork, with a diff.
+    A broker with a true attribute `shows_previews` decides on a staged call after the call has run in its fork, and
+    gets its diff.
     """
 
     async def decide(self, request: ApprovalRequest, /) -> Approval: ...
@@ -475,7 +476,7 @@ class WorkerSource(Protocol):
         ...
 
     def enter(self, frame: Any, /) -> AbstractAsyncContextManager[None]:
-        """Make the workers available, and report the messages of the frame's run during the block."""
+        """Make the workers available. During the block, a worker also reports the messages of the frame's run to its callback."""
         ...
 
 

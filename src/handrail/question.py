@@ -167,7 +167,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     def decided_by(self, votes: Iterable[Vote]) -> bool | None:
         """Return False after any denial, True once every quorum is met, and None otherwise.
 
-        Only votes on exactly this question by people who may vote count, and only the first vote of each person.
+        A vote counts only if it is for exactly this question and from a person who may vote. Of several votes by one
+        person, the first counts.
         """
         counted: dict[str, Vote] = {}
         for vote in votes:

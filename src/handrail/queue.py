@@ -39,8 +39,8 @@ class Queue(Protocol):
         """Take the lease of the run in these queues that has been due longest, or return None if no run is due.
 
         Returns the run's previous row, with the new counts of legs and deaths. Runs that are pinned to a host other
-        than `host` are left alone. So are the runs in `besides`: those that this process still executes, although other
-        processes may have had them since.
+        than `host` are left alone. So are the runs in `besides`, which this process still executes, although another
+        process may have taken them over.
 
         With `run_id`, only that run is considered. If it is not due, but has no owner and is not over, its count of legs
         increases all the same, so that its next leg has a new number.
@@ -62,10 +62,10 @@ class Queue(Protocol):
         ...
 
     async def cancel(self, run_id: str, outcome: bytes, /) -> bool:
-        """Record that a queued run is cancelled, with this outcome. Returns whether it was.
+        """Cancel a queued run, and record this outcome. Returns False if the run has begun, or if a live process has it.
 
-        The run must not have begun, and no live process may have it. It is not taken first, so this works while a worker
-        has another run of its session. Raises `RunUnknown` if there is no such run.
+        The run's lease is not taken, so this works even while a worker has another run of the session. Raises `RunUnknown`
+        if there is no such run.
         """
         ...
 
@@ -78,7 +78,7 @@ class Queue(Protocol):
         ...
 
     async def announce(self, worker: WorkerRow, /, *, seconds: float) -> None:
-        """Record that this process is a worker, for that many seconds. With 0 seconds, remove the record."""
+        """Record, for this many seconds, that this process is a worker. With 0 seconds, remove the record."""
         ...
 
     async def workers(self) -> Sequence[WorkerRow]:

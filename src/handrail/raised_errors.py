@@ -1,4 +1,4 @@
-"""Raised errors: describe them, log them, and keep them without what they refer to.
+"""Raised errors: describe them, log them, and keep them without the frames that they refer to.
 
 Nothing here raises, whatever the errors' own methods do.
 """
@@ -85,8 +85,8 @@ def leaves_of(error: BaseException) -> Iterator[BaseException]:
 def forget_frames(error: BaseException) -> None:
     """Remove everything from an error that would keep its finished call in memory.
 
-    This applies to every error that this one was caused by or contains, too. Clearing the variables of the frames would
-    not be enough, because a frame refers to its caller's, which may still be running.
+    The same is done for every error that caused this one or, in a group, that it contains. Clearing the variables of the
+    frames would not be enough, because a frame refers to its caller's frame, which may still be running.
     """
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]

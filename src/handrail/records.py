@@ -46,7 +46,7 @@ of its context. `advice`: what the run's feedback providers or completion checke
 `undoing`: a call is being undone. `undone`: the call has been undone; the key is its id. `told`: the model has been
 informed of that. `deadline`: the state of a deadline that pauses for people. `approval`: what a remembered decision decided at
 this place, so that a resumed run decides the same. `attachments`: the files that a call gave to a worker.
-`emitted`: the events of a call that the page showed; the key is the call's id.
+`emitted`: the events of a call that the web page showed; the key is the call's id.
 `remote work`: the id of the work that a call has started elsewhere.
 """
 
@@ -212,7 +212,7 @@ class WorkspaceDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 WORKSPACE = "workspace:"
-"""What the address of a workspace begins with."""
+"""The prefix of every workspace's address."""
 
 
 def workspace_name(address: str) -> str:

@@ -83,7 +83,7 @@ def exact(text: str, *, tabs: bool = False) -> str:
 
 
 def visible(text: str, *, tabs: bool = False) -> str:
-    """Return a string with every character made visible, except tabs with `tabs`.
+    """Return a string with every character made visible, except line breaks, and tabs if `tabs` is true.
 
     Backslashes are kept, so the function is idempotent.
     """

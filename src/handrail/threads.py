@@ -32,8 +32,8 @@ _IDLE_SECONDS = 30.0
 async def run_in_thread(function: Callable[[], T]) -> T:
     """Run `function` in a thread and return its value or raise its error.
 
-    Context variables are passed on. If the awaiting task is cancelled, the thread is abandoned, not
-    stopped, and its later result is dropped.
+    `StopIteration` and `GeneratorExit` are raised as `RuntimeError`. Context variables are passed on. If the awaiting
+    task is cancelled, the thread is abandoned, not stopped, and its later result is dropped.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()

@@ -16,7 +16,10 @@ import msgspec
 from handrail.threads import forget_closed
 
 _FEW = 64
-"""The heap is cleaned up once it has more than this many invalid entries and they are more than half of it."""
+"""The heap is cleaned up once it has more than this many invalid entries and they are more than half of it.
+
+Also the number of spans that a `LostTime` remembers.
+"""
 _LONGEST_EXCUSE = 60.0
 """Maximum seconds by which a listener on a thread postpones a call's timeout, in case the listener never returns."""
 _threads = threading.Lock()
@@ -26,14 +29,14 @@ _NO_CONTEXT = Context()
 
 
 class LostTime(msgspec.Struct, eq=False):
-    """The time that listeners have taken. It is not charged to calls. What several took at once counts once."""
+    """The time that listeners have taken, which is not charged to calls. Time in which several ran counts once."""
 
     seconds: float = 0.0
     spans: tuple[tuple[float, float], ...] = ()
     """The latest spans that were added, in order. They do not overlap."""
 
     def add(self, before: float, after: float) -> None:
-        """Add the time between two readings of the loop's clock, except what was added before."""
+        """Add the time between two readings of the loop's clock. Time that was added before is not counted again."""
         apart: list[tuple[float, float]] = []
         for start, end in self.spans:
             if end < before or start > after:
@@ -135,7 +138,7 @@ class Timer(msgspec.Struct, eq=False):
     def fire(self) -> None:
         """Call the function if the time is up; otherwise wait for the rest."""
         left, now = self.left(), self._timers.loop.time()
-        if now + left > now:  # otherwise what is left is too short for the loop's clock
+        if now + left > now:  # otherwise the rest is too short for the loop's clock to measure
             self.wait(left)
             return
         call, self._call = self._call, None
@@ -215,7 +218,7 @@ class Timers:
                 timer.fire()
             elif self._stopped:
                 self._stopped -= 1
-        # A timer that was extended meanwhile may have scheduled a later time than that of the next one.
+        # A timer that waits again may have scheduled a wake-up that is too late for the next entry in the heap.
         if self._heap and (self._handle is None or self._heap[0][0] < self._next):
             self._schedule(self._heap[0][0])
 
@@ -238,7 +241,7 @@ class WorkClock(msgspec.Struct, eq=False):
         return self._timers.time() - self.lost_on_threads()
 
     def lost_on_threads(self) -> float:
-        """Return the seconds that listeners have taken on threads so far while none blocked the loop."""
+        """Return the seconds that listeners have taken on threads so far, without those in which one also blocked the loop."""
         with _threads:
             lost = LostTime(self._lost.seconds, self._lost.spans)
             entered = self._entered
@@ -283,7 +286,7 @@ class WorkClock(msgspec.Struct, eq=False):
 
 @contextlib.contextmanager
 def taken_from(clocks: Iterable[WorkClock]) -> Generator[None]:
-    """Let these clocks stand still while listeners run on this thread, which is not a loop's."""
+    """Let these clocks stand still during the block, in which listeners run on this thread. It must not be a loop's thread."""
     entered = [(clock, clock.enter()) for clock in clocks]
     try:
         yield

@@ -50,8 +50,10 @@ ANSWERS: dict[str, Any] = {
     "returns True": lambda: True,
     "returns True later": lambda: _later(True),
     "returns a text": lambda: "allow",
-    "returns something alike": lambda: SimpleNamespace(approved="no", kind="approved", reason="", quorums=()),
-    "returns something alike later": lambda: _later(SimpleNamespace(approved="no", kind="no", reason="")),
+    "returns a similar object": lambda: SimpleNamespace(
+        approved="no", kind="approved", reason="", quorums=()
+    ),
+    "returns a similar object later": lambda: _later(SimpleNamespace(approved="no", kind="no", reason="")),
     "returns an unknown kind": lambda: PolicyDecision("perhaps"),  # pyright: ignore[reportArgumentType]  # wrong on purpose
     "returns an approval that is a text": lambda: Approval("no", "", "", "denied"),  # pyright: ignore[reportArgumentType]  # wrong on purpose
     "returns a denial later": lambda: _later(PolicyDecision.deny("no")),

@@ -511,7 +511,7 @@ def test_an_existing_file_must_be_read_before_it_is_written():
         gate, _ = await over(files)
         denied = await gate.invoke("write", {"path": "docs/a", "text": "new"})
         assert denied.message == (
-            "write is not allowed: docs/a exists and was not read at its current content. Read it first, then write it."
+            "write is not allowed: docs/a exists, and its current content was not read. Read it first, then write it."
         )
         assert files.read("docs/a") == "old"
         await gate.invoke("read", {"path": "docs/a"})
@@ -662,7 +662,7 @@ def test_a_file_that_can_not_be_read_is_not_free():
         gate, _ = await over(Unreadable({"a": "old"}))
         return (await gate.invoke("write", {"path": "a", "text": "new"})).message
 
-    assert "a exists and was not read" in run_virtual(main)
+    assert "a exists, and its current content was not read" in run_virtual(main)
 
 
 # --- CapabilityPolicy ----------------------------------------------------------------------------
@@ -874,7 +874,7 @@ def test_a_rate_slides_and_says_how_long_to_wait():
         return told
 
     limit = "a is not allowed: 2 calls in 10 seconds is the limit. Wait"
-    #                    at 0, 4, 5                   9.5                     10.5, 10.5
+    # The calls are made at 0, 4, 5, 9.5, 10.5, 10.5, 13.9 and 14.1 seconds.
     assert run_virtual(main) == [
         *["", "", f"{limit} 5.0 seconds.", f"{limit} 0.5 seconds.", "", f"{limit} 3.5 seconds."],
         *[f"{limit} 0.1 seconds.", ""],

@@ -100,14 +100,14 @@ async def test_a_call_that_changes_a_file_that_was_not_read_is_rejected(files: A
     )
     result = await gate.invoke("work")
     assert not result.success
-    assert "was not read at its current content. Read it first" in result.message
+    assert "its current content was not read. Read it first" in result.message
     assert "docs/" in result.message or "'b'" in result.message
     assert [files.read(path) for path in ("a", "b", "docs/c")] == ["old a", "old b", "old docs/c"]
 
 
 @pytest.mark.parametrize("how", sorted(RIGHT))
 async def test_a_call_may_change_what_was_read_and_make_what_is_new(files: Any, how: str):
-    """A call may change files that were read at their current content, create new ones, and read any."""
+    """A call may change files whose current content was read, create new ones, and read any."""
     gate = open_gate([read, working(RIGHT[how])], policies=[ReadBeforeWritePolicy()], filesystem=files)
     assert (await gate.invoke("read", {"path": "a"})).success
     result = await gate.invoke("work")
@@ -280,7 +280,7 @@ async def test_a_command_that_changes_a_file_that_was_not_read_is_rejected(folde
 
     gate = open_gate([read, run], policies=[ReadBeforeWritePolicy()], filesystem=files)
     result = await gate.invoke("run")
-    assert "was not read at its current content" in result.message
+    assert "its current content was not read" in result.message
     assert [files.read(path) for path in ("b", "docs/c")] == ["old b", "old c"]
     for path in ("b", "docs/c"):
         await gate.invoke("read", {"path": path})

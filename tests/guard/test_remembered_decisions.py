@@ -177,6 +177,7 @@ def office(tmp_path: Path) -> Any:
 
 
 async def test_a_lasting_no_is_one_in_the_next_process_under_approve_all(office: Office):
+    """A remembered denial holds in the next process, even if that process approves everything else."""
     await office.run(PAY, says=NEVER)
     office.restart()
     told = await office.run(PAY, SEND, approvals="approve_all")
@@ -206,6 +207,7 @@ async def test_a_one_time_no_is_one_too_where_the_next_process_approves_all(offi
 
 
 async def test_strict_denies_also_what_was_answered(office: Office):
+    """In a process with the mode `strict`, a call is denied even if a person has approved it meanwhile."""
     [question] = await office.park(PAY)
     office.answer(question, ALWAYS)
     office.restart()
@@ -279,6 +281,7 @@ async def test_a_question_that_is_covered_is_withdrawn_from_the_record(office: O
 
 
 async def test_a_journal_in_memory_keeps_them_as_well(office: Office):
+    """A journal in memory keeps decisions and revocations until the session's last run is deleted."""
     office.journal.close()  # type: ignore[attr-defined]
     office.journal = MemoryJournal()
     [question] = await office.park(PAY)
@@ -311,6 +314,7 @@ async def test_what_was_decided_without_a_journal_is_recorded_when_there_is_one(
 
 
 async def test_what_is_revoked_elsewhere_counts_at_once_in_a_session_in_memory(office: Office):
+    """A decision that another process has revoked does not apply in the next run of a session in memory."""
     session = await office.session()
     await office.run(PAY, says=ALWAYS, session=session)
     assert await office.run(PAY, session=session) == ["paid"]
@@ -324,6 +328,8 @@ async def test_what_is_revoked_elsewhere_counts_at_once_in_a_session_in_memory(o
 
 
 async def test_what_is_revoked_elsewhere_counts_in_the_run_that_goes(office: Office):
+    """A decision that another process revokes during a run does not apply to the run's later calls."""
+
     @tool(effect="read")
     async def meanwhile(context: ToolContext) -> str:
         """Revoke the approval from another process."""
@@ -371,6 +377,7 @@ async def test_others_never_see_them(office: Office):
 
 
 async def test_they_are_forgotten_with_their_session_and_not_before(office: Office):
+    """A session's decisions are deleted together with its last run."""
     await office.run(PAY, says=NEVER)
     await office.run(SEND, says=True)
     await office.journal.runs.forget(["run1"])
@@ -456,6 +463,7 @@ async def test_a_call_with_nothing_remembered_costs_the_record_nothing(office: O
 
 
 async def test_what_decides_by_memory_is_noted_at_its_place(office: Office):
+    """If a remembered decision decides a request, an entry at the request's place records that."""
     await office.run(PAY, says=ALWAYS)
     await office.run(PAY, PAY)
     noted = [each.key for each in await office.journal.calls.entries("run2") if each.kind == "approval"]
@@ -520,6 +528,7 @@ async def test_an_answer_that_will_not_be_taken_leaves_nothing(office: Office, v
 
 
 async def test_a_run_that_fails_keeps_them(office: Office):
+    """A decision is remembered even if its run fails."""
     office.calls = [PAY]
     model = ScriptedModel([PAY, RuntimeError("broken")])
     adapter = Adapter(model, journal=office.journal, environment=Person(NEVER))

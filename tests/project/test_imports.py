@@ -1,4 +1,4 @@
-"""Tests for the modules that hello world's imports load, and for those that they do not.
+"""Tests that the imports of hello world load few modules, and none that it does not need.
 
 The tests count modules, because their number is the same on every machine. `make bench` measures the time.
 """

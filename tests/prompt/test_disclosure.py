@@ -160,18 +160,18 @@ OPEN = CLOSED.open(["guidance.search.rank"]).rendered
         (
             CLOSED,
             ["guidance"],
-            "section 'guidance' is open already. Sections that can be opened: 'guidance.search'.",
+            "section 'guidance' is already open. Sections that can be opened: 'guidance.search'.",
         ),
         (
             CLOSED,
             ["guidance.search", "x", "guidance"],
-            "there is no section 'x'; section 'guidance' is open already. Sections that can be opened: 'guidance.search'.",
+            "there is no section 'x'; section 'guidance' is already open. Sections that can be opened: 'guidance.search'.",
         ),
         (CLOSED, [], "no section is named. Sections that can be opened: 'guidance.search'."),
         (
             OPEN,
             ["guidance.search"],
-            "section 'guidance.search' is open already. Every section is shown in full.",
+            "section 'guidance.search' is already open. Every section is shown in full.",
         ),
         (OPEN, [""], "there is no section ''. Every section is shown in full."),
     ],

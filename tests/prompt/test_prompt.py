@@ -388,7 +388,7 @@ PROMPTS: Rows = {
     "two-tools": (
         lambda: prompt(section(tools=[weather]), tools=[weather]),
         "prompt 'guide': two tools are named 'weather', in the prompt itself and in section 'search'. "
-        "Rename one, drop one, or let only one of the two be enabled at a time.",
+        "Rename one, drop one, or enable only one of the two at a time.",
     ),
     "two-policies": (
         lambda: prompt(section(policies=[RateLimitPolicy(1, 60)]), policies=[RateLimitPolicy(2, 60)]),

@@ -205,7 +205,7 @@ def test_params_can_be_a_pydantic_model():
 @pytest.mark.parametrize(
     ("prompt", "params", "message"),
     [
-        (TRIP, None, "prompt 'trip': it has no params. Pass `Trip(...)`, or a mapping with its fields."),
+        (TRIP, None, "prompt 'trip': no params were passed. Pass `Trip(...)`, or a mapping with its fields."),
         (
             TRIP,
             "Rome",
@@ -225,7 +225,7 @@ def test_params_can_be_a_pydantic_model():
         (
             Prompt("plain", "Text."),
             Trip("Rome"),
-            "prompt 'plain': params are given (a Trip) and its sections use none. "
+            "prompt 'plain': params were passed (a Trip), but its sections use none. "
             "Leave them out, or write MarkdownSection[Params](...).",
         ),
     ],
@@ -415,7 +415,7 @@ def test_two_tools_of_one_name_are_refused_where_both_are_enabled():
         prompt.render(Trip("Rome", 2, True))
     assert str(caught.value) == (
         "prompt 'p': two tools are named 'weather', in section 'a' and in section 'c.b'. "
-        "Rename one, drop one, or let only one of the two be enabled at a time."
+        "Rename one, drop one, or enable only one of the two at a time."
     )
     assert (caught.value.tool, caught.value.places) == ("weather", ("section 'a'", "section 'c.b'"))
 

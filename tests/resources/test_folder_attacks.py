@@ -83,7 +83,7 @@ def previewed(files: Any, script: str) -> tuple[Any, str]:
 
 @pytest.mark.parametrize("how", ["written", "deleted", "committed into", "committed late"])
 def test_what_was_shown_is_not_changed_by_who_still_holds_the_files(files: Any, how: str) -> None:
-    """Whoever still holds a call's files can't change them during the review, so exactly what was shown is committed."""
+    """Code that still holds a call's files can't change them during the review, so exactly what was shown is committed."""
     held: list[Any] = []
     refused: list[str] = []
 
@@ -317,7 +317,7 @@ def test_the_mode_of_a_folder_is_shown_although_something_in_it_changed_too(root
 
 
 def test_what_can_not_be_shown_is_named(root: Path) -> None:
-    """The preview names a removed pipe as one, although it has no content to show, and the call succeeds."""
+    """The preview says that a pipe was removed, although a pipe has no content to show, and the call succeeds."""
     os.mkfifo(root / "pipe")
     result, shown = previewed(DirectoryFilesystem(root), "rm pipe")
     assert result.success, result.message

@@ -75,7 +75,7 @@ READS: dict[str, tuple[Callable[[Files], Any], Callable[[Files], Any], tuple[str
 @pytest.mark.parametrize("case", READS)
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_read_is_repeatable_and_tracked(new_files: NewFiles, case: str, nested: bool):
-    """Reading again in a fork gives the same result. Once another commit changes it, the fork is stale."""
+    """Reading again in a fork gives the same result. Once another commit changes what was read, the fork is stale."""
     read, change, places = READS[case]
     root = new_files({"d/a": "1", "d/e/b": "1"})
     parent = root.fork("parent") if nested else root

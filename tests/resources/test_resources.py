@@ -350,7 +350,7 @@ def test_failures_to_close_the_runs_are_raised_together():
 
 
 def test_closing_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    """A resource that takes too long to close is abandoned with an error that names it. Its own errors stay as they are."""
+    """A resource that takes too long to close is abandoned with an error that names it. A `TimeoutError` that closing raises itself is kept."""
 
     class Slow:
         async def aclose(self) -> None:

@@ -106,7 +106,7 @@ class Choice:
 async def _moved(
     journal: AnyJournal, hosts: tuple[Path, Path], before: ToolCall, asking: Any, arguments: Any = None
 ) -> str:
-    """Run two calls, of which the second asks a person, and continue the run on the other host.
+    """Run two calls, the second of which asks a person, and continue the run on the other host.
 
     The person answers `!` while the run is parked. Returns the text of the second call's result.
     """
@@ -120,7 +120,7 @@ async def _moved(
         )
     row = await journal.workspaces.get("w")
     assert row is not None
-    assert row.run_id == ""  # a parked run does not keep it
+    assert row.run_id == ""  # a parked run releases its workspace
     [question] = parked.value.questions
     journal.questions.answer(
         Answer(question_id=question.id, digest=question.digest, by=question.principal, value={"name": "!"})

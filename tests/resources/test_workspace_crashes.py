@@ -1,4 +1,4 @@
-"""A process is killed at any point of its work with a workspace. What is recorded is there on every host, and nothing else."""
+"""A process is killed at any point of its work with a workspace. Every host then has what is recorded, and nothing else."""
 
 import asyncio
 import shutil
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.once  # processes are slow to start, and behave the sam
 
 HOSTS = ("here", "there")
 KILLS = 5
-"""How many points of each kind of work are tried at least, except in a deep run, which tries all."""
+"""Minimum number of points at which each kind of work is killed. A deep run tries all points."""
 
 
 @pytest.fixture(scope="module")

@@ -326,6 +326,7 @@ def test_mistakes_count_as_steps() -> None:
     ids=["a number", "nesting", "long texts", "a long list"],
 )
 def test_any_value_is_quoted_in_a_few_words(value: Any) -> None:
+    """However large a value is, a message quotes at most its beginning."""
     (wrong,) = misfits({"type": "string"}, value)
     assert len(wrong.what) < 100
 

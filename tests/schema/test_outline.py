@@ -48,6 +48,7 @@ SCHEMA: Schema[Order] = Schema(Order)
     ],
 )
 def test_what_is_plainly_wrong_is_named(value: Any, words: list[str]):
+    """Each definite mistake is reported with its location, what is required, and what was sent."""
     found = misfits(SCHEMA.json_schema, value)
     assert len(found) >= len(words)
     for word in words:
@@ -66,4 +67,5 @@ ORDERS = st.builds(
 
 @given(ORDERS)
 def test_what_fits_is_never_refused(order: Order):
+    """A value that its own type has written has no mistakes."""
     assert misfits(SCHEMA.json_schema, json.loads(SCHEMA.dump(order))) == []

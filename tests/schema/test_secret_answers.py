@@ -302,6 +302,7 @@ async def test_an_answer_that_nobody_hears_is_refused_and_asked_for_again(kept: 
 
 
 async def test_a_question_with_secrets_can_be_declined_from_elsewhere(tmp_path: Path) -> None:
+    """A parked question that asks for a secret can be declined, because a refusal contains no secret."""
     journal = SqliteJournal(tmp_path / "runs.db")
     prompt = Prompt("p", "Do.", tools=[asking(Key, [])])
     model = ScriptedModel([ToolCall("login"), "done"])
@@ -331,12 +332,14 @@ async def test_a_call_with_a_secret_does_not_wait_until_later() -> None:
     prompt = Prompt("p", "Do.", tools=[login.tool], policies=[CapabilityPolicy()])
     async with asyncio.timeout(PATIENCE):
         await adapter.evaluate(prompt, "go", run_id="run")
-    assert "can't wait until later" in _told(model)
-    assert "Run it where somebody is there" in _told(model)
+    assert "can't wait for a later answer" in _told(model)
+    assert "Run it where somebody can answer at once" in _told(model)
     assert login.got == []
 
 
 async def test_what_is_nested_in_a_call_with_a_secret_does_not_wait_until_later() -> None:
+    """A question of an inner call fails if nobody can answer now and the outer call has a secret."""
+
     @tool(effect="staged")
     async def inner(context: ToolContext) -> str:
         """Ask."""
@@ -352,7 +355,7 @@ async def test_what_is_nested_in_a_call_with_a_secret_does_not_wait_until_later(
     adapter = Adapter(model, journal=MemoryJournal(), environment=LaterEnvironment())
     async with asyncio.timeout(PATIENCE):
         await adapter.evaluate(Prompt("p", "Do.", tools=[inner, outer]), "go", run_id="run")
-    assert "can't wait until later" in _told(model)
+    assert "can't wait for a later answer" in _told(model)
 
 
 # --- when the process ends ----------------------------------------------------------------------

@@ -518,6 +518,7 @@ async def test_what_a_provider_wants_back_is_masked_too() -> None:
 
 
 async def test_a_history_from_elsewhere_is_recorded_masked() -> None:
+    """The model gets a passed history unmasked, and the session and the journal keep it masked."""
     login, journal, session = login_with("read"), MemoryJournal(), Session(id="s")
     history = [
         UserMessage("go"),
@@ -533,6 +534,7 @@ async def test_a_history_from_elsewhere_is_recorded_masked() -> None:
 
 
 async def test_a_history_is_masked_by_tools_that_are_not_shown_yet_and_by_the_answer_too() -> None:
+    """Calls in a history are masked even if their tool is in a closed section, or is the call that gives the output."""
     login = login_with("read")
     folded: Any = MarkdownSection(
         "Accounts", "accounts", "Log in.", tools=[login.tool], summary="Accounts.", visibility="summary"

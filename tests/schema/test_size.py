@@ -38,5 +38,6 @@ def test_long_text_is_no_list():
 
 
 def test_as_many_values_as_allowed_are_parsed():
+    """Arguments with exactly the maximum number of values are accepted."""
     given = json.dumps({"numbers": [1] * (MOST_VALUES - 2)})
     assert open_gate([add]).invoke("add", given).wait().value == str(MOST_VALUES - 2)

@@ -1,4 +1,4 @@
-"""Commands that can reach something outside their folder are asked about before they run.
+"""If a command can reach something outside its folder, a person is asked before it runs.
 
 A listener on the host stands for what a command could reach: a Unix socket in an exposed folder, or a port of this
 machine with the network on. It answers each message, so a command that ran to its end has been heard.

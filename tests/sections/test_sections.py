@@ -273,7 +273,7 @@ def test_commands_need_a_real_folder() -> None:
 
 
 def test_the_section_says_what_may_run() -> None:
-    """The section tells the model which commands are allowed. Its tool is irreversible if commands have the network."""
+    """The section tells the model which commands are allowed. Its tool is irreversible if commands can reach the network."""
     text = Prompt("p", [ShellTools(SHELL)]).render().text
     assert "- `git commit …`" in text
     assert ShellTools(SHELL).tools[0].effect == "staged"

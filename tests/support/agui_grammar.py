@@ -21,7 +21,7 @@ class Wrong(AssertionError):
 
 
 class Checker:
-    """Checks the legs of one thread, as a client that is connected during all of them receives them."""
+    """Checks the events of one thread's legs, as a client that stays connected receives them."""
 
     def __init__(self, older: bool = False) -> None:
         self.older = older

@@ -90,7 +90,7 @@ class WorkerProcess:
 
 
 class Chaos:
-    """Runs, the workers that execute them, and what has happened to both, as counts."""
+    """Runs and the workers that execute them, with counts of what has happened to both."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Chaos:
         self._workers = [self._work(number) for number in range(workers)]
 
     def supervise(self) -> None:
-        """Start workers again that have ended by themselves, as systemd does."""
+        """Restart the workers that have ended by themselves, as systemd does."""
         for number, each in enumerate(self._workers):
             if each.process.poll() is not None:
                 self.happened["ended"] += 1
@@ -264,7 +264,7 @@ class Chaos:
         self.is_over = True
 
     async def _show_workers(self) -> None:
-        """Let each worker write to its log what it waits for."""
+        """Make each worker print what its tasks wait for, and give it time to do so."""
         for each in self._workers:
             each.send(signal.SIGUSR1)
         await asyncio.sleep(2)

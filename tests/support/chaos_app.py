@@ -1,8 +1,9 @@
 """An app for workers that are killed while they execute it. Its tools write to a ledger and to the files of their run.
 
-`CHAOS_LEDGER` names the ledger's file. A line of it is `begin WHAT ORDER KEY` or `end WHAT ORDER KEY`, and `clock WHAT ORDER
-SECONDS` if the process's clock is wrong. Only the lines of committed calls are in the run's workspace, in the file `log`.
-The calls of a run take their time, so that they are interrupted.
+`CHAOS_LEDGER` names the ledger's file. Its lines are `begin WHAT ORDER KEY`, `end WHAT ORDER KEY` and `undone WHAT ORDER KEY`.
+If the process's clock is wrong, each is followed by `clock WHAT ORDER SECONDS`. The file `log` in the run's workspace has a
+line for each committed call.
+The calls of a run take a moment, so that they can be interrupted.
 """
 
 import asyncio
@@ -123,7 +124,7 @@ async def choose(order: str, *, context: UserContext) -> str:
 
 
 def script(*names: str) -> ScriptedModel:
-    """Return a model that calls each of these tools for the order that the message names, and then repeats what they said."""
+    """Return a model that calls each of these tools for the order that the message names, and then repeats their results."""
 
     def answer(request: ModelRequest) -> ToolCall | str:
         said = [each.text for each in request.messages if isinstance(each, UserMessage) and not each.by_run]

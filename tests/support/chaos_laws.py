@@ -1,4 +1,4 @@
-"""What must hold for the runs of the chaos app once all of them are over, whatever happened to their workers."""
+"""The laws that hold for the runs of the chaos app once all of them are over, whatever happened to their workers."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _effects(run: _Run) -> Iterator[tuple[str, str]]:
 
 
 def _budget(run: _Run) -> Iterator[tuple[str, str]]:
-    """Yield what a budget of exactly the run's calls excluded, and what a smaller budget allowed."""
+    """Yield each way in which the run's budget was wrong: it stopped a call that it covers, or allowed one that it does not."""
     outcome = run.outcome
     if run.is_short and outcome.phase != "budget":
         yield "budgets exact", f"it failed, but not because of its budget: {outcome.error}"

@@ -55,13 +55,13 @@ def work(name: str, key: str = "") -> str:
 
 @tool(effect="pure")
 async def pure() -> str:
-    """Compute."""
+    """Compute something."""
     return work("pure")
 
 
 @tool(effect="read")
 async def read() -> str:
-    """Look."""
+    """Read something."""
     return work("read")
 
 
@@ -163,7 +163,7 @@ def trip(name: str, effect: Any) -> Any:
 
 @tool
 async def irreversible() -> str:
-    """Send it."""
+    """Send something."""
     return work("irreversible")
 
 

@@ -192,7 +192,7 @@ def set_lease(journal: AnyJournal, run_id: str, owner: str | None = None, until:
 
 
 def unapply(path: Path, call_id: str | None = None) -> None:
-    """Mark one recorded call in a journal, or all, as not applied, as if its process had died before it renamed the files."""
+    """Mark the recorded call with this id, or every call, as not applied, as if its process had died before the renames."""
     with closing(sqlite3.connect(path)) as connection, connection:
         query = "UPDATE records SET state = 'committed' WHERE kind = 'unit' AND state = 'applied' AND ifnull(key = ?, true)"
         assert connection.execute(query, (call_id,)).rowcount

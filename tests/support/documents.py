@@ -51,7 +51,7 @@ def is_story(document: Path) -> bool:
 
 
 def extract(document: Path, story: bool | None = None) -> list[Block]:
-    """Return the python blocks of a document, in order. Raises `BadDocument`."""
+    """Return the python blocks of a document, in order. Raises `BadDocument` if a mark or a fence is wrong."""
     story = is_story(document) if story is None else story
     lines = document.read_text(encoding="utf-8").splitlines()
     blocks: list[Block] = []

@@ -125,7 +125,7 @@ class Worker:
             if result.success:
                 done += 1
                 os.write(out, f"ok {token} {' '.join(paths)}\n".encode())
-            elif "has changed" in result.message or "is writing it" in result.message:
+            elif "has changed" in result.message or "is writing to" in result.message:
                 os.write(out, f"conflict {token}\n".encode())
             else:
                 os.write(out, f"failed {token} {result.message!r}\n".encode())

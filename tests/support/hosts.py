@@ -1,4 +1,4 @@
-"""Hosts on one machine: a network namespace each, whose link can be cut, and a clock each, which can be set wrong.
+"""Hosts on one machine. Each has its own network namespace, whose link can be cut, and its own clock, which can be set wrong.
 
 Only root can create them. The clock of a host's processes is set wrong by Debian's `faketime`, and stays right if that
 is not installed. The monotonic clock is left alone, as on a machine whose time is set.

@@ -1,4 +1,4 @@
-"""Journals of either kind at a path, so that the same tests hold for SQLite and PostgreSQL.
+"""Opens the journal that belongs to a path, so that the same tests can run on SQLite and on PostgreSQL.
 
 with journals.of_kind("postgres"):
     journal = journals.open_at(tmp_path / "runs.db")

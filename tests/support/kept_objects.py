@@ -1,4 +1,4 @@
-"""Counts what is still alive after many calls that end in the same way: our objects by type, and bytes.
+"""Counts the objects, by type, and the bytes that are still alive after many calls that end in the same way.
 
 python tests/support/kept_objects.py 10000      prints a table
 """
@@ -36,7 +36,7 @@ class Draft:
 
 
 class Body:
-    """The value of a handler's local variable, which is counted. It contains the document that the handler read."""
+    """An object that a handler has in a local variable, so that leaks are counted. It contains the document that was read."""
 
     def __init__(self, context: ToolContext) -> None:
         self.text = context.filesystem.read("document.txt") + "."

@@ -1,4 +1,4 @@
-"""A PostgreSQL server that can be killed and started again, for tests of what its clients then do."""
+"""A PostgreSQL server that can be killed and started again, for tests of its clients."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The program that MCP's conformance suite starts for each scenario. The clients run in the process that listens.
+"""The program that MCP's conformance suite starts for each scenario. The client itself runs in a process that listens.
 
-It sends that process the server's address and the suite's variables, and exits with the code it is sent.
+This program sends that process the server's address and the suite's variables, and exits with the code that it gets back.
 Starting an interpreter without Handrail costs little, which matters because there are many scenarios.
 """
 

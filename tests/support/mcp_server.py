@@ -1,6 +1,6 @@
-"""An MCP server of the 2025-11-25 generation that misbehaves on request: `python mcp_server.py [STATE_FILE]`.
+"""An MCP server with protocol version 2025-11-25 that misbehaves on request: `python mcp_server.py [STATE_FILE]`.
 
-It is written without the SDK, so that it can send what the SDK would not. The state file, if any, holds the names of
+It is written without the SDK, so that it can send messages that the SDK would not. The state file, if any, holds the names of
 additional tools that the server lists.
 """
 

@@ -1,4 +1,4 @@
-"""An MCP client that supports tasks, whose methods the SDK's client does not know."""
+"""An MCP client with the tasks extension, which the SDK's own client does not support."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ class TasksClient(ClientExtension):
 
 
 class TaskSession:
-    """Sends the requests of the extension, which the SDK's client does not know."""
+    """Sends the requests of the tasks extension."""
 
     def __init__(self, session: Any) -> None:
         self._session = session

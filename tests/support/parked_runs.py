@@ -1,4 +1,4 @@
-"""An environment that records when a run only waits, and a function that makes answers."""
+"""An environment that records each time a run only waits for answers, and functions that answer."""
 
 from __future__ import annotations
 

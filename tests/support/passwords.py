@@ -1,4 +1,4 @@
-"""Cheap password hashes, for tests of users in this process. A hash at its real cost takes most of such a test's time.
+"""Cheap password hashes, for tests of users in this process. Real hashes would take most of the time of such a test.
 
     from support.passwords import cheap_hashes      in a test module, applies to all of its tests
 

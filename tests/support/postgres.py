@@ -70,7 +70,7 @@ def borrow_url() -> str:
 
 
 def give_back(url: str) -> None:
-    """Empty a journal for the next test. Its schema must be as Handrail has created it."""
+    """Empty a journal for the next test. Its schema must not have changed since Handrail created it."""
     import psycopg
 
     from handrail.journal.postgres.address import parse_url
@@ -84,7 +84,7 @@ def give_back(url: str) -> None:
 
 
 def schemas(url: str) -> list[str]:
-    """Return the names of the schemas on the shared server that were derived from a URL's own."""
+    """Return the names of the schemas on the shared server whose names extend that of a URL's schema."""
     import psycopg
 
     from handrail.journal.postgres.address import parse_url

@@ -1,4 +1,4 @@
-"""Answers with blocks that must be sent back, as strategies, and the blocks of requests.
+"""Strategies for answers whose blocks must be sent back, and functions that return the blocks of a request.
 
     BLOCKS["messages"]                     strategy: the blocks of an answer that requests calls
     whole("messages", blocks)              the answer as one JSON value

@@ -53,7 +53,7 @@ async def notes(context: ToolContext) -> str:
 
 @tool(effect="staged")
 async def count(number: int, context: ToolContext) -> str:
-    """Count."""
+    """Keep a number."""
     context.session.dispatch(Counted(number))
     return f"counted {number}"
 

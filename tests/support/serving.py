@@ -54,7 +54,7 @@ async def pay(amount: int, context: ToolContext) -> str:
 
 @tool(effect="read")
 async def look(context: ToolContext) -> str:
-    """Look."""
+    """Look around."""
     return "seen"
 
 

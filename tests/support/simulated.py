@@ -240,7 +240,7 @@ def scout_prompt(where: str, stage: Stage) -> Prompt[Any]:
 
     @tool
     async def signal(context: ToolContext) -> str:
-        """Signal."""
+        """Send a signal."""
         stage.world.happened("signalled", where=where)
         return "signalled"
 

@@ -1,4 +1,4 @@
-"""Workers whose calls commit for themselves, beside workers that are one transaction.
+"""Workers whose calls each commit on their own, and workers that are one transaction.
 
 Run as a script with the path of a folder, this module runs `main` there with a journal. The tool
 `stop` kills the process.
@@ -30,7 +30,7 @@ TOOLS = """
 
     @tool(effect="read")
     async def notes(context: ToolContext) -> str:
-        '''Tell what was noted.'''
+        '''Return everything that was noted.'''
         return ", ".join(each.text for each in context.session[Noted].all()) or "nothing"
 
     here = []

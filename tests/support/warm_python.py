@@ -75,7 +75,7 @@ class Program:
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the program to end, and return its exit code. Raises `subprocess.TimeoutExpired`."""
+        """Wait for the program to end, and return its exit code. Raises `subprocess.TimeoutExpired` after `timeout` seconds."""
         code = self._ended(timeout)
         if code is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0)
@@ -93,7 +93,7 @@ class Program:
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for the program to end, and return its remaining output.
 
-        Raises `subprocess.TimeoutExpired`.
+        Raises `subprocess.TimeoutExpired` if it does not end in time.
         """
         if self.stdin is not None:
             self.stdin.close()

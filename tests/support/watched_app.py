@@ -1,4 +1,7 @@
-"""An app whose runs workers execute while people watch. Tests open its gates: files in the folder that `GATES` names."""
+"""An app for tests in which workers execute runs and people watch them.
+
+Its runs wait at gates. A test opens a gate by creating a file in the folder that `GATES` names.
+"""
 
 import asyncio
 import os

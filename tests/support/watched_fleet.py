@@ -70,7 +70,7 @@ class WatchedFleet:
             return connection.execute(f'SELECT * FROM "{address.schema}".{table}').fetchall()  # pyright: ignore[reportArgumentType, reportCallIssue]  # plain names
 
     def until(self, holds: Callable[[], Any]) -> Any:
-        """Wait until a condition holds, and return what it returned."""
+        """Wait until this function returns a true value, and return that value."""
         end = time.monotonic() + _PATIENCE
         while not (found := holds()):
             if time.monotonic() > end:
@@ -99,7 +99,7 @@ class WatchedFleet:
 
 @contextmanager
 def watched_fleet(folder: Path) -> Generator[WatchedFleet]:
-    """Provide a fleet on a new journal, and end its processes."""
+    """Yield a fleet on an empty journal. Its processes end with the block."""
     url = postgres.borrow_url()
     fleet = WatchedFleet(url, folder)
     try:

@@ -85,7 +85,7 @@ class _Problem(Exception):
 
 
 def check(path: str, body: bytes) -> None:
-    """Check a request that was sent to this path. Raises `WireRefused`. Paths of other APIs are not checked."""
+    """Raise `WireRefused` if the provider would refuse this request. Requests to paths of other APIs are not checked."""
     wire = wire_of(path)
     if wire is not None:
         found = problems(wire, body)
@@ -120,7 +120,7 @@ def problems(wire: str, body: bytes) -> list[str]:
 
 
 def strict_json(data: bytes | str) -> Any:
-    """Decode JSON as strictly as the strictest of the providers' parsers. Raises `_Problem`."""
+    """Decode JSON as strictly as the strictest of the providers' parsers. Raises `_Problem` if that parser would refuse it."""
     try:
         text = data if isinstance(data, str) else data.decode()
         value = json.loads(

@@ -1,4 +1,4 @@
-"""A program that is killed at a chosen point while it opens, changes or undoes changes of a workspace.
+"""A program that is killed at a chosen point while it opens a workspace, changes it, or undoes changes to it.
 
 Run as a script, it takes orders as `support.crashing` does. Points are before each change of a file or folder on this
 host, and before and after each transaction of the journal.

@@ -1,4 +1,4 @@
-"""Runs in a workspace: tools that change its files, hosts that are folders for copies, and a program that is killed.
+"""Tools and functions for runs in a workspace, and a program that is killed. A host is a folder with copies of workspaces.
 
 python -m support.workspaces JOURNAL CACHE     begins the run `r`, prints `ready` in the middle of a call, and waits
 """

@@ -331,7 +331,7 @@ async def test_an_undo_that_stops_half_way_says_what_it_has_undone(tmp_path: Pat
     await registry.run("main", "go", models=said, run_id="run", **arguments)
     _, second, third, worker = (unit.call_id for unit in await journal.calls.load("run"))
     (tmp_path / "files" / "a").write_text("mine")
-    with pytest.raises(UndoRefused, match=f"Already undone, and left so: {third}, {second}") as refused:
+    with pytest.raises(UndoRefused, match=f"These calls stay undone: {third}, {second}") as refused:
         await undo(journal, "run", worker, files, session=session)
     assert refused.value.undone == (third, second)
     assert paths(files) == ["a"]

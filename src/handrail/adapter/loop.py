@@ -45,7 +45,7 @@ _MOST_PAUSES = 16
 
 
 def first_text(message: str | None, attachments: Sequence[Attachment]) -> str:
-    """Return the text of a run's first message. Without a message, it is empty if there are attachments."""
+    """Return the text of a run's first message. Without a message, it is "" if there are attachments, or else `NO_MESSAGE`."""
     return message if message is not None else "" if attachments else NO_MESSAGE
 
 
@@ -136,7 +136,7 @@ async def run_until_done(run: Run) -> Outcome:
     advisers = Advisers(run) if run.feedback or run.completion else None
     repairs = turns = 0
     begun: list[str] = []
-    """The texts of answers that the provider paused, and the next answer continues."""
+    """The texts of answers that the provider paused and that the next answer continues."""
     try:
         while True:
             if run.rendered.live:
@@ -224,7 +224,7 @@ async def _run_calls(
 
 
 def _opened(run: Run, call: CallAsked, result: ToolResult[Any]) -> tuple[str, ...]:
-    """Show the tools of the sections that a call opened, and return their names; none if the call failed."""
+    """Show the tools of the sections that a call opened, and return their names; () if the call failed or opened nothing new."""
     if not result.success:
         return ()
     paths = [path for path in result.value if path not in run.rendered.opened]

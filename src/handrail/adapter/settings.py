@@ -68,8 +68,8 @@ class Retry:
 class Throttle:
     """Limits how many requests run at once in each event loop, and how many start per minute altogether.
 
-    If a provider asks for a pause, it also holds back new requests that long. All runs of an adapter share its throttle,
-    and several adapters can share one.
+    If a provider asks for a pause, the throttle also holds back new requests for that long. All runs of an adapter share
+    its throttle, and several adapters can share one.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Settings:
 
 
 def settings_of(prompt: Prompt[Any], options: RunOptions) -> ModelSettings | None:
-    """Return the model settings of a run: its own, and those of its prompt where it has none. None if there are none."""
+    """Return a run's own model settings, completed by those of its prompt; None if neither has any."""
     own = options.model_settings
     if prompt.model_settings is DEFAULT_SETTINGS:
         return own

@@ -34,7 +34,7 @@ MAY_BE_GIVEN = frozenset(
         "extras",
     ]
 )
-"""Arguments that a run inside a call may be given. Everything else is the call's."""
+"""Arguments that a run inside a call may be given. Everything else comes from the call."""
 _SURROUNDINGS = ("filesystem", "journal", "environment", "approvals", "lease")
 """Options that an adapter may have, but that a run inside a call always takes from the call."""
 
@@ -70,9 +70,9 @@ def refuse_inside_call(verb: str) -> None:
 
 
 def check_given(attempt: Attempt, verb: str, own: RunOptions, arguments: Mapping[str, Any]) -> None:
-    """Raise `DefinitionError` if a run that a handler starts by hand was given something that is always the call's.
+    """Raise `DefinitionError` if a run that a handler starts by hand was given an option that it must take from the call.
 
-    `arguments` are those that were passed, and `own` are the options of the adapter that runs it.
+    `arguments` are those that were passed, and `own` are the options of the run's adapter.
     """
     around = attempt.frame.options
     passed = [f"{name}=..." for name in arguments if _differs(name, arguments[name], around)]

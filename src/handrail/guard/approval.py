@@ -24,8 +24,8 @@ ApprovalMode = Literal["interactive", "approve_all", "strict"]
 class ApprovalAnswer(BaseModel):
     """The answer to a request for approval.
 
-    The schema shown to clients has only the first two fields, so that every client can show it. A client that
-    knows more may also set `remember`, for this exact request or for one of the offered scopes.
+    The schema that clients get has only the first two fields, so that every client can show them. A client that
+    knows the other fields may also set `remember`, for this exact request or for one of the offered scopes.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -47,7 +47,7 @@ APPROVAL_SCHEMA: dict[str, Any] = {
 
 @runtime_checkable
 class PreviewBroker(Protocol):
-    """A broker that says whether it is asked about a staged call only after the call has run in its fork, with a diff."""
+    """A broker that says whether it decides on a staged call only after the call has run in its fork, by the diff."""
 
     @property
     def shows_previews(self) -> bool: ...
@@ -59,11 +59,11 @@ class Broker:
     - *interactive*: the person in the environment is asked. If there is none, the request is denied. A model in a
       person's place never approves on their behalf.
     - *approve_all*: everything is approved except what a remembered denial covers, what a quorum decides, and
-      changes to files that later run automatically. Never a default.
+      changes to files that later run automatically. This mode is never the default.
     - *strict*: everything is denied, even what was approved before.
 
-    Without a mode, the broker decides as in *interactive*. A decision remembered in the session decides without
-    asking; denials take precedence over approvals.
+    Without a mode, the broker decides as in *interactive*. A decision that the session remembers applies without asking,
+    except in *strict* and to requests that quorums decide. Denials take precedence over approvals.
 
     One broker can serve any number of concurrent runs: each request brings its own session's memory. Without
     `questions`, the broker keeps its open questions in memory.

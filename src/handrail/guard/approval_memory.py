@@ -248,7 +248,7 @@ def approvals_of(session: Session) -> ApprovalMemory:
 
 
 def remembered_in(session: Session) -> tuple[ApprovalRemembered, ...]:
-    """Return the decisions that apply in this session: its own, and denials from the session from which it was forked."""
+    """Return the decisions in force in this session: its own, and denials of the session that it was forked from."""
     kept = session[ApprovalRemembered].all()
     if not kept:
         return ()
@@ -283,7 +283,7 @@ class Recall:
         self._cover = cover
         self._clock = clock
         self.is_open = False
-        """Whether a person was already asked and may still be looking at the request. Then only that person decides."""
+        """Whether a person was already asked and may still be looking at the request. If so, only that person decides."""
         self.used: ApprovalRemembered | None = None
         """The remembered decision that decided the request; None if there was none."""
 
@@ -357,7 +357,7 @@ class RecordedDecisions:
 
 
 async def keep_decisions(session: Session, journal: Journal) -> None:
-    """Load the session's recorded decisions from a journal, and record all its others there, past and future."""
+    """Load the session's recorded decisions from a journal, and record its other decisions there, now and from now on."""
     book = RecordedDecisions(session, journal)
     await book.read()
     await book.add()

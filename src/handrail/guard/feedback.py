@@ -54,9 +54,9 @@ class RunState(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """The condition for advice: every `calls` calls, every `seconds` seconds, or after an event of a type.
+    """The conditions for advice: every `calls` calls, every `seconds` seconds, or after an event of the type `event`.
 
-    The conditions are checked after each turn of calls. Any one of them is enough.
+    They are checked after each turn of calls. Any one of them is enough.
     """
 
     calls: int | None = None
@@ -95,7 +95,7 @@ class FeedbackProvider(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeadlineFeedback:
-    """A provider that tells the model how much time is left, once for each number of seconds in `at`."""
+    """A provider that tells the model how much time is left, once for each threshold in `at`, in seconds."""
 
     at: Sequence[float] = (300.0, 60.0, 15.0)
     name: str = "deadline"
@@ -116,7 +116,7 @@ class DeadlineFeedback:
 
 @dataclass(frozen=True, slots=True)
 class BudgetFeedback:
-    """A provider that tells the model how much of its budget is left, once for each fraction in `at` that has been spent."""
+    """A provider that tells the model how much of its budget is left, once for each threshold in `at`, a spent fraction."""
 
     at: Sequence[float] = (0.5, 0.8, 0.95)
     name: str = "budget"

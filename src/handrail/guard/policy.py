@@ -1,4 +1,7 @@
-"""The built-in policies. Their state lives in the session, keyed by the policy's name."""
+"""`SequentialDependencyPolicy` and `CapabilityPolicy`, and the roles and scopes that all policies can have.
+
+A policy keeps its state in the session, under its name.
+"""
 
 from __future__ import annotations
 
@@ -114,12 +117,12 @@ class CapabilityPolicy:
     asked about if one of its capabilities is, and allowed if all of them are. Otherwise the verdict on the tool's
     effect in `effects` decides. By default, `pure`, `read` and `staged` are allowed, and the other effects ask.
 
-    A worker called as a tool is allowed unless its capability, `worker`, says otherwise: its own policies
-    decide about its calls.
+    A worker or an agent that is called as a tool is allowed, unless there is another verdict on its capability, `worker`
+    or `agent`. Policies decide on its inner calls.
 
     A tool that may write is allowed within `scope` only. If an argument names a path outside it, or a link that leads
-    there, the call asks, even if the tool only reads the path. After the call has run in its fork, the paths that it has
-    really changed are judged too, including those that a command changed. If one is outside, the call asks before it is
+    there, the call asks, even if the tool only reads the path. After the call has run in its fork, the paths that it
+    actually changed are judged too, including those that a command changed. If one is outside, the call asks before it is
     committed, with its diff. A nested call, and a call on files in memory, can't ask at that point, so it is rejected
     unless somebody has approved the paths by name.
     """
@@ -235,7 +238,7 @@ class CapabilityPolicy:
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> None:
-        """Note the paths outside the scope that were approved. Raise `FileError` if nobody was asked about them."""
+        """Note the paths outside the scope whose changes were approved. Raises `FileError` if one was not approved."""
         outside = self.paths_outside(tool, context=context)
         if not outside:
             return

@@ -146,7 +146,7 @@ def _within(seconds: float, at: float, now: float) -> bool:
 
 @checked_arguments
 class RateLimitPolicy(CheckOnly):
-    """Allows at most `most` calls in `per_seconds` seconds, of all tools or of some. Failed calls count too.
+    """Allows at most `most` calls in `per_seconds` seconds, to all tools or only to `tools`. Failed calls count too.
 
     A call counts once, even if it is retried. A call that this policy denied does not count. The cost of a check does
     not depend on the number of calls.

@@ -22,8 +22,8 @@ class ReadBeforeWritePolicy:
     """Requires that an existing file be read, with its current content, before it is overwritten.
 
     A file that this session wrote counts as read. New files may be written. A tool that writes files but declares no
-    path, or runs without a filesystem, is denied. A call that changed files in its fork which it did not declare is
-    rejected before it is committed, unless they were read.
+    path, or runs without a filesystem, is denied. If a call has changed files in its fork without declaring them, it is
+    rejected before it is committed, unless these files were read.
     """
 
     name = "read_before_write"
@@ -41,19 +41,19 @@ class ReadBeforeWritePolicy:
             files = context.filesystem
         except HandrailError:
             return PolicyDecision.deny(
-                f"{tool.name} writes files, and this run has no filesystem. Go on without writing files."
+                f"{tool.name} writes files, and this run has no filesystem. Continue without writing files."
             )
         for path in paths:
             if not self._may_write(path, files, context):
                 return PolicyDecision.deny(
-                    f"{path} exists and was not read at its current content. Read it first, then write it."
+                    f"{path} exists, and its current content was not read. Read it first, then write it."
                 )
         return PolicyDecision.allow()
 
     def on_result(
         self, tool: Tool[Any, Any], params: Any, result: ToolResult[Any], *, context: ToolContext
     ) -> None:
-        """Raise `FileError` if the call changed a file that was not read. Otherwise note the files that are known now."""
+        """Raise `FileError` if the call changed a file that was not read. Otherwise note the files that the session now knows."""
         if EFFECTS[tool.effect].writes:
             source: Any = context._source  # pyright: ignore[reportPrivateUsage]  # a policy's own context
             edits: list[Edit] = list(source.changed_files())
@@ -103,13 +103,13 @@ class ReadBeforeWritePolicy:
             if old is None or old == new or path in declared:
                 continue
             if new is None and any(path.startswith(f"{folder}/") for folder in declared):
-                continue  # in a folder that the call has declared to delete or move
+                continue  # the call deleted or moved the folder around it, which it had declared
             note = earlier.get((self.name, path))
             inner = (each.value for each in transaction.events if _is_note(each, self.name, path))
             if _digest(old) not in (note and note.value, *inner):
                 what = "deletes" if new is None else "changes"
                 raise FileError(
-                    path, f"{tool.name} {what} it, and it was not read at its current content. Read it first"
+                    path, f"{tool.name} {what} it, and its current content was not read. Read it first"
                 )
 
 
@@ -144,7 +144,7 @@ def _digest(content: bytes) -> str:
 
 
 def _content_digest(files: Filesystem, path: str) -> str | None:
-    """Return a digest of a file's content; None if there is no file."""
+    """Return a digest of a file's content; `_UNREADABLE` if it can't be read, and None if there is no file."""
     if not path:
         return None  # the root, which is a folder
     try:

@@ -66,7 +66,8 @@ class Reservation:
     def settle(self, **spent: Amount | None) -> Mapping[Unit, int | Decimal]:
         """Replace the reserved amounts with the actual ones, and return the amounts that count as spent.
 
-        Units that are not given, or are None, count as spent in full.
+        A unit that is not given, or is None, counts with its reserved amount. If the reservation was settled or released
+        before, nothing more is counted.
         """
         real: Mapping[Unit, _Exact] = {**self._amounts, **_checked(spent)} if spent else self._amounts
         self._end(real)
@@ -114,7 +115,7 @@ class BudgetTracker:
         return BudgetTracker(budget, parent=self)
 
     def reserve(self, **amounts: Amount | None) -> Reservation:
-        """Reserve an upper bound. Raises `BudgetExceededError` and reserves nothing if a limit has less than that left.
+        """Reserve an upper bound. If less than that is left of a limit, reserves nothing and raises `BudgetExceededError`.
 
         An unknown amount (None) exceeds any limit on its unit. Without a limit, nothing is reserved for it.
         """
@@ -134,7 +135,7 @@ class BudgetTracker:
             _add(self._spent, _checked(amounts))
 
     def remaining(self) -> Mapping[str, float]:
-        """Return the remaining amount of each limited unit, which is the smallest over this run and all outer runs."""
+        """Return the remaining amount of each limited unit: the smallest that this run and its outer runs have left."""
         return {unit: float(amount) for unit, amount in self.left().items()}
 
     def left(self) -> Mapping[str, int | Decimal]:

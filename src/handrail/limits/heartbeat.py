@@ -33,9 +33,9 @@ class Lease(Protocol):
 class Heartbeat:
     """Extends the job's lease while one call runs.
 
-    If the handler never calls `beat`, beats are sent for it as long as it runs, until its timeout. After the
-    handler's first own beat only its own beats count, so a handler that hangs loses the job. Once the call has
-    ended nothing extends the lease, not even a beat from a thread that outlived the call.
+    If the handler never calls `beat`, beats are sent for it until it ends or times out. After the handler's first own
+    beat, only its own beats count, so a handler that hangs loses the job. Once the call has ended, nothing extends the
+    lease, not even a beat from a thread that outlived the call.
 
     A tool with `heartbeat=30` promises to beat at least every 30 seconds. Its call is stopped if it does not.
     """
@@ -67,7 +67,7 @@ class Heartbeat:
     def keep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Send beats for the handler from now on, until it calls `beat` itself or `stop` is called.
 
-        Nothing is sent without a lease. A failure to extend the lease is logged and retried, and does not affect the call.
+        Without a lease, nothing is sent. If the lease can't be extended, the error is logged, and the next beat tries again.
         """
         self.stop()
         self._over = False

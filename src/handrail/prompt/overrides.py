@@ -104,7 +104,7 @@ class Overrides:
 
 
 def stale_overrides(prompt: Prompt[Any]) -> tuple[OverrideReport, ...]:
-    """Return a report on each stale override of a prompt, which is one whose original has changed."""
+    """Return a report on each stale override of a prompt. An override is stale if its original has changed."""
     reports = () if prompt.overrides is None else prompt.overrides.check(prompt)
     return tuple(report for report in reports if report.state == "stale")
 
@@ -264,7 +264,7 @@ def read_overrides(file: Path) -> tuple[Override, ...]:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise PromptDefinitionError(
-            f"overrides {file}", f"is not TOML: {error}", "Correct it there."
+            f"overrides {file}", f"is not TOML: {error}", "Correct the file."
         ) from None
     return tuple(_Reader(file).all(data))
 

@@ -1,6 +1,6 @@
 """Plans: a prompt's tree with its templates parsed and its overrides applied.
 
-A plan is built once, when its prompt is defined.
+A plan is built when its prompt is defined, so that rendering does not parse templates again.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Planned(msgspec.Struct, frozen=True):
     children: tuple[Planned, ...]
 
     def resolve(self, prompt: str, values: Mapping[str, Any], given: Mapping[str, Any]) -> Node | None:
-        """Fill in the placeholders with these values. Returns None if the section is disabled.
+        """Return the section with its placeholders filled in; None if it is disabled.
 
         `given` has the params and the session. Raises `PromptRenderError` if a condition can't be evaluated.
         """

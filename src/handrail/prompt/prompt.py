@@ -76,9 +76,11 @@ class Prompt(Generic[OutputT]):
 
     `Prompt("guide", "Answer briefly.", tools=[weather])` has one section without a heading. Texts and sections
     can be mixed: `Prompt("guide", ["Answer briefly.", FileTools()])`. With `output=Report` it is a
-    `Prompt[Report]`, and the model's answer is a `Report`. An invalid definition raises `PromptDefinitionError`
-    at once. The prompt's policies decide on every tool; a section's policies decide on the tools of the section
-    and of its children.
+    `Prompt[Report]`, and the model's answer is a `Report`. The prompt's policies decide on every tool; a section's
+    policies decide on the tools of the section and of its children.
+
+    The constructor raises `PromptDefinitionError` if the definition is invalid, and `ToolDefinitionError` if a tool is
+    incomplete.
     """
 
     name: str
@@ -201,8 +203,8 @@ class Prompt(Generic[OutputT]):
         """Render the prompt for a model.
 
         `params` is an instance of the sections' params type, or a mapping with its fields. `opened` lists the paths
-        of summaries to show in full, together with the sections that contain them. Sections that are disabled, or not
-        shown as summaries, are ignored there.
+        of summaries to show in full, together with the sections that contain them. Paths of sections that are disabled, or
+        that are not shown as summaries, are ignored.
 
         Raises `PromptRenderError` if the params are invalid, if `opened` has an unknown path, or if a condition can't be
         evaluated. Raises `PromptDefinitionError` if two enabled tools, or two different policies, have the same name.
@@ -244,7 +246,7 @@ class Prompt(Generic[OutputT]):
 def _check(prompt: Prompt[Any]) -> Checked:
     """Check a new prompt, convert its lists to tuples, and return the derived values.
 
-    Raises `PromptDefinitionError` if the prompt is invalid.
+    Raises `DefinitionError` if the prompt, or a tool in it, is invalid.
     """
     check = _Check(prompt)
     check.name()
@@ -362,7 +364,7 @@ class _Check:
         """Plan the sections, and check their placeholders.
 
         Raises `PromptDefinitionError` if a placeholder has no field, if a condition takes params and no section declares
-        their type, or if no text or condition can use a field.
+        their type, or if no text uses a field and no condition can read it.
         """
         plans = plan(self.prompt.sections, Words())
         fields = fields_of(params_type)
@@ -472,7 +474,7 @@ def _named(plans: Sequence[Planned]) -> frozenset[str]:
 
 
 def _unused(plans: Sequence[Planned], fields: frozenset[str]) -> list[str]:
-    """Return the fields that no text uses. If a condition takes the params, returns none, because it may read any field."""
+    """Return the fields that no text uses. Empty if a condition takes the params, because it may read any field."""
     every = list(all_of(plans))
     if any(condition.may_read_params for one in every for condition in (one.enabled, one.visibility)):
         return []

@@ -25,8 +25,8 @@ OutputT = TypeVar("OutputT", default=Any)
 class ScopedPolicy(msgspec.Struct, frozen=True):
     """A policy and the names of the tools on which it decides. None stands for every tool in the prompt.
 
-    Whatever its scope, a policy receives the results of every tool. The scope includes the tools of sections
-    that are still closed, so opening a section does not change the policies.
+    A policy also receives the results of tools outside its scope, unless it judges changes (`guard.policy.ChangePolicy`).
+    The scope includes the tools of sections that are still closed, so opening a section does not change the policies.
     """
 
     policy: ToolPolicy
@@ -125,7 +125,7 @@ class Tree:
             if path not in self._by_path:
                 problems.append(Problem("", f"there is no section {path!r}"))
             elif self.summaries([path]) <= opened:
-                problems.append(Problem("", f"section {path!r} is open already"))
+                problems.append(Problem("", f"section {path!r} is already open"))
         if not paths:
             problems.append(Problem("", "no section is named"))
         if problems:
@@ -179,7 +179,7 @@ class RenderedPrompt(Generic[OutputT]):
     closed: tuple[ClosedSection, ...]
     """The sections shown as summaries."""
     opened: frozenset[str]
-    """The paths of the opened summaries. `render` with these paths, params and session returns the same prompt again."""
+    """The paths of the opened summaries. To get this prompt again, call `render` with them and the same params and session."""
     provider_tools: tuple[ProviderTool, ...]
     """The tools of the prompt and of the sections shown in full that the model's provider runs itself."""
     attachments: tuple[Attachment, ...]
@@ -216,8 +216,8 @@ class RenderedPrompt(Generic[OutputT]):
         """Show these sections in full, together with any closed sections that contain them.
 
         Their children keep their own visibility. Conditions are not evaluated again, because this continues
-        the same rendering. A path that is unknown or already open raises a `ToolValidationError` that tells
-        the model what can be opened, and nothing is opened.
+        the same rendering. If a path is unknown or already open, or if there is no path, nothing is opened, and this
+        raises a `ToolValidationError` that tells the model what can be opened.
         """
         paths = [paths] if isinstance(paths, str) else list(paths)
         tree = self._tree

@@ -296,7 +296,7 @@ def walk(sections: Sequence[Section[Any]], above: str = "") -> list[tuple[str, S
 
 
 def _check(section: Section[Any]) -> None:
-    """Raise `PromptDefinitionError` for an invalid section, and convert its lists to tuples."""
+    """Check a new section, and convert its lists to tuples. Raises `DefinitionError` if it, or a tool in it, is invalid."""
     key: Any = section.key
     title: Any = section.title
     if not isinstance(key, str) or not _KEY.match(key):

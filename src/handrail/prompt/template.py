@@ -75,7 +75,7 @@ def _wrong(text: str, at: int, first: int) -> PromptDefinitionError:
 
 
 def fields_of(kind: Any) -> frozenset[str]:
-    """Return the names that a template may use: the fields of the params type, or none if it is None."""
+    """Return the names that a template may use: the fields of the params type. Empty if there is no params type."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     origin = get_origin(kind) or kind
@@ -105,13 +105,13 @@ class ParamsReader:
         kind = self._kind
         if kind is None:
             if given is not None:
-                problem = f"params are given ({describe_kind(given)}) and its sections use none"
+                problem = f"params were passed ({describe_kind(given)}), but its sections use none"
                 raise self._error(problem, "Leave them out, or write MarkdownSection[Params](...).")
             return None
         name = describe(kind)
         hint = f"Pass `{name}(...)`, or a mapping with its fields."
         if given is None:
-            raise self._error("it has no params", hint)
+            raise self._error("no params were passed", hint)
         if isinstance(given, get_origin(kind) or kind):
             return given
         if not isinstance(given, Mapping):

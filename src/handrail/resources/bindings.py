@@ -176,7 +176,7 @@ class RunResources:
             self.outer.scope.adopt(self.scope)
         errors = await self.scope.close()
         for error in errors:
-            log_error(log, logging.ERROR, "closing a resource of the run raised", error=error)
+            log_error(log, logging.ERROR, "closing a resource of the run failed", error=error)
             if ended is not None:
                 with contextlib.suppress(Exception):  # an exception may reject notes
                     what = "; ".join(getattr(error, "__notes__", ()))
@@ -223,7 +223,8 @@ class CallResources:
     def get(self, protocol: type[T], /) -> T:
         """Return the resource bound to `protocol`, creating it if necessary.
 
-        Raises `ResourceError` if nothing is bound to it or its provider is async, and `ContextExpired` after the call.
+        Raises `ResourceError` if nothing is bound to it, or if its provider is async and `open` has not created the
+        resource yet. Raises `ContextExpired` after the call.
         """
         self._owner.check()
         found: Any = self.get_for(protocol, "fresh", ())
@@ -425,9 +426,9 @@ _NOTHING = object()
 
 
 def _first(binding: Binding[Any], made: Any) -> tuple[Any, Callable[[], Any] | None]:
-    """Return the object that a provider created and, for a generator, a function that resumes it to close the object.
+    """Return the object that a provider created, and a function that closes it by resuming the provider's generator.
 
-    Raises `ResourceError` if the generator yields nothing.
+    The function is None if the provider is not a generator. Raises `ResourceError` if the generator yields nothing.
     """
     if not inspect.isgenerator(made):
         return made, None
@@ -463,7 +464,9 @@ async def _first_async(binding: Binding[Any], made: Any) -> tuple[Any, Callable[
 def _needs_open(binding: Binding[Any]) -> ResourceError:
     name = name_of(binding.protocol)
     return ResourceError(
-        name, "its provider is async", f"Write `await context.resources.open({name})`, or `.wait()`."
+        name,
+        "its provider is async",
+        f"Write `await context.resources.open({name})`, or `context.resources.open({name}).wait()` in a function that is not async.",
     )
 
 

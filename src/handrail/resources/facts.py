@@ -39,7 +39,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def facts_at(at: str | os.PathLike[str] | int, status: os.stat_result) -> Facts:
-    """Return the facts of the file at a path or descriptor, whose status is known. Does not follow a link."""
+    """Return the facts of the file at a path or descriptor, given its status. Does not follow a link."""
     return Facts(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, read_attributes(at))
 
 
@@ -74,7 +74,8 @@ def is_portable(name: str) -> bool:
 def write_facts(at: str | os.PathLike[str] | int, wanted: Facts) -> None:
     """Give a file or folder these facts, as far as this process may. It must not be a link.
 
-    Only root can change the owner. Other users can still set the group, if they are members of it.
+    Only root can change the owner. Other users can still set the group, if they are members of it. Raises `OSError` if
+    the mode can't be set or the disk reports an error.
     """
     now = os.stat(at)
     uid, gid = (now.st_uid if wanted.uid < 0 else wanted.uid), (now.st_gid if wanted.gid < 0 else wanted.gid)
@@ -118,7 +119,7 @@ def _as_far_as_allowed() -> Generator[None]:
 
 
 def born_in(at: str, status: os.stat_result) -> Facts | None:
-    """Return the facts that a folder passes on to new files in it, or None if it passes on nothing.
+    """Return the facts of a private folder in which new files inherit the same as in this folder, or None if they inherit nothing.
 
     A set-group-ID folder passes on its group. A default access list decides who may access new files.
     """

@@ -59,8 +59,8 @@ class FileFork(Overlay):
     def stale(self) -> tuple[str, ...]:
         """Return the paths that have changed since this fork, or a nested fork that has ended, read them.
 
-        Includes the paths that nested forks read at different versions. A path that ends in `/` stands for a folder or
-        for the names in it.
+        Includes the paths that this fork and its nested forks read at different versions. A path that ends in `/` stands
+        for a folder or for the names in it.
         """
         if self._seen is None and self._listed is None and self._torn is None:
             return ()
@@ -80,8 +80,8 @@ class FileFork(Overlay):
         """Close the fork and check that it can be committed.
 
         Raises `Conflict` with the paths that someone else also changed, or with all changed paths if the files would
-        exceed a limit together with what others have committed. Raises `ContextExpired` if the fork has ended, or the
-        fork that it commits to has ended or is sealed.
+        exceed a limit together with what others have committed. Raises `ContextExpired` if this fork or an outer one has
+        ended, or if there are changes and the outer fork is sealed.
         """
         shared = self._shared
         shared.acquire()
@@ -165,7 +165,7 @@ class FileFork(Overlay):
     def redo(self, changes: Sequence[Any]) -> None:
         """Repeat the reads and changes of another fork of the same files.
 
-        Raises `Conflict` if the files have changed since then.
+        Raises `Conflict` if a file whose version was recorded has changed since then.
         """
         again = [msgspec.convert(each, FileChange) for each in changes]
         with self._shared.lock:
@@ -215,7 +215,7 @@ class FileFork(Overlay):
         return tuple(sorted(found))
 
     def changes(self) -> Iterator[tuple[str, bytes | None, bytes | None]]:
-        """Yield each file that a commit changes, by path, with its old and its new bytes. None means that there is no file."""
+        """Yield the path, the old bytes and the new bytes of each file that a commit changes, sorted by path. None means no file."""
         with self._shared.lock:
             found = sorted(((path, base.data, node.data) for path, node, base in self._changes()), key=_path)
         return (

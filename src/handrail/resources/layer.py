@@ -38,7 +38,7 @@ class Content(Protocol):
 
     def __len__(self) -> int: ...
     def load(self) -> bytes:
-        """Return the bytes. Raises `Conflict` if the file has changed since it was looked up."""
+        """Return the bytes. Raises `Conflict` if the file has changed since it was looked up, and `FileError` if it can't be read."""
         ...
 
 
@@ -99,7 +99,7 @@ class Layer:
     __slots__ = ("_claimed", "_shared")
     _shared: Shared
     _claimed: dict[object, Over] | None
-    """The changes of this layer's forks that are prepared but not yet applied; None if the layer was never forked."""
+    """The changes of each prepared fork of this layer, until they are applied. None for a fork that was never forked itself."""
 
     # --- primitives, called with the lock held ----------------------------------------------------
 
@@ -133,14 +133,14 @@ class Layer:
         raise NotImplementedError
 
     def _put(self, folder: str, name: str, node: Node, old: Node, base: Node | None = None) -> None:
-        """Replace the node `old` at a path. The folder must exist, and a folder to be removed must be empty.
+        """Replace the node `old` at a path with `node`. The folder must exist, and a folder to be removed must be empty.
 
         `base` is the node on which the change is based, if that is not `old`.
         """
         raise NotImplementedError
 
     def _view(self, folder: str) -> Listing:
-        """Return the listing of a folder, with everything that a fork has to remember."""
+        """Return the listing of a folder in the form that a fork records."""
         raise NotImplementedError
 
     def _stamp(self, folder: str) -> int:
@@ -429,7 +429,7 @@ def refuse_claimed(claimed: Mapping[object, Over], path: str) -> None:
 
 
 def _weights(over: Over) -> dict[str, bool]:
-    """Map each changed path to False if the change creates a folder or changes its mode, and to True otherwise."""
+    """Map each changed path to False if the new node is a folder, and to True otherwise."""
     return {
         join(folder, name): not node.is_folder
         for folder, changes in over.items()

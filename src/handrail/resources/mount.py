@@ -1,7 +1,7 @@
 """The layers of an overlay, and the marks in them.
 
 In a layer, a regular file or link is the current content, and a character device 0:0 marks a deletion. A folder
-with `user.overlay.opaque=y` hides the layers below it.
+with `user.overlay.opaque=y` hides the content that it has in the layers below.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Layered(Protocol):
         ...
 
     def absorb(self, mounted_at: int) -> tuple[str, ...]:
-        """Take over the command's changes, and return the changed paths."""
+        """Take over the command's changes, and return the changed paths. `mounted_at` is `Layers.mounted_at`."""
         ...
 
 
@@ -63,7 +63,7 @@ def attribute(path: str | Path, name: str) -> bytes | None:
 
 
 def is_opaque(folder: str | Path) -> bool:
-    """Return whether a folder hides the layers below it."""
+    """Return whether a folder hides the content that it has in the layers below."""
     return attribute(folder, OPAQUE) == b"y"
 
 
@@ -73,7 +73,7 @@ def is_whiteout(facts: os.stat_result) -> bool:
 
 
 def strip_marks(path: str | Path) -> None:
-    """Remove all overlay attributes from a path, even those that a command set, so that none takes effect."""
+    """Remove all overlay attributes from a path, so that none that a command set takes effect. Ignores errors of the disk."""
     with contextlib.suppress(OSError):
         for name in os.listxattr(path, follow_symlinks=False):
             if ".overlay." in name:
@@ -96,7 +96,7 @@ def mask_reserved(mask: Path, root: Path) -> None:
                     os.mkdir(at)
         with reach(mask / path) as at:
             _white_out(at)
-    # Inner folders come first, because a change in them would change the times of outer ones.
+    # Inner folders come first, because an outer folder may get a mode that denies access to them.
     for folder in sorted(around, reverse=True):
         with (
             contextlib.suppress(FileNotFoundError),  # it was removed meanwhile
@@ -126,7 +126,7 @@ def _white_out(path: str) -> None:
 def remove_tree(path: Path) -> None:
     """Remove a file or folder, if it exists, without following links.
 
-    Works at any depth, and even if the permissions of inner folders forbid it.
+    Works at any depth, even if the modes of the folders forbid it.
     """
     try:
         mode = os.lstat(path).st_mode

@@ -53,8 +53,8 @@ class Overlay(Layer):
         self._listed: dict[str, Listing] | None = None
         # The folders that contain a change or a read, by parent folder. Computed on first use.
         self._kept: dict[str, set[str]] | None = None
-        # Set once this fork has been forked: the stamps of its folders, the changes that its forks are about to make, and
-        # the paths that this fork and one of its forks read at different versions.
+        # Used once this fork has been forked: the stamps of its folders, the changes of its prepared forks, and the paths that
+        # this fork and one of its forks read at different versions.
         self._stamps: dict[str, int] | None = None
         self._claimed = None
         self._torn: set[str] | None = None

@@ -3,9 +3,10 @@
 Every Handrail filesystem parses its paths here, so memory and disk refuse the same paths, and a path names the same
 file in both.
 
-A path is always text that can be sent and recorded. Names on a disk are bytes. So a name that is not UTF-8, or that
-contains a control character or a backslash, is spelled with escapes: `caf\\xe9` is the name `caf` and the byte `e9`. Each
-name has exactly one spelling. Only the code that accesses the disk converts between the two (`spelled`, `on_disk`).
+A path is always text that can be sent and recorded, but a name on a disk is bytes. So a name that is not UTF-8, or that
+contains a control character, a line separator or a backslash, is spelled with escapes: `caf\\xe9` is `caf` followed by
+the byte `e9`. Each name has exactly one spelling. Only the code that accesses the disk converts between the two
+(`spelled`, `on_disk`).
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from handrail.schema.kinds import describe_kind
 MAX_NAME = 255
 """Maximum bytes in one name, as in common filesystems."""
 MAX_PATH = 32 * 1024
-"""Maximum bytes in a whole path. It is more than a system call accepts, because a path can be followed in parts."""
+"""Maximum bytes in a whole path. A system call accepts fewer, so a longer path is opened in parts."""
 
 RESERVED = ".handrail"
-"""Name of the folder where Handrail keeps its records. Tools can't access such a folder, and commands can't change one."""
+"""Name of the folder where Handrail keeps its records. Tools can't access a folder with this name, and commands can't change one."""
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _ODD = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\\\\\udc80-\udcff]")
@@ -41,7 +42,7 @@ _COMPARED = 500
 
 
 def is_reserved(name: str) -> bool:
-    """Return whether a name is reserved: `.handrail`, or `.<name>.handrail` for staging. It is reserved in every folder."""
+    """Return whether a name is reserved in every folder: `.handrail`, or `.<name>.handrail` for a staging folder."""
     return name.endswith(RESERVED) and name.startswith(".")
 
 
@@ -56,7 +57,7 @@ def reserved_in(path: str) -> str:
 
 
 def spelled(name: str) -> str:
-    """Return how a name or a path on disk, as Python decodes it, is spelled in Handrail."""
+    """Return Handrail's spelling of a name or path that Python has decoded from the disk."""
     return _ODD.sub(_escaped, name) if _ODD.search(name) else name
 
 
@@ -65,7 +66,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def on_disk(path: str) -> str:
-    """Return a spelled path as Python decodes it from the disk. The reverse of `spelled`."""
+    """Return the path on disk that Handrail spells this way, as Python decodes it. The reverse of `spelled`."""
     if "\\" not in path:
         return path
     return os.fsdecode(_ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), os.fsencode(path)))
@@ -148,7 +149,7 @@ def ancestors(path: str) -> Iterable[str]:
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the existing name that was probably meant, or None.
 
-    Among more than 500 names, only names that differ in case alone are considered.
+    If there are more than 500 names, only a name that differs just in upper and lower case is found.
     """
     names = sorted(names)
     for other in names:
@@ -165,7 +166,7 @@ def _parse(path: object) -> ParsedPath:
         raise PathRefused(path, "the path is empty. Name a file or a folder; '.' is the root")
     if found := _CONTROL.search(path):
         raise PathRefused(path, f"it contains the control character {found[0]!r}. Remove it")
-    path = _NOT_UTF8.sub(_escaped, path)  # a name that Python has decoded from the disk
+    path = _NOT_UTF8.sub(_escaped, path)  # the caller may pass a name as Python has decoded it from the disk
     if "\\" in path:
         _check_escapes(path)
     if path.startswith("/") or _ADDRESS.match(path):

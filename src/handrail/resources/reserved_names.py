@@ -1,4 +1,4 @@
-"""The reserved names below a root, found again for each command without reading the whole root again."""
+"""`ReservedNames`: finds the reserved names below a root. A folder that has not changed is not read again."""
 
 from __future__ import annotations
 
@@ -67,5 +67,5 @@ def _read(at: str, folder: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @lru_cache(maxsize=16)
 def reserved_names(root: Path) -> ReservedNames:
-    """Return the `ReservedNames` of a root, which this process reuses for later commands."""
+    """Return the `ReservedNames` of a root. A later command in this process gets the same one."""
     return ReservedNames(root)

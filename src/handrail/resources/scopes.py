@@ -22,7 +22,7 @@ from handrail.protocols import Forkable
 log = logging.getLogger("handrail.resources")
 
 _CLOSE_SECONDS = 30.0
-"""Maximum seconds that an async close may take. A cancelled call also waits for it."""
+"""Maximum seconds that an async close may take. A call that was cancelled waits for it too."""
 
 
 class Kept:
@@ -44,7 +44,7 @@ class Kept:
             self.thing.cursor().close()
         except Exception as error:
             if not _is_about_threads(error):
-                return  # for example because it is closed, which is reported when it is used
+                return  # another problem, such as a closed connection, is reported when the connection is used
             raise ResourceError(
                 name, "it was created on a different thread, and SQLite allows its use only there", _SHARE_IT
             ) from error
@@ -98,7 +98,7 @@ class Scoped:
         self.opening: dict[type, asyncio.Future[None]] = {}
         """A future for each resource that is being created. It is done once the creation has succeeded or failed."""
         self.waits: dict[type, set[type]] = {}
-        """The protocols that each creation is waiting for, from which cycles across several calls are detected."""
+        """The protocols that each creation is waiting for. They show cycles that span several calls."""
         self._closers: list[Closer] = []
 
     def closes(self, closer: Closer) -> None:
@@ -129,7 +129,8 @@ class Scoped:
     async def close(self) -> list[Exception]:
         """Close all resources, last created first, and return the errors that closing them raised.
 
-        If the caller is cancelled meanwhile, raises `CancelledError` once all resources are closed.
+        If the caller is cancelled meanwhile, the current close is interrupted. The other resources are still closed, and
+        then `CancelledError` is raised.
         """
         errors: list[Exception] = []
         cancelled: asyncio.CancelledError | None = None
@@ -171,7 +172,7 @@ class Scoped:
 
 @contextlib.contextmanager
 def waiting(scope: Scoped, protocol: type, path: tuple[type, ...]) -> Generator[None]:
-    """Record that the creations in `path` are waiting for `protocol` inside this block.
+    """Record that the creations in `path` are waiting for `protocol`, while the block runs.
 
     Raises `ResourceError` if this would make creations wait for each other in a cycle.
     """
@@ -196,7 +197,7 @@ async def close_logged(closer: Closer) -> None:
     try:
         await closer.run()
     except Exception:
-        log.exception("closing the resource %s raised", closer.name)
+        log.exception("closing the resource %s failed", closer.name)
 
 
 def circle(path: Iterable[type]) -> ResourceError:
@@ -204,7 +205,7 @@ def circle(path: Iterable[type]) -> ResourceError:
     return ResourceError(
         names[0],
         f"it needs itself: {' -> '.join(names)}",
-        "Break the cycle: let one of them request the other only when it is used.",
+        "Break the cycle: let one of them request the other on first use instead of on creation.",
     )
 
 

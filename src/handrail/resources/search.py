@@ -21,7 +21,7 @@ MAX_LINE = 500
 MAX_MATCHES = 100_000
 """Maximum number of lines that `grep` returns. If more lines match, the search is refused."""
 _PIECE = 1 << 20
-"""Number of characters to split into lines at a time, because many short lines take far more memory than the file."""
+"""Minimum number of characters to split into lines at a time. All lines of a file could take far more memory than the file."""
 _TOO_LONG = "(not searched: the line has {} characters, and this pattern searches lines of at most {})"
 
 _SPECIAL = re.compile(r"[*?\[]")
@@ -159,7 +159,7 @@ def _pieces(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def encode(path: str, content: object) -> bytes:
-    """Encode content as bytes: text as UTF-8, bytes unchanged. Raises `FileError` for anything else."""
+    """Encode text as UTF-8, and return bytes unchanged. Raises `FileError` for anything else, or if UTF-8 can't encode the text."""
     if isinstance(content, str):
         try:
             return content.encode()
@@ -204,7 +204,7 @@ def count_replaceable(path: str, text: str, old: str, new: str, *, every: bool) 
 
 
 def sorted_matches(pattern: str, files: Iterable[tuple[str, bytes]]) -> tuple[Match, ...]:
-    """Return the lines that match in these files, which must be in path order.
+    """Return the lines that match a pattern in these files, which must be sorted by path.
 
     Raises `FileError` if the pattern is invalid, and `FileLimitReached` if more than `MAX_MATCHES` lines match.
     """

@@ -1,10 +1,10 @@
 """Startup files: files that a program later runs automatically, outside any sandbox, such as `.git/hooks/pre-commit`.
 
-Whoever approves a change to such a file also approves that it will run. So diffs mark these files, and a call that
+A person who approves a change to such a file also approves that it will run. So diffs mark these files, and a call that
 changes one needs a separate approval.
 
-The list contains files that run without being named, when someone enters a folder, commits, pushes, opens
-an editor or starts Python. Files that run only on request, such as a `Makefile`, are not in it.
+The list contains files that run although nobody asks for them, for example when someone enters a folder, commits,
+opens an editor or starts Python. Files that run only on request, such as a `Makefile`, are not in it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _RUN_BY = {
         "*.pth",
         "pyvenv.cfg",
         "_distutils_hack/*",
-    ),  # as packages and in other formats too
+    ),  # the first two also as packages and as other kinds of files
     "Handrail": ("tools.py",),
     "an editor": (
         *(".vscode/*", ".idea/*", ".devcontainer/*", ".devcontainer.json", ".dir-locals.el", ".exrc"),
@@ -82,17 +82,17 @@ A virtual environment can have any name. Its installed modules and other program
 _STARTS_WITH = ("__editable__", "_virtualenv.")
 """Beginnings of the names of modules that `.pth` files import when Python starts."""
 _GIT = ("hooks", "config", "config.worktree", "commondir", "gitdir")
-"""Names of what git runs, or follows to find what it runs, in the folders of its submodules and worktrees."""
+"""Names of files and folders of submodules and worktrees that git runs, or reads to find the files to run."""
 _PYTHON = ("sitecustomize", "usercustomize")
-"""The modules that Python imports when it starts, whichever kind of file they are."""
+"""The modules that Python imports when it starts, without the suffixes of their files."""
 _MANY = 32
-"""Maximum number of names in a path at which a rule could begin. A path with more counts as a startup file."""
+"""Maximum number of names in a path that are compared with the rules. A path with more such names counts as a startup file."""
 _LISTED = 10
 """Maximum number of files that a reason names. A diff marks all of them."""
 
 HOOKS = (".git/hooks", ".githooks", ".husky")
 PLACES: dict[str, list[str]] = {name: [name] for name in _NAMES.keys() - {".git"}}
-"""Paths in a root that may be links to startup files, by their first name."""
+"""Paths of startup files in a root, by the first name in the path. A link at such a path makes its target a startup file."""
 for _path in sorted({each.removesuffix("/*") for paths in _RUN_BY.values() for each in paths if "/" in each}):
     if "*" not in _path:
         PLACES.setdefault(_path.split("/")[0], []).append(_path)

@@ -1,7 +1,7 @@
 """Misfits: the definite mistakes in a value, found with its JSON Schema alone.
 
-Only the schema is available to a process that accepts an answer for another process, and for a client's own tool. The
-schema may come from outside, so the work is bounded. Each part of the schema is compared with each part of the value at
+A process that accepts an answer for another process has only the schema. So does one that checks calls to a client's own
+tool. The schema may come from outside, so the work is bounded. Each part of the schema is compared with each part of the value at
 most once; otherwise, unions that refer to themselves would double the work at each level. The number of comparisons and
 the number of mistakes are limited. Messages quote only the beginning of a value.
 """

@@ -82,7 +82,7 @@ def _masked(value: Any, forms: list[Mapping[str, Any]], root: Mapping[str, Any])
 def _is_meant(value: Any, form: Mapping[str, Any]) -> bool:
     """Return whether a value can be the secret that a schema describes.
 
-    It can't if it is None or empty, or if the schema requires text and it is not text.
+    A secret is neither None nor empty, and is text if the schema requires text.
     """
     if value is None or value == "":
         return False

@@ -22,14 +22,14 @@ _TEMPLATE = """\
 Commands run in the files' folder and are passed as a list of arguments. No shell interprets them, so `|`, `>`, `*` and
 `&&` are plain text. What a command writes in the folder is kept only if it exits with code 0. Otherwise the folder stays
 as it was. Outside the folder a command can write only to `/tmp`, which is deleted when the command ends. A command
-can't rename a folder; move the files in it instead."""
+can't rename a folder that existed before. Move the files in it instead."""
 
 
 def run_command_tool(shell: Shell) -> Tool[Any, Any]:
     """Create the tool `run_command`, which runs commands in this shell.
 
     A command's changes to the folder belong to the call and are undone with it. If the shell lets commands reach
-    more, such as the network or an exposed folder, they can have other effects too. The tool's effect is then
+    something else, such as the network or an exposed folder, they can have other effects too. The tool's effect is then
     `irreversible`, so a `CapabilityPolicy` asks before each command, unless it is configured otherwise.
     """
 
@@ -38,7 +38,9 @@ def run_command_tool(shell: Shell) -> Tool[Any, Any]:
         command: Annotated[
             list[str], Field(min_length=1, description='Program and arguments: ["ls", "-l"].')
         ],
-        folder: Annotated[str, Field(description="Where to run it, relative to the folder.")] = ".",
+        folder: Annotated[
+            str, Field(description="The folder to run it in, relative to the files' folder.")
+        ] = ".",
         stdin: Annotated[str | None, Field(description="The command's standard input.")] = None,
         *,
         context: ToolContext,

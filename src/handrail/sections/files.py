@@ -1,6 +1,6 @@
 """`FileTools`: a section with tools that read, search and change files.
 
-Searches may read many files, so they run on threads. Other runs continue meanwhile, and timeouts take effect on time.
+Searches may read many files, so they run on threads. They don't hold up other runs or timeouts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def read_file(
     *,
     context: ToolContext,
 ) -> ToolResult[str]:
-    """Show a text file. Each line comes after its number and a tab. Long files are shown in pages."""
+    """Show a text file. Each line begins with its number and a tab. Long files are shown in pages."""
     try:
         text = context.filesystem.read(path)
     except FileError as error:
@@ -204,7 +204,7 @@ def _page(path: str, text: str, first: int, count: int) -> str:
     if not text:
         return f"{path} is empty."
     text = text.removesuffix("\n")
-    total = text.count("\n") + 1  # lines end where they do in a search, so that line numbers agree
+    total = text.count("\n") + 1  # lines end only at "\n", as in a search, so that line numbers agree
     if first > total:
         return f"{path} has {_count(total, 'line')}; there is no line {first}."
     shown = text[_start_of(text, first) :].split("\n", count)[:count]

@@ -97,7 +97,7 @@ class Dispatcher:
         if which not in self._warned:
             self._warned.add(which)
             log.warning(
-                "the subscriber %s took %.2f s for the event %s. Everything on its thread waited. No call is charged for it. "
+                "the subscriber %s took %.2f s for the event %s. Everything on its thread waited. The time is charged to no call. "
                 "Do slow work in a thread or a task of its own.",
                 _name_of(listener),
                 after - before,

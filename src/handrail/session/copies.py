@@ -1,7 +1,8 @@
 """Copies of items that a handler could change in place.
 
-Items are frozen, but a frozen item may hold a list. If a handler changed it, the change would stay although its call
-failed. So a call reads copies of such items. Whether a type needs them is decided once, by its annotations.
+Items are frozen, but a frozen item may hold a list. If a handler changed that list, the change would remain even if the
+call failed. So a call reads copies of such items. Whether the items of a type are copied is decided once, by the type's
+annotations.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def readable(kind: type[T], slice_: Slice[T]) -> Slice[T]:
 
 
 def _is_immutable(annotation: Any, seen: dict[Any, bool]) -> bool:
-    """Return whether values of this type can't be changed. A type that is being looked at counts as immutable."""
+    """Return whether values of this type can't be changed. A type that refers to itself is judged by its other fields."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _is_immutable(arguments[0], seen)

@@ -70,7 +70,8 @@ class SessionFork(msgspec.Struct, eq=False):
     def dispatch(self, event: object, /) -> None:
         """Reduce an event into this fork's state. Logs are shared by the whole session, and are written immediately.
 
-        Raises `ContextExpired` if the fork is closed, and `ReducerError` if a reducer fails.
+        Raises `ContextExpired` if the fork is closed, `ReducerError` if a reducer fails, and `EventRefused` if this is not
+        an event.
         """
         root = self.root
         route = root.route_of(event)
@@ -97,7 +98,7 @@ class SessionFork(msgspec.Struct, eq=False):
     def commit(self) -> None:
         """Commit everything into the parent. Raises `Conflict` and changes nothing if a slice that was read has changed.
 
-        Raises `ContextExpired` if this fork or its parent is closed.
+        Raises `ContextExpired` if this fork or its parent is closed, and `ReducerError` if a reducer fails.
         """
         with self.root.lock:
             if self.closed or self._parent.closed:

@@ -53,7 +53,7 @@ class _Version(msgspec.Struct):
 
 
 def save(session: Session) -> bytes:
-    """Return the session's slices and logs as JSON. A pydantic secret is saved as asterisks.
+    """Return the session as JSON, including its slices and logs. A pydantic secret is saved as asterisks.
 
     Raises `SessionError` if it can't be saved.
     """

@@ -54,7 +54,7 @@ class Session:
     """
 
     closed = False
-    """Always false, because the root stays open. Forks check this on their parent."""
+    """Always false, because only forks are closed. Forks check this attribute of their parent."""
 
     def __init__(
         self,

@@ -25,9 +25,9 @@ class EffectRules(msgspec.Struct, frozen=True):
     """Whether the call is retried when its handler raises `TransientError`."""
     after_crash: AfterCrash
     previewed: bool
-    """Whether the call can run first and be approved by its diff."""
+    """Whether the call can run before it is approved, so that a person can decide by its diff."""
     policy: UnderPolicy
-    """The decision of `CapabilityPolicy` on the call if it has no verdict for it."""
+    """The decision of a `CapabilityPolicy` that has no verdict for the call."""
 
 
 EFFECTS: dict[Effect, EffectRules] = {

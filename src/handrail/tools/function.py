@@ -184,7 +184,7 @@ def _context_name(name: str, function: Any, signature: Signature) -> str | None:
         found.append(marked)
     if len(found) > 1:
         raise ToolDefinitionError(
-            name, f"{' and '.join(map(repr, found))} are both annotated as the context", "Keep one of them."
+            name, f"{' and '.join(map(repr, found))} are both declared as the context", "Keep one of them."
         )
     return found[0] if found else None
 

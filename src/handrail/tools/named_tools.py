@@ -32,7 +32,7 @@ def check_named_tools(policies: Iterable[ToolPolicy], tools: Collection[str]) ->
 def out_of_scope(
     policy: ToolPolicy, scope: Collection[str], places: Mapping[str, str]
 ) -> tuple[str, str] | None:
-    """Return the problem with a section's policy that names a tool outside its scope, and a hint; None if it names none.
+    """Return a problem and a hint if a section's policy names a tool outside its scope; None otherwise.
 
     `places` says for every tool of the prompt which section has it.
     """

@@ -15,7 +15,7 @@ ProviderToolName = Literal["web_search", "web_fetch", "code_execution", "file_se
 
 _KNOWN: Mapping[str, tuple[str, frozenset[str]]] = {
     "web_search": ("Searches the web.", frozenset({"net"})),
-    "web_fetch": ("Reads pages of the web.", frozenset({"net"})),
+    "web_fetch": ("Reads web pages.", frozenset({"net"})),
     "code_execution": ("Runs code in the provider's sandbox.", frozenset()),
     "file_search": ("Searches files that are stored at the provider.", frozenset()),
 }
@@ -29,7 +29,7 @@ PROVIDER_TOOLS: frozenset[str] = frozenset(_KNOWN)
 class ProviderTool(Tool[Any, Any]):
     """A tool that the model's provider runs itself: `tools=[ProviderTool("web_search", max_uses=3)]`.
 
-    The provider runs it before Handrail sees the answer. So its calls do not pass the gate, have no number, and can't be
+    The provider runs it before Handrail sees the answer. So its calls do not pass the gate, are not numbered, and can't be
     approved one by one. Instead, policies decide before each request whether the tool is offered. They see a tool with the
     effect `read` and the capability `provider.NAME`, and also `net` for `web_search` and `web_fetch`. If a policy denies the
     tool, the request is sent without it. If a policy asks, the run fails, because nobody can be asked before the provider

@@ -104,7 +104,7 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True, dict=True):
 
 
 def keep_rendering(result: ToolResult[Any], text: str, json: str | None) -> None:
-    """Keep the text that a result was rendered as, and the JSON of its value. None means that it was not encoded."""
+    """Keep the text that a result was rendered as, and the JSON of its value, or None if the value was not encoded."""
     kept: dict[str, Any] = vars(result)
     kept.update(text=text, json=json)
 

@@ -206,7 +206,7 @@ def result_of(tool: str, signature: Signature) -> Any:
     raise ToolDefinitionError(
         tool,
         f"its handler returns {describe(returns)}",
-        "Return a `ToolResult`, and annotate `-> ToolResult[...]`; a plain function goes with `@tool`.",
+        "Return a `ToolResult`, and annotate `-> ToolResult[...]`; for a plain function, use `@tool`.",
     )
 
 

@@ -157,7 +157,7 @@ def test_folders_for_commits_that_could_not_be_synced_are_not_used(tmp_path: Pat
             fork.stage(CallKey("call", journal="j"), synced=True)
         disk.is_broken = False
         fork.stage(CallKey("call", journal="j"), synced=True)
-        # Synced are the staging area, the folder around it, `done`, `at-work`, this process's folder and the commit's.
+        # The staging area, the folder around it, `done`, `at-work`, this process's folder and the commit's folder are synced.
         assert disk.synced == 6
         fork.apply(synced=True)
         fork.applied()

@@ -222,7 +222,7 @@ def test_a_file_that_somebody_is_writing_is_not_replaced(folders: Folders):
         fork.write("b", "ours")
         fork.write("a", fork.read("a") + "ours")
         fork.prepare()
-        with pytest.raises(FileError, match="'a': another program is writing it at this moment"):
+        with pytest.raises(FileError, match="'a': another program is writing to this file"):
             fork.apply()
         theirs.write("theirs")
     assert tree(files) == {"a": "theirs", "b": "1"}

@@ -144,7 +144,7 @@ def test_links_that_a_command_leaves_alone_stay(world: World, shell: Shell) -> N
 def test_without_a_sandbox_a_program_outside_still_runs_through_its_link(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A link to a program outside, such as a virtual environment's python, is a copy of it for the command."""
+    """The command sees a copy of the program in place of a link to a program outside, such as a virtual environment's python."""
     support = Support("none", False, ("namespaces of its own: no",))
     monkeypatch.setattr(execution_module, "probe", lambda folder: support)
     (world.folder.root / "run").symlink_to(world.home / "bin" / "run")

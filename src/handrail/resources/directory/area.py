@@ -175,7 +175,7 @@ class Area:
         return f"{problem}. Pass staging= with a writable folder on the same disk"
 
     def _sweep(self, mine: Path) -> None:
-        """Settle those commits of dead processes that belong to no journal, and remove these processes' folders.
+        """Settle the undos of dead processes, and their commits that belong to no journal. Then remove these processes' folders.
 
         A folder that may still be needed is kept (see `forget_part`).
         """
@@ -246,7 +246,7 @@ class Area:
                     yield self.commit(folder, manifest)
 
     def commit(self, folder: Path, manifest: Manifest, manifest_size: int | None = None) -> Commit:
-        """Return the commit whose slots are in this folder. `manifest_size` is the size of its manifest, if it is new."""
+        """Return the commit whose slots are in this folder. For a new commit, `manifest_size` is the size of its manifest."""
         return Commit(self.jail, self.disk, folder, manifest, self._renames, manifest_size)
 
     def _settle_interrupted(self, folder: Path) -> None:
@@ -260,8 +260,8 @@ class Area:
     def settle(self, commit: Commit) -> tuple[str, ...]:
         """Finish an unrecorded commit if any of its steps was done, and discard it otherwise.
 
-        A commit that can't be finished is reverted. An undo that was not begun, or can't be finished, is given back.
-        Returns the paths whose steps failed, which are left as they are.
+        A commit that can't be finished is reverted. An undo that was not begun, or can't be finished, is moved back into
+        the history. Returns the paths whose steps failed, which are left as they are.
         """
         is_undo = commit.folder.name.startswith(_UNDO)
         begun = commit.is_begun()
@@ -292,7 +292,7 @@ class Area:
     def forget_part(self, part: Path) -> None:
         """Remove a process's folder, unless something in it may still be needed.
 
-        That is a commit that a journal may have recorded, an undo, or a commit that this user's Handrail did not make.
+        A commit that a journal may have recorded, an undo, and a commit that this user's Handrail did not make are needed.
         """
         kept = (*part.glob(f"{_COMMIT}-*"), *part.glob(f"{_UNDO}*"))
         if not any(any(folder.iterdir()) for folder in kept) and not any(map(is_foreign, part.iterdir())):
@@ -314,7 +314,7 @@ class Area:
     def _reused_folder(self, kind: str) -> Path:
         """Return an empty folder, as `new_folder` does. It may be one that an old commit has left.
 
-        After a power cut, what was removed from such a folder may be in it again, so a synced commit gets a new one.
+        After a power cut, files that were removed from a reused folder may be back, so a synced commit gets a new one.
         """
         mine, spare = self.mine, self._spare  # `mine` comes first: in a forked process, it clears `_spare`
         self._spare = None
@@ -332,7 +332,7 @@ class Area:
     def commit_folder(self, journal: str, *, synced: bool) -> Path:
         """Return an empty folder for a commit, named after the journal that records it, if any.
 
-        With `synced`, several folders are created and synced at once, and later commits use the others.
+        With `synced` and a journal, several folders are created and synced at once, and later commits use the others.
         """
         kind = f"{_COMMIT}-{journal}-" if journal else _COMMIT
         if not (journal and synced):
@@ -350,7 +350,7 @@ class Area:
         return self._ready[journal].pop()
 
     def sync(self, folder: Path, slots: list[str]) -> None:
-        """Sync a staged commit to disk, except for its manifest, which the journal records."""
+        """Sync a commit's folder and these files in it. A manifest that the journal records need not be among them."""
         for name in slots:
             self.disk.sync_file(folder / name)
         self._sync_folder(folder)
@@ -396,7 +396,7 @@ class Area:
                 self._remove(commit.folder)
 
     def _remove(self, folder: Path) -> None:
-        """Remove a commit's folder. It is renamed first, so that nobody takes what is left of it for a commit."""
+        """Remove a commit's folder. It is renamed first, so that a partly removed folder never counts as a commit."""
         gone = folder.with_name(f"{_GONE}.{folder.name}")
         with contextlib.suppress(FileNotFoundError):
             self.disk.retire(folder, gone)
@@ -413,7 +413,7 @@ class Area:
             self.disk.forget(gone)
 
     def done(self, key: CallKey) -> Commit | None:
-        """Return a call's newest kept commit, or None. The run, the journal and the place, if given, must match too."""
+        """Return a call's newest kept commit, or None. Its run and its journal must match, and so must its place, if one is given."""
         found = self._find(key)
         if found is None:
             # A process that died may have left it among its own files, and so may an undo that failed.
@@ -438,7 +438,7 @@ class Area:
         """Undo an applied commit by applying the opposite steps as a new commit. Returns the restored paths, sorted.
 
         The order is that of any commit: the manifest is written, the kept commit is claimed, its files are renamed, and
-        only then is it removed. If anything fails before, it is kept as it was. Raises `UndoRefused` if a path was
+        only then is it removed. If anything fails before that, it is kept. Raises `UndoRefused` if a path was
         changed since or another process has just undone it, and `FileError` if the disk reports an error.
         """
         steps = opposites([step for step in commit.manifest.steps if commit.is_done(step)])

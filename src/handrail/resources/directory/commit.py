@@ -10,12 +10,12 @@ A manifest is plain data, from which a restarted process can finish the commit. 
 A step is a single rename, or the change of one folder. It says what it expects to displace, and its opposite is a step too. So
 reverting, continuing after a crash and undoing use the same mechanism.
 
-The commit's own folder, which nobody else writes to, shows whether a step was done: a slot that still holds the new
-content has not been put. So any process can continue a commit from any point. All renames of a commit are made
-under the folder's `RenameLock`, so no other commit comes between them. People and other programs don't know that
-lock. So what a step displaces is checked before the rename, and again afterwards, when nobody can reach it by its
-path any more. If it is not what was expected, someone has changed it, and it is put back unless they have put
-something newer there meanwhile.
+The commit's own folder, which nobody else writes to, shows whether a step was done: a *put* step whose slot still holds
+the new content was not. So any process can continue a commit from any point. All renames of a commit are made under the
+folder's `RenameLock`, so no other commit comes between them. People and other programs don't take that lock. So what a
+step displaces is checked before the rename, and again afterwards, when nobody can reach it by its path any more. If it is
+not what the step expects, someone has changed it. Then it is put back, unless they have put something newer there
+meanwhile.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Step(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     path: str
     """The path as Handrail spells it, in which bytes that are not UTF-8 are escaped as `\\xff`."""
     slot: str = ""
-    """The slot's name in the commit's folder.
+    """The slot's name in the commit's folder; "" for *change*.
 
-    Before the step, the slot holds the new content. After it, the slot holds the displaced content.
+    Before *put*, the slot holds the new content. After *put* or *take*, it holds the displaced content, if any.
     """
     before: str = ""
     """The identity of the displaced content, or "" if nothing is displaced."""
@@ -91,7 +91,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     root_id: str = ""
     staging: str
     folder: str
-    """The folder that contains the slots, relative to the staging folder."""
+    """The folder that contains the slots, relative to `at-work` in the staging folder."""
     journal: str = ""
     """The id of the journal whose record decides whether the commit was made, or "" if there is no journal."""
     steps: tuple[Step, ...] = ()
@@ -156,9 +156,9 @@ class Commit:
         """Do every step or none.
 
         If someone else has changed a path, restores everything and raises `Conflict` with that path. Raises
-        `FileError` if another program is writing to a path, or if the disk reports an error. If a path could not be
-        restored then, the `FileError` names it. With `synced`, the result survives a power cut. With `lenient`, a
-        folder that should be removed but is not empty is kept.
+        `FileError` if another program is writing to a path, or if the disk reports an error. Its message names the paths
+        that could not be restored, if any. With `synced`, the result survives a power cut. With `lenient`, a folder that
+        should be removed but is not empty is kept.
         """
         with self._folders() as folders:
             with self._lock.held(self.folder):
@@ -183,15 +183,15 @@ class Commit:
             self._fail(path, error, self._take_back(folders))
 
     def _changed(self, folders: Folders) -> str:
-        """Return the first path that does not hold what its step expects to displace, or "" if there is none.
+        """Return the first path whose content is not what its step expects to displace, or "" if there is no such path.
 
-        The first step is left out, because it makes this check itself. A call that read files between the renames of
-        another commit expects some of them in their old state. Its commit must fail before its first rename: if the
+        The first step is left out, because doing it includes this check. A call that read files between the renames of
+        another commit expects some of them in their old state. Its commit must fail before its first rename. If the
         process died after that, the commit could not be finished.
         """
         for step in self.manifest.steps[1:]:
             if step.do == "change" or step.tree == EMPTY or (step.folder and not step.before):
-                continue  # a change displaces nothing, a folder may exist already or be kept: `_do` decides then
+                continue  # a *change* displaces nothing, and `_do` decides whether a folder may exist already or be kept
             folder, name = split(step.path)
             with contextlib.suppress(OSError):  # an earlier step creates its folder
                 if _identity_in(folders.open(folder), on_disk(name)) != step.before:
@@ -206,7 +206,7 @@ class Commit:
             self.sizes.add(displaced)
 
     def _sync_all(self, folders: Folders) -> None:
-        """Sync the folders that were changed. If the disk can't, the steps are reverted."""
+        """Sync the folders that were changed. If that fails, reverts the steps and raises the error."""
         try:
             folders.sync(self._disk)
         except BaseException as error:
@@ -223,7 +223,7 @@ class Commit:
             problem = f"the disk reported an error in the middle of the changes ({_reason(error)}), and what was there before could not be restored in {', '.join(stuck)}. Undo this call"
             raise FileError(stuck[0], problem) from error
         if isinstance(error, Busy):
-            problem = "another program is writing it at this moment. Try again when it has closed the file"
+            problem = "another program is writing to this file. Try again when that program has closed it"
             raise FileError(path, problem) from None
         if isinstance(error, Unexpected) or (isinstance(error, OSError) and error.errno in _GONE):
             raise Conflict([path]) from None
@@ -276,8 +276,8 @@ class Commit:
     def _was_checked(self, step: Step, folders: Folders) -> bool:
         """Return whether a step that was done displaced what it expected.
 
-        If it displaced something else, because the process died before it could check, that is put back, unless
-        somebody has put something newer there.
+        If it displaced something else, and the process died before it could check, the displaced content is put back,
+        unless somebody has put something newer at the path.
         """
         displaced = _identity_in(folders.slots, step.slot)
         if displaced == step.before or not displaced:
@@ -304,7 +304,7 @@ class Commit:
         return any(self.is_done(step) for step in self.manifest.steps if step.do != "change")
 
     def is_touched(self) -> bool:
-        """Return whether any step was done. Another program may have changed a folder's facts in place of a *change* step."""
+        """Return whether any step was done. A *change* also counts as done if another program has changed the folder's facts."""
         return any(map(self.is_done, self.manifest.steps))
 
     @contextlib.contextmanager
@@ -337,7 +337,7 @@ class Commit:
         return sorted(stuck)
 
     def _is_left(self, step: Step) -> bool:
-        """Return whether a path still holds what a reverted step put there, or lacks what the step took."""
+        """Return whether a step is not reverted: its path still has the content of a *put*, or still lacks the content of a *take*."""
         found = self._jail.look(step.path)
         if step.do == "put":
             return found is not None and shown_version(version_of(found[0])) == step.after

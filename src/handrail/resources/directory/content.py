@@ -37,7 +37,7 @@ def identity(version: int) -> int:
 
 
 class Source(Protocol):
-    """Where the content of a file on disk is read from."""
+    """A place from which the content and the attributes of a file on disk are read."""
 
     def read(self, path: str, version: int) -> bytes:
         """Return the bytes. Raises `Conflict` if the file no longer has this version."""
@@ -163,7 +163,7 @@ A_FOLDER = Node(3, None, None)
 A_LINK = Node(4, Link(""), None)
 AN_OTHER = Node(5, _Unseen(), None)
 UNSEEN = {"file": A_FILE, "folder": A_FOLDER, "link": A_LINK, "other": AN_OTHER}
-"""Placeholder nodes for names in a listing, by kind. Their versions say only which kind they are."""
+"""Placeholder nodes for names in a listing, by kind. The version of such a node says only which kind it is."""
 _UNSEEN_VERSIONS = frozenset(node.version for node in UNSEEN.values())
 
 
@@ -194,7 +194,7 @@ def facts_of(node: Node) -> Facts | None:
 
 
 def facts_for_new_content(node: Node) -> Facts | None:
-    """Return the facts that new content at a node's path takes over, or None. New content gets no set-ID bits."""
+    """Return the facts that new content at a node's path takes over, without set-ID bits, or None if there are none to take over."""
     facts = facts_of(node)
     if facts is None or isinstance(node.data, Special):
         return None
@@ -202,7 +202,7 @@ def facts_for_new_content(node: Node) -> Facts | None:
 
 
 def mode_of(node: Node) -> int | None:
-    """Return the mode of a file or folder, or None if the node has none."""
+    """Return the mode of a file or folder, or None if the node does not record it."""
     if isinstance(node, Folder):
         return node.facts.mode
     if node.is_folder:
@@ -214,7 +214,7 @@ def mode_of(node: Node) -> int | None:
 
 
 def node_of(path: str, found: tuple[os.stat_result, str] | None, source: Source) -> Node:
-    """Create the node for what the disk has at a path. `found` is None if nothing is there."""
+    """Create the node of a path from its status on disk and, for a link, its target. `found` is None if nothing is there."""
     if found is None:
         return ABSENT
     status, target = found

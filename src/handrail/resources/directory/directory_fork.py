@@ -189,7 +189,8 @@ class DirectoryFork(Linked, FileFork):
         Returns the manifest, from which another process can finish the commit, or None if there is nothing
         to commit. `key` names the call and the journal that will record it. Without a journal, the commit
         counts as made as soon as anything is renamed. With `synced`, the staged files survive a power cut.
-        Raises `ContextError` unless the fork is prepared, and `FileError` if the disk reports an error.
+        Raises `ContextError` unless the fork is prepared and has no outer fork, `Conflict` if a file has changed meanwhile,
+        and `FileError` if the disk reports an error.
         """
         with self._shared.lock:
             if self._state != PREPARED or self._line:
@@ -239,14 +240,14 @@ class DirectoryFork(Linked, FileFork):
             self._clear()
 
     def applied(self) -> None:
-        """Mark the commit as finished, and put away what it displaced."""
+        """Mark the commit as finished, and keep what it displaced for `undo`."""
         with self._shared.lock:
             commit, self._commit = self._commit, None
             if commit is not None:
                 self._put_away(commit)
 
     def _put_away(self, commit: Commit) -> None:
-        """Keep what a finished commit displaced, for `undo`."""
+        """Keep the files that a finished commit displaced, for `undo`."""
         self._ground.area.retire(commit)
 
     def revert(self) -> None:
@@ -337,7 +338,7 @@ class DirectoryFork(Linked, FileFork):
         folder, name = split(entry.path)
         now = self._parent._look(folder, name)
         if not now.version:
-            # The file came from a lower layer. Either someone has deleted it since, or the command moved it here.
+            # If the file was copied up from a lower layer, either someone has deleted it since, or the command moved it here.
             return entry.copied and self._other_names(folder, mounted_at)
         if now.is_folder and (entry.kind != "folder" or entry.opaque):
             below = self._parent._below(entry.path, now)
@@ -364,7 +365,7 @@ class DirectoryFork(Linked, FileFork):
         return node.version > self._mounted
 
     def _take(self, entry: Entry, top: Path, stack: LayerStack) -> bool:
-        """Take over what a command left at a path. Returns False if nothing changed."""
+        """Take over the state of a path after a command. Returns False if nothing changed."""
         changed = False
         folder, name = split(entry.path)
         old = self._look(folder, name)
@@ -402,11 +403,11 @@ class DirectoryFork(Linked, FileFork):
         return Node(tick, content, status.st_mtime)
 
     def _facts_left(self, entry: Entry, old: Node) -> Facts | None:
-        """Return the facts of a folder that a command left, or None if they are unchanged.
+        """Return the facts that a command gave a folder, or None if they are unchanged.
 
-        A folder may keep its set-ID bits and inherit the set-group-ID bit of the folder above, but never gains
-        others. Attributes that only root can set don't count as changed. If this process is not root, neither does
-        the owner, nor the group if it became this process's own.
+        A folder may keep its set-ID bits and inherit the set-group-ID bit of the folder above, but gains no others. For a
+        folder that existed before, attributes that only root can set don't count as changed. If this process is not root,
+        neither does the owner, nor the group if it became this process's own.
         """
         before = self._facts_of(entry.path, old) if old.is_folder else None
         left = entry.facts or Facts(0o755)

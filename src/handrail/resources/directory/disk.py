@@ -55,7 +55,7 @@ class Disk:
                     left = memoryview(part)
                     while left:
                         left = left[os.write(fd, left) :]
-            mode = stat.S_IMODE(like.st_mode) & ~SET_ID  # a copy does not get set-ID bits
+            mode = stat.S_IMODE(like.st_mode) & ~SET_ID
             write_facts(fd, Facts(mode, like.st_uid, like.st_gid, read_attributes(source)))
             os.utime(fd, ns=(like.st_atime_ns, like.st_mtime_ns))
         finally:

@@ -29,7 +29,7 @@ from handrail.resources.paths import join, split
 from handrail.spelling import checked_arguments
 
 DIRECTORY_LIMITS = FileLimits(max_total_size=16 * 1024 * 1024 * 1024)
-"""Default limits of a directory. They apply to what one call changes and to each file that it reads."""
+"""Default limits of a directory. They apply to the changes of one call and to each file that it reads."""
 _NAMES_NEAR = 2000
 """Maximum number of names to search for a suggestion."""
 _GET_FLAGS, _CASEFOLD = 0x80086601, 0x40000000
@@ -135,9 +135,9 @@ class DirectoryFilesystem(Linked):
     def recover(self, journal: Journal, /) -> Operation[Recovered]:
         """Finish commits that a journal recorded but a dead process did not apply. Call it before using the folder.
 
-        Recovery only rolls forward: what the journal recorded is applied, and everything else is discarded. A file that
-        someone else has changed is left as it is, and its path is returned in `left`. A commit whose folder or staged
-        files are not there stays recorded as unapplied, and is returned in `unapplied`.
+        What the journal recorded is applied, and everything else is discarded. The changes of a call that was given up are
+        reverted. A file that someone else has changed is left as it is, and its path is returned in `left`. A commit whose
+        folder or staged files are not there stays recorded as unapplied, and is returned in `unapplied`.
         """
         ground = self._ground
         return Operation(lambda: recover(ground.jail, ground.area, ground.lock, journal), "recover")

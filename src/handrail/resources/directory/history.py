@@ -1,12 +1,13 @@
-"""`History`: what the most recent commits displaced, kept so that they can be undone.
+"""`History`: keeps the files that the most recent commits displaced, so that the commits can be undone.
 
 Each kept commit is a folder, whose name says when it was made, by which call, and how many bytes it holds. So a listing
-of the names is all that several processes need to share one history. A rename claims a kept commit: whoever renames
-it away may use or remove it.
+of the names is all that several processes need to share one history. A process claims a kept commit by renaming it.
+Only that process may then use or remove it.
 
 The history is limited in calls and in bytes. Files that also exist elsewhere, such as one that a call has moved, don't
 count. If the bytes exceed their limit, a commit that takes more than half of the limit is removed first, or else the
-oldest one. So one large call can't displace all others. An empty file replaces what did not fit, so that undo can say so.
+oldest one. So one large call can't push out all others. An empty file takes the place of the removed commit, so that
+undo can say why it is not kept.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Kept(msgspec.Struct, frozen=True):
     shared: int = 0
     """Bytes of the files that had other names too when the commit was made."""
     is_dropped: bool = False
-    """Whether what it displaced did not fit and is no longer there."""
+    """Whether the displaced files were removed, because they did not fit."""
 
 
 class History:
@@ -79,7 +80,8 @@ class History:
     ) -> Path:
         """Move a commit's folder into the history, and remove what exceeds the limits. Returns the new path.
 
-        `remove` claims and removes a folder, or raises `FileNotFoundError`. Without `sizes`, the commit's folder is listed.
+        `remove` claims and removes a folder, or raises `FileNotFoundError` if another process has claimed it. Without
+        `sizes`, the bytes in the commit's folder are counted.
         """
         try:
             listed_at = os.stat(self._folder).st_mtime_ns
@@ -133,7 +135,7 @@ class History:
         return self._folder / kept.name
 
     def put_back(self, commit: Path, name: str) -> None:
-        """Move a claimed commit back to where it was."""
+        """Move a claimed commit back into the history, under its old name."""
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._folder, 0o700)
         self._disk.retire(commit, self._folder / name)

@@ -30,7 +30,7 @@ _RESOLVE_NO_MAGICLINKS, _RESOLVE_NO_SYMLINKS, _RESOLVE_BENEATH = 0x02, 0x04, 0x0
 _RESOLVE = _RESOLVE_BENEATH | _RESOLVE_NO_SYMLINKS | _RESOLVE_NO_MAGICLINKS
 _NOREPLACE, _EXCHANGE = 1, 2
 _UNKNOWN = {errno.ENOSYS, errno.EPERM, errno.EINVAL, errno.E2BIG}
-"""Errors that mean that the kernel lacks the system call or that a filter blocks it."""
+"""Errors that mean that the kernel or the disk lacks an operation, or that a filter blocks it."""
 _TRIES = 100
 
 
@@ -98,7 +98,7 @@ has_openat2 = _probe()
 
 
 def open_beneath(folder: int, path: str, flags: int) -> int:
-    """Open a path of any length under a folder. A path that crosses a link is refused (`ELOOP`).
+    """Open a path of any length under a folder. A path that crosses a link is refused (`ELOOP` or `ENOTDIR`).
 
     The last name may be a link only with `O_PATH | O_NOFOLLOW`, which opens the link itself.
     """
@@ -186,7 +186,7 @@ class Jail:
         self.fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def check_in_place(self) -> os.stat_result:
-        """Return the status of the open folder. Raises `FileError` unless it is still the one at its path.
+        """Return the status of the open folder. Raises `FileError` if its path now leads to a different folder or to none.
 
         Reads and commits use the open folder, and commands use the path, so both must be the same folder.
         """
@@ -244,7 +244,7 @@ class Jail:
             os.close(fd)
 
     def attributes(self, path: str) -> Attributes:
-        """Return the attributes that a copy of a regular file should have, or none if it can't be opened."""
+        """Return the attributes that a copy of a regular file should have, or () if it can't be opened."""
         try:
             fd = open_beneath(self.fd, path, os.O_PATH | os.O_NOFOLLOW)
         except OSError:
@@ -303,9 +303,9 @@ class Jail:
         return ""
 
     def read(self, path: str, version: int, limit: int) -> bytes:
-        """Read a file. Raises `Conflict` if it no longer has this version, and `FileLimitReached` above `limit` bytes.
+        """Read a file. Raises `Conflict` unless it has this version both before and after the read.
 
-        Raises `FileError` if it can't be read or is not a regular file.
+        Raises `FileLimitReached` if it has more than `limit` bytes, and `FileError` if it can't be read or is not a regular file.
         """
         if RESERVED in path and reserved_in(path):
             raise Conflict([path])

@@ -171,7 +171,7 @@ class Upper:
             yield Entry(path, "gone")
 
     def _entries(self, folder: str) -> list[Entry]:
-        """Return the entries of a folder, sorted. What commands write to reserved names is left out, and so discarded.
+        """Return the entries of a folder, sorted. Reserved names are left out, so what a command writes there is discarded.
 
         Raises `FileError` if the path is too long, or if the folder can't be read.
         """
@@ -196,9 +196,9 @@ _Mark = tuple[int, bool, Facts | None]
 
 
 def _safe(entry: Entry, at: Path) -> Entry:
-    """Return an entry, after its file's set-user-ID and set-group-ID bits were removed.
+    """Remove the set-user-ID and set-group-ID bits of an entry's file, and return the new entry.
 
-    So a command can't leave a privileged program behind.
+    So a command can't leave a privileged program behind. Other entries are returned unchanged.
     """
     if entry.kind != "file" or entry.status is None or not entry.status.st_mode & SET_ID:
         return entry
@@ -336,7 +336,7 @@ class LayerStack:
 def copy_out(jail: Jail, area: Area, content: OnDisk, path: Path) -> None:
     """Copy a file to a path, from the folder or from the layer to which a command wrote it.
 
-    A pipe or a socket is created anew. Raises `FileError` for a device.
+    For a pipe or a socket, a new one is created. Raises `FileError` for a device.
     """
     if isinstance(content, Special):
         if content.kind == "device":

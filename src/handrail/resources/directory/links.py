@@ -61,7 +61,7 @@ class Ground(Shared):
         return self.jail.read(path, version, self.limits.max_file_size)
 
     def attributes(self, path: str) -> Attributes:
-        """Return the extended attributes that a copy of a file in the folder should have. There are none if it can't be opened."""
+        """Return the extended attributes that a copy of a file in the folder should have, or () if it can't be opened."""
         return self.jail.attributes(path)
 
     def refuse_hidden(self, path: str) -> None:
@@ -135,13 +135,14 @@ class Linked(Layer):
     def _followed(self, path: str, *, last: bool = True) -> str:
         """Return a path with its links resolved. With `last=False`, a link at the end is not resolved.
 
-        Raises `PathRefused` if a link leads out of the root, or if there are too many links or a hidden name.
+        Raises `PathRefused` if a link leads out of the root, or if the path has too many links or a hidden name.
         """
         return self._follow(path, last)[0]
 
     def _follow(self, path: str, last: bool = True) -> tuple[str, Node | None]:
-        """Return a path with its links resolved, as `_followed` does, and its node, or None if the caller must look
-        it up.
+        """Resolve the links in a path, as `_followed` does. Returns the path and its node.
+
+        If the node is None, the caller must look it up.
         """
         at = parse_path(path)
         self._enter()
@@ -296,7 +297,7 @@ class Linked(Layer):
     def _without(self, text: str, paths: Sequence[str]) -> frozenset[str]:
         """Return the files that need not be searched for a text, because ripgrep does not find it in them.
 
-        They still count as read at their version before ripgrep ran, because the search's result depends on them.
+        They still count as read, at the version that they had before ripgrep ran, because the search's result depends on them.
         """
         asked: set[str] = set()
         for path in paths:
@@ -378,7 +379,7 @@ def _trail(link: str) -> Iterator[str]:
 
 
 def _can_be_said(path: str) -> bool:
-    """Return whether a caller can pass this path back unchanged. One that starts with `~/` or is too long can't be."""
+    """Return whether a caller can pass this path back unchanged. A path that starts with `~/` or is too long would be refused."""
     try:
         return parse_path(path).path == path
     except PathRefused:

@@ -58,7 +58,7 @@ class Recovered(msgspec.Struct, frozen=True):
     finished: tuple[str, ...] = ()
     """Ids of the calls whose commits are now applied."""
     dropped: tuple[str, ...] = ()
-    """Ids of the calls that were not recorded or were given up. Their changes were discarded."""
+    """Ids of the calls that were not recorded or were given up. Their changes were discarded or reverted."""
     left: tuple[str, ...] = ()
     """Paths whose steps could not be done, usually because someone else had changed them. They are unchanged."""
     unapplied: tuple[Unapplied, ...] = ()
@@ -88,7 +88,7 @@ async def recover(jail: Jail, area: Area, lock: Any, journal: Journal) -> Recove
         for manifest, state in zip(manifests, states, strict=True):
             if state not in (APPLIED, PENDING):
                 unapplied.append(Unapplied(unit.run_id, unit.call_id, manifest.root, state))
-    if unapplied:  # others may have applied or voided some of them since
+    if unapplied:  # others may have applied them or given them up since
         still = {(unit.run_id, unit.call_id) for unit in await journal.calls.unapplied()}
         unapplied = [each for each in unapplied if (each.run_id, each.call_id) in still]
     for each in unapplied:
@@ -98,7 +98,7 @@ async def recover(jail: Jail, area: Area, lock: Any, journal: Journal) -> Recove
 
 
 async def _drop(recovery: _Recovery, journal: Journal) -> list[str]:
-    """Discard or keep the other commits of dead processes, as `_Recovery.drop` does. Returns the ids of those discarded."""
+    """Discard, revert or keep the other commits of dead processes. Returns the ids of the calls that `_Recovery.drop` dropped."""
     with contextlib.ExitStack() as parts:
         # Ask the journal only after this: until a process is known to be dead, it may record more commits.
         dead = await run_in_thread(lambda: recovery.claim(parts))
@@ -116,19 +116,19 @@ async def _is_given_up(journal: Journal, run_id: str, call_id: str) -> bool:
     return any(entry.kind == "undone" and entry.key == call_id for entry in entries)
 
 
-# --- what is known about a commit -----------------------------------------------------------------------
+# --- the state of a commit ------------------------------------------------------------------------------
 
 APPLIED = "applied"
-PENDING = "the process that recorded it ended before it had applied it. The next run with this folder and journal applies it"
+PENDING = "the process that recorded the changes ended before it applied them. The next run with this folder and journal applies them"
 _MOVE_BACK = (
     "If it was moved, open it at its new place with the same journal; otherwise make it available again"
 )
 
 
 def state_of(manifest: Manifest) -> str:
-    """Return `APPLIED`, `PENDING`, or why a recorded commit can't be applied, judging by where its root was.
+    """Return `APPLIED`, `PENDING`, or why a recorded commit can't be applied.
 
-    Nothing is changed.
+    The root is looked for only where it was when the commit was staged. Nothing is changed.
     """
     staging, root = Path(manifest.staging), Path(manifest.root)
     try:
@@ -195,7 +195,7 @@ class _Recovery:
     def finish(self, manifests: Sequence[Manifest]) -> list[str]:
         """Finish the commits that belong to this root, and return the state of each.
 
-        They stay staged until the journal knows that they are applied, because later commits may remove them from the history.
+        They stay staged until the journal has recorded them as applied, because later commits may remove them from the history.
         """
         with self._lock:
             found = self._staging_folders(manifests)
@@ -213,9 +213,9 @@ class _Recovery:
                             self._area.at(staging).retire(commit)
 
     def _staging_folders(self, manifests: Iterable[Manifest]) -> Mapping[str, Path]:
-        """Return the staging folders of this root by the root's id in them.
+        """Return the staging folders of this root, by the root id that each one records.
 
-        There may be several: a root that was moved or mounted elsewhere may have got another one there.
+        There may be several, because a root that is moved or mounted elsewhere may get another one there.
         """
         root, facts = self._jail.root, status_of(self._jail.fd)
         places = [self._area.folder, default_staging(root, self._jail.fd), root / INSIDE]
@@ -303,7 +303,7 @@ class _Recovery:
 
 
 def unapplied_in(unit: CommitUnit) -> list[Unapplied]:
-    """Return each folder that a recorded commit has still to be applied to, and why it has not been."""
+    """Return an `Unapplied` for each folder to which a recorded commit has not been applied yet."""
     found: list[Unapplied] = []
     for each in unit.files:
         manifest = msgspec.convert(each, Manifest)

@@ -4,7 +4,7 @@ The lock is a `flock` of the folder itself, so it needs no file, and the kernel 
 held for the renames only. People and other programs don't take it, so a commit still checks what it displaces.
 
 A commit is marked while it is being applied. If its process dies, the next process that takes the lock settles the
-marked commit first, so nobody ever builds on half of one.
+marked commit first, so no commit builds on one that is half applied.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RenameLock:
             try:
                 yield
             finally:
-                with contextlib.suppress(OSError):  # a mark that stays is harmless: the commit is complete
+                with contextlib.suppress(OSError):  # a mark may stay: the commit is complete or reverted
                     self._disk.mark(marks, b"\0")
         finally:
             os.close(fd)  # releases the lock

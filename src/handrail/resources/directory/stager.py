@@ -79,7 +79,7 @@ def tree_digest(over: Over, path: str) -> str:
 
 
 def stage_commit(jail: Jail, area: Area, over: Over, key: CallKey, *, synced: bool) -> Commit | None:
-    """Write everything that a commit of these changes needs to the staging folder. Returns None without changes.
+    """Write everything that a commit of these changes needs to the staging folder. Returns None if there are no changes.
 
     Raises `Conflict` if a file has changed meanwhile, and `FileError` if the disk reports an error.
     """
@@ -153,10 +153,7 @@ class _Stager:
         self._slots = 0
         self._known: set[str] = {""}
         self._born: dict[str, Facts | None] = {}
-        """For each folder that was looked at, the facts that new files in it inherit, or None if they inherit none.
-
-        The root is looked at on first use.
-        """
+        """For each folder that was checked or made, what `born_in` returned. The root is added on first use."""
 
     def steps(self, changes: list[Change], over: Over) -> tuple[Step, ...]:
         steps: list[Step] = []
@@ -212,8 +209,8 @@ class _Stager:
     def _birthplace(self, at: Path, path: str, facts: Facts | None) -> Generator[Path]:
         """Yield the path at which to create the content of the slot `at`, and then move it to the slot.
 
-        If new files in the file's own folder inherit facts, such as its group, the path is in a temporary folder from
-        which they inherit the same. Otherwise, it is the slot itself.
+        If new files in the target folder inherit facts from it, such as its group, the path is in a temporary folder from
+        which they inherit the same. Otherwise, it is the slot itself. With `facts` that set a group, nothing is inherited.
         """
         born = None if facts is not None and facts.gid >= 0 else self._inherited(split(path)[0])
         if born is None:
@@ -227,7 +224,7 @@ class _Stager:
         os.rmdir(nursery)
 
     def _inherited(self, folder: str) -> Facts | None:
-        """Return the facts that new files in a folder inherit, or None. The folder was checked or made before."""
+        """Return what `born_in` returns for a folder, which was checked or made before."""
         if not folder and folder not in self._born:
             self._born[folder] = born_in(f"/proc/self/fd/{self._jail.fd}", self._root)
         return self._born[folder]
@@ -235,7 +232,7 @@ class _Stager:
     def _bring(self, data: OnDisk, slot: Path) -> None:
         """Stage a file: move it if a command created it, and link or copy it otherwise. A new pipe or socket is created.
 
-        Raises `Conflict` if the file has changed since it was read.
+        Raises `Conflict` if a file that was moved or linked has changed since it was looked up.
         """
         if isinstance(data, Special) and data.is_new:
             self._area.disk.special(slot, data.found)

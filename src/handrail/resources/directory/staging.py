@@ -4,10 +4,9 @@ A staging folder is beside its root. If files can't be renamed from there into t
 point or the folder around it is not writable, the staging folder is in the root, under a reserved name.
 
 The file `identity` in a staging folder gives the root an id, which stays the same when the root is moved or mounted
-elsewhere. It also says which folder it was made for: the inodes of the root and of the staging folder, and
-when the root was created. So neither a copy of a root nor a folder that replaces it has the identity of
-the original. Device numbers are not recorded, because they change when a disk is
-mounted again, but root and staging folder must be on the same device.
+elsewhere. The file also records the inodes of the root and of the staging folder, and when the root was created. So
+neither a copy of a root nor a folder that replaces it has the identity of the original. Device numbers are not
+recorded, because they change when a disk is mounted again, but root and staging folder must be on the same device.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FolderStatus(NamedTuple):
-    """What identifies a folder on disk, with its owner and its mount."""
+    """The device, inode and creation time that identify a folder on disk, with its owner and its mount."""
 
     device: int
     inode: int
@@ -79,7 +78,7 @@ _statx = _find_statx()
 
 
 def status_of(folder: int) -> FolderStatus:
-    """Return what identifies an open folder."""
+    """Return the status of an open folder."""
     found = os.fstat(folder)
     born, mount = 0, found.st_dev
     if _statx is not None:
@@ -114,9 +113,9 @@ def default_staging(root: Path, folder: int) -> Path:
 
 
 def find_staging(root: FolderStatus, wanted: Path) -> Path:
-    """Return the staging folder of a root: the one at `wanted`, or else the one in the same folder that belongs to it.
+    """Return the path of a root's staging folder: `wanted`, or another path beside it if the root was renamed.
 
-    If there is none yet, returns a path at which no other root's staging folder is.
+    If the root has none yet, returns a path that no other root's staging folder has.
     """
     found = read_identity(wanted)
     if found is not None and belongs(found, wanted, root):
@@ -162,7 +161,7 @@ def case_insensitive(root: Path) -> DefinitionError:
 
 
 def read_identity(staging: Path) -> Identity | None:
-    """Return the identity that a staging folder records, or None if it has none."""
+    """Return the identity that a staging folder records, or None if there is none that can be read."""
     try:
         return msgspec.json.decode((staging / IDENTITY).read_bytes(), type=Identity)
     except (OSError, msgspec.DecodeError):
@@ -183,13 +182,13 @@ def belongs(found: Identity, staging: Path, root: FolderStatus) -> bool:
 
 
 def claim(staging: Path, root: Path, folder: int) -> str:
-    """Return the id of a root from its staging folder, which exists. The first claim creates the id.
+    """Return the id of a root from its staging folder, which must exist. The first claim creates the id.
 
-    Raises `FileError` if the staging folder belongs to a different root, or if other users could change what is in it.
+    Raises `FileError` if the staging folder belongs to a different root, is not a folder, or can be changed by other users.
     """
     facts, own = status_of(folder), os.lstat(staging)
     if not stat.S_ISDIR(own.st_mode) or not _is_private(own, facts):
-        problem = f"other users can change {str(staging)!r}, where changes are staged. Remove it, or pass a different staging="
+        problem = f"{str(staging)!r} is not a folder, or other users can change it, so nothing can be staged there. Remove it, or pass a different staging="
         raise FileError(".", problem)
     found = read_identity(staging)
     if found is None:
@@ -206,7 +205,7 @@ def claim(staging: Path, root: Path, folder: int) -> str:
 
 
 def _is_private(staging: os.stat_result, root: FolderStatus) -> bool:
-    """Return whether only this user, or the owner of the root, can change what is in a staging folder."""
+    """Return whether nobody but this user or the owner of the root can change the content of a staging folder."""
     return staging.st_uid in (os.geteuid(), root.owner) and not staging.st_mode & _OTHERS_WRITE
 
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Generator
 
 
 class Unexpected(Exception):
-    """Raised if what a step displaces is not what the step expects."""
+    """Raised if a path does not hold the content that a step expects there."""
 
 
 class Busy(Unexpected):
-    """Raised if someone is writing what a step displaces."""
+    """Raised if a program is writing to the file that a step displaces."""
 
 
 _SET_SIGNAL = 10
@@ -29,10 +29,10 @@ _SET_SIGNAL = 10
 
 @contextlib.contextmanager
 def unwritten(folder: int, name: str, found: os.stat_result) -> Generator[Callable[[], bool]]:
-    """Check that no program has a file open for writing, and yield a function that checks it again.
+    """Check that no program has a file open for writing, and yield a function that returns whether this is still so.
 
-    `found` is the file's status. Raises `Busy` if a program has it open for writing. Not checked are files that
-    this process can't open, pipes and other special files, and files on a disk without leases.
+    `found` is the file's status. Raises `Busy` if a program has the file open for writing. Files that this process can't
+    open, pipes and other special files, and files on a disk without leases are not checked.
     """
     fd = -1
     try:

@@ -1,4 +1,4 @@
-"""The seccomp filter for commands. System calls that no namespace isolates fail as if the kernel lacked them."""
+"""The seccomp filter for commands. System calls that no namespace isolates fail, as they do on a kernel without them."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ _numbers = count()
 
 
 class Cgroup:
-    """One command's cgroups, of version 1 or 2. There are none if this process can't create them."""
+    """One command's cgroups, of version 1 or 2. Limits nothing if this process can't create cgroups."""
 
     def __init__(self, process: int, memory: int, processes: int) -> None:
         self._folders: dict[str, str] = {}
@@ -41,7 +41,7 @@ class Cgroup:
             self._folders[controller] = folder
 
     def close(self) -> bool:
-        """Remove the cgroups after all their processes have ended. Returns whether the kernel killed any for lack of memory."""
+        """Remove the cgroups after all their processes have ended. Returns whether the kernel killed one for lack of memory."""
         killed = False
         for controller, folder in self._folders.items():
             file = {"": "memory.events", "memory": "memory.oom_control"}.get(controller)
@@ -57,7 +57,7 @@ class Cgroup:
 
 
 def sweep() -> None:
-    """Remove the cgroups that killed keepers left behind."""
+    """Remove the cgroups of keepers that were killed."""
     for parent in _parents().values():
         for name in os.listdir(parent):
             words = name.split("-")

@@ -40,7 +40,7 @@ _PACKAGE = Path(__file__).parents[2]
 
 
 class Keeper:
-    """The running keeper: its process and the socket that requests are sent on.
+    """The running keeper: its process, and the socket on which requests are sent to it.
 
     Raises `ShellUnavailable` if it can't be started.
     """
@@ -181,7 +181,7 @@ class Stop:
 
 @contextlib.contextmanager
 def turn(upper: str, stop: Stop) -> Generator[None]:
-    """Use an upper layer inside this block, after waiting until no other command uses it.
+    """Wait until no other command uses an upper layer, and then reserve it while the block runs.
 
     Mounting one upper layer twice is undefined behaviour. Raises `CommandStopped` if `stop` is requested first.
     """
@@ -276,7 +276,7 @@ def execute(request: Request, stdin: bytes, timeout: float, limit: int, stop: St
 
 
 class _Process:
-    """Handrail's ends of a command's streams."""
+    """Handrail's side of a running command: its streams, and the socket that controls it."""
 
     def __init__(self, request: Request, stdin: bytes, limit: int, closing: contextlib.ExitStack) -> None:
         self.output = Output(limit)

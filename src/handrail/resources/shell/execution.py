@@ -35,14 +35,14 @@ from handrail.threads import run_in_thread
 
 Backend = Literal["overlay", "copy"]
 _STAGED_INSIDE = (
-    "No overlay could be mounted, because changes are staged in the folder itself. That is so if the folder is a mount point "
-    "or nothing can be created beside it."
+    "No overlay could be mounted, because changes are staged in the folder itself. This happens if the folder is a mount "
+    "point, or if nothing can be created beside it."
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLimits:
-    """Limits for one command together with everything it starts. A command that exceeds one is ended.
+    """Limits for a command together with everything it starts. A command that exceeds a limit is ended.
 
     The defaults are meant for builds. If Handrail may create cgroups, the kernel enforces the memory and process limits.
     In any sandbox, total usage is checked ten times a second. Without a sandbox, these limits do not apply.
@@ -66,7 +66,7 @@ class CommandLimits:
                 raise DefinitionError(f"the command limit {name!r} is {value!r}. Pass a number above zero.")
 
     def for_folder(self, folder: Path) -> Limits:
-        """Return these limits for a command that writes to this folder. Each None is replaced by its default."""
+        """Return these limits for a command that writes to this folder. A limit of None is replaced by the default."""
         memory = self.memory or min(
             8 << 30, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
         )
@@ -315,10 +315,7 @@ class Execution:
         return f"the program {program!r}, or the interpreter its first line names, is not installed here"
 
     def _notes_on(self, code: int, reply: Reply) -> tuple[str, ...]:
-        """Return a note if the command may have failed to start processes, or to find a program in a hidden folder.
-
-        Otherwise, returns none.
-        """
+        """Return a note if the command may have failed to start processes, or to find a program in a hidden folder; otherwise ()."""
         if reply.near and not reply.limit:
             return (
                 f"It came close to its limit of {reply.near}, and may have failed to start some of them.",

@@ -37,8 +37,8 @@ _Folder = tuple[Sequence[str], str, str]
 class Copy:
     """A copy of several layers merged into one folder.
 
-    With `closed`, for a command without a sandbox, no link in the copy leads out of it: what the command writes
-    through a link is written to the copy.
+    With `closed`, no link in the copy leads out of it, so what a command without a sandbox writes through a link is
+    written to the copy.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Copy:
         """Number of links that lead out of the folder and are not in the copy. They stay unchanged."""
 
     def make(self) -> None:
-        """Copy everything. Then wait a moment, so that any later change gets a newer timestamp than the copies."""
+        """Copy everything. Then wait briefly until the disk's clock has advanced, so that any later change gets a newer timestamp."""
         stack = [self._upper] if is_opaque(self._upper) else [self._upper, *self._lowers]
         self._copy_folder(stack, self._target, "")
         for path in itertools.chain(
@@ -165,7 +165,7 @@ class Copy:
         return True
 
     def _turn_inward(self, path: str) -> bool:
-        """Change a link that leads out of the copy. Returns whether it did.
+        """Change a link if it leads out of the copy. Returns whether it was changed.
 
         A link to a path in the folder then leads to that path in the copy, a link to a file elsewhere becomes a copy of
         that file, and any other link is omitted.
@@ -240,7 +240,7 @@ class Copy:
                 yield prefix + name, lower
 
     def _settle_member(self, path: str, below: Sequence[str]) -> Sequence[str] | None:
-        """Update one path of the upper layer. For a folder, returns its lower layers, and otherwise None."""
+        """Update one path of the upper layer. Returns the lower layers of a folder, or None for anything else."""
         source, target = f"{self._target}/{path}", f"{self._upper}/{path}"
         found, before = _fingerprint(source), self._before.get(path)
         if not stat.S_ISDIR(found[0]):
@@ -376,7 +376,7 @@ def _facts(facts: os.stat_result) -> tuple[int, int, int]:
 
 
 def _copy_metadata(source: str, target: str) -> None:
-    """Copy owner, attributes, mode and times."""
+    """Copy owner, mode, attributes and times; for a link, only owner and times."""
     with reach(source) as original, reach(target) as at:
         facts = os.lstat(original)
         there = os.lstat(at)

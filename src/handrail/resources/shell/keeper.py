@@ -3,11 +3,10 @@
     us ── keeper ─╥─ first process of the namespaces ── the command
                   ╙─ everything the command starts
 
-It starts once and forks for every command, which is much cheaper than starting Python. It makes system calls itself
-instead of running a tool for each. Lifetimes are tied together. The keeper watches the process that started it (the
-process, not one of its threads), and the first process dies with the keeper. When the first process dies, the kernel
-kills all others in its PID namespace before it reports the death, even those that ignore signals or have moved to a
-different session.
+The keeper starts once and forks for every command, which is much cheaper than starting Python. It makes system calls
+itself instead of running a tool for each. It watches the process that started it (the process, not one of its threads),
+and ends with it. The first process of a sandbox dies with the keeper. The kernel then kills all other processes in its
+PID namespace before it reports the death, even those that ignore signals or have moved to a different session.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ class Keeper:
             signal.pidfd_send_signal(watched, signal.SIGKILL)
 
     def let_go(self) -> None:
-        """Close the descriptors of the keeper and of other commands in a child process, so that it does not keep them open."""
+        """In a child process, close the descriptors of the keeper and of other commands, so that the child does not keep them open."""
         for descriptor in (self.requests.fileno(), self.parent, *self.commands):
             os.close(descriptor)
 
@@ -179,8 +178,8 @@ def _failure(failed: StepFailed) -> Reply:
 def _first_process(isolation: str, control: socket.socket, ready: int, streams: tuple[int, ...]) -> NoReturn:
     """Enter the sandbox, start the command and reap orphans until the command ends.
 
-    For a probe, which has no command, the overlay is tried instead. In a sandbox, the kernel kills all other processes of
-    the command when this process exits.
+    A probe has no command, so the operations that an overlay must support are tried instead. In a sandbox, the kernel
+    kills all processes of the command when this process exits.
     """
     try:
         if isolation != "none":
@@ -299,8 +298,8 @@ def _spawn(request: Request, actions: list[tuple[int, int, int]]) -> int:
 def _wait_unsandboxed(command: int, control: socket.socket) -> int:
     """Wait until the command ends, its caller hangs up or the keeper ends. Then kill all of the command's descendants.
 
-    By then the descendants are children of this process. It does not die with the keeper, because the descendants
-    would survive it. It watches the keeper instead. Returns the command's wait status.
+    Orphaned descendants become children of this process. It must not die with the keeper, because they would survive
+    it. So it watches the keeper instead. Returns the command's wait status.
     """
     poll = select.poll()
     poll.register(os.pidfd_open(command), select.POLLIN)

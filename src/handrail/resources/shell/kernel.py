@@ -81,7 +81,7 @@ def fork_into(namespaces: int) -> tuple[int, int]:
 
     Raises `OSError` if the kernel refuses.
 
-    Like `os.fork`, it requires a process with one thread. `unshare` would need a second fork, because a process
+    Like `os.fork`, it is safe only in a process with one thread. `unshare` would need a second fork, because a process
     never enters a new PID namespace itself.
     """
     descriptor = ctypes.c_int(-1)
@@ -125,7 +125,7 @@ class _MountAttributes(ctypes.Structure):
 
 
 def change_mount(target: str, *, add: int = 0, remove: int = 0, below: bool = False) -> None:
-    """Change the flags of a mount. With `below`, also changes those of every mount under it, in the same system call."""
+    """Change the flags of a mount and, with `below`, of every mount under it, in one system call."""
     attributes = _MountAttributes(add, remove, 0, 0)
     _checked(
         _libc.syscall(

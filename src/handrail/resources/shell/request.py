@@ -40,7 +40,7 @@ class Limits(NamedTuple):
 
     @property
     def most_memory(self) -> int:
-        """The kernel's limit on memory, set a little higher because the kernel may kill only one process."""
+        """The kernel's limit on memory, set higher so that Handrail ends the whole command before the kernel kills a single process."""
         return self.memory * 5 // 4
 
     @property
@@ -50,14 +50,14 @@ class Limits(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request to run one command. Paths are absolute and resolved, except `cwd`, which is relative to `root`."""
+    """A request to run one command.
+
+    Paths are absolute, except `cwd`, which is relative to `root`. Links are resolved, except in `cwd` and `exposed`.
+    """
 
     isolation: Isolation
     argv: list[str]
-    """The program and its arguments.
-
-    A probe has none. The keeper then tries the operations that an overlay must support.
-    """
+    """The program and its arguments. Empty for a probe, which tries the operations that an overlay must support."""
     environment: dict[str, str]
     root: str
     cwd: str
@@ -86,18 +86,18 @@ class Reply(NamedTuple):
     """How a command ended, or which step failed before it started."""
 
     status: int | None = None
-    """The command's status as `waitpid` returns it, or that of the first process if it did not report the command's.
+    """The command's status as `waitpid` returns it, or the first process's if the command's was not reported.
 
-    None if neither was reported. Each field below is "", or None, if it was not reported.
+    None if neither was reported. Each field below is "" or None if it was not reported.
     """
     mounted: str = ""
     """The type of filesystem mounted at `root` when the sandbox was set up."""
     limit: str = ""
     """The limit for which the command was ended: memory, cpu, disk or processes."""
     used: str = ""
-    """What that limit allows, such as `512 MiB of memory`. It is empty if the kernel enforced the limit."""
+    """The value of that limit, such as `512 MiB of memory`, or "" if the kernel enforced the limit."""
     near: str = ""
-    """A limit at which the command may have failed to start processes, such as `1024 processes and threads`."""
+    """The limit on processes, such as `1024 processes and threads`, if the command may have failed to start some because of it."""
     failed: str = ""
     """The step that failed: namespaces, layers, mounts, overlay, privileges, folder, exec or keeper."""
     error: int | None = None
@@ -200,7 +200,7 @@ _LIBRARIES = ("site-packages", "dist-packages")
 def interpreter_folders() -> list[str]:
     """Return the folders of the running Python and its libraries, so that commands can use it.
 
-    A folder that contains other things too, such as a home folder, is omitted.
+    A folder directly below `/`, or one that contains the home folder, is omitted.
     """
     home = os.path.realpath(os.path.expanduser("~"))
     prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}

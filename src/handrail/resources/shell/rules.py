@@ -57,7 +57,7 @@ _WRAPPERS = frozenset(
         "xargs",
     ]
 )
-# These programs run other programs if given the right option, or run code passed as an argument.
+# With certain options, these programs run other programs, or code that is passed as an argument.
 _INTERPRETERS = frozenset(
     [
         "ash",
@@ -110,8 +110,8 @@ class Allow:
 
     The program is compared literally: `git` does not match `/usr/bin/git` or `./git`. In arguments, `*` matches any
     text without `/`, `?` matches one character except `/`, and `**` matches any text. A pattern that starts with a
-    wildcard does not match options or absolute paths. No pattern matches a path with `..`. To allow these, write
-    them without wildcards.
+    wildcard does not match options or absolute paths. A pattern with wildcards never matches a path with `..`. To allow
+    such arguments, write them in full.
     """
 
     __slots__ = ("_open", "_pattern", "_tests")
@@ -280,7 +280,7 @@ def _check_form(argv: Sequence[object]) -> None:
         raise CommandRefused("", "the program's name is empty. Name one, as in ['git', 'status'].")
     size = sum(
         _size(argument) + 9 for argument in argv
-    )  # including the terminating zero and a pointer to the argument
+    )  # each argument also takes a terminating zero and a pointer
     if size > MAX_COMMAND:
         raise CommandRefused(
             "", f"the arguments have {size} bytes, and the limit is {MAX_COMMAND}. Pass the data in a file."

@@ -1,7 +1,7 @@
-"""A command's sandbox, set up from inside: namespaces, a new root, limits, capabilities and a seccomp filter.
+"""A command's sandbox: namespaces, a new root, limits, capabilities and a seccomp filter.
 
-The privileges that could change the sandbox are dropped before the command starts, and the command can't create
-further namespaces.
+The first process in the namespaces sets it up. The privileges that could change the sandbox are dropped before the
+command starts, and the command can't create further namespaces.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def namespaces(isolation: str, network: bool) -> int:
 def map_ids(process: int) -> None:
     """Map the ids of a process's user namespace, from outside.
 
-    Every id maps to itself. Root maps all ids, so that other users' files can be copied and keep their owners. An
-    ordinary user, or root without permission to map all ids, maps only its own.
+    Every id maps to itself. Root maps all ids, so that other users' files can be copied and keep their owners. Any other
+    user maps only its own ids, and so does root if it may not map all.
     """
     with step("namespaces"):
         if os.geteuid() == 0:

@@ -33,7 +33,7 @@ OUTPUT_LIMIT = 64 * 1024
 
 @checked_arguments
 class Shell:
-    """Runs the commands that its rules allow, on a folder whose real files they can't change.
+    """Runs the commands that its rules allow on a folder. The commands can't change the real files in it.
 
     A command's writes to the folder go to the upper layer of `layers`, in overlay format. The command sees the folder
     at its real path, so absolute paths work. It also sees the system's programs, libraries and settings, the interpreter
@@ -106,7 +106,7 @@ class Shell:
         If a command fails or times out, the `CommandResult` says so. Raises `CommandRefused` if no rule allows the
         command, `CommandMissing` if there is no such program, `ShellUnavailable` if it can't be sandboxed here, and
         `FileError` if it can't run in `cwd`. In these cases the command has not run. Raises `ShellError` if it can't be
-        started, or if it is unknown how it ended.
+        started, or if it is unknown how it ended. Raises `FileError` if its changes to a copy of the folder can't be read.
 
         Commands on the same upper layer run one at a time, and waiting for a turn does not count towards the timeout. On
         cancellation, `run` ends the command before it raises, and the caller must discard the upper layer.
@@ -133,12 +133,12 @@ class Shell:
 
         `context.filesystem` is such a fork if the run's filesystem is a `DirectoryFilesystem`. Raises `Conflict` if
         someone else changed the same files while the command ran, and `ShellUnavailable` if `files` is not such a fork.
-        With `keep=False`, the command's changes are not taken over, and the fork must be dropped.
+        With `keep=False`, the command's changes do not become part of the fork, and the fork must be dropped.
         """
         if not isinstance(files, Layered):
             raise ShellUnavailable(
                 "commands need a real folder to work on",
-                "Pass the run filesystem=DirectoryFilesystem(folder)",
+                "Pass filesystem=DirectoryFilesystem(folder) to the run",
             )
         self.rules.check(argv)  # checked here too, before the fork's changes are written to disk
         layers = files.layers()
@@ -159,7 +159,7 @@ class Shell:
 
     @property
     def reach(self) -> str:
-        """What commands can reach outside their folder, as text for an approval, or "" if they can reach nothing.
+        """A sentence for an approval that says what commands can reach outside their folder, or "" if they can reach nothing.
 
         What a command does there can't be undone, so it needs approval before it runs.
         """

@@ -2,9 +2,9 @@
 
 StateError
 └── ShellError (RuntimeError)                .command
-    ├── CommandRefused (PermissionError)       .problem, .allowed: no rule allows it
-    ├── CommandMissing (FileNotFoundError)     .program: there is no such program
-    └── ShellUnavailable                       .problem, .hint: this machine can't contain commands
+    ├── CommandRefused (PermissionError)       .problem, .allowed: it is malformed, or no rule allows it
+    ├── CommandMissing (FileNotFoundError)     .program: there is no such program, or it can't be executed
+    └── ShellUnavailable                       .problem, .hint: commands can't run here
 DefinitionError
 └── RuleError                                .rule
 """

@@ -35,7 +35,7 @@ class Support:
     overlay: bool
     """Whether an overlay mount can capture writes. If not, commands work on a copy."""
     missing: tuple[str, ...] = ()
-    """Descriptions of the missing features, including those that have a fallback."""
+    """Descriptions of the features that do not work here, including those that have a fallback."""
 
     @property
     def contained(self) -> bool:
@@ -47,9 +47,9 @@ _lock = threading.Lock()
 
 
 def probe(folder: Path) -> Support:
-    """Find out by trying which sandbox works in `folder`. The result is cached for the folder's disk and the user.
+    """Try which sandbox works in `folder`. The result is cached for the folder's disk and the user.
 
-    Nothing is assumed: a real overlay is mounted, and each kind of mark is created in it once.
+    A real overlay is mounted, and each kind of mark is created in it once.
     """
     if sys.platform != "linux":
         return Support("none", False, ("Linux",))
@@ -80,7 +80,7 @@ def _probe(folder: Path) -> Support:
 
 
 def _try(folder: Path, isolation: Isolation, view: View) -> str | None:
-    """Return a description of what is missing for this kind of sandbox, or None if it works."""
+    """Try one kind of sandbox. Returns a description of the missing feature, or None if the sandbox works."""
     place = Path(tempfile.mkdtemp(prefix="probe-", dir=folder)).resolve()
     try:
         for name in ("root/folder", "upper", "work"):

@@ -22,7 +22,7 @@ _TEMPORARY = ("/tmp", "/var/tmp", "/run", "/dev/shm")
 _MOST = 4 << 20
 """Maximum bytes to read from a `/proc` file. Only `smaps` files can be longer."""
 _SYSTEM_V = {"shm": {14: 1, 15: 1}, "msg": {3: 1, 4: 64}, "sem": {3: 128}}
-"""For each file in `/proc/sysvipc`, the columns that hold amounts, with the bytes that one unit takes."""
+"""For each file in `/proc/sysvipc`, the columns to add up, each with the bytes that one unit in it stands for."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PER_CHECK = 2000
 """After a walk that found N files, the next walk is N / `_PER_CHECK` checks later, so that walking stays cheap."""
@@ -42,7 +42,7 @@ class Usage:
         self._peak = 0
 
     def near(self) -> str:
-        """Return the limit on processes, as text, if the command came so close to it that a fork may have failed, or "".
+        """Return the limit on processes, as text, if the command came close to it and a fork may have failed; otherwise "".
 
         Processes that the command has left running count too.
         """
@@ -51,7 +51,7 @@ class Usage:
         return f"{most} processes and threads" if max(self._peak, tasks) * 4 > most * 3 else ""
 
     def exceeded(self) -> tuple[str, str]:
-        """Return the exceeded limit and what it allows, as text, or two empty strings."""
+        """Return the name of the exceeded limit and its value as text, or two empty strings if no limit is exceeded."""
         limits = self._limits
         tasks, memory, seconds = self._processes()
         self._peak = max(self._peak, tasks)
@@ -67,7 +67,7 @@ class Usage:
         return "", ""
 
     def _processes(self) -> tuple[int, int, float]:
-        """Return the number of threads, the bytes of memory and the CPU seconds so far, over all processes.
+        """Return the command's number of threads, its bytes of memory and its CPU seconds so far, over all its processes.
 
         Memory that processes share counts once for each of them.
         """
@@ -175,7 +175,7 @@ def _system_v() -> int:
 def _proportional(otherwise: int) -> int:
     """Return the bytes of memory, dividing shared pages among their users, or `otherwise` if the kernel can't tell.
 
-    System V segments and files in private folders are omitted, because they are counted separately.
+    System V segments, and files in private folders such as `/tmp`, are omitted, because they are counted separately.
     """
     total = 0
     for process in _ids():

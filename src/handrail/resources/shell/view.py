@@ -1,8 +1,8 @@
 """The files that a command sees: a new root with the system's programs, the command's folder and the exposed paths.
 
-The new root contains only what is put there, so no list of secrets has to be complete. Every source is opened before
-a mount can hide it. The new root is built on a tmpfs, made read-only with one system call, and replaces the old root,
-which is then detached. Finally, the list of mounts is read back and checked.
+The new root contains only the paths that are put there, so no list of secrets has to be complete. Every source is opened
+before a mount can hide it. The new root is built on a tmpfs and made read-only with one system call. It then replaces
+the old root, which is detached. Finally, the list of mounts is read back and checked.
 """
 
 from __future__ import annotations

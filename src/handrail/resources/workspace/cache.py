@@ -124,14 +124,14 @@ class WorkspaceCache:
         except OSError:  # somebody has just removed it, and the next lookup will notice
             return ""
 
-    # --- what is there ------------------------------------------------------------------------------
+    # --- the files ----------------------------------------------------------------------------------
 
     def at(self, path: str) -> Path:
         """Return where a path of the workspace is on this host."""
         return self.root / on_disk(path)
 
     def is_current(self, path: str, status: os.stat_result | None) -> bool:
-        """Return whether a path holds what is recorded. Of a folder, only the kind is compared.
+        """Return whether a path holds what is recorded. For a folder, only the kind is compared.
 
         A file is read and compared only if its status has changed.
         """
@@ -156,7 +156,8 @@ class WorkspaceCache:
     def _walk(self) -> Iterator[tuple[str, os.stat_result]]:
         """Yield every path that is neither ignored nor reserved, folders before their members.
 
-        The caller may remove what is yielded. A folder that this user can't list and change gets the mode 0o700.
+        The caller may remove each path before it requests the next one. A folder that this user can't list and change
+        gets the mode 0o700.
         """
         pending = [""]
         while pending:
@@ -179,7 +180,7 @@ class WorkspaceCache:
     def settle(self, wanted: Mapping[str, WorkspaceFile]) -> dict[str, WorkspaceFile]:
         """Remove the paths that are not wanted, and create the folders. Returns the files and links to be written.
 
-        A file is not returned if another file of the copy has the same content, which is then copied.
+        A missing file whose content another file already has is copied from that file, and is not returned.
         """
         kept: dict[str, Entry] = {}
         for path, status in self._walk():
@@ -237,7 +238,7 @@ class WorkspaceCache:
             self.entries[path] = Entry(wanted[path])
 
     def force(self, changes: Iterable[WorkspaceChange], read: Callable[[str], bytes]) -> None:
-        """Make these changes, whatever is at their paths now. `read` returns the bytes with a digest."""
+        """Make these changes, whatever is at their paths now. `read` returns the bytes that have a given digest."""
         changes = sorted(changes, key=lambda change: change.path)
         for change in reversed(changes):
             if change.new is None:
@@ -263,7 +264,7 @@ def kind_of(status: os.stat_result) -> str:
 
 
 def state_of(at: Path, status: os.stat_result) -> WorkspaceFile | None:
-    """Return the state of what is at a place on disk; None for a pipe, a socket or a device."""
+    """Return the state of the file, folder or link at a path on disk; None for a pipe, a socket or a device."""
     kind, mode = kind_of(status), status.st_mode & PERMISSIONS
     if kind == "folder":
         return WorkspaceFile("folder", mode)
@@ -277,7 +278,7 @@ def state_of(at: Path, status: os.stat_result) -> WorkspaceFile | None:
 
 
 def content_at(at: Path) -> bytes:
-    """Return the bytes of a file, or the path that a link leads to."""
+    """Return the bytes of a file, or of a link's target."""
     status = os.lstat(at)
     if stat.S_ISLNK(status.st_mode):
         return os.fsencode(os.readlink(at))
@@ -292,7 +293,7 @@ def shown_status(status: os.stat_result) -> str:
 
 @contextlib.contextmanager
 def _readable(at: Path, status: os.stat_result) -> Generator[Any]:
-    """Open a file for reading, even if its mode does not let this user, its owner, read it."""
+    """Open one of this user's files for reading. If its mode denies that, the mode is changed until the block ends."""
     mode = stat.S_IMODE(status.st_mode)
     is_unreadable = not mode & stat.S_IRUSR and os.geteuid() != 0
     if is_unreadable:

@@ -1,8 +1,8 @@
 """`WorkspaceFilesystem`: a workspace while a run has it. `WorkspaceFork`: one call's version of it.
 
-Both work on this host's copy as they would on any folder. Two things differ. A commit is described by digests, so that
-the journal's record of the call is the commit, whatever happens to the copy afterwards. And each path that is looked up,
-unless it is ignored, is compared with what is recorded. So a change by another program is neither read nor committed.
+Both work on this host's copy as they would on any folder. Two things differ. A commit is described by digests, so the
+journal's record of the call is the commit, whatever happens to the copy afterwards. And each path that is looked up is
+compared with its recorded state, unless it is ignored. So a change by another program is neither read nor committed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from handrail.resources.workspace.cache import PERMISSIONS, WorkspaceCache, cont
 log = logging.getLogger("handrail.files")
 
 LARGEST = 64 * 1024 * 1024
-"""Maximum bytes of a file that a call writes to a workspace."""
+"""Maximum bytes of a file that a call writes to a workspace, unless its path is ignored."""
 
 
 class WorkspaceFilesystem(DirectoryFilesystem):
@@ -73,11 +73,11 @@ class WorkspaceFilesystem(DirectoryFilesystem):
         raise UndoRefused(call_id, (), problem)
 
     def made(self, delta: WorkspaceDelta) -> None:
-        """Add a recorded commit to the copy's index, once it is applied."""
+        """Add a recorded commit to the copy's index. Call this once the commit is applied to the copy."""
         self.cache.note(self.row.id, delta.base + 1, delta.changes)
 
     def broke(self, why: str) -> None:
-        """Refuse every further use of the copy."""
+        """Refuse every further use of the copy. `why` becomes part of the error message."""
         self._broken = why
 
     @contextlib.contextmanager
@@ -143,13 +143,13 @@ class WorkspaceFork(DirectoryFork):
         return self._delta
 
     def content(self, digest: str) -> bytes:
-        """Return the staged bytes with a digest."""
+        """Return the staged bytes that have this digest."""
         return content_at(self._places[digest])
 
     def _lasting(self, path: str, node: Node) -> str:
-        """Return what is recorded of the file or folder that a node shows, because its status differs on each host.
+        """Return the recorded state of the file or folder at a path, because its status on disk differs from host to host.
 
-        "" for a node of a fork and for an ignored path, which stays on its host.
+        Returns "" for a node that a fork created, and for an ignored path, which stays on its host.
         """
         status = super()._lasting(path, node)
         cache = self._workspace.cache
@@ -157,7 +157,7 @@ class WorkspaceFork(DirectoryFork):
             return ""
         entry = cache.entries.get(path)
         if entry is None or not (entry.state.kind == "folder" or entry.version == status):
-            return status  # an earlier state, which no host has any more
+            return status  # an earlier state than the recorded one, which no host has any more
         return f"{entry.state.kind} {entry.state.mode:o} {entry.state.digest}"
 
     def _changed_states(self) -> WorkspaceDelta | None:
@@ -224,10 +224,10 @@ class WorkspaceFork(DirectoryFork):
                 files.made(delta)
 
     def _put_away(self, commit: Commit) -> None:
-        """Remove what a finished commit displaced. The journal has it."""
+        """Remove what a finished commit displaced. It is not needed for `undo`, because the journal has it."""
         self._ground.area.discard(commit)
 
     def revert(self) -> None:
-        """Refuse further use of the copy if it lacks recorded changes. What the journal has recorded is not taken back."""
+        """Refuse further use of the copy if it lacks recorded changes. The journal's record is not reverted."""
         if self._delta is not None:
             self._workspace.broke("a recorded change was not completed on this host")

@@ -23,7 +23,7 @@ from handrail.spelling import checked_arguments
 from handrail.threads import run_in_thread
 
 IGNORED = ("__pycache__", "node_modules", ".venv")
-"""The default names of files and folders that stay on the host where they were made."""
+"""Default for `ignore`: the names of files and folders that stay on the host where they were created."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _FETCHED = 8 * 1024 * 1024
 """Maximum bytes that are fetched at a time, unless a single file is larger."""
@@ -41,7 +41,7 @@ class Workspace:
 
     - `name`: letters, digits, `.`, `_` and `-`. Runs with the same journal and name work on the same files.
     - `cache`: the folder for this host's copies. Default: `handrail/workspaces` below `$XDG_CACHE_HOME`, or below
-    `~/.cache` if that is not set.
+      `~/.cache` if that is not an absolute path.
     - `ignore`: names that are not recorded, at any depth, such as `node_modules` or `*.pyc`. A pattern with a `/` is
       compared with the whole path.
     - `limits`, `startup_files`: as for `DirectoryFilesystem`.
@@ -73,7 +73,7 @@ class Workspace:
 
     @classmethod
     def named(cls, address: str, *, startup_files: Collection[str] = ()) -> Workspace | None:
-        """Return the workspace that `workspace:NAME` names; None for the path of a folder."""
+        """Return the workspace with the address `workspace:NAME`, or None if the address is a folder's path."""
         if not address.startswith(WORKSPACE):
             return None
         return cls(workspace_name(address), startup_files=startup_files)
