@@ -73,6 +73,28 @@ async def test_sections_are_prompts(mode: Any) -> None:
 
 
 @modes
+async def test_the_attachments_of_a_section_are_content(mode: Any) -> None:
+    """An image, a sound, a file and a link follow the text of a prompt, also if the section is shown as a summary."""
+    files = [
+        Attachment(PNG, "a.png"),
+        Attachment(b"fLaC", "a.flac"),
+        Attachment(b"text", "a.txt"),
+        Attachment("https://example.org/a.pdf"),
+    ]
+    closed = MarkdownSection("B", "b", "Look.", visibility="summary", summary="B.", attachments=files[:1])
+    server = ToolServer(
+        Prompt("p", "x"), sections=[MarkdownSection("A", "a", "Look.", attachments=files), closed]
+    )
+    async with Client(server.server, mode=mode) as client:
+        found: Any = await client.get_prompt("a")
+        opened: Any = await client.get_prompt("b")
+    kinds = ["text", "image", "audio", "resource", "resource_link"]
+    assert [each.content.type for each in found.messages] == kinds
+    assert [each.content.type for each in opened.messages] == ["text", "image"]
+    assert found.messages[3].content.resource.text == "text"
+
+
+@modes
 async def test_files_are_resources(mode: Any) -> None:
     """Files are listed and read as text or bytes. Nothing outside their folder can be read."""
     files = MemoryFilesystem()

@@ -41,7 +41,7 @@ class RunLine(msgspec.Struct, frozen=True):
     workspaces: Sequence[str] = ()
     """The names of the workspaces that the run has."""
     missing: tuple[str, str] | None = None
-    """The name of the workspace that the run waits for, and the id of the other run that has it; None if it waits for none."""
+    """The name of the workspace that the run waits for, and the id of the run that has it; None if it does not wait for one."""
 
     @property
     def id(self) -> str:
@@ -57,10 +57,10 @@ async def list_runs(
     limit: int = 100,
     before: Mark | None = None,
 ) -> Sequence[RunLine]:
-    """Return at most `limit` runs, newest first. `standing` filters them; if it is empty, all are returned.
+    """Return at most `limit` runs, newest first.
 
-    With `session_id` or `principal`, only runs of that session or principal are returned. To get the next page, pass the
-    last record's mark as `before`.
+    With `session_id`, `principal` or `standing`, only the runs of that session, of that principal or with one of these
+    standings are returned. To get the next page, pass the last record's mark as `before`.
     """
     waiting = Counter(unit.run_id for unit in await journal.calls.unapplied())
     holders = await journal.workspaces.holders()
@@ -88,7 +88,10 @@ def _line(row: RunRow, unapplied: int, holders: Mapping[str, str]) -> RunLine:
 
 
 def _missing(row: RunRow, holders: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the workspace that a run needs before a worker can begin or continue it, and the other run that has it."""
+    """Return the workspace that a run needs before a worker can begin or continue it, and the run that has it.
+
+    Returns None if the run needs no workspace or can get it.
+    """
     is_due = row.status == "parked" and row.due_at is not None
     if not row.record.request or not (is_due or standing_of(row) in ("queued", "interrupted")):
         return None

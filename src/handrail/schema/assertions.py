@@ -83,7 +83,7 @@ def _problem_of(word: str, given: Any, root: Mapping[str, Any]) -> tuple[str, st
         return f"is {quoted(given)}", "Use a whole number of at least 0"
     if word in _NUMBERS and not _is_number(given):
         return f"is {quoted(given)}", "Use a number"
-    if word == "multipleOf" and given <= 0:
+    if word == "multipleOf" and cast("float", given) <= 0:
         return f"is {quoted(given)}", "Use a number above 0"
     if word == "dependentRequired" and not _is_lists_by_name(given):
         return f"is {quoted(given)}", "Use an object whose values are lists of names"
