@@ -174,7 +174,9 @@ class _Assertions(Comparison):
         if "oneOf" in schema:
             fitting = sum(self._fits(each, value, at) for each in schema["oneOf"])
             if fitting > 1:
-                yield Mistake(at, lambda: f"matches {fitting} of the alternatives, and must match exactly one")
+                yield Mistake(
+                    at, lambda: f"matches {fitting} of the alternatives, and must match exactly one"
+                )
             elif not fitting:
                 yield from self.nearest(schema["oneOf"], value, at)
         if "not" in schema and self._fits(schema["not"], value, at):
