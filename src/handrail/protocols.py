@@ -198,12 +198,13 @@ class Resources(Protocol):
 
 
 class FileInfo(msgspec.Struct, frozen=True):
-    """A file or folder, as `stat` and `list` describe it."""
+    """A file or folder, as `stat` and `list` describe it. A special file is a pipe, a socket or a device, and can't be read."""
 
     path: str
     is_directory: bool
     size: int
     modified: float
+    is_special: bool = False
 
 
 class Match(msgspec.Struct, frozen=True):
