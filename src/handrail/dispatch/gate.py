@@ -474,7 +474,7 @@ class Gate:
         shown, parking, error = call.tool.shown, frame.parking, passage.error
         monotonic, record = frame.monotonic, frame.record
         if error is not None and error is ending:
-            error = without_frames(error)  # it collects frames as it is raised on
+            error = without_frames(error)  # it collects frames while it propagates
         if parking is None or not parking.parked or passage.recorded:  # not parked before the call's end
             seconds = monotonic() - frame.began - attempt.started
             if attempt.clock is not None or frame.lost.seconds != attempt.lost:

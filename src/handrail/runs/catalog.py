@@ -57,10 +57,10 @@ async def list_runs(
     limit: int = 100,
     before: Mark | None = None,
 ) -> Sequence[RunLine]:
-    """Return at most `limit` runs, newest first. `standing` filters them; if it is empty, all are returned.
+    """Return at most `limit` runs, newest first.
 
-    With `session_id` or `principal`, only runs of that session or principal are returned. To get the next page, pass the
-    last record's mark as `before`.
+    With `session_id`, `principal` or `standing`, only the runs of that session, of that principal or with one of these
+    standings are returned. To get the next page, pass the last record's mark as `before`.
     """
     waiting = Counter(unit.run_id for unit in await journal.calls.unapplied())
     holders = await journal.workspaces.holders()
