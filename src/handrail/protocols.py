@@ -194,7 +194,6 @@ class Resources(Protocol):
     def get(self, protocol: type[T], /) -> T: ...
     def open(self, protocol: type[T], /) -> Operation[T]:
         """Return the resource, as `get` does, for a binding whose provider is async."""
-        ...
 
 
 class FileInfo(msgspec.Struct, frozen=True):
