@@ -145,7 +145,7 @@ class Fork(Protocol):
 class DurableFork(Fork, Protocol):
     """A fork of something that outlives the process, such as a folder on disk.
 
-    Other processes can't be locked out: after `prepare` has checked everything, somebody may still change
+    Other processes can't be locked out: after `prepare` has checked everything, one of them may still change
     a file, and a disk may be full. Durable forks are therefore applied before those in memory, and applying one may
     still fail. Their changes are stored first, so that the next process can finish them after a crash.
     """
@@ -250,7 +250,7 @@ class CancelSignal(Protocol):
 
 
 class Heartbeat(Protocol):
-    """Renews the lease on the job this call runs in."""
+    """Records that a call is alive, and renews the lease on its job if there is one."""
 
     def beat(self) -> None: ...
     @property

@@ -58,7 +58,7 @@ async def test_a_call_gets_the_arguments_as_a_dict() -> None:
     ],
 )
 async def test_arguments_that_do_not_match_are_refused(sent: Any, problem: str) -> None:
-    """A call with such arguments fails, and the handler does not run."""
+    """A call whose arguments do not match the schema fails, and the handler does not run."""
     result = await open_gate([contact()]).invoke("contact", sent)
     assert not result.success
     assert problem in result.message
@@ -104,7 +104,7 @@ async def test_a_policy_and_the_handler_share_nothing() -> None:
 
 
 def test_such_a_tool_is_a_value() -> None:
-    """It can be compared, hashed and copied, and its schema can't be changed afterwards."""
+    """A tool with a schema can be compared, hashed and copied, and its schema can't be changed afterwards."""
     schema = copy.deepcopy(CONTACT)
     made = contact(params=schema)
     schema["required"] = ["fax"]
@@ -144,7 +144,7 @@ def test_the_handler_takes_a_dict() -> None:
 
 
 def test_a_wrong_schema_or_example_is_an_error_at_definition() -> None:
-    """The error names the tool."""
+    """A wrong schema or example is refused when the tool is defined, and the error names the tool."""
     with pytest.raises(ToolDefinitionError, match="tool 'contact': the schema of its params"):
         contact(params={"type": "array"})
     with pytest.raises(ToolDefinitionError, match="examples\\[0\\] is invalid: email is missing"):
