@@ -10,16 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Literal,
-    Protocol,
-    TypeVar,
-    Unpack,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, Unpack, runtime_checkable
 
 import msgspec
 
@@ -194,6 +185,7 @@ class Resources(Protocol):
     def get(self, protocol: type[T], /) -> T: ...
     def open(self, protocol: type[T], /) -> Operation[T]:
         """Return the resource, as `get` does, for a binding whose provider is async."""
+        ...
 
 
 class FileInfo(msgspec.Struct, frozen=True):
