@@ -10,16 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Literal,
-    Protocol,
-    TypeVar,
-    Unpack,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, Unpack, runtime_checkable
 
 import msgspec
 
@@ -198,12 +189,13 @@ class Resources(Protocol):
 
 
 class FileInfo(msgspec.Struct, frozen=True):
-    """A file or folder, as `stat` and `list` describe it."""
+    """A file or folder, as `stat` and `list` describe it. A special file is a pipe, a socket or a device, and can't be read."""
 
     path: str
     is_directory: bool
     size: int
     modified: float
+    is_special: bool = False
 
 
 class Match(msgspec.Struct, frozen=True):

@@ -1,6 +1,9 @@
 """A server offers sections as prompts, files as resources, attachments as content, and agents and workers as tools."""
 
 import asyncio
+import contextlib
+import os
+import socket
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -12,6 +15,7 @@ from mcp_types import PromptReference
 from handrail import (
     Agent,
     Attachment,
+    DirectoryFilesystem,
     MarkdownSection,
     MemoryFilesystem,
     Prompt,
@@ -116,6 +120,22 @@ async def test_files_are_resources(mode: Any) -> None:
     assert [str(each.uri) for each in listed] == ["files:///image.png", "files:///notes/a%20b.txt"]
     assert (text.contents[0].text, text.contents[0].mime_type) == ("hello", "text/plain")
     assert (image.contents[0].mime_type, hasattr(image.contents[0], "blob")) == ("image/png", True)
+
+
+async def test_only_regular_files_are_resources(tmp_path: Path) -> None:
+    """Pipes and sockets in the folder are not listed, nor links to them, because they can't be read."""
+    (tmp_path / "a.txt").write_text("a")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    files = DirectoryFilesystem(tmp_path)
+    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(tmp_path):
+        made.bind("socket")
+    server = ToolServer(Prompt("p", "Text."), files=lambda principal: files, resource_address="files:///")
+    async with Client(server.server) as client:
+        listed = (await client.list_resources()).resources
+        with pytest.raises(MCPError, match="no such resource"):
+            await client.read_resource("files:///pipe")
+    assert [each.name for each in listed] == ["a.txt"]
 
 
 @modes

@@ -215,7 +215,7 @@ async def _go(
                 )  # if this is skipped, the session already has the history
                 if masked is not None:
                     options = options.replace(history=tuple(masked(each) for each in history))
-            if resumed is None:  # a resumed run has them in its record
+            if resumed is None:  # a resumed run has its attachments in its record
                 attached = with_sections(rendered, conversation, options.attachments)
                 options = options.replace(attachments=attached)
             journal = None if log is None else options.journal

@@ -52,7 +52,7 @@ def first_text(message: str | None, attachments: Sequence[Attachment]) -> str:
 def with_sections(
     rendered: RenderedPrompt[Any], conversation: Conversation, attachments: Sequence[Attachment]
 ) -> tuple[Attachment, ...]:
-    """Return the attachments of a run's first message, after those of the prompt's sections that the model has not seen yet."""
+    """Return the attachments of a run's first message: those of the prompt's sections that are not yet sent, then its own."""
     if not rendered.attachments:
         return tuple(attachments)
     seen = {*attached_to(conversation.messages), *attachments}
@@ -286,8 +286,8 @@ class Sections:
 def opener(rendered: Callable[[], RenderedPrompt[Any]], in_place: bool) -> Tool[Sections, list[str]]:
     """Create the tool with which a model opens sections that are shown as summaries.
 
-    Its result is the sections' text, so that earlier messages stay byte-identical. The tools of the sections can
-    be called from the next turn on. If `in_place` is false, the tool raises `VisibilityExpansionRequired`.
+    Its result has the sections' text and attachments, so that earlier messages stay byte-identical. The sections' tools
+    can be called from the next turn on. If `in_place` is false, the tool raises `VisibilityExpansionRequired`.
     """
 
     async def open_sections(params: Sections, *, context: ToolContext) -> ToolResult[list[str]]:

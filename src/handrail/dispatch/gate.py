@@ -385,7 +385,7 @@ class Gate:
     async def _roll_back(
         self, passage: Passage, error: BaseException, scope: CancelScope
     ) -> BaseException | None:
-        """Set the outcome of a call that raised, and undo the call unless it is undone. Returns the error that ends the run, if any."""
+        """Set the outcome of a call that raised, and undo it if that was not done yet. Returns the error that ends the run, if any."""
         attempt, name = passage.attempt, passage.call.name
         error = scope.explain(error, f"{name} was done")
         if isinstance(error, RunBusy) or (isinstance(error, JournalError) and error.is_lost):

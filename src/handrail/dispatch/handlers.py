@@ -125,7 +125,7 @@ def context_in_worker(tool: Tool[Any, Any]) -> type[ToolContext]:
 
 
 def begin(handler: Any, params: Any, context: ToolContext) -> Any:
-    """Call a synchronous handler, in a thread. Raises `SignatureMismatch` if it does not take params and a context."""
+    """Call a synchronous handler. The gate does this in a thread. Raises `SignatureMismatch` if it does not take params and a context."""
     try:
         return handler(params, context=context)
     except TypeError as error:

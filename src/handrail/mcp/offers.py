@@ -134,6 +134,15 @@ def _argument(name: str, needed: bool) -> wire.PromptArgument:
     return wire.PromptArgument(name=name, required=needed)
 
 
+def _is_regular(files: Any, path: str) -> bool:
+    """Return whether a path is a file that can be read. False if it was deleted meanwhile."""
+    try:
+        info = files.stat(path)
+    except (FileError, OSError):
+        return False
+    return not info.is_directory and not info.is_special
+
+
 class FileResources:
     """The files of a principal as MCP resources. Their addresses begin with `base`, such as `files:///`.
 
@@ -146,7 +155,7 @@ class FileResources:
         self._principal_of = principal_of
 
     async def list(self, request: Any, params: Any) -> wire.ListResourcesResult:
-        """Return a page of the files, sorted by path. Raises `MCPError` if the cursor is invalid."""
+        """Return a page of the regular files, sorted by path. Raises `MCPError` if the cursor is invalid."""
         files = self._files(self._principal_of(request))
         if files is None:
             return wire.ListResourcesResult(resources=[])
@@ -161,7 +170,7 @@ class FileResources:
         shown = [
             wire.Resource(uri=self._base + quote(path), name=path, mime_type=guess_type(b"", path))
             for path in paths[start : start + PAGE]
-            if not files.stat(path).is_directory
+            if _is_regular(files, path)
         ]
         more = str(start + PAGE) if len(paths) > start + PAGE else None
         return wire.ListResourcesResult(resources=shown, next_cursor=more)
