@@ -559,7 +559,7 @@ async def test_claiming_one_run_that_is_not_due_gives_its_next_leg_a_new_number(
 
 
 async def test_a_queued_run_is_cancelled_without_a_turn(processes: tuple[Journal, Journal], clock: Hands):
-    """A queued run is cancelled while a worker has another run of its session. A run that was claimed is not, until its worker is lost."""
+    """A queued run can be cancelled while a worker has another run of its session. A claimed run can't, until its worker is lost."""
     worker, door = processes
     for id, at in (("first", 1.0), ("second", 2.0)):
         await door.queue.submit(request(id, "s", at=at))
@@ -584,7 +584,10 @@ async def test_a_queued_run_is_cancelled_without_a_turn(processes: tuple[Journal
 async def test_a_session_finds_its_calls_in_chains_of_runs_that_are_not_recorded(
     processes: tuple[Journal, Journal],
 ):
-    """Whichever process adds a session's first call to a run that is not recorded, and whatever else is in its chain."""
+    """A session finds its calls in the chain of a run that is not recorded, whichever process added them.
+
+    The chain may also contain calls of other sessions.
+    """
     first, second = processes
     for each, call_id, session in (
         (first, "1", "s"),

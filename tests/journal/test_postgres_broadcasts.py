@@ -1,4 +1,4 @@
-"""Broadcasts: who watches a session, and what its run says to them. They are kept only as long as somebody watches."""
+"""Broadcasts: who watches a session, and what its runs send to the watchers. They are deleted when nobody watches any more."""
 
 from __future__ import annotations
 

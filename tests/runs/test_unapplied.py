@@ -116,7 +116,7 @@ async def test_only_what_waits_to_be_applied_is_discarded(recorder: Recorder):
     """Changes that have been applied can't be discarded."""
     await recorder.run("r", call("write", path="a", text="1"), "end")
     (wrote,) = await recorder.ids("r")
-    with pytest.raises(RunError, match=f"no changes of its call '{wrote}' wait to be applied"):
+    with pytest.raises(RunError, match=f"its call '{wrote}' has no changes that wait to be applied"):
         await discard(recorder.journal, "r", wrote)
 
 

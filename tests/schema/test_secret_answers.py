@@ -332,8 +332,8 @@ async def test_a_call_with_a_secret_does_not_wait_until_later() -> None:
     prompt = Prompt("p", "Do.", tools=[login.tool], policies=[CapabilityPolicy()])
     async with asyncio.timeout(PATIENCE):
         await adapter.evaluate(prompt, "go", run_id="run")
-    assert "can't wait until later" in _told(model)
-    assert "Run it where somebody is there" in _told(model)
+    assert "can't wait for a later answer" in _told(model)
+    assert "Run it where somebody can answer at once" in _told(model)
     assert login.got == []
 
 
@@ -355,7 +355,7 @@ async def test_what_is_nested_in_a_call_with_a_secret_does_not_wait_until_later(
     adapter = Adapter(model, journal=MemoryJournal(), environment=LaterEnvironment())
     async with asyncio.timeout(PATIENCE):
         await adapter.evaluate(Prompt("p", "Do.", tools=[inner, outer]), "go", run_id="run")
-    assert "can't wait until later" in _told(model)
+    assert "can't wait for a later answer" in _told(model)
 
 
 # --- when the process ends ----------------------------------------------------------------------

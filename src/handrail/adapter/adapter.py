@@ -190,10 +190,10 @@ class Adapter:
     ) -> RunStream[OutputT]:
         """Continue a recorded run as a stream of events that starts where the record ends.
 
-        Whatever is recorded is not published again, because the session has it: messages, the model's answers,
-        finished calls and nested runs. An interrupted call is entered again and repeats its events with the same
-        ids: `ToolStarted`, `QuestionAsked`, `ApprovalRequested`, `HandoffParked` and `HandoffAnswered`. A run publishes
-        `PromptRendered` again once it gets past its record. Raises `DefinitionError` in a tool's handler.
+        Recorded messages, model answers, finished calls and nested runs are not published again, because the session
+        already has them. An interrupted call is entered again and repeats its events with the same ids: `ToolStarted`,
+        `QuestionAsked`, `ApprovalRequested`, `HandoffParked` and `HandoffAnswered`. A run publishes `PromptRendered`
+        again once it gets past its record. Raises `DefinitionError` in a tool's handler.
         """
         refuse_inside_call("resume_stream")
         options = self._options.updated("resume_stream", ResumeArguments, arguments)
@@ -228,7 +228,7 @@ class Adapter:
         return await resume(self, run_id, prompt, options, heard)
 
     def settings(self) -> Settings:
-        """Return how this adapter's runs ask their model by default."""
+        """Return the settings with which this adapter's runs ask their model by default."""
         return Settings(
             self.model,
             retry=self._retry,

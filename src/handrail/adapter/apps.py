@@ -35,7 +35,9 @@ def prompt_of(run_id: str, app: str) -> Prompt[Any]:
     if not colon or app.endswith(".md"):
         raise RunError(
             run_id,
-            "it began without a reference to its prompt" if not app else f"its prompt is in {app!r}",
+            f"its app {app!r} does not have the form module:name"
+            if app
+            else "it began without a reference to its prompt",
             "Pass the prompt: resume(run_id, prompt), or --app module:name on the command line.",
         )
     try:

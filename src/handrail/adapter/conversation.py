@@ -124,10 +124,10 @@ class Conversation:
         return tuple(renamed)
 
     def _stem(self) -> str:
-        """Return the prefix of generated ids. It differs between sessions, which may share a folder whose history has call ids.
+        """Return the prefix of generated ids.
 
-        It also differs between conversations: a replayed run skips finished ones and must generate the same
-        ids without them.
+        It differs between sessions, because several sessions may use one folder, whose history contains call ids. It also
+        differs between conversations: a replayed run skips finished ones and must generate the same ids without them.
         """
         stem = f"call-{''.join(filter(str.isalnum, self._of().id))[:8]}"
         return stem if self.key == ROOT else f"{stem}-{hashlib.sha256(self.key.encode()).hexdigest()[:8]}"

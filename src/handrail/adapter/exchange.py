@@ -40,7 +40,7 @@ OUTPUT_BOUND = 4096
 """Maximum number of tokens in an answer if tokens or money are limited and `max_tokens` is not set."""
 _LEAST_OUTPUT = 16
 _MOST_SAID = 200
-"""Maximum number of characters of an error that is recorded."""
+"""Maximum length of a recorded error, in characters."""
 _PER_MESSAGE = 16
 """Upper bound for the tokens that a provider adds to each message."""
 
@@ -50,8 +50,8 @@ async def ask_once(
 ) -> tuple[Answer, float, Decimal | None]:
     """Ask the run's model once, and return its complete answer, the seconds it took, and its cost; None if that is unknown.
 
-    A budget is charged for the request even if it fails, and so is the run, with the tokens that the provider
-    had reported by then. Raises `ModelError`, after adding the request to `failed`, or `BudgetExceededError`.
+    Even if the request fails, the budget is charged for it, and the tokens that the provider had reported by then are
+    added to the run's costs. Raises `ModelError`, after adding the request to `failed`, or `BudgetExceededError`.
     """
     frame, model = run.frame, run.model
     request, reserved = (run.request(), None) if frame.budget is None else _reserve(run, frame.budget)
@@ -117,7 +117,7 @@ def _charge_cut(
 
 
 def _tell_outside(run: Run, answer: Answer, streaming: bool) -> None:
-    """Add a line for each call of the provider's own tools to the thought, which people are shown."""
+    """Add a line for each call of the provider's own tools to the answer's thinking, which is shown to people."""
     kept = None if answer.stop is None else answer.stop.kept
     lines = outside_lines(kept)
     if lines:
@@ -135,7 +135,7 @@ def charge(
     seconds: float,
     recorded: RecordedAnswer | None = None,
 ) -> Decimal | None:
-    """Charge the answer to this run and every run above, and return its cost; None if that is unknown.
+    """Charge the answer to this run and the runs around it, and return its cost; None if that is unknown.
 
     A recorded answer is charged again. Usage that the provider does not report is unknown, not zero: the reserved
     amount counts as spent.

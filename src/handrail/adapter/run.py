@@ -199,7 +199,7 @@ class Run:
 
     @property
     def place_of_answer(self) -> Place:
-        """The place in the record of the model's newest answer."""
+        """The place in the record of the answer that the model gave last or is asked for now."""
         return self.frame.place.answer(self.answers)
 
     def offered_size(self) -> int:
@@ -293,7 +293,7 @@ class Run:
             return self.frame.deadline is outer.frame.deadline
         return isinstance(error, BudgetExceededError) and error.of_root
 
-    # For feedback and completion checks.
+    # What feedback providers and completion checkers see of the run.
 
     @property
     def session_view(self) -> SessionView:

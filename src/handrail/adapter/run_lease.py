@@ -230,7 +230,7 @@ def deadline_after(
 ) -> Deadline | None:
     """Return the deadline of a resumed run; None if it began without one.
 
-    If the deadline pauses for people, it is later by the time that they have taken since.
+    If the deadline pauses for people, it is moved by the time that they took to answer.
     """
     if at is None:
         return None

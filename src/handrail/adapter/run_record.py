@@ -376,7 +376,7 @@ class ResumedRun(msgspec.Struct, frozen=True):
 async def load_resumed(journal: Journal, row: RunRow, session: Session | None, clock: Clock) -> ResumedRun:
     """Load a recorded run, with the session as it was when the run began.
 
-    Raises `RunError` if an earlier run of the session is not over, or if `session` or an attachment does not fit.
+    Raises `RunError` if an earlier run of the session is not over, if `session` does not fit, or if an attachment is missing.
     """
     record = row.record
     units = await journal.calls.load_session(record.session_id)
@@ -435,7 +435,7 @@ def _bring_in(session: Session, row: RunRow, units: Iterable[CommitUnit], undone
 
 
 def _fresh(record: RunRecord, runs: Iterable[RunRow], session: Session | None) -> Session:
-    """Return the session as before its first run, in `session` if one was passed. Raises `RunError` if that one does not fit."""
+    """Return the session as it was before its first run, restored into `session` if given. Raises `RunError` if that does not fit."""
     base = base_of(runs)
     if session is not None:
         if session.id != record.session_id or session.state or session.logs():

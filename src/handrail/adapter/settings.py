@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class Retry:
     """Determines when a request is retried after a transient failure.
 
-    Waits double each time, with jitter. If the provider says when to retry, that time is used; if it is more than
-    `longest_wait` away, the request is not retried. Nothing is retried past the run's deadline.
+    Waits double each time, with jitter. If the provider says how long to wait, that wait is used, made longer by up to a
+    tenth; if it exceeds `longest_wait`, the request is not retried. Nothing is retried past the run's deadline.
     """
 
     attempts: int = 5
@@ -68,8 +68,8 @@ class Retry:
 class Throttle:
     """Limits how many requests run at once in each event loop, and how many start per minute altogether.
 
-    If a provider asks for a pause, it also holds back new requests that long. All runs of an adapter share its throttle,
-    and several adapters can share one.
+    If a provider asks for a pause, the throttle also holds back new requests for that long. All runs of an adapter share
+    its throttle, and several adapters can share one.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Throttle:
         self._next = max(self._next, self._clock.monotonic() + seconds)
 
     async def enter(self) -> None:
-        """Wait until a request may be sent. Pair every `enter` with a `leave`."""
+        """Wait until a request may be sent. Once this has returned, call `leave` when the request has ended."""
         if self._at_once is not None:
             loop = asyncio.get_running_loop()
             slot = self._slots.get(loop)
@@ -172,7 +172,7 @@ class Settings:
 
 
 def settings_of(prompt: Prompt[Any], options: RunOptions) -> ModelSettings | None:
-    """Return the model settings of a run: its own, and those of its prompt where it has none. None if there are none."""
+    """Return a run's own model settings, completed by those of its prompt; None if neither has any."""
     own = options.model_settings
     if prompt.model_settings is DEFAULT_SETTINGS:
         return own

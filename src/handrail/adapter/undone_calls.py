@@ -27,7 +27,10 @@ class UndoneCall(msgspec.Struct, frozen=True):
     stands: list[str] = []
     """The call's external effects that could not be undone."""
     outer: str = ""
-    """The id of the call that it was undone with; "" if it was undone alone. The model is told only about that call, if it was undone too."""
+    """The id of the outer call that was to be undone together with this one; "" if there is none.
+
+    If the outer call was undone too, the model is told only about the outer call.
+    """
     discarded: bool = False
     """Whether only the call's file changes were given up, because they could not be applied. Its events stand."""
     is_inner: bool = False
@@ -68,7 +71,7 @@ async def undone_in(journal: Journal, session_id: str) -> UndoneCalls:
 async def tell_undone(run: Run, place: Place) -> None:
     """Tell the model of the outermost run, before a request, which calls were undone since its last request.
 
-    Does nothing in a nested run, or if there are none. A replay repeats the message.
+    Does nothing in a nested run, or if no calls were undone. A replay repeats the message.
     """
     log = run.frame.log
     if run.frame.outer is not None:

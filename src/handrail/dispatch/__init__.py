@@ -56,8 +56,8 @@ def open_gate(
 
     To ask the model in a loop of your own, pass the `prompt`: the gate then has its tools, policies and resources too.
     It is rendered with these `params` and `opened` sections, and `gate.prompt` has its text. With an `adapter`, handlers
-    can use `context.adapter`, and what the adapter was created with applies unless an argument replaces it. The adapter's
-    workers can be called by name.
+    can use `context.adapter`, and the adapter's own options apply unless an argument replaces them. The adapter's workers
+    can be called by name.
 
     If a handler calls this, the gate is part of the handler's call, as with `context.adapter.evaluate`.
     """

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 UNFINISHED: Any = object()
-"""The return value of a handler that has not returned."""
+"""Stands for the return value of a handler that has not returned."""
 
 
 class Attempt(msgspec.Struct, eq=False, weakref=True):
@@ -91,14 +91,14 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     quorums: tuple[Quorum, ...] = ()
     """The approvals by people other than the principal that the policies require."""
     has_asked: bool = False
-    """Whether approval has already been requested, so that no further quorums can be added."""
+    """Whether approval of the call has already been requested, so that no further quorums can be added."""
     charged: bool = False
     """Whether the budget has been charged for the call, by this process or an earlier one."""
     preview: str | None = None
     """The reason for approval if the call runs first and its changes are approved afterwards; otherwise None."""
     stale: tuple[str, ...] = ()
     approvals: int = 0
-    """How many approvals this attempt has asked for."""
+    """How many approvals the gate has requested for this attempt."""
     inner: int = 0
     """How many counted verbs the attempt has used: calls, questions, requests for approval, nested runs and tickets."""
     tickets: list[GivenTicket] | None = None
@@ -201,7 +201,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
             self._home.close()
 
     def on_stop(self, watcher: Callable[[], None]) -> Callable[[], None]:
-        """Call `watcher` when the call is stopped from outside. Returns a function that unsubscribes it."""
+        """Call `watcher` when the call is cancelled or times out. Returns a function that unsubscribes it."""
         watchers = self._cancel_watch
         if watchers is None:
             watchers = self._cancel_watch = []

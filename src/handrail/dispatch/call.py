@@ -91,7 +91,7 @@ class Call(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def tool_name(self) -> str:
-        """The name of the tool as its author gave it. The name of an act is `tool.act`."""
+        """The name of the tool that the call belongs to. For an act, which is named `tool.act`, it is `tool`."""
         return self.name.partition(".")[0]
 
     @property

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
 
 entered: ContextVar[ref[Attempt] | None] = ContextVar("the call whose handler is running", default=None)
-"""Set by the gate when it starts a handler. Tasks and threads that the handler starts inherit it.
+"""Set by the gate when it starts a handler. Tasks that the handler starts inherit it, and so do threads that get a copy of
+the context, as with `asyncio.to_thread`.
 
 The reference is weak, because the event loop keeps the contexts of timers that a handler has cancelled.
 """
@@ -34,7 +35,7 @@ MAY_BE_GIVEN = frozenset(
         "extras",
     ]
 )
-"""Arguments that a run inside a call may be given. Everything else is the call's."""
+"""Arguments that a run inside a call may be given. Everything else comes from the call."""
 _SURROUNDINGS = ("filesystem", "journal", "environment", "approvals", "lease")
 """Options that an adapter may have, but that a run inside a call always takes from the call."""
 
@@ -70,9 +71,9 @@ def refuse_inside_call(verb: str) -> None:
 
 
 def check_given(attempt: Attempt, verb: str, own: RunOptions, arguments: Mapping[str, Any]) -> None:
-    """Raise `DefinitionError` if a run that a handler starts by hand was given something that is always the call's.
+    """Raise `DefinitionError` if a run that a handler starts by hand was given an option that it must take from the call.
 
-    `arguments` are those that were passed, and `own` are the options of the adapter that runs it.
+    `arguments` are those that were passed, and `own` are the options of the run's adapter.
     """
     around = attempt.frame.options
     passed = [f"{name}=..." for name in arguments if _differs(name, arguments[name], around)]

@@ -214,7 +214,7 @@ async def _compensate(attempt: Attempt, done: Settled, tool: Tool[Any, Any]) -> 
 async def probe(attempt: Attempt) -> bool | None:
     """Ask the tool's probe whether an interrupted call happened. Returns None if there is no probe or it does not know.
 
-    The probe passes the gate alongside the call. A probe that fails is rolled back and counts as not knowing.
+    The probe passes the gate alongside the call. A probe that fails is rolled back, and None is returned.
     """
     tool, function = attempt.tool, attempt.tool.probe
     if function is None:

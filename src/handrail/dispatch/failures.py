@@ -95,7 +95,7 @@ class Failure:
         """Advice to the model, which is given only if no effect of the call remains."""
 
     def told(self, left: Sequence[str], kept: Sequence[str] = ()) -> ToolResult[Any]:
-        """Return the result for the model, with what remains of the call, or with the advice if nothing does.
+        """Return the result for the model. It names what remains of the call, or gives the advice if nothing remains.
 
         `left` are the effects that could not be undone, and `kept` the inner calls that have committed for themselves.
         """
@@ -196,7 +196,7 @@ def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> 
                 "cancelled", f"{name} was not applied: another process has taken over the run.", error
             )
         case JournalError() if error.is_lost:
-            return Failure("cancelled", f"{name} was not recorded: the journal was lost.", error)
+            return Failure("cancelled", f"{name} was not recorded: the journal can't be reached.", error)
         case OutcomeUnknown():
             return Failure("error", f"The outcome of {name} is unknown: {words_of(error)}")
         case Diverged():
@@ -257,7 +257,7 @@ def transient_in(error: BaseException) -> TransientError | None:
 def _deciding(error: BaseException) -> BaseException:
     """Return the error that decides the outcome: from a group, the one that ends the run, or the only one.
 
-    If a group has neither, it decides itself.
+    If a group has neither, the group itself decides.
     """
     leaves = list(leaves_of(error))
     for each in leaves:

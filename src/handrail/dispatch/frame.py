@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class ProviderSide(Protocol):
-    """The provider's part of the contexts in a turn. Each member is created when a tool first uses it."""
+    """What the model's provider contributes to the contexts of a turn. Each member is created when a tool first uses it."""
 
     @property
     def request(self) -> RequestView | None: ...
@@ -61,7 +61,7 @@ class ProviderSide(Protocol):
 
 
 class NoProvider:
-    """The provider's part of a call that no model made."""
+    """Stands in for the provider if no model made the calls."""
 
     __slots__ = ()
     request = None
@@ -73,7 +73,7 @@ NO_PROVIDER = NoProvider()
 
 
 class People(msgspec.Struct, frozen=True, eq=False):
-    """Who a run can ask, and the key that signs its questions."""
+    """Whom a run can ask, who decides its approvals, and the key that signs its questions and tickets."""
 
     environment: Environment | None
     """The environment in which questions are asked; None if there is nobody to ask."""
@@ -211,7 +211,7 @@ class Frame:
     # What the model may call.
     tools: Mapping[str, Tool[Any, Any]]
     open_tools: Mapping[str, Tool[Any, Any]]
-    """The tools that can be called without further checks. Most tools can."""
+    """The tools that have a handler and require neither a person, a model nor a worker. Looking one up needs no check."""
     policies: tuple[ToolPolicy, ...]
     secretive: bool
     """Whether any tool, shown or not yet shown, takes secrets. If so, what the model writes is masked."""
@@ -255,7 +255,7 @@ class Frame:
     ) -> Frame:
         """Open a run inside a call. `options` come from `RunOptions.nested`, which says what it inherits.
 
-        `number` is the index of the verb. The run's id derives from it and from the call's id.
+        `number` is the index of the verb that opens the run. It determines the run's place, from which its id follows.
         """
         outer, ids = call.frame, call.frame.run_context
         frame = cls.__new__(cls)

@@ -271,7 +271,7 @@ class Gate:
     # 8
 
     def _start(self, attempt: Attempt, context: ToolContext) -> Awaitable[Any]:
-        """Start the handler and return its awaitable result. Raises `SignatureMismatch` if it did not pass the gate."""
+        """Start the handler, and return an awaitable for its result. Raises `SignatureMismatch` if it can't be called."""
         tool = attempt.call.tool
         handler: Any = tool.handler
         if attempt.token is not _TOKEN or handler is None:
@@ -296,7 +296,7 @@ class Gate:
         return attempt.finished
 
     def _check_finished(self, attempt: Attempt, scope: CancelScope) -> Coroutine[Any, Any, None] | None:
-        """Check the handler's result, and close its context. Await the coroutine, if any. Raises `Unsuccessful` for a failure."""
+        """Check the handler's result and close its context. Returns a coroutine to await, or None. Raises `Unsuccessful` for a failure."""
         if scope.is_stopped():
             return cancelled_after_all()
         result = attempt.finished
@@ -385,7 +385,7 @@ class Gate:
     async def _roll_back(
         self, passage: Passage, error: BaseException, scope: CancelScope
     ) -> BaseException | None:
-        """Set the outcome of a call that raised, and undo it unless it was already done. Returns the error that ends the run, if any."""
+        """Set the outcome of a call that raised, and undo it if that was not done yet. Returns the error that ends the run, if any."""
         attempt, name = passage.attempt, passage.call.name
         error = scope.explain(error, f"{name} was done")
         if isinstance(error, RunBusy) or (isinstance(error, JournalError) and error.is_lost):
@@ -474,7 +474,7 @@ class Gate:
         shown, parking, error = call.tool.shown, frame.parking, passage.error
         monotonic, record = frame.monotonic, frame.record
         if error is not None and error is ending:
-            error = without_frames(error)  # it collects frames as it is raised on
+            error = without_frames(error)  # it collects frames while it propagates
         if parking is None or not parking.parked or passage.recorded:  # not parked before the call's end
             seconds = monotonic() - frame.began - attempt.started
             if attempt.clock is not None or frame.lost.seconds != attempt.lost:

@@ -73,7 +73,7 @@ def check_nesting(call: Call, outer: Attempt) -> None:
 
 
 def check_outer(attempt: Attempt, outer: Attempt) -> bool | None:
-    """Raise `Refused` if the outer call is over, because no inner call but an auxiliary one can be committed then.
+    """Raise `Refused` if the outer call is over, because only an auxiliary call can be committed then.
 
     Returns None if the call commits into its outer call. If it commits past the outer call, returns whether it has
     changed anything; False for an auxiliary call.
@@ -104,10 +104,13 @@ def check_needs(attempt: Attempt, tool: Tool[Any, Any]) -> None:
 
 
 def check_limits(attempt: Attempt) -> None:
-    """Raise the error of a cancelled run, a deadline that has passed or a spent budget; otherwise charge the call, once."""
+    """Raise an error if the run was cancelled, its deadline has passed or its budget is spent. Otherwise charge the call, once.
+
+    Compensations and probes, and the calls inside them, are neither checked nor charged.
+    """
     frame, call = attempt.frame, attempt.call
     if call.kind.undoes:
-        return  # compensations and probes run even if the run was cancelled or its deadline has passed
+        return
     frame.cancellation.check()
     if frame.deadline is not None:
         frame.deadline.check(f"{call.name} could run")
@@ -122,7 +125,7 @@ def context_in_worker(tool: Tool[Any, Any]) -> type[ToolContext]:
 
 
 def begin(handler: Any, params: Any, context: ToolContext) -> Any:
-    """Call a synchronous handler, in a thread. Raises `SignatureMismatch` if it does not take params and a context."""
+    """Call a synchronous handler. The gate does this in a thread. Raises `SignatureMismatch` if it does not take params and a context."""
     try:
         return handler(params, context=context)
     except TypeError as error:
@@ -164,9 +167,10 @@ async def wait_to_retry(
 ) -> None:
     """Wait before the next retry.
 
-    Raises the error if it is not transient, if the tool's effect does not allow retries, if none is left, if the
-    pause would be too long, or if inner calls have committed for themselves, since a retry would repeat them. A group is retried if it contains a transient failure. The timeout and the deadline keep
-    running during the pause, and the job's lease is renewed.
+    Raises the error if it is not transient, if the tool's effect does not allow retries, if no retry is left, if the
+    pause would be too long, or if inner calls have committed for themselves, since a retry would repeat them. A group
+    counts as transient if it contains a transient failure. The timeout and the deadline keep running during the pause,
+    and the job's lease is renewed.
     """
     failure = transient_in(error)
     if failure is None or not EFFECTS[attempt.tool.effect].retried or attempt.retries >= _RETRIES:
@@ -210,7 +214,7 @@ def check_result(tool: Tool[Any, Any], result: Any, attempt: Attempt) -> None:
     """Check that a handler's result can be shown and, if it is a success, has the declared type.
 
     Raises `SignatureMismatch` if the result is not a `ToolResult`, `Unsuccessful` if it is a failure whose value can't be
-    shown, and `WrongResult` otherwise. This happens before the call is committed, so that the call fails and is undone.
+    shown, and `WrongResult` for any other problem. The call is not committed yet, so it fails and is undone.
     """
     declared = tool.result_class
     if type(result) is _RESULT:

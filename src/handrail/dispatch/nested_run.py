@@ -1,4 +1,4 @@
-"""Nested runs. Every run inside a call is opened here, however it was started, and inherits by `RunOptions.nested`."""
+"""Nested runs: every run inside a call is opened here, however it was started. `RunOptions.nested` says what it inherits."""
 
 from __future__ import annotations
 

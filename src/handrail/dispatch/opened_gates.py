@@ -135,7 +135,7 @@ def _show(
 
 
 class NestedGate(Gate):
-    """The gate of a run inside a call, which is over when the call is."""
+    """The gate of a run inside a call. Once that call is over, `invoke` raises `ContextExpired`."""
 
     __slots__ = ("_around", "_verb")
 

@@ -113,7 +113,7 @@ class GuardArguments(SharedArguments, total=False):
     """Arguments that set how long approvals may take, how deep calls may nest, and the clock."""
 
     approval_seconds: float | None
-    """How long an approval may take, in seconds; None for no limit."""
+    """How long an approval may take, in seconds. By default there is no limit."""
     depth_limit: int
     clock: Clock
 
@@ -248,8 +248,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
         - Its limits only tighten: the earlier deadline, a share of what this run may spend (`tracker`), and at
           most `levels` below `depth`, the depth of its calls.
-        - Its workers, environment and resources replace this run's. A resource that it does not bind is this run's.
-          The same holds for each of its extras.
+        - Its workers and environment replace this run's. Each of its resources and extras replaces this run's resource
+          of the same protocol or extra of the same key; the others are this run's.
         - Session, approvals, files, journal, lease, clock and ids are always this run's.
         - `policies` are this run's, as they apply in the nested run: what they deny stays denied.
 
@@ -326,7 +326,7 @@ def check_value(name: str, value: Any) -> None:
                 f"{name} is the class {value.__name__}. Pass an instance: {value.__name__}()."
             )
         if name == "journal" and isinstance(value, str | Path):
-            wanted = f"the journal in it: SqliteJournal({str(value)!r})"
+            wanted = f"a journal in that file: SqliteJournal({str(value)!r})"
         check_kinds(**{name: (value, kind, wanted)})
     elif name == "trace_id" and not (isinstance(value, str) and _TRACE.fullmatch(value) and int(value, 16)):
         raise DefinitionError(

@@ -110,7 +110,10 @@ class PolicyCall(msgspec.Struct, eq=False):
         return self.resources.get(Filesystem) if files is None else self._attempt.fork(Filesystem, files)
 
     def changed_files(self) -> Iterable[tuple[str, bytes | None, bytes | None]]:
-        """Return the files that the call has changed so far, each with its old and its new bytes; None for no file."""
+        """Return the files that the call has changed so far, each with its old and its new bytes.
+
+        The old bytes of a new file, and the new bytes of a removed one, are None.
+        """
         world = self._attempt.frame.world
         files = world.resources.made(Filesystem) if world.filesystem is None else world.filesystem
         fork = self._attempt.open_transaction.made_fork_of(files)

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from handrail.protocols import Environment
 
 _HAS_SECRET = (
-    "a call that was given a secret can't wait until later, since secrets are not recorded. "
-    "Run it where somebody is there to answer"
+    "a call that was given a secret can't wait for a later answer, since secrets are not recorded. "
+    "Run it where somebody can answer at once"
 )
 
 
@@ -130,7 +130,7 @@ async def put(attempt: Attempt, question: Question, wanted: Schema[Any]) -> Answ
 
 @contextlib.contextmanager
 def paused_timeouts(attempt: Attempt) -> Generator[None]:
-    """Pause the timeouts of the call and its outer calls."""
+    """Pause the timeouts of the call and its outer calls until the block ends."""
     resume: list[Callable[[], None]] = []
     each: Attempt | None = attempt
     while each is not None:
@@ -299,8 +299,8 @@ def params_that_came(attempt: Attempt) -> Any:
 def canonical_arguments(attempt: Attempt) -> Any:
     """Return a call's arguments as plain JSON, including secrets. They are used only for digests and keys.
 
-    These are the validated arguments, so equal calls give equal JSON, however they were written. If parsing the JSON
-    does not give equal arguments, it does not say everything about them. Then the arguments that were sent are returned.
+    These are the validated arguments, so equal calls give equal JSON, however they were written. If the arguments can't
+    be written as JSON, or parsing the JSON does not give equal arguments, this returns the arguments that were sent.
     """
     params = params_that_came(attempt)
     if params is not None:

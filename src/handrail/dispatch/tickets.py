@@ -105,7 +105,7 @@ def _half_of(budget: BudgetTracker) -> dict[str, float]:
 
 
 async def take_up_tickets(attempt: Attempt) -> None:
-    """Close the tickets of a call whose handler has succeeded, apply the work done under them, and close its context.
+    """Close the tickets of a call whose handler has succeeded, apply the work done under them, and close the call's context.
 
     Each deposit is applied as if it were an inner call that has just finished, in the order in which the
     tickets were issued. If a deposit can't be applied, for example because of a `Conflict` with newer changes, the error
@@ -133,7 +133,7 @@ async def take_up_tickets(attempt: Attempt) -> None:
 
 
 async def answer_for_tickets(attempt: Attempt, transaction: Transaction) -> None:
-    """Close the tickets of a failed call, and undo or report the work done under them."""
+    """Close the tickets of a failed call, and note the work done under them, so that the rollback undoes or reports it."""
     try:
         _settle_all(attempt, transaction, await _close(attempt))
     except Exception:  # the rest of the call must still be undone
@@ -183,7 +183,7 @@ def _name_unknown(attempt: Attempt, transaction: Transaction) -> None:
 
 
 def _inner_of(attempt: Attempt, given: GivenTicket) -> Attempt:
-    """Return a call that was made elsewhere under a ticket as an inner call of this one."""
+    """Return the attempt of an inner call that stands for the work done elsewhere under a ticket."""
     call = attempt.call
     inner = Call(
         call.gate,

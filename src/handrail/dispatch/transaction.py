@@ -54,7 +54,7 @@ class Settled:
 
 @runtime_checkable
 class RecordedFork(Protocol):
-    """A durable fork of files that are recorded in the journal: recording the call is its commit."""
+    """A durable fork of files that are recorded in the journal. It is committed by recording the call."""
 
     def delta(self) -> WorkspaceDelta | None:
         """Return the staged changes that the journal must record, or None if there are none."""
@@ -83,7 +83,7 @@ class Transaction(msgspec.Struct, eq=False):
     touched: list[Fork] = NOTHING
     """The forks created so far, with everything that the call has read or changed. A rollback drops them."""
     durable: list[DurableFork] | None = None
-    """The forks that outlive the process; None if there are none. They are applied first, because this may still fail."""
+    """The forks whose changes outlive the process; None if there are none. They are applied first, because that may fail."""
     closed: bool = False
     commits_each: bool = False
     """Whether inner calls commit past this transaction, into its parent or the session. They stand even if this call fails."""
@@ -160,7 +160,7 @@ class Transaction(msgspec.Struct, eq=False):
         For an inner call this is empty, because its changes are part of the outer call's.
         """
         if self.parent is not None:
-            return []  # the outer call is asked, once it is known what becomes part of the folder
+            return []  # approved with the outer call, once it is known which changes reach the folder
         forks = self.durable or ()
         return [file for fork in forks if isinstance(fork, HasStartupFiles) for file in fork.startup_files()]
 
@@ -304,7 +304,8 @@ def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
 def note_past(attempt: Attempt, changed: bool, *records: Any, name: str = "") -> None:
     """Tell the calls around a committed call that it has committed past their transactions.
 
-    `name` is that of a call inside it that has committed past it as well. `records` are its recorded changes. The calls around it record them too, unless it has committed into the session.
+    `records` are the recorded changes. The calls around it record them too, unless it has committed into the session.
+    Pass `name` to name an inner call that has committed past all of these calls, instead of this call.
     """
     outer, into = attempt.parent, attempt.open_transaction.parent
     assert outer is not None, "only an inner call commits past another"

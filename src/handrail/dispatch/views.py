@@ -135,8 +135,8 @@ class CallSignal:
     """Tells a handler whether its call, or a call around it, was cancelled or has run out of time.
 
     The signal fires one pass of the loop before the cancellation lands in an async handler, so that a task that
-    waits for the signal can clean up. If the caller's own task is cancelled, the signal fires that early only if
-    the handler read it before it began to wait. Otherwise it fires when the cancellation has landed.
+    waits for the signal can clean up. If the caller's own task is cancelled, the signal fires that early only if the
+    handler read `context.signal` before it began to wait. Otherwise the signal fires when the cancellation has landed.
     """
 
     __slots__ = ("_attempt",)

@@ -5,7 +5,8 @@ records           the recorded form of results, inner calls and deposits
 commits           writes a finished call to the journal, together with its files
 finished_calls    takes a finished call from its record
 interrupted_calls decides whether an interrupted call runs again, is undone or has an unknown outcome
-marks             marks the calls that must not run twice before they begin
+marks             records the beginning of each call that must not run twice
 parked_run        parks a run that waits only for answers
 attachments       stores and loads the bytes of attachments
+workspaces        stores the files that a call changed in a workspace
 """

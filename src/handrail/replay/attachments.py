@@ -11,7 +11,7 @@ from handrail.messages import Message, ToolMessage, UserMessage
 
 
 async def store(journal: Journal, run_id: str, attachments: Iterable[Attachment]) -> None:
-    """Store the bytes of attachments as blobs that this run refers to. Those at an address have none."""
+    """Store the bytes of attachments as blobs that this run refers to. Attachments without loaded bytes are skipped."""
     for each in attachments:
         if each.is_here:
             await journal.blobs.put(each.content, run_id=run_id)

@@ -51,8 +51,8 @@ async def record_end(
 def _meets_its_budget_again(attempt: Attempt, ending: BaseException | None) -> bool:
     """Return whether a call has exceeded the run's budget, and would do so again if the run were resumed.
 
-    If the process dies before the run's end is recorded, the resumed run must end in the same way. With a record of the
-    call, it would go on, because the record does not tell that the call ended the run.
+    If the process dies before the run's end is recorded, the resumed run must end in the same way. If the call were
+    recorded, the resumed run would continue, because the record does not say that the call ended the run.
     """
     is_budget = isinstance(ending, PromptEvaluationError) and ending.phase == "budget"
     return is_budget and (not attempt.charged or attempt.tool.enters_again)
@@ -91,8 +91,8 @@ async def _commit(
        stored in the journal.
     2. The journal records everything in one transaction, the commit point.
     3. The files are renamed into place.
-    4. The journal notes that they are in place. Until then, the staging folder shows it.
-    5. What the call displaced moves to the history, from which later calls may remove it.
+    4. The journal notes that they are in place. Before that, recovery can tell by the staging folder.
+    5. The files that the call replaced move to the history, from which later commits may remove them.
 
     If somebody changes a file between the check and step 3, their version is kept: all other files are reverted, and the
     record is voided before this raises `Conflict`.

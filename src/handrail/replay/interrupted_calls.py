@@ -90,7 +90,7 @@ async def decide_interrupted(attempt: Attempt) -> bool:
     why = NOT_KEPT if secret or begun == GIVEN_SECRET else ""
     if EFFECTS[tool.effect].transactional:
         hint = (
-            "with the secret, if it is still needed" if secret else "if it is still needed, and it asks again"
+            "with the secret, if it is still needed" if secret else "if it is still needed; it will ask again"
         )
         raise Unsuccessful(
             ToolResult.error(

@@ -95,7 +95,7 @@ class RunLog:
             if kind in ("verb", "inner call")
         }
         self._inside: dict[Place | None, list[tuple[EntryKind | Literal["ticket"], Place, bytes]]] = {}
-        """Records made inside calls, grouped by the run's own call that contains them."""
+        """Model answers, inner calls and tickets, grouped by the outermost call that contains them; None for the run itself."""
         for (kind, key), body in self._found.items():
             if kind in ("model answer", "inner call"):
                 self._put(kind, Place.parse(key), body)
@@ -178,7 +178,7 @@ class RunLog:
         return ended is not None and ended.status == "ok"
 
     def finished(self, call: Place) -> CommitUnit | None:
-        """Return the record of one of the run's own calls; None if the call is not over."""
+        """Return the unit of a finished call; None if the call is not over, or is recorded as a part of its outer call."""
         return self._finished.get(str(call))
 
     def committed_inside(self, call: Place) -> list[CommitUnit]:

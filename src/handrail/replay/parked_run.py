@@ -107,7 +107,7 @@ class Parking:
             try:
                 self._environment.run_waiting(self)
             except Exception:
-                log.exception("the environment raised in `run_waiting`; the run is parked")
+                log.exception("the environment raised in `run_waiting`; the run is parked if it may be")
                 self.park()
 
     def ended(self, attempt: Attempt) -> None:
@@ -156,10 +156,10 @@ def _rests(attempt: Attempt, is_around: bool) -> bool:
 
 
 def _enters_again(attempt: Attempt) -> bool:
-    """Return whether this call can be re-entered. One whose handler has not begun is still waiting for its approval.
+    """Return whether this call can be re-entered. A call that still waits for its approval can: its handler has not begun.
 
-    A call whose work goes on elsewhere continues with that work. A call that was given a secret can't be re-entered,
-    since the record has a mask in place of the secret.
+    A call whose work goes on elsewhere can be re-entered too, and continues with that work. A call that was given a secret
+    can't, since the record has a mask in place of the secret.
     """
     if was_given_secret(attempt):
         return False

@@ -133,14 +133,14 @@ def commit_unit(
 
 
 def _settled(attempt: Attempt, transaction: Transaction) -> Sequence[Settled]:
-    """Return the external effects of a call. Those of an inner call include the call itself."""
+    """Return the external effects that a call noted. For an inner call, they include the effect of the call itself."""
     settled = transaction.settled or ()
     own = None if attempt.call.parent is None else attempt.own_effect(attempt.finished)
     return settled if own is None else [*settled, own]
 
 
 def _reads(attempt: Attempt, transaction: Any) -> Sequence[str]:
-    """Return what the call has read, beginning with where its result came from, if that is outside of this program."""
+    """Return the names of what the call has read. If its tool gets results from outside this program, the first is their origin."""
     found: Sequence[str] = () if transaction is None else transaction.reads()
     origin = attempt.tool.origin
     return [origin, *found] if origin else found

@@ -106,10 +106,10 @@ async def replay(
 
     No model is asked and nothing is changed. Calls with effect `pure`, `read` and `staged` run in a transaction
     that is dropped. The recorded result is used for all other calls, and for calls that asked somebody, were
-    given a secret, ran a nested prompt, or worked on files that have changed since. `filesystem` has
+    given a secret, ran a nested prompt, or worked on files that have changed since. `filesystem` must contain
     the files as they were when the run began; without it, calls that used files are not run. `params`
-    override the recorded ones. `session` is an empty one with the recorded id, if the run's session was created
-    with its own slice rules. `tally` counts its progress. Raises `HandrailError` if the replay itself fails.
+    override the recorded ones. If the run's session was created with its own slice rules, pass `session`: an empty
+    session with the recorded id. `tally` receives the counts. Raises `HandrailError` if the replay itself fails.
     """
     row = await journal.runs.get(run_id)
     resumed = await load_resumed(journal, row, session, clock)
@@ -167,7 +167,7 @@ def _laid_out(offer: str) -> str:
 async def _changed_since(
     journal: Journal, units: Sequence[CommitUnit], filesystem: Filesystem | None
 ) -> list[str]:
-    """Return the places of the files that this run, and every later call, has written in the run's folder."""
+    """Return the places of all files that were written in the folder since this run's first call there, by any run."""
     folder = folder_of(filesystem), folder_id_of(filesystem)
     first = next((unit for unit in units if unit.is_in(*folder)), None) if folder[0] else None
     if first is None:
@@ -329,7 +329,7 @@ class _Walk:
     ) -> tuple[Divergence | None, Any]:
         """Parse the arguments of a call with the current code.
 
-        Returns a difference, or None, and the params as JSON; None if they are invalid or differ.
+        Returns the difference, or None, and the params as JSON, which are None if they are invalid or differ.
         """
         try:
             now = tool.dump(tool.parse(asked.arguments)).decode()

@@ -63,7 +63,7 @@ class CallNode(msgspec.Struct, kw_only=True):
 
     @property
     def was_not_approved(self) -> bool:
-        """Whether the call did not run because somebody who was asked for approval did not give it."""
+        """Whether the call needed approval and did not get it."""
         return self.status == "denied" and self.decision.startswith("ask")
 
 
@@ -283,7 +283,7 @@ _NOTHING = RunBegin(
 
 
 def _reach_back(node: CallNode) -> float | None:
-    """Move the start of a call back to that of the first thing inside it, if that is earlier. Returns it; None if unknown.
+    """Move the start of a call back to that of the first thing inside it, if that is earlier. Returns the start, or None.
 
     The record of a call that was run again has only the last attempt, and an open call has no record.
     """

@@ -49,8 +49,8 @@ async def discard(
     if not found:
         raise RunError(
             run_id,
-            f"no changes of its call {call_id!r} wait to be applied",
-            "`handrail runs show` lists those that do.",
+            f"its call {call_id!r} has no changes that wait to be applied",
+            "`handrail runs show` lists the calls that have.",
         )
     unit = found[0]
     places = [place for place in unit.writes if place.startswith("file ")]
