@@ -21,6 +21,7 @@ from handrail.question import Vote
 from handrail.records import CommitUnit, Decision, Entry, RunRecord
 from journal.test_journal_contract import answer, ask, asked, request, run, unit
 from support import PATIENCE, postgres
+from support.journals import kept
 
 pytestmark = pytest.mark.once  # PostgreSQL starts slowly, and SQLite's tests cover the same threads
 
@@ -225,7 +226,7 @@ async def test_a_process_has_one_lease_for_all_its_runs(open_journal: Open, sql:
     journal = open_journal(lease=7)
     for number in range(3):
         await journal.runs.begin(run(f"run{number}", f"s{number}"))
-        await journal.runs.keep(f"run{number}")
+        await kept(journal, f"run{number}")
     query = "SELECT owner, leased_until - extract(epoch FROM clock_timestamp()) FROM leases"
     [(owner, left)] = sql(query)
     assert (owner, 0 < left <= 7) == (journal.owner, True)

@@ -60,14 +60,17 @@ PROMPT = Prompt(
 
 
 def names(script: ScriptedModel, request: int = -1) -> list[str]:
-    """Return the names of the attachments in a request. Each has its bytes."""
+    """Return the names of the attachments in a request. Checks that each has its bytes."""
     found = list(attached_to(script.requests[request].messages))
     assert all(each.content.startswith(PNG) for each in found)
     return [each.name for each in found]
 
 
 async def test_they_come_with_the_first_message() -> None:
-    """Those of enabled sections that are shown in full come before the message's own. An equal one is not sent twice."""
+    """The attachments of enabled sections that are shown in full come before the message's own.
+
+    Two equal attachments are sent once.
+    """
     script = ScriptedModel(["ok", "ok"])
     await Adapter(script).evaluate(PROMPT, "look", attachments=[PHOTO])
     assert names(script) == ["plan.png", "photo.png"]
@@ -84,7 +87,7 @@ async def test_a_later_turn_does_not_repeat_them() -> None:
 
 
 async def test_an_opened_section_shows_its_own() -> None:
-    """They are attachments of the result of the call that opens the section."""
+    """The attachments of a section that is opened later come with the result of the call that opens it."""
     script = ScriptedModel([ToolCall("open_sections", {"sections": ["city"]}), "ok"])
     await Adapter(script).evaluate(PROMPT, "look")
     assert names(script, 0) == ["plan.png"]
@@ -92,7 +95,7 @@ async def test_an_opened_section_shows_its_own() -> None:
 
 
 async def test_a_resumed_run_has_them_once() -> None:
-    """The record of a run has them, so a resumed run sends the same messages, even if the section has changed."""
+    """A resumed run sends the attachments that were recorded, once, even if the section has changed."""
     journal = MemoryJournal()
     script = ScriptedModel([ToolCall("open_sections", {"sections": ["city"]}), ToolCall("check", {})])
     with pytest.raises(RunParked) as stop:
@@ -116,7 +119,7 @@ async def test_a_nested_run_has_its_own() -> None:
 
 
 def test_paths_are_read_when_the_section_is_defined(tmp_path: Path) -> None:
-    """A file that can't be read is an error that names the section."""
+    """The path of a file is read when its section is defined. If it can't be read, the error names the section."""
     file = tmp_path / "a.png"
     file.write_bytes(PNG)
     made = MarkdownSection("A", "a", "x", attachments=[file])

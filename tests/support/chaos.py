@@ -270,10 +270,13 @@ class Chaos:
         await asyncio.sleep(2)
 
     async def _look(self) -> bool:
-        """Start workers that have ended, and answer questions. Returns whether all runs are over."""
+        """Restart the workers that have ended, and answer questions. Returns whether all runs are over.
+
+        Returns False while PostgreSQL can't be reached.
+        """
         self.supervise()
         await asyncio.sleep(0.1)
-        with contextlib.suppress(HandrailError, psycopg.OperationalError):  # PostgreSQL was just restarted
+        with contextlib.suppress(HandrailError, psycopg.OperationalError):  # PostgreSQL is being restarted
             await self.answer()
             return await asyncio.to_thread(self._count_over) == self.runs
         return False

@@ -59,9 +59,9 @@ def read_ledger(path: Path) -> list[list[str]]:
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
 
-async def act(what: str, order: str, key: str = "-") -> str:
+async def act(what: str, order: str, key: str = "-", *, seconds: float = _SECONDS) -> str:
     note("begin", what, order, key)
-    await asyncio.sleep(_SECONDS)
+    await asyncio.sleep(seconds)
     note("end", what, order, key)
     return f"{what} {order}"
 
@@ -82,7 +82,9 @@ async def pay(order: str, context: ToolContext) -> str:
 async def ship(order: str, context: ToolContext) -> str:
     """Ship an order, which can't be undone."""
     log(context, "ship", order)
-    return await act("ship", order)
+    return await act(
+        "ship", order, seconds=8 * _SECONDS
+    )  # so that some are interrupted, whose outcome is then unknown
 
 
 async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:

@@ -193,7 +193,7 @@ def play(stage: Stage) -> Play:
     )
 
 
-def paid_at_most_once(seen: Seen) -> str | None:
+def paid_once(seen: Seen) -> str | None:
     """Return a problem if the bill was not paid exactly once, and otherwise None.
 
     If another process took over the run, it may be paid twice.
@@ -220,7 +220,7 @@ SHOPPING = Scenario(
     name="a shop orders paint",
     play=play,
     files={"book.md": "# Book\n", "other.txt": "nobody touches this\n"},
-    laws=[paid_at_most_once, mailed_at_most_once, knew_its_own_price],
+    laws=[paid_once, mailed_at_most_once, knew_its_own_price],
     secrets=[SECRET],
 )
 

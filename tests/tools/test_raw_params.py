@@ -78,7 +78,7 @@ def test_secrets_are_masked() -> None:
 
 
 def test_a_secret_beside_a_reference_is_masked() -> None:
-    """The keywords beside a reference apply, also if the reference names an anchor."""
+    """A secret is masked if it is described beside a reference, or by an anchor that a reference names."""
     schema = {
         "type": "object",
         "$defs": {"login": {"$anchor": "login", "properties": {"user": {"type": "string"}}}},
@@ -95,7 +95,7 @@ def test_a_secret_beside_a_reference_is_masked() -> None:
 
 
 async def test_a_policy_and_the_handler_share_nothing() -> None:
-    """The arguments are copied at every depth."""
+    """A policy gets a copy of the arguments, at every depth, so it can't change those of the handler."""
     made = contact()
     sent = made.parse({"email": "a", "home": {"city": "Bonn"}})
     copied = made.copy_params(sent, "{}")
