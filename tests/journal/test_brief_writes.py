@@ -145,14 +145,14 @@ def test_a_long_record_is_left_to_the_thread(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path) as journal:
         chains = journal._database.chains
-        append: Any = chains.append
+        append: Any = chains.append_record
 
         def fail(*values: Any, **more: Any) -> None:
             append(*values, **more)
             raise RunBusy("run", "another process")
 
         with monkeypatch.context() as patched:
-            patched.setattr(chains, "append", fail)
+            patched.setattr(chains, "append_record", fail)
             with pytest.raises(RunBusy):
                 journal.calls.commit_now(unit("failed"))
         assert journal.calls.commit_now(unit("next"))

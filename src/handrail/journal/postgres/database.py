@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import psycopg
 from psycopg import errors
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import HandrailError, JournalError
-from handrail.journal.chains import run_chain
+from handrail.journal.chains import NewRecord
 from handrail.journal.connection import Connection
 from handrail.journal.database import Database, Job, Moments
 from handrail.journal.digest import key_check
@@ -84,25 +85,11 @@ class PostgresDatabase(Database):
     def note_damage(self) -> None:
         """Do nothing: lists always rely on the database's indexes."""
 
-    async def add(
-        self,
-        run_id: str,
-        kind: str,
-        key: str,
-        body: bytes,
-        *,
-        at: float,
-        session_id: str = "",
-        state: str = "",
-        is_recorded: bool = False,
-    ) -> None:
-        record = FencedRecord(run_chain(run_id), kind, key, body, at, session_id, state)
-        if not await self.transact(
-            lambda connection: self._own_chains.append_fenced(connection, record), single=True
-        ):
-            await super().add(
-                run_id, kind, key, body, at=at, session_id=session_id, state=state, is_recorded=is_recorded
-            )
+    async def add(self, run_id: str, record: NewRecord, *, is_recorded: bool = False) -> None:
+        fenced = FencedRecord(*msgspec.structs.astuple(record))
+        append = self._own_chains.append_fenced
+        if not await self.transact(lambda connection: append(connection, fenced), single=True):
+            await super().add(run_id, record, is_recorded=is_recorded)
 
     def _open(self, new_id: str) -> PostgresConnection:
         self.leases = self._own_leases = DatabaseLeases(
