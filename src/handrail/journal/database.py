@@ -92,6 +92,8 @@ class Database:
         self._clock = clock
         self._moments = moments
         self._synced = synced
+        self._syncs = synced
+        """Whether the connection syncs at the moment."""
         self._closed = False
         self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self._waiting = 0
@@ -324,8 +326,9 @@ class Database:
         """Run a job in a transaction, and note its value or error."""
         assert isinstance(connection, sqlite3.Connection)
         try:
-            if self._synced:
+            if self._synced and self._syncs != job.synced:
                 connection.execute(f"PRAGMA synchronous = {'FULL' if job.synced else 'OFF'}")
+                self._syncs = job.synced
             if not connection.in_transaction:  # `add_now` may have begun it
                 connection.execute("BEGIN IMMEDIATE")
             try:

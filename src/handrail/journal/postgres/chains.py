@@ -49,6 +49,8 @@ class FencedRecord(NewRecord, gc=False):
     It remembers what was sent, so that it can be found again after a lost connection.
     """
 
+    owners: tuple[str, ...] = ()
+    """The owners that its run may have at the head of its chain: this process, and "" if the run need not be recorded."""
     sent: tuple[int, bytes] | None = None
     """The position and the MAC with which the record was sent; None before that."""
 
@@ -56,13 +58,10 @@ class FencedRecord(NewRecord, gc=False):
 class PostgresChains(Chains):
     """Appends records to chains in PostgreSQL. `micros` returns the time of the database in microseconds."""
 
-    def __init__(
-        self, journal: str, path: str, key: bytes, owner: str, channel: str, micros: Callable[[], int]
-    ) -> None:
+    def __init__(self, journal: str, path: str, key: bytes, channel: str, micros: Callable[[], int]) -> None:
         super().__init__(journal, path, key)
         self.channel = channel
         """The channel on which processes tell each other what has changed."""
-        self._owner = owner
         self._micros = micros
         self._known: dict[str, _Head] = {}
         """The heads of chains as this process last wrote them. Each is compared with the stored one before it is replaced."""
@@ -87,8 +86,8 @@ class PostgresChains(Chains):
     def append_fenced(self, connection: Connection, record: FencedRecord) -> bool:
         """Add a record to the chain of a run that this process owns, by one statement outside of any transaction.
 
-        Returns False, and adds nothing, unless this process owns the run and knows the current head of its chain.
-        Called again after a lost connection, it only returns whether the record was added.
+        Returns False, and adds nothing, unless the run has one of the record's owners and this process knows the current
+        head of its chain. Called again after a lost connection, it only returns whether the record was added.
         """
         chain = record.chain
         if record.sent is not None:  # the connection was lost, and the record may have been added
@@ -97,11 +96,11 @@ class PostgresChains(Chains):
             self._known.pop(chain, None)
             return row is not None and row[0] == record.sent[1]
         head = self._known.get(chain)
-        if head is None or head.owner != self._owner:
+        if head is None or head.owner not in record.owners:
             return False
         after, mac, values = self._next(record, head)
         record.sent = after.links, mac
-        if connection.execute(FENCED, (*after[:3], chain, head.seal, self._owner, *values)).rowcount:
+        if connection.execute(FENCED, (*after[:3], chain, head.seal, head.owner, *values)).rowcount:
             self._known[chain] = after
             return True
         self._known.pop(chain, None)

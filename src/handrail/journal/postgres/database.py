@@ -86,7 +86,8 @@ class PostgresDatabase(Database):
         """Do nothing: lists always rely on the database's indexes."""
 
     async def add(self, run_id: str, record: NewRecord, *, is_recorded: bool = False) -> None:
-        fenced = FencedRecord(*msgspec.structs.astuple(record))
+        owners = (self.owner,) if is_recorded else (self.owner, "")
+        fenced = FencedRecord(*msgspec.structs.astuple(record), owners=owners)
         append = self._own_chains.append_fenced
         if not await self.transact(lambda connection: append(connection, fenced), single=True):
             await super().add(run_id, record, is_recorded=is_recorded)
@@ -167,7 +168,7 @@ class PostgresDatabase(Database):
         digest = hashlib.sha256(f"{self._address.schema} {self.id}".encode()).hexdigest()
         self.channel = f"handrail_{digest[:32]}"
         self.chains = self._own_chains = PostgresChains(
-            self.id, self.path, self.key, self.owner, self.channel, self._micros
+            self.id, self.path, self.key, self.channel, self._micros
         )
 
     def _measure(self, connection: PostgresConnection) -> None:
