@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from handrail.cancellation import Pending
 from handrail.errors import JournalAltered, RunBusy, RunUnknown
 from handrail.journal.chains import NewRecord, Record, fetch, run_chain, step_chain
 from handrail.journal.connection import Connection
@@ -62,6 +63,13 @@ class SqliteCalls:
             return False
         record = _record_of(unit)
         return len(record.body) <= _BRIEF and database.add_now(unit.run_id, record)
+
+    def commit_soon(self, unit: CommitUnit, /) -> Pending[bool] | None:
+        """Begin to record a call that changes no files, if the journal has its own thread; otherwise return None.
+
+        The value is whether the call was recorded. If it is False, `commit` must be awaited.
+        """
+        return self._database.add_soon(unit.run_id, _record_of(unit))
 
     async def commit(self, unit: CommitUnit, /) -> None:
         database, record = self._database, _record_of(unit)

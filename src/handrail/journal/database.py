@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import msgspec
 import pydantic_core
 
+from handrail.cancellation import Pending
 from handrail.clock import Clock
 from handrail.errors import DefinitionError, HandrailError, JournalError
 from handrail.journal.chains import Chains, NewRecord, is_damage
@@ -179,11 +180,12 @@ class Database:
         """
         await self.transact(lambda connection: self._add(connection, run_id, record, is_recorded))
 
-    def _add(self, connection: Connection, run_id: str, record: NewRecord, is_recorded: bool = False) -> None:
+    def _add(self, connection: Connection, run_id: str, record: NewRecord, is_recorded: bool = False) -> bool:
         owner = self.owner
         if not self.chains.append_own(connection, record, (run_id, "" if is_recorded else owner, owner)):
             (check_owner if is_recorded else check_not_taken)(connection, owner, run_id)
             self.chains.append_record(connection, record)
+        return True
 
     @property
     def adds_now(self) -> bool:
@@ -199,7 +201,7 @@ class Database:
         connection = self._connection or shared
         if connection is None or not self._lock.acquire(blocking=False):
             return False
-        job: Job[None] = Job(lambda connection: self._add(connection, run_id, record))
+        job = Job(lambda connection: self._add(connection, run_id, record))
         try:
             if self._waiting or self._closed or (shared is not None and not _begins(shared)):
                 return False
@@ -209,6 +211,24 @@ class Database:
         if job.error is not None:
             raise job.error
         return True
+
+    def add_soon(self, run_id: str, record: NewRecord) -> Pending[bool] | None:
+        """Begin to add a record as `add` does, in the thread. Its value is whether the record was added, or `add` must be awaited.
+
+        Returns None if all jobs run in the caller's thread.
+        """
+        return self._begin(lambda connection: self._add(connection, run_id, record))
+
+    def _begin(self, work: Work[bool], *, single: bool = False) -> Pending[bool] | None:
+        if self._connection is not None:
+            return None
+        loop, pending = asyncio.get_running_loop(), Pending[bool]()
+
+        def report(job: Job[bool]) -> None:
+            loop.call_soon_threadsafe(pending.settle, job.value, job.error)
+
+        self._put(Job(work, report, single=single))
+        return pending
 
     async def select(self, query: str, *values: object) -> list[Any]:
         """Return the rows that a query finds."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from handrail.journal.chains import MAC_BYTES, Chains, NewRecord, Record, run_chain
 from handrail.journal.connection import Connection
+from handrail.journal.postgres.statements import PostgresConnection
 
 NOBODY = "-"
 """The owner of a recorded run that no process has. The owner is "" for chains that belong to no recorded run."""
@@ -83,7 +84,7 @@ class PostgresChains(Chains):
             self._known.pop(chain, None)
         raise AssertionError("the head was read in this transaction")
 
-    def append_fenced(self, connection: Connection, record: FencedRecord) -> bool:
+    def append_fenced(self, connection: PostgresConnection, record: FencedRecord) -> bool:
         """Add a record to the chain of a run that this process owns, by one statement outside of any transaction.
 
         Returns False, and adds nothing, unless the run has one of the record's owners and this process knows the current
@@ -100,7 +101,7 @@ class PostgresChains(Chains):
             return False
         after, mac, values = self._next(record, head)
         record.sent = after.links, mac
-        if connection.execute(FENCED, (*after[:3], chain, head.seal, head.owner, *values)).rowcount:
+        if connection.change(FENCED, (*after[:3], chain, head.seal, head.owner, *values)):
             self._known[chain] = after
             return True
         self._known.pop(chain, None)

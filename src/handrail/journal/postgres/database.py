@@ -12,11 +12,12 @@ import msgspec
 import psycopg
 from psycopg import errors
 
+from handrail.cancellation import Pending
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import HandrailError, JournalError
 from handrail.journal.chains import NewRecord
 from handrail.journal.connection import Connection
-from handrail.journal.database import Database, Job, Moments
+from handrail.journal.database import Database, Job, Moments, Work
 from handrail.journal.digest import key_check
 from handrail.journal.postgres.address import Address
 from handrail.journal.postgres.chains import FencedRecord, PostgresChains
@@ -87,10 +88,21 @@ class PostgresDatabase(Database):
 
     async def add(self, run_id: str, record: NewRecord, *, is_recorded: bool = False) -> None:
         owners = (self.owner,) if is_recorded else (self.owner, "")
-        fenced = FencedRecord(*msgspec.structs.astuple(record), owners=owners)
-        append = self._own_chains.append_fenced
-        if not await self.transact(lambda connection: append(connection, fenced), single=True):
+        if not await self.transact(self._fenced(record, owners), single=True):
             await super().add(run_id, record, is_recorded=is_recorded)
+
+    def add_soon(self, run_id: str, record: NewRecord) -> Pending[bool] | None:
+        return self._begin(self._fenced(record, (self.owner, "")), single=True)
+
+    def _fenced(self, record: NewRecord, owners: tuple[str, ...]) -> Work[bool]:
+        """Return the work that adds a record by one statement, if its run has one of these owners."""
+        fenced = FencedRecord(*msgspec.structs.astuple(record), owners=owners)
+
+        def add(connection: Connection) -> bool:
+            assert isinstance(connection, PostgresConnection)
+            return self._own_chains.append_fenced(connection, fenced)
+
+        return add
 
     def _open(self, new_id: str) -> PostgresConnection:
         self.leases = self._own_leases = DatabaseLeases(
@@ -199,14 +211,14 @@ class PostgresDatabase(Database):
 
     def _until_done(self, connection: PostgresConnection, job: Job[Any]) -> Any:
         """Run a job, and run it again after a conflict or a lost connection, until it is done or has failed."""
-        tries, commit = 0, _Commit()
+        tries, commit = 0, None
         while True:
             try:
-                if commit.number and self._is_committed(connection, commit.number):
-                    return commit.value
-                commit = _Commit()
                 if job.single:
                     return job.work(connection)
+                if commit is not None and commit.number and self._is_committed(connection, commit.number):
+                    return commit.value
+                commit = _Commit()
                 return self._in_transaction(connection, job, commit)
             except _CONFLICTS:
                 tries += 1
