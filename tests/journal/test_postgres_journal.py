@@ -160,7 +160,7 @@ async def test_a_call_is_recorded_whether_or_not_one_statement_is_enough(open_jo
     gate = open_gate([add], journal=journal, run_id="run")
     for number in range(3):
         if not is_known:
-            journal._database.chains._known.clear()
+            journal._database._own_chains._known.clear()
         assert (await gate.invoke("add", {"a": number, "b": 1})).value == number + 1
     assert len(await journal.calls.load("run")) == 3
     assert not (await journal.runs.verify()).altered
