@@ -32,6 +32,7 @@ from handrail.records import (
 )
 
 if TYPE_CHECKING:
+    from handrail.broadcasts import Broadcasts
     from handrail.protocols import Asker
 
 T = TypeVar("T")
@@ -448,3 +449,7 @@ class Journal(Protocol):
     def blobs(self) -> Blobs: ...
     @property
     def workspaces(self) -> Workspaces: ...
+    @property
+    def broadcasts(self) -> Broadcasts | None:
+        """The live output of runs, or None if other processes can't watch them. Only a journal in PostgreSQL has it."""
+        ...
