@@ -28,6 +28,8 @@ from handrail.errors import (
     ToolValidationError,
     TransientError,
     VisibilityExpansionRequired,
+    WorkspaceBusy,
+    WorkspaceTakenError,
 )
 from handrail.events import CallStatus, DecidedBy
 from handrail.raised_errors import in_short, leaves_of, words_of
@@ -145,6 +147,20 @@ def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) 
         return Failure("error", f"{attempt.name} failed: {type(raised).__name__}")
 
 
+def loss_of(attempt: Attempt, error: BaseException) -> str:
+    """Return why this process can no longer record the run of a call, or "" if the error does not say so.
+
+    The run then stops here. It can be resumed, and whoever resumes it decides what to undo.
+    """
+    if isinstance(error, RunBusy) and error.run_id == attempt.frame.log.run_id:
+        return "another process has taken over the run"
+    if isinstance(error, WorkspaceTakenError):
+        return "another run has taken over its workspace"
+    if isinstance(error, JournalError) and error.is_lost:
+        return "the journal can't be reached"
+    return ""
+
+
 def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> Failure:
     name = attempt.name
     match error:
@@ -191,12 +207,8 @@ def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> 
             places = ", ".join(error.places)
             what = f"{name} was not applied: another call or somebody else has changed {places} meanwhile."
             return Failure("conflict", what, advice="Look at the new state and try again.")
-        case RunBusy():
-            return Failure(
-                "cancelled", f"{name} was not applied: another process has taken over the run.", error
-            )
-        case JournalError() if error.is_lost:
-            return Failure("cancelled", f"{name} was not recorded: the journal can't be reached.", error)
+        case RunBusy() | WorkspaceBusy() | JournalError() if loss := loss_of(attempt, error):
+            return Failure("cancelled", f"{name} was not recorded: {loss}.", error)
         case OutcomeUnknown():
             return Failure("error", f"The outcome of {name} is unknown: {words_of(error)}")
         case Diverged():
