@@ -126,7 +126,7 @@ async def test_deadline(way: str, tmp_path: Path) -> None:
 
 @every_way
 async def test_cancellation(way: str, tmp_path: Path) -> None:
-    """Cancelling the root run ends the nested call first, and everything around it."""
+    """Cancelling the root run ends the nested call first, then the calls around it."""
     reached, ends = asyncio.Event(), list[tuple[str, str]]()
 
     async def wait(context: ToolContext) -> None:

@@ -1,4 +1,4 @@
-"""Every rule of a JSON Schema 2020-12 that a tool declares: compared with `jsonschema`, and the limits of what is accepted."""
+"""Checks of values against a JSON Schema 2020-12 that a tool declares, compared with `jsonschema`, and schemas that are refused."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ RULES: dict[str, Any] = {
 
 
 def schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Return schemas that contain others."""
+    """Return a strategy for schemas that contain other schemas."""
     nested: dict[str, Any] = dict.fromkeys(
         ["not", "if", "then", "else", "items", "contains", "additionalProperties", "propertyNames"], inner
     )

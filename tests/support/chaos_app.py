@@ -1,8 +1,8 @@
 """An app for workers that are killed while they execute it. Its tools write to a ledger and to the files of their run.
 
 `CHAOS_LEDGER` names the ledger's file. Its lines are `begin WHAT ORDER KEY`, `end WHAT ORDER KEY` and `undone WHAT ORDER KEY`.
-If the process's clock is wrong, each is followed by `clock WHAT ORDER SECONDS`. The file `log` in the run's workspace has a
-line for each committed call.
+If the process's clock is wrong, each of these lines is followed by `clock WHAT ORDER SECONDS`. The file `log` in the run's
+workspace has a line for each committed call of `pay`, `ship`, `book` and `charge`.
 The calls of a run take a moment, so that they can be interrupted.
 """
 
@@ -84,7 +84,7 @@ async def ship(order: str, context: ToolContext) -> str:
     log(context, "ship", order)
     return await act(
         "ship", order, seconds=8 * _SECONDS
-    )  # so that some are interrupted, whose outcome is then unknown
+    )  # so that some calls are interrupted, and their outcomes are unknown
 
 
 async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:

@@ -48,7 +48,7 @@ def change(files: Any) -> None:
     files.mkdir("empty")
 
 
-# --- fullness -------------------------------------------------------------------------------------------
+# --- full disks -----------------------------------------------------------------------------------------
 
 
 class Ballast:
@@ -88,7 +88,7 @@ class Imagined:
 
 
 class FullDisk(Disk):
-    """A disk that is full from its operation number `at` on."""
+    """A disk that is full from operation number `_at` on, or never if that number is 0."""
 
     def __init__(self, ballast: Ballast | Imagined) -> None:
         self._ballast = ballast

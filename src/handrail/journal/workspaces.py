@@ -176,8 +176,9 @@ class SqliteWorkspaces:
 def advance(connection: Connection, database: Database, run_id: str, delta: WorkspaceDelta) -> None:
     """Make the next version of a workspace.
 
-    Raises `WorkspaceTakenError` unless this process has the workspace for this run and it is at the version that the call worked
-    on. Raises `BlobNotFoundError` if the bytes of a file are not stored, and `JournalAltered` if a row was altered.
+    Raises `WorkspaceTakenError` unless this process has the workspace for this run, and it is at the version that the
+    call worked on. Raises `BlobNotFoundError` if the bytes of a file are not stored, and `JournalAltered` if a row was altered or
+    the workspace was removed.
     """
     row = _known(connection, database.chains, delta)
     if (row.run_id, row.owner, row.version) != (run_id, database.owner, delta.base):
