@@ -48,7 +48,7 @@ models in `models`, of serving in `serve.refusals`, and of simulations in `testi
     │   │   └── JournalExposed                       other users or tools could read or change it
     │   ├── BlobNotFoundError (LookupError)        .digest: a journal has no such bytes
     │   ├── WorkspaceBusy (RuntimeError)           .workspace, .run_id, .owner: another run has the workspace
-    │   │   └── WorkspaceTakenError                a different run has taken the workspace over
+    │   │   └── WorkspaceTakenError                  a different run has taken the workspace over
     │   ├── WorkspaceNotFoundError (LookupError)   .workspace: a journal has no such workspace
     │   ├── ResourceError (LookupError)            .resource
     │   └── FileError (OSError)                    .path

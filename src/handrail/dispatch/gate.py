@@ -33,7 +33,6 @@ from handrail.dispatch.failures import (
     SignatureMismatch,
     Unsuccessful,
     failure_of,
-    loss_of,
     not_approved,
 )
 from handrail.dispatch.frame import Frame
@@ -389,9 +388,9 @@ class Gate:
         """Set the outcome of a call that raised, and undo it if that was not done yet. Returns the error that ends the run, if any."""
         attempt, name = passage.attempt, passage.call.name
         error = scope.explain(error, f"{name} was done")
-        if loss_of(attempt, error):
-            self.frame.log.close()
         failure = failure_of(attempt, error, scope.is_stopped())
+        if failure.loses_run:
+            self.frame.log.close()
         if failure.status in ("cancelled", "timed out"):
             attempt.stop()
         passage.status, passage.error, passage.result = failure.status, error, failure.result
