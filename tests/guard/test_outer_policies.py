@@ -84,7 +84,7 @@ def paying(ran: Ran) -> Tool[Any, Any]:
     return pay
 
 
-# Each of these returns the tool `outer`, which pays in a nested run.
+# Each `by_…` function returns the tool `outer`, which pays in a nested run.
 
 
 def by_evaluate(ran: Ran) -> Tool[Any, Any]:
@@ -228,7 +228,7 @@ def payments(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_nested_run_may_pay_if_nothing_denies_it(way: Any, tmp_path: Path):
-    """Without a denial, each of the ways leads to a payment."""
+    """Without a denial, every way to nest a run leads to a payment."""
     assert payments(way, [], tmp_path) == 1
 
 

@@ -215,7 +215,7 @@ def test_the_check_after_an_approval_sees_the_params_that_came():
 def test_copies_are_made_by_parsing_only_where_fields_can_change(
     kind: Any, parses: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """With three policies, params whose fields are all immutable are parsed once; others once more for each policy."""
+    """With three policies, params that contain only immutable values are parsed once. Others are parsed four times."""
     counted: list[None] = []
     tool = reading(kind, [])
     parse = tool.parse

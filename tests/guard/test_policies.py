@@ -715,7 +715,7 @@ def doing(effect: Effect, *capabilities: str) -> Tool[Any, Any]:
     ],
 )
 def test_effect_decides_unless_told_otherwise(effect: Effect, capabilities: Any, decision: str):
-    """By default, each effect has the verdict in the last column of the effect table."""
+    """By default, pure, read and staged calls are allowed, and a person is asked about all others."""
     assert decided(CapabilityPolicy(), doing(effect, *capabilities)) == decision
 
 

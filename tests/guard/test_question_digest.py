@@ -144,7 +144,7 @@ def test_sets_are_shown_in_order(tags: list[str]):
 
 
 def test_arguments_whose_json_says_less_are_told_apart():
-    """If the JSON of two different arguments is the same, the arguments that were sent make the difference."""
+    """If two different values have the same JSON, the arguments as they were sent make the digests differ."""
     one, two = (asked("mark", json.dumps({"label": text})) for text in ("Alpha", "alpha"))
     assert one.payload == two.payload
     assert one.digest != two.digest
