@@ -1002,7 +1002,7 @@ def test_prompt_model_is_not_there_for_a_person() -> None:
     assert session[ToolInvoked].all()[0].result.value == "none"
 
 
-# --- disclosure --------------------------------------------------------------------------------
+# --- closed sections ---------------------------------------------------------------------------
 
 
 def _closed_prompt() -> Prompt[None]:

@@ -109,7 +109,7 @@ async def told(
     return outcome, story(seen.events), seen.events
 
 
-# --- what is tried, and when ---
+# --- which model is asked, and when ---
 
 
 async def test_the_first_model_that_works_answers() -> None:
@@ -121,7 +121,7 @@ async def test_the_first_model_that_works_answers() -> None:
 
 
 async def test_an_outage_is_retried_once_and_then_the_next_model_is_asked() -> None:
-    """Events name the model that failed and the one that is asked instead, and the price is that of the one that answered."""
+    """After an outage and one retry, the next model is asked. Events name both, and the cost is that of the model that answered."""
     a, b = one("a:1", down(), down(), said("never")), one("b:1", said("B."), price=5)
     response, lines, events = await told(first_that_works(a, b))
     assert (response.text, response.cost, response.usage.requests) == ("B.", 15, 1)

@@ -145,7 +145,7 @@ def test_a_deposit_outlives_the_process_that_gave_the_ticket_out(tmp_path: Path,
         assert os.listdir(tmp_path / "files") == []
 
 
-# --- one process, with the file opened twice ---------------------------------------------------------
+# --- one process, which opens the journal's file twice -----------------------------------------------
 
 
 FREE = Traits(Price(Decimal(0), Decimal(0)), native_output=True)
