@@ -360,7 +360,7 @@ class Gate:
                 return False
             transaction.prepare()
             if (waiting := commit_recorded(journal, attempt, result)) is not None:
-                await shielded(waiting)
+                await waiting
             if changed is not None:
                 note_past(attempt, changed)
         passage.recorded = True

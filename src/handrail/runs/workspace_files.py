@@ -80,8 +80,9 @@ async def put_files(journal: Journal, workspace: Workspace, source: str | PathLi
     """Copy a file, or the content of a folder, into a workspace, which is created if it does not exist.
 
     Files that are in the way are replaced, and other files stay. Links and permissions are copied too. Pipes, sockets,
-    devices and names that the workspace ignores are left out. Raises `FileError` if the source does not exist,
-    `WorkspaceBusy` while another run has the workspace, and `RunError` if nothing could be copied.
+    devices, reserved names, and names in a folder that the workspace ignores are left out. Raises `FileError` if the
+    source does not exist, `WorkspaceBusy` while another run has the workspace, and `RunError` if the copy fails. Then
+    nothing is copied.
     """
     at = Path(source).absolute()
     if not at.exists():
@@ -167,7 +168,7 @@ async def get_files(journal: Journal, name: str, folder: str | PathLike[str]) ->
     """Copy a workspace's recorded files to a new or empty folder, and return their paths, sorted.
 
     A run that has the workspace is not disturbed. Changes that its calls have not committed yet are not copied. Raises
-    `WorkspaceNotFoundError` if there is no such workspace, and `FileError` if the folder is not empty.
+    `WorkspaceNotFoundError` if there is no such workspace, and `FileError` if the target exists and is not an empty folder.
     """
     row = await journal.workspaces.get(name)
     if row is None:

@@ -164,7 +164,7 @@ class Linked(Layer):
     def resolved(self, path: str, /) -> str:
         """Return where a path leads in this layer: normalized, with every link resolved.
 
-        Raises `PathRefused` if it leads out of the root.
+        Raises `PathRefused` if the path is invalid or reserved, has too many links, or leads out of the root.
         """
         with self._shared.lock:
             return parse_path(self._followed(path)).path
