@@ -149,7 +149,7 @@ def reading(kind: Any, got: list[dict[str, Any]], failures: int = 0) -> Tool[Any
 def test_whatever_policies_and_handler_do_to_params_each_sees_those_that_came(
     kind: Any, waits: list[bool], failures: int
 ):
-    """Neither a policy nor the handler sees a change that another one made, in `check`, the handler or `on_result`."""
+    """Every policy and the handler see the original params, although each of them changes its own copy."""
     got: list[dict[str, Any]] = []
     policies = [Watching(f"rule {index}", slow) for index, slow in enumerate(waits)]
     last = told_only("last")

@@ -138,7 +138,7 @@ def test_what_a_policy_decides_is_what_happens(check: Any, approve: Any, status:
 
 @pytest.mark.parametrize("denies", [0, 1, 2])
 def test_all_must_allow(denies: int):
-    """If one policy denies a call, it is denied in any order of the policies, and nobody is asked."""
+    """If one policy denies a call, the call is denied, whatever the order of the policies, and nobody is asked."""
     rules = [Rule(f"rule {index}", PolicyDecision.ask("?")) for index in range(3)]
     rules[denies] = Rule("denier", PolicyDecision.deny("no"))
     person = Person(approve=True)

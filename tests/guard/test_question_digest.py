@@ -116,7 +116,7 @@ def spelled(data: st.DataObject, amount: int, tags: set[str], limit: int) -> str
     limit=st.integers(0, 2),
 )
 def test_equal_arguments_are_the_same_question(data: st.DataObject, amount: int, tags: set[str], limit: int):
-    """Equal arguments give the same digest, payload and rows, however they are spelled. Different ones change the digest."""
+    """Equal arguments give the same digest, payload and rows, however they are spelled. Different arguments change the digest."""
     one = asked("pay", spelled(data, amount, tags, limit))
     two = asked("pay", spelled(data, amount, tags, limit))
     assert (one.digest, one.payload, one.rows) == (two.digest, two.payload, two.rows)

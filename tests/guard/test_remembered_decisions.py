@@ -441,7 +441,7 @@ async def test_what_a_session_was_saved_with_goes_along_by_the_same_rule(office:
     assert [each.scope for each in approvals_of(await office.session("other"))] == ["pay (any arguments)"]
 
 
-# --- the record ----------------------------------------------------------------------------------------
+# --- records in the journal ----------------------------------------------------------------------------
 
 
 async def test_a_call_with_nothing_remembered_costs_the_record_nothing(office: Office):
