@@ -462,7 +462,7 @@ async def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: 
     journal.close()
 
 
-# --- against a plain model -----------------------------------------------------------------------------
+# --- a workspace compared with a plain folder ----------------------------------------------------------
 
 _paths = st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a"])
 _texts = st.sampled_from(["1", "2", "3"])
