@@ -1,6 +1,6 @@
 """Use one extra in an environment in which Handrail is installed and the checkout is not on the path.
 
-    python -I scripts/extras.py EXTRA             uses the extra, and fails if that fails
+    python -I scripts/extras.py EXTRA             uses the extra, and fails if it does not work
     python -I scripts/extras.py EXTRA --missing   checks that using a missing extra raises an error that names it
 
 scripts/wheel.py runs this in clean environments. Each function uses its extra as a user would, and returns a summary.

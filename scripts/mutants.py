@@ -623,8 +623,8 @@ MUTANTS = [
     Mutant(
         "a lease is not renewed",
         "adapter/run_lease.py",
-        "if await journal.runs.keep(run_id):",
-        "if (await journal.runs.get(run_id)).stopping:",
+        "await self._journal.runs.keep(*run_ids)",
+        "{each: (await self._journal.runs.get(each)).stopping for each in run_ids}",
         "tests/adapter/test_run_ownership.py::test_the_lease_of_a_run_at_work_is_renewed",
     ),
     Mutant(
@@ -697,7 +697,7 @@ MUTANTS = [
 def find(mutant: Mutant) -> str:
     """Return why a mutant can't be tried; "" if it can.
 
-    Its code must be in the file exactly once, the changed file must be valid Python, and its tests must exist.
+    Its code must be in the file exactly once, the changed file must be valid Python, and the files of its tests must exist.
     """
     file = ROOT / "src" / "handrail" / mutant.file
     if not file.is_file():
@@ -714,7 +714,7 @@ def find(mutant: Mutant) -> str:
 
 
 def catch(mutant: Mutant) -> str:
-    """Return the test that fails on the mutant, or "" if none does."""
+    """Return the name of a test that fails on the mutant, or "" if none does. Exits if the tests can't be run."""
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder, "src")
         shutil.copytree(ROOT / "src", source)

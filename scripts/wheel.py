@@ -136,7 +136,10 @@ def build(into: Path) -> Path:
 
 
 def run(command: list[object], *, cwd: Path | None = None) -> str:
-    """Run a command and return its output. Raises `Wrong` if it fails."""
+    """Run a command and return its output.
+
+    Raises `Wrong` if it fails, and `subprocess.TimeoutExpired` if it takes longer than five minutes.
+    """
     ended = subprocess.run(
         [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=300
     )
@@ -153,7 +156,7 @@ class Wrong(Exception):
 def fetch(wheel: Path, extras: list[str], into: Path) -> Path:
     """Download what the wheel and its extras need into a folder, and return the folder.
 
-    Raises `Wrong` if a digest is wrong.
+    Raises `Wrong` if the download fails, or if a digest is missing or wrong.
     """
     wanted = f"{wheel}[{','.join(extras)}]"
     run([*PIP, "download", "-c", ROOT / "constraints.txt", "-d", into, wanted])
@@ -177,7 +180,7 @@ def fetch_once(wheel: Path, extras: list[str]) -> Path:
     """Return a folder with what the wheel and its extras need, with checked digests.
 
     The folder is kept for the next run, and is filled again if the requirements have changed. Raises `Wrong` if a
-    digest is wrong.
+    download fails, or if a digest is missing or wrong.
     """
     inputs = [
         (ROOT / name).read_bytes() for name in ("pyproject.toml", "constraints.txt", "constraints.sha256")
@@ -216,7 +219,7 @@ def try_core(version: str, python: str, folder: Path, wheel: Path, *options: obj
         raise Wrong(f"the wheel has version {found[0]}, but pyproject.toml has {project()['version']}")
     said = run([folder / f"core-{version}" / "bin" / "handrail", "--version"])
     if said != f"handrail {found[0]}":
-        raise Wrong(f"`handrail --version` says {said!r}")
+        raise Wrong(f"`handrail --version` says {said!r}, but the wheel has version {found[0]}")
     return [f"python {version}: imports, `{said}`, {found[1]} packages in all"]
 
 
@@ -269,7 +272,10 @@ def classifiers() -> list[str]:
 
 
 def try_out(wheel: Path) -> None:
-    """Test the wheel in clean environments, two at a time. Raises `Wrong` with all problems."""
+    """Test the wheel in clean environments, two at a time. Raises `Wrong` with the problems of all of them.
+
+    If the downloads can't be used, it raises `Wrong` with that problem only.
+    """
     found, own, names = interpreters(), own_version(), extra_names()
     with tempfile.TemporaryDirectory() as kept, ThreadPoolExecutor(2) as pool:
         folder = Path(kept)
@@ -288,7 +294,10 @@ def try_out(wheel: Path) -> None:
 
 
 def try_out_lean(wheel: Path) -> None:
-    """Test in one environment: first without extras, then with all but the embedded model."""
+    """Test the wheel in one environment: first without extras, then with all but the embedded model.
+
+    Raises `Wrong` at the first problem.
+    """
     interpreters()
     own, names = own_version(), extra_names()
     with tempfile.TemporaryDirectory() as kept:

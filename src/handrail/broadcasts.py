@@ -10,8 +10,6 @@ from typing import Protocol
 
 import msgspec
 
-from handrail.journals import Journal
-
 
 class Watcher(msgspec.Struct, frozen=True):
     """A process in which somebody watches a session."""
@@ -71,8 +69,3 @@ class Broadcasts(Protocol):
         unsubscribes it.
         """
         ...
-
-
-def broadcasts_of(journal: Journal) -> Broadcasts | None:
-    """Return a journal's broadcasts, or None if it has none. Only a journal in PostgreSQL has them."""
-    return getattr(journal, "broadcasts", None)

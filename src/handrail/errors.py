@@ -39,7 +39,7 @@ models in `models`, of serving in `serve.refusals`, and of simulations in `testi
     ├── StateError                               a session or a resource refused an operation
     │   ├── SessionError (ValueError)              .session
     │   ├── ReducerError (RuntimeError)            .event: a reducer raised; the dispatch was undone
-    │   ├── EventRefused (TypeError)               .event: not an event, or one of Handrail's own
+    │   ├── EventRefused (TypeError)               .event: it can't be dispatched or published as an event
     │   ├── Conflict (RuntimeError)                .places: what somebody else changed meanwhile
     │   ├── UndoRefused (RuntimeError)             .call_id, .places: a call can't be undone
     │   ├── EffectRefused (PermissionError)        .effect: a call did more than its tool's effect allows
@@ -48,6 +48,7 @@ models in `models`, of serving in `serve.refusals`, and of simulations in `testi
     │   │   └── JournalExposed                       other users or tools could read or change it
     │   ├── BlobNotFoundError (LookupError)        .digest: a journal has no such bytes
     │   ├── WorkspaceBusy (RuntimeError)           .workspace, .run_id, .owner: another run has the workspace
+    │   ├── WorkspaceNotFoundError (LookupError)   .workspace: a journal has no such workspace
     │   ├── ResourceError (LookupError)            .resource
     │   └── FileError (OSError)                    .path
     │       ├── FileMissing (FileNotFoundError)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
+from handrail.errors import HandrailError
 from handrail.question import Answer, Question, Vote
 from handrail.queue import Queue
 from handrail.records import (
@@ -31,6 +32,7 @@ from handrail.records import (
 )
 
 if TYPE_CHECKING:
+    from handrail.broadcasts import Broadcasts
     from handrail.protocols import Asker
 
 T = TypeVar("T")
@@ -59,15 +61,16 @@ class Runs(Protocol):
         """
         ...
 
-    async def keep(self, run_id: str, /) -> bool:
-        """Renew the lease, and return whether the run should be cancelled.
+    async def keep(self, *run_ids: str) -> Mapping[str, bool | HandrailError]:
+        """Renew the leases of several runs. For each run, return whether it should be cancelled, or why it is not renewed.
 
-        Raises `RunBusy` if another process has taken the lease over.
+        That is `RunBusy` if another process has taken the run over, `RunUnknown` if it was deleted, and `JournalAltered` if its
+        record was altered. The other runs are renewed nevertheless.
         """
         ...
 
     async def stop(self, run_id: str, /) -> None:
-        """Ask the owner of a run to cancel it: its next `keep` returns True.
+        """Ask the owner of a run to cancel it: its next `keep` says so.
 
         Raises `RunUnknown` if there is no such run.
         """
@@ -446,3 +449,7 @@ class Journal(Protocol):
     def blobs(self) -> Blobs: ...
     @property
     def workspaces(self) -> Workspaces: ...
+    @property
+    def broadcasts(self) -> Broadcasts | None:
+        """The live output of runs, or None if other processes can't watch them. Only a journal in PostgreSQL has it."""
+        ...

@@ -339,7 +339,7 @@ def gather(*operations: Awaitable[Any]) -> Operation[tuple[Any, ...]]:
     """Run several operations concurrently and return their values in order.
 
     If one fails or is cancelled, the others are cancelled **and awaited** before its error is raised, so
-    nothing is left running. The operations then belong to this one and can't be used separately.
+    nothing is left running. Operations that were passed to `gather` can't be used separately any more.
     """
     members = [each if isinstance(each, Operation) else _as_operation(each) for each in operations]
     home = next((each.home for each in members if each.home is not None), None)

@@ -10,16 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from decimal import Decimal
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Literal,
-    Protocol,
-    TypeVar,
-    Unpack,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, Unpack, runtime_checkable
 
 import msgspec
 
@@ -145,7 +136,7 @@ class Fork(Protocol):
 class DurableFork(Fork, Protocol):
     """A fork of something that outlives the process, such as a folder on disk.
 
-    Other processes can't be locked out: after `prepare` has checked everything, somebody may still change
+    Other processes can't be locked out: after `prepare` has checked everything, one of them may still change
     a file, and a disk may be full. Durable forks are therefore applied before those in memory, and applying one may
     still fail. Their changes are stored first, so that the next process can finish them after a crash.
     """
@@ -198,12 +189,13 @@ class Resources(Protocol):
 
 
 class FileInfo(msgspec.Struct, frozen=True):
-    """A file or folder, as `stat` and `list` describe it."""
+    """A file or folder, as `stat` and `list` describe it. A special file is a pipe, a socket or a device, and can't be read."""
 
     path: str
     is_directory: bool
     size: int
     modified: float
+    is_special: bool = False
 
 
 class Match(msgspec.Struct, frozen=True):
@@ -250,7 +242,7 @@ class CancelSignal(Protocol):
 
 
 class Heartbeat(Protocol):
-    """Renews the lease on the job this call runs in."""
+    """Records that a call is alive, and renews the lease on its job if there is one."""
 
     def beat(self) -> None: ...
     @property

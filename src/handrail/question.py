@@ -61,8 +61,8 @@ class Quorum(msgspec.Struct, frozen=True):
 def ask(role: str | None = None, approvals: int = 1) -> Quorum:
     """Return a quorum: this many people with this role, other than the person whose run it is, must approve.
 
-    Use it as a verdict in a `CapabilityPolicy`: `{"money": ask(role="finance", approvals=2)}`. Raises `DefinitionError` for
-    an invalid role or number.
+    Without a role, anybody who may approve for others counts. Use the quorum as a verdict in a `CapabilityPolicy`:
+    `{"money": ask(role="finance", approvals=2)}`. Raises `DefinitionError` for an invalid role or number.
     """
     if type(approvals) is not int or approvals < 1:
         raise DefinitionError(

@@ -55,9 +55,10 @@ async def call_either(function: Callable[..., Any], *given: Any, **named: Any) -
 
 
 def threads_at_work(loop: asyncio.AbstractEventLoop) -> int:
-    """Return the number of jobs started by `run_in_thread` on this loop that will reach the loop without its help.
+    """Return the number of unfinished jobs of this loop that do not wait for the loop itself.
 
-    These are the jobs whose outcome has not reached the loop yet, except those that wait for the loop in `run_on`.
+    `run_in_thread` starts a job, which is unfinished until its outcome has reached the loop. Jobs that wait for work on
+    the loop, in `run_on`, are left out.
     """
     return sum(job.loop is loop and not job.waits for job in list(_running))
 

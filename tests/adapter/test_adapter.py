@@ -619,7 +619,7 @@ def test_the_run_of_a_child_ends_with_the_deadline_of_its_parent() -> None:
 def test_waits_grow_and_are_cut_by_chance() -> None:
     """Waits between retries double up to a limit, and jitter shortens each by up to half.
 
-    A provider's `retry_after` is waited for exactly, or not at all if it is longer than the limit.
+    A provider's `retry_after` is never shortened. If it exceeds the limit, there is no retry.
     """
     retry = Retry(attempts=9, first_wait=1, longest_wait=5, chance=lambda: 1.0)
     error = ModelUnavailable("m", "down")

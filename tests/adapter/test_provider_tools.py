@@ -1,4 +1,4 @@
-"""Tests for when a provider's own tools are offered: policies, nested runs, sections, resumed runs and numbers."""
+"""When a provider's own tools are offered, depending on policies, sections, and nested and resumed runs."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ async def test_model(way: str, tmp_path: Path) -> None:
 
 @every_way
 async def test_model_settings(way: str, tmp_path: Path) -> None:
-    """A nested run has the settings of the run around it if it has its model, but never its choice of a tool."""
+    """A nested run on the same model inherits the settings of the run around it, except the tool choice."""
 
     async def ask(context: ToolContext) -> None:
         await context.adapter.evaluate(LEAF, "go")
@@ -126,7 +126,7 @@ async def test_deadline(way: str, tmp_path: Path) -> None:
 
 @every_way
 async def test_cancellation(way: str, tmp_path: Path) -> None:
-    """Cancelling the root run ends the nested call first, and everything around it."""
+    """Cancelling the root run ends the nested call first, then the calls around it."""
     reached, ends = asyncio.Event(), list[tuple[str, str]]()
 
     async def wait(context: ToolContext) -> None:
@@ -309,7 +309,7 @@ def limited(way: str, at: Path, body: Any, in_a_file: str, **given: Any) -> Nest
 @pytest.mark.parametrize("way", [*BY_HAND, *IN_A_FILE])
 @pytest.mark.parametrize("calls", [9, 900])
 async def test_own_budget(way: str, calls: int, tmp_path: Path) -> None:
-    """A nested run may have a smaller share of the budget around it, and never more than is left of that."""
+    """A nested run may have a smaller budget than the run around it, but never more than is left there."""
     seen: list[float] = []
 
     async def look(context: ToolContext) -> None:
@@ -324,7 +324,7 @@ async def test_own_budget(way: str, calls: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", [*BY_HAND, *IN_A_FILE])
 @pytest.mark.parametrize("seconds", [300, 6000])
 async def test_own_deadline(way: str, seconds: int, tmp_path: Path) -> None:
-    """A nested run may have an earlier deadline, and never a later one."""
+    """A nested run may have an earlier deadline than the run around it, but never a later one."""
     seen: list[Any] = []
 
     async def look(context: ToolContext) -> None:
@@ -345,7 +345,7 @@ async def test_own_deadline(way: str, seconds: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", IN_A_FILE)
 @pytest.mark.parametrize(("own", "outer", "goes"), [(0, 9, False), (99, 9, True), (99, 0, False)])
 async def test_own_depth(way: str, own: int, outer: int, goes: bool, tmp_path: Path) -> None:
-    """A worker may allow fewer levels below its calls than the run around it, and never more."""
+    """A worker may allow fewer levels below its calls than the run around it, but never more."""
     below: list[bool] = []
 
     async def nest_again(context: ToolContext) -> None:

@@ -1,4 +1,4 @@
-"""Nothing is kept of a call that is over, except its facts in the session's log."""
+"""Calls that are over leave nothing in memory except their facts in the session's log."""
 
 from __future__ import annotations
 

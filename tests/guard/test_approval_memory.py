@@ -180,7 +180,7 @@ def picking(scope: str, approved: bool = True) -> Any:
     return says
 
 
-# --- once and exactly ----------------------------------------------------------------------------
+# --- answers that are not remembered, or remembered for exactly one call -------------------------
 
 
 @pytest.mark.parametrize("says", [True, {"approved": True}, {"approved": True, "remember": "once"}])
@@ -273,7 +273,7 @@ async def test_arguments_that_nobody_saw_are_part_of_it():
 
 
 async def test_what_nobody_saw_is_remembered_in_this_process_only(monkeypatch: pytest.MonkeyPatch):
-    """A saved session contains nothing from which a secret could be guessed, so another process asks again."""
+    """An exact approval of a call with a secret holds only in this process. Without a secret, it holds in others too."""
 
     @tool
     async def login(user: str, context: ToolContext, password: SecretStr | None = None) -> str:
@@ -656,7 +656,7 @@ async def test_what_a_person_decided_holds_when_nobody_is_there(environment: Any
     assert desk.decided == [("asked", True), ("remembered", True), ("nobody", False)]
 
 
-# --- approve what you see ------------------------------------------------------------------------
+# --- previews ------------------------------------------------------------------------------------
 
 
 async def test_exactly_this_is_also_this_diff():
@@ -811,7 +811,7 @@ async def test_revoked_it_does_not_stand_for_another_try():
 
 
 async def test_it_outlives_a_call_that_failed():
-    """An approval is remembered even if its call fails and is rolled back."""
+    """An approval is remembered even if its call fails and is rolled back, or if the session is restored from a snapshot."""
 
     @tool
     async def fail(context: ToolContext) -> str:

@@ -486,7 +486,7 @@ def test_a_deadline_pauses_for_people_only_if_it_says_so(where: str, pauses: boo
     assert ran == ([] if not pauses else ["pay 1"] if where == "pay" else ["?: approved"])
 
 
-# --- contents and records ------------------------------------------------------------------------
+# --- questions, events and brokers ---------------------------------------------------------------
 
 
 @dataclass

@@ -23,6 +23,7 @@ from handrail.question import Answer, Question, Vote
 from handrail.records import CommitUnit, Verification
 from handrail.runs import cancel, export, fork, import_, undo
 from handrail.session import Session
+from support.journals import kept
 from support.recorded import PROMPT, Recorder, call
 
 pytestmark = pytest.mark.once  # a journal refuses the same bytes under every Python version
@@ -337,11 +338,11 @@ async def test_a_cancellation_that_nobody_asked_for_is_refused(tmp_path: Path):
     await journal.runs.take("tea")
     alter(tmp_path, run_sql("UPDATE runs SET stopping = 1"))
     with pytest.raises(JournalAltered, match="its row among the runs is not what was recorded"):
-        await journal.runs.keep("tea")
+        await kept(journal, "tea")
     alter(tmp_path, run_sql("UPDATE runs SET stopping = 0"))
-    assert not await journal.runs.keep("tea")
+    assert not await kept(journal, "tea")
     await journal.runs.stop("tea")
-    assert await journal.runs.keep("tea")
+    assert await kept(journal, "tea")
     recorder.close()
 
 

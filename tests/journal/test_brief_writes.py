@@ -42,7 +42,7 @@ def opened(folder: Path, durability: Durability = "process") -> Generator[Sqlite
 
 
 def writers(journal: SqliteJournal) -> list[threading.Thread]:
-    """Return the threads that write to the journal from now on, one for each transaction."""
+    """Return a list to which the thread of each transaction is added from now on."""
     found: list[threading.Thread] = []
     run: Any = Database._run
 

@@ -33,6 +33,7 @@ from handrail.journals import Journal
 from handrail.question import Answer, Question
 from handrail.records import CommitUnit, Decision, Entry, RunCopy, RunRecord, RunRow, WorkerRow
 from support import PATIENCE, postgres
+from support.journals import kept
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -163,7 +164,7 @@ async def test_ids_of_runs_are_unique_and_unknown_ones_are_named(journal: Journa
         await journal.runs.begin(run())
     with pytest.raises(RunError, match="already has a run with this id"):
         await journal.runs.add(RunCopy(row=RunRow(record=run(), status="done")))
-    for unknown in (journal.runs.get, journal.runs.take, journal.runs.keep, journal.runs.stop):
+    for unknown in (journal.runs.get, journal.runs.take, journal.runs.stop):
         with pytest.raises(RunUnknown):
             await unknown("nobody's")
 
@@ -186,7 +187,7 @@ async def test_a_lease_is_held_by_one_process_until_it_expires(
     clock.seconds = LEASE_SECONDS - 1
     with pytest.raises(RunBusy):
         await second.runs.take("run")
-    assert await first.runs.keep("run") is False
+    assert await kept(first, "run") is False
     clock.seconds = 2 * LEASE_SECONDS - 2
     with pytest.raises(RunBusy):
         await second.runs.take("run")
@@ -209,7 +210,7 @@ async def test_a_process_that_lost_its_lease_writes_nothing_more(
 
     decision = Decision(session_id="s", principal="ada", kind="remembered", id="d", at=1.0, body=b"")
     writes: list[Callable[[], Any]] = [
-        lambda: first.runs.keep("run"),
+        lambda: kept(first, "run"),
         lambda: first.runs.leave("run", "done"),
         lambda: first.calls.note("run", Entry("verb", ".1", 1.0, b"")),
         lambda: first.calls.commit(unit("c")),
@@ -231,12 +232,32 @@ async def test_a_process_that_lost_its_lease_writes_nothing_more(
 
 async def test_the_owner_of_a_run_is_told_to_stop_it(journal: Journal):
     await journal.runs.begin(run())
-    assert await journal.runs.keep("run") is False
+    assert await kept(journal, "run") is False
     await journal.runs.stop("run")
     assert (await journal.runs.get("run")).stopping
-    assert await journal.runs.keep("run") is True
+    assert await kept(journal, "run") is True
     await journal.runs.leave("run", "cancelled")
     assert not (await journal.runs.get("run")).stopping
+
+
+async def test_a_run_that_is_lost_does_not_keep_others_from_being_renewed(
+    processes: tuple[Journal, Journal], clock: Hands
+):
+    first, second = processes
+    for name in ("mine", "taken", "stopped"):
+        await first.runs.begin(run(name, name))
+    await first.runs.leave("taken", "parked")
+    await second.runs.take("taken")
+    await second.runs.stop("stopped")
+    clock.seconds = LEASE_SECONDS - 1
+    found = await first.runs.keep("taken", "unknown", "mine", "stopped")
+    assert isinstance(found["taken"], RunBusy)
+    assert isinstance(found["unknown"], RunUnknown)
+    assert (found["mine"], found["stopped"]) == (False, True)
+    clock.seconds = LEASE_SECONDS + 1
+    with pytest.raises(RunBusy):
+        await second.runs.take("mine")
+    assert await first.runs.keep() == {}
 
 
 async def test_runs_are_listed_newest_first_in_pages_and_those_of_a_session_oldest_first(journal: Journal):
@@ -517,7 +538,7 @@ async def test_a_run_whose_worker_is_gone_is_claimed_by_another(
     assert row is not None
     assert (row.status, row.deaths, row.legs) == ("running", 1, 3)
     with pytest.raises(RunBusy):
-        await second.runs.keep("run")
+        await kept(second, "run")
 
 
 async def test_a_run_that_was_begun_without_workers_is_not_theirs(journal: Journal, clock: Hands):
@@ -538,7 +559,7 @@ async def test_claiming_one_run_that_is_not_due_gives_its_next_leg_a_new_number(
 
 
 async def test_a_queued_run_is_cancelled_without_a_turn(processes: tuple[Journal, Journal], clock: Hands):
-    """A queued run is cancelled while a worker has another run of its session. A run that was claimed is not, until its worker is lost."""
+    """A queued run can be cancelled while a worker has another run of its session. A claimed run can't, until its worker is lost."""
     worker, door = processes
     for id, at in (("first", 1.0), ("second", 2.0)):
         await door.queue.submit(request(id, "s", at=at))
@@ -563,7 +584,10 @@ async def test_a_queued_run_is_cancelled_without_a_turn(processes: tuple[Journal
 async def test_a_session_finds_its_calls_in_chains_of_runs_that_are_not_recorded(
     processes: tuple[Journal, Journal],
 ):
-    """Whichever process adds a session's first call to a run that is not recorded, and whatever else is in its chain."""
+    """A session finds its calls in the chain of a run that is not recorded, whichever process added them.
+
+    The chain may also contain calls of other sessions.
+    """
     first, second = processes
     for each, call_id, session in (
         (first, "1", "s"),
@@ -613,7 +637,7 @@ async def test_a_lost_run_that_was_to_be_stopped_is_stopped_by_its_next_worker(
     assert await claimed(second) == "run"
     await second.runs.take("run")
     assert await second.queue.stopping() == ("run",)
-    assert await second.runs.keep("run") is True
+    assert await kept(second, "run") is True
 
 
 async def test_waiting_ends_when_another_process_submits(processes: tuple[Journal, Journal]):

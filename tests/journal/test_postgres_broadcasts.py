@@ -1,4 +1,4 @@
-"""Broadcasts: who watches a session, and what its run says to them. They are kept only as long as somebody watches."""
+"""Broadcasts: who watches a session, and what its runs send to the watchers. They are deleted when nobody watches any more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from handrail import MemoryJournal, PostgresJournal
-from handrail.broadcasts import Watcher, broadcasts_of
+from handrail.broadcasts import Watcher
 from handrail.journal.postgres.address import parse_url
 from support import PATIENCE, postgres
 
@@ -117,8 +117,8 @@ async def test_broadcasts_wake_no_worker(worker: PostgresJournal, server: Postgr
 
 
 def test_only_a_journal_in_postgresql_has_broadcasts(server: PostgresJournal):
-    assert broadcasts_of(server) is server.broadcasts
-    assert broadcasts_of(MemoryJournal()) is None
+    assert server.broadcasts is not None
+    assert MemoryJournal().broadcasts is None
 
 
 def age(url: str) -> None:

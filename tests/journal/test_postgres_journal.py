@@ -21,6 +21,7 @@ from handrail.question import Vote
 from handrail.records import CommitUnit, Decision, Entry, RunRecord
 from journal.test_journal_contract import answer, ask, asked, request, run, unit
 from support import PATIENCE, postgres
+from support.journals import kept
 
 pytestmark = pytest.mark.once  # PostgreSQL starts slowly, and SQLite's tests cover the same threads
 
@@ -225,7 +226,7 @@ async def test_a_process_has_one_lease_for_all_its_runs(open_journal: Open, sql:
     journal = open_journal(lease=7)
     for number in range(3):
         await journal.runs.begin(run(f"run{number}", f"s{number}"))
-        await journal.runs.keep(f"run{number}")
+        await kept(journal, f"run{number}")
     query = "SELECT owner, leased_until - extract(epoch FROM clock_timestamp()) FROM leases"
     [(owner, left)] = sql(query)
     assert (owner, 0 < left <= 7) == (journal.owner, True)
@@ -260,7 +261,7 @@ async def test_an_effect_is_not_begun_after_the_lease_unless_the_run_is_still_ow
 ):
     """A process whose lease has expired asks the database before it begins an effect.
 
-    If another has taken the run, it stops.
+    If another process has taken the run, the effect does not begin.
     """
     first, second = open_journal(inline=True), open_journal()
     await first.runs.begin(run())
@@ -571,7 +572,10 @@ async def test_every_altered_column_is_found(
 def test_the_server_ends_the_transactions_of_a_host_that_is_gone(
     lease: str, seconds: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Otherwise their locks would keep its runs from all other processes for as long as the server takes it for connected."""
+    """The server ends a transaction whose client is silent for the length of the lease, and for at least ten seconds.
+
+    Otherwise, the locks of a lost host would keep its runs from all other processes.
+    """
     monkeypatch.setenv("HANDRAIL_KEY", postgres.KEY)
     journal = PostgresJournal(f"{postgres.new_url()}&lease={lease}")
     with journal._database.connect() as connection:

@@ -138,7 +138,7 @@ async def test_a_second_run_is_refused_by_name_until_the_first_has_left(journal:
     with pytest.raises(WorkspaceBusy, match="in use by the run 'r'") as refused:
         await journal.workspaces.acquire("w", "r2")
     assert (refused.value.workspace, refused.value.run_id, refused.value.owner) == ("w", "r", journal.owner)
-    await journal.workspaces.release("w", "r2")  # which does not have it
+    await journal.workspaces.release("w", "r2")  # r2 does not have it, so nothing changes
     with pytest.raises(WorkspaceBusy):
         await journal.workspaces.acquire("w", "r2")
     await journal.workspaces.release("w", "r")
@@ -193,7 +193,7 @@ async def test_a_live_process_keeps_its_workspace_and_a_run_that_moves_takes_it_
     await here.runs.leave("r", "parked")
     await there.runs.take("r")
     assert (await there.workspaces.acquire("w", "r")).owner == there.owner
-    await here.workspaces.release("w", "r")  # too late to matter
+    await here.workspaces.release("w", "r")  # this process no longer has it, so nothing changes
     row = await here.workspaces.get("w")
     assert row is not None
     assert row.owner == there.owner

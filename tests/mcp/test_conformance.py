@@ -22,13 +22,10 @@ SUITE = ROOT / ".components/mcp-conformance"
 SAMPLING = "asks the client's model (sampling), which is not offered"
 LOGGING = "sends log messages to the client, which is not offered"
 SUBSCRIPTIONS = "notifies the client of changes to a resource, which is not offered"
-CONTENT = "wants an image or a file in a prompt; prompts are the text of sections"
 
 NOT_PASSED = {
     "2026-07-28": {
         "server-stateless": f"one of 25 checks {SAMPLING}: a missing capability is named, but it is elicitation",
-        "prompts-get-embedded-resource": CONTENT,
-        "prompts-get-with-image": CONTENT,
         "input-required-result-basic-sampling": SAMPLING,
         "input-required-result-basic-list-roots": "asks for the client's roots, which is not offered",
         "input-required-result-multiple-input-requests": SAMPLING,
@@ -41,8 +38,6 @@ NOT_PASSED = {
         "tools-call-sampling": SAMPLING,
         "resources-subscribe": SUBSCRIPTIONS,
         "resources-unsubscribe": SUBSCRIPTIONS,
-        "prompts-get-embedded-resource": CONTENT,
-        "prompts-get-with-image": CONTENT,
     },
 }
 WITHOUT_PERSON = "an extension: logs in without a person, which is not offered"

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -53,11 +53,15 @@ class Provider:
         self.reads = 0
         self.well_known = "/.well-known/oauth-authorization-server"
         self.calls_itself = ""
+        self.keys_at = ""
 
     def answer(self, request: Request) -> Reply:
         body: dict[str, Any]
         if request.path == self.well_known:
-            body = {"issuer": self.calls_itself or self.address, "jwks_uri": f"{self.address}/keys"}
+            body = {
+                "issuer": self.calls_itself or self.address,
+                "jwks_uri": self.keys_at or f"{self.address}/keys",
+            }
         elif request.path == "/keys":
             self.reads += 1
             keys = [{**_public(key), "kid": name} for name, key in self.keys.items()]
@@ -79,11 +83,11 @@ def _public(key: EllipticCurvePrivateKey) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def protected(provider: Provider) -> AsyncGenerator[str]:
+async def protected(provider: Provider, scopes: Sequence[str] = ()) -> AsyncGenerator[str]:
     """Serve an app whose clients send tokens of this provider. Yields the address of the endpoint."""
     async with listening(provider.answer) as address:
         provider.address = address.removesuffix("/mcp")
-        issuer = Issuer(provider.address, resource=AUDIENCE)
+        issuer = Issuer(provider.address, resource=AUDIENCE, scopes=scopes)
         async with serving(ToolServer(PROMPT, journal=MemoryJournal()), token=None, issuer=issuer) as url:
             yield url
 
@@ -173,6 +177,78 @@ async def test_wrong_tokens_are_refused() -> None:
     assert provider.reads == 1, "unknown keys do not make the server read the keys each time"
 
 
+async def test_a_token_counts_only_in_its_header() -> None:
+    """A token in the query, in a cookie, or with a different scheme is not read, and the refusal does not repeat it."""
+    provider = Provider()
+    async with protected(provider) as url, httpx2.AsyncClient() as http:
+        token = provider.token()
+        given: list[tuple[str, dict[str, str]]] = [
+            (f"?access_token={token}", {}),
+            ("", {"Cookie": f"access_token={token}"}),
+            ("", {"Authorization": f"Basic {token}"}),
+        ]
+        for query, headers in given:
+            refused = await http.post(url + query, json=PING, headers=headers)
+            assert refused.status_code == 401
+            assert token not in refused.text
+            assert "error=" not in refused.headers["www-authenticate"], "there was no token to judge"
+
+
+@pytest.mark.parametrize("subject", ["local", "a\nb", "a\0b", "a\u202eb", "\ud800", "x" * 257])
+async def test_a_subject_that_can_not_be_a_principal_is_refused(
+    subject: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The principal of programs on this machine has remembered approvals, which nobody gets by a name.
+
+    Names that can't be shown are refused too. The token is at fault, and not the server.
+    """
+    provider = Provider()
+    async with protected(provider) as url, httpx2.AsyncClient() as http:
+        headers = {"Authorization": f"Bearer {provider.token(sub=subject)}"}
+        refused = await http.post(url, json=PING, headers=headers)
+    assert refused.status_code == 401
+    assert refused.json()["error"]["kind"] == "SubjectRefused"
+    assert refused.headers["www-authenticate"].startswith('Bearer error="invalid_token", ')
+    assert "authenticate" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "claim", [{"scope": "read tools"}, {"scp": ["read", "tools"]}, {"scope": ["read", "tools"]}]
+)
+async def test_required_scopes(claim: dict[str, Any]) -> None:
+    """A token without a scope is refused with status 403, and the client learns which ones it needs."""
+    provider = Provider()
+    async with protected(provider, ["read", "tools"]) as url, httpx2.AsyncClient() as http:
+        lacking: list[dict[str, Any]] = [
+            *({"scope": each} for each in (None, "read", "read toolsmith", 3)),
+            {"scp": [["tools"]]},
+        ]
+        for given in lacking:
+            headers = {"Authorization": f"Bearer {provider.token(**given)}"}
+            refused = await http.post(url, json=PING, headers=headers)
+            assert refused.status_code == 403, given
+            told = refused.headers["www-authenticate"]
+            assert told.startswith(
+                'Bearer error="insufficient_scope", scope="read tools", resource_metadata='
+            )
+        asked = await http.post(url, json=PING)
+        assert asked.headers["www-authenticate"].startswith('Bearer scope="read tools", ')
+        assert await status(url, provider.token(**claim)) not in (401, 403)
+        path = "/.well-known/oauth-protected-resource/mcp"
+        found = await http.get(urlsplit(url)._replace(path=path).geturl())
+        assert found.json()["scopes_supported"] == ["read", "tools"]
+
+
+async def test_keys_are_not_read_without_tls() -> None:
+    """Metadata that names an http address for the keys is refused, because keys could be replaced on the way."""
+    provider = Provider()
+    async with listening(provider.answer) as elsewhere:
+        provider.keys_at = elsewhere.replace("127.0.0.1", "127.1").removesuffix("/mcp") + "/keys"
+        async with protected(provider) as url:
+            assert await status(url, provider.token()) == 503
+    assert provider.reads == 0
+
+
 async def test_metadata_of_a_different_issuer_is_refused() -> None:
     """If the metadata names a different issuer, requests get status 503, and the keys are not read."""
     false = Provider()
@@ -202,7 +278,9 @@ def test_what_contradicts_an_issuer_is_refused() -> None:
     ("options", "said"),
     [
         ({"issuer": "https://login.example.org"}, "--issuer needs --http"),
-        ({"http": True, "audience": AUDIENCE}, "--audience needs --issuer"),
+        ({"http": True, "audience": AUDIENCE}, "--audience and --scope need --issuer"),
+        ({"http": True, "scopes": ["tools"]}, "--audience and --scope need --issuer"),
+        ({"http": True, "issuer": "https://login.example.org", "scopes": ['a"b']}, "can't be a scope"),
         ({"http": True, "issuer": "https://login.example.org", "token_file": True}, "contradict each other"),
         ({"http": True, "issuer": "http://login.example.org"}, "is not an https:// URL"),
     ],

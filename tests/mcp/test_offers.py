@@ -1,6 +1,9 @@
 """A server offers sections as prompts, files as resources, attachments as content, and agents and workers as tools."""
 
 import asyncio
+import contextlib
+import os
+import socket
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -12,6 +15,7 @@ from mcp_types import PromptReference
 from handrail import (
     Agent,
     Attachment,
+    DirectoryFilesystem,
     MarkdownSection,
     MemoryFilesystem,
     Prompt,
@@ -73,6 +77,28 @@ async def test_sections_are_prompts(mode: Any) -> None:
 
 
 @modes
+async def test_the_attachments_of_a_section_are_content(mode: Any) -> None:
+    """An image, a sound, a file and a link follow the text of a prompt, also if the section is shown as a summary."""
+    files = [
+        Attachment(PNG, "a.png"),
+        Attachment(b"fLaC", "a.flac"),
+        Attachment(b"text", "a.txt"),
+        Attachment("https://example.org/a.pdf"),
+    ]
+    closed = MarkdownSection("B", "b", "Look.", visibility="summary", summary="B.", attachments=files[:1])
+    server = ToolServer(
+        Prompt("p", "x"), sections=[MarkdownSection("A", "a", "Look.", attachments=files), closed]
+    )
+    async with Client(server.server, mode=mode) as client:
+        found: Any = await client.get_prompt("a")
+        opened: Any = await client.get_prompt("b")
+    kinds = ["text", "image", "audio", "resource", "resource_link"]
+    assert [each.content.type for each in found.messages] == kinds
+    assert [each.content.type for each in opened.messages] == ["text", "image"]
+    assert found.messages[3].content.resource.text == "text"
+
+
+@modes
 async def test_files_are_resources(mode: Any) -> None:
     """Files are listed and read as text or bytes. Nothing outside their folder can be read."""
     files = MemoryFilesystem()
@@ -94,6 +120,22 @@ async def test_files_are_resources(mode: Any) -> None:
     assert [str(each.uri) for each in listed] == ["files:///image.png", "files:///notes/a%20b.txt"]
     assert (text.contents[0].text, text.contents[0].mime_type) == ("hello", "text/plain")
     assert (image.contents[0].mime_type, hasattr(image.contents[0], "blob")) == ("image/png", True)
+
+
+async def test_only_regular_files_are_resources(tmp_path: Path) -> None:
+    """Pipes and sockets in the folder are not listed, nor links to them, because they can't be read."""
+    (tmp_path / "a.txt").write_text("a")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    files = DirectoryFilesystem(tmp_path)
+    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(tmp_path):
+        made.bind("socket")
+    server = ToolServer(Prompt("p", "Text."), files=lambda principal: files, resource_address="files:///")
+    async with Client(server.server) as client:
+        listed = (await client.list_resources()).resources
+        with pytest.raises(MCPError, match="no such resource"):
+            await client.read_resource("files:///pipe")
+    assert [each.name for each in listed] == ["a.txt"]
 
 
 @modes

@@ -148,7 +148,7 @@ async def test_the_inner_calls_of_a_closed_irreversible_call_are_compensated_onc
 
 @pytest.mark.parametrize("parks", [False, True])
 async def test_an_inner_call_that_has_happened_is_undone_if_its_outer_call_fails(parks: bool) -> None:
-    """An outer call answers for an inner call that was interrupted and has happened, and for the calls inside that one."""
+    """If an outer call fails, an interrupted inner call that had happened is compensated, and so are the calls inside it."""
     undone: list[Any] = []
 
     async def take_back(params: Any, value: Any, *, context: ToolContext) -> None:

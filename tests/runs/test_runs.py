@@ -47,7 +47,7 @@ async def test_runs_of_a_session_come_in_pages_too(recorder: Recorder):
 
 
 async def test_runs_are_listed_as_they_stand(recorder: Recorder):
-    """Runs are listed with how they stand, the oldest last. A run without a living owner is interrupted.
+    """Runs are listed with their standings, oldest last. A running run without a live owner is interrupted.
 
     The list can be limited to some standings and to a number of runs.
     """

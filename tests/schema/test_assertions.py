@@ -1,4 +1,4 @@
-"""Every rule of a JSON Schema 2020-12 that a tool declares: compared with `jsonschema`, and the limits of what is accepted."""
+"""Checks of values against a JSON Schema 2020-12 that a tool declares, compared with `jsonschema`, and schemas that are refused."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ RULES: dict[str, Any] = {
 
 
 def schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Return schemas that contain others."""
+    """Return a strategy for schemas that contain other schemas."""
     nested: dict[str, Any] = dict.fromkeys(
         ["not", "if", "then", "else", "items", "contains", "additionalProperties", "propertyNames"], inner
     )
@@ -86,7 +86,7 @@ def test_the_same_values_match_as_for_jsonschema(schema: Any, other: dict[str, A
         ({"minLength": 3}, "ab", ["v must have at least 3 characters, and has 2"]),
         ({"maxItems": 1}, [1, 2], ["v must have at most 1 item, and has 2"]),
         ({"uniqueItems": True}, [1, 1.0], ["v must not contain the same item twice"]),
-        ({"oneOf": [{"minimum": 1}, {"maximum": 3}]}, 2, ["v matches 2 of the alternatives, and must match one"]),
+        ({"oneOf": [{"minimum": 1}, {"maximum": 3}]}, 2, ["v matches 2 of the alternatives, and must match exactly one"]),
         ({"type": ["string", "null"]}, 3, ["v must be text or null, got 3"]),
         ({"$ref": "#/properties/v"}, 3, []),
         ({"pattern": "^a+$"}, "b", ["v must match the pattern '^a+$', got 'b'"]),
@@ -127,7 +127,7 @@ def test_a_secret_value_is_not_repeated() -> None:
     ],
 )
 def test_a_schema_that_cannot_be_checked_is_refused(schema: dict[str, Any], problem: str) -> None:
-    """The error names the place and the problem."""
+    """The error for a schema that can't be checked names the place and the problem."""
     with pytest.raises(DefinitionError) as raised:
         check_schema(schema, "a test")
     assert problem in str(raised.value)

@@ -1,4 +1,4 @@
-"""Refusals are bounded: at most twenty problems and 4 kB, then a count, however much is wrong."""
+"""Refusals are bounded: they have at most 4 kB, and list at most twenty problems and the number of the others."""
 
 from __future__ import annotations
 

@@ -67,5 +67,5 @@ ORDERS = st.builds(
 
 @given(ORDERS)
 def test_what_fits_is_never_refused(order: Order):
-    """A value that its own type has written has no mistakes."""
+    """A value that its own schema has dumped has no mistakes."""
     assert misfits(SCHEMA.json_schema, json.loads(SCHEMA.dump(order))) == []

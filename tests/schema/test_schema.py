@@ -932,7 +932,7 @@ def test_the_context_is_no_argument():
     assert str(caught.value) == "context: unknown; remove it. Known here: at"
 
 
-# --- all problems at once, as messages -----------------------------------------------------------
+# --- the messages of refusals --------------------------------------------------------------------
 
 
 def test_all_problems_of_one_input_are_reported_at_once():

@@ -135,7 +135,7 @@ async def test_a_parked_handoff_with_a_secret_is_not_gone_on_with() -> None:
 
 
 async def test_a_finished_call_with_a_secret_is_taken_from_the_record() -> None:
-    """A finished call with a secret is taken from the record, even in a nested run."""
+    """On resume, the result of a finished call with a secret is taken from the record, even in a nested run."""
     login = login_with("read")
     inner = Prompt("inner", "Log in.", tools=[login.tool])
 

@@ -276,7 +276,7 @@ async def test_a_seal_is_keyed() -> None:
     assert seals[0] != seals[1]
 
 
-# --- answers to a run without its asker -------------------------------------------------------------
+# --- parked runs and later answers ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kept", ["memory", "file"])
@@ -362,7 +362,10 @@ async def test_what_is_nested_in_a_call_with_a_secret_does_not_wait_until_later(
 
 
 async def _answered(run: Cut, value: Any, reached: asyncio.Event, *, asks_more: bool = False) -> None:
-    """Start the run, answer its question, and park it by force at `reached` or at its next question."""
+    """Start the run, answer its question, and park it by force once `reached` is set.
+
+    With `asks_more`, the run is parked when it waits for its next question.
+    """
     going = asyncio.ensure_future(run.adapter.evaluate(run.prompt, "go", run_id="run"))
     await run.there.until_rest()
     (question,) = await run.journal.questions.open("run")
@@ -460,7 +463,10 @@ async def test_a_secret_that_was_taken_and_not_heard_is_asked_for_again(tmp_path
 
 
 class _Ending(SqliteJournal):
-    """A journal that fails, as in a dying process, before it records that a call has begun or is committed."""
+    """A journal that, while `ends` is true, fails before it records that a call has begun or is committed.
+
+    As after the death of a process, the run is left without an outcome, so that it can be resumed.
+    """
 
     ends = True
 

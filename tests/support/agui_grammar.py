@@ -197,7 +197,7 @@ class Checker:
         self.state = patched(self.state, event["delta"])
 
     def _messages_snapshot(self, event: dict[str, Any], tag: str | None) -> None:
-        """Check a snapshot of all messages, and forget the messages, calls and results that are not in it."""
+        """Check a snapshot of all messages. Take over its calls and results, and forget the messages that are not in it."""
         messages = event["messages"]
         ids = [message["id"] for message in messages]
         if len(set(ids)) != len(ids):

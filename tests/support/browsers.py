@@ -32,7 +32,7 @@ def launched(playwright: Playwright) -> Browser:
 
 
 class _Shared:
-    """The browser that all tests of this process share."""
+    """The browser that consecutive tests of this process share. It is launched on first use."""
 
     def __init__(self) -> None:
         self._browser: Browser | None = None

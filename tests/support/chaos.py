@@ -3,10 +3,11 @@
 python tests/support/chaos.py --workers 4 --runs 100 --seconds 60 --dispatcher dbos
 
 It starts a PostgreSQL server and worker processes. As root, each worker is on its own host (`support.hosts`).
-Every second it disturbs a worker: it kills the worker, freezes it, cuts its network or sets its clock 30 seconds
-ahead or behind. Each of the last three lasts for three leases. Once, it kills PostgreSQL. Meanwhile it
-answers the questions of the runs. Then it lets all runs finish, and checks the laws of `support.chaos_laws`. It prints
-one line of JSON, and ends only processes that it started.
+For `--seconds`, it disturbs a worker every second: it kills or freezes the worker or, if the worker is on its own host,
+cuts its network or sets its clock 30 seconds ahead or behind. A freeze, a cut and a wrong clock last for three leases.
+Once, it kills and restarts PostgreSQL instead. Meanwhile it answers the questions of the runs. Then it lets all runs
+finish, and checks the laws of `support.chaos_laws`. It prints one line of JSON and, after that, the violations. It ends
+only processes that it started.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class Chaos:
             await submit(self.journal, self.app, asked)
 
     def kill(self) -> None:
-        """Kill a worker, and start one in its place."""
+        """Kill a worker, and start a new one in its place."""
         number = self.random.randrange(len(self._workers))
         self._workers[number].kill()
         self._workers[number] = self._work(number)
@@ -270,10 +271,13 @@ class Chaos:
         await asyncio.sleep(2)
 
     async def _look(self) -> bool:
-        """Start workers that have ended, and answer questions. Returns whether all runs are over."""
+        """Restart the workers that have ended, and answer questions. Returns whether all runs are over.
+
+        Returns False while PostgreSQL can't be reached.
+        """
         self.supervise()
         await asyncio.sleep(0.1)
-        with contextlib.suppress(HandrailError, psycopg.OperationalError):  # PostgreSQL was just restarted
+        with contextlib.suppress(HandrailError, psycopg.OperationalError):  # PostgreSQL is being restarted
             await self.answer()
             return await asyncio.to_thread(self._count_over) == self.runs
         return False

@@ -1,8 +1,8 @@
 """An app for workers that are killed while they execute it. Its tools write to a ledger and to the files of their run.
 
 `CHAOS_LEDGER` names the ledger's file. Its lines are `begin WHAT ORDER KEY`, `end WHAT ORDER KEY` and `undone WHAT ORDER KEY`.
-If the process's clock is wrong, each is followed by `clock WHAT ORDER SECONDS`. The file `log` in the run's workspace has a
-line for each committed call.
+If the process's clock is wrong, each of these lines is followed by `clock WHAT ORDER SECONDS`. The file `log` in the run's
+workspace has a line for each committed call of `pay`, `ship`, `book` and `charge`.
 The calls of a run take a moment, so that they can be interrupted.
 """
 
@@ -59,9 +59,9 @@ def read_ledger(path: Path) -> list[list[str]]:
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
 
-async def act(what: str, order: str, key: str = "-") -> str:
+async def act(what: str, order: str, key: str = "-", *, seconds: float = _SECONDS) -> str:
     note("begin", what, order, key)
-    await asyncio.sleep(_SECONDS)
+    await asyncio.sleep(seconds)
     note("end", what, order, key)
     return f"{what} {order}"
 
@@ -82,7 +82,9 @@ async def pay(order: str, context: ToolContext) -> str:
 async def ship(order: str, context: ToolContext) -> str:
     """Ship an order, which can't be undone."""
     log(context, "ship", order)
-    return await act("ship", order)
+    return await act(
+        "ship", order, seconds=8 * _SECONDS
+    )  # so that some calls are interrupted, and their outcomes are unknown
 
 
 async def unbook(params: Any, value: Any, *, context: ToolContext) -> None:

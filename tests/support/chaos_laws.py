@@ -41,12 +41,12 @@ def is_short(number: int) -> bool:
 
 
 def workspace_of(number: int) -> str:
-    """Return the name of the workspace that a run works in. Of each twenty runs, two share one."""
+    """Return the name of the workspace that a run works in. Two of every twenty runs share one."""
     return f"w{number - (number % 20 == 1)}"
 
 
 class Ledger:
-    """What the tools did, by their own account."""
+    """The lines that the tools wrote to the ledger, counted by what they did and for which order."""
 
     def __init__(self, path: Path) -> None:
         lines = chaos_app.read_ledger(path)
@@ -86,7 +86,7 @@ async def check(
 ) -> AsyncGenerator[Broken]:
     """Check all runs, and yield each violation.
 
-    `settled` has a name for each record of a settled step. `count` is called with figures about what happened.
+    `settled` names the step of each record of a settled step. `count` is called with figures about what happened.
     """
     count("steps settled", len(settled))
     for step, times in collections.Counter(settled).items():

@@ -22,7 +22,7 @@ KILLED = -9
 
 
 def picked(points: int, kills: int) -> range:
-    """Return all kill points in a deep run. Otherwise, return at least `kills` of them, if there are as many."""
+    """Return all kill points in a deep run. Otherwise, return at least `kills` of them, or all if there are fewer."""
     return range(1, points + 1, 1 if DEEP else max(1, points // kills))
 
 

@@ -63,7 +63,10 @@ async def keep(text: str, *, context: ToolContext) -> str:
 
 
 def answer(request: ModelRequest) -> ToolCall | str:
-    """Do what the message says: `pay X`, `ship X`, `sleep N`, `choose X` or `keep X`. Otherwise say which turn this is."""
+    """Answer as the model. `pay X`, `ship X`, `sleep N`, `choose X` and `keep X` call that tool, and its result is repeated.
+
+    Any other message is repeated with the number of its turn.
+    """
     last = request.messages[-1]
     if isinstance(last, ToolMessage):
         return f"Result: {last.text}"

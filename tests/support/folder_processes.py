@@ -142,7 +142,7 @@ class Worker:
 
 
 def edit(base: Path, out: int) -> None:
-    """Save a file in place or by a rename, as editors do, until the workers end. Then write the counts to `out`."""
+    """Save a file in place or by a rename, as editors do, until the workers end. Then write the numbers of saves and of lost saves to `out`."""
     path, aside = base / "root" / EDITED, base / "root" / ".edited.swp"
     lost = 0
     for number in count(1):

@@ -1,4 +1,4 @@
-"""Folders with layers over them, created directly for the shell's tests."""
+"""Real folders with layers over them, for the shell's tests."""
 
 from __future__ import annotations
 

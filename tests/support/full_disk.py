@@ -48,7 +48,7 @@ def change(files: Any) -> None:
     files.mkdir("empty")
 
 
-# --- fullness -------------------------------------------------------------------------------------------
+# --- full disks -----------------------------------------------------------------------------------------
 
 
 class Ballast:
@@ -88,7 +88,7 @@ class Imagined:
 
 
 class FullDisk(Disk):
-    """A disk that is full from its operation number `at` on."""
+    """A disk that is full from operation number `_at` on, or never if that number is 0."""
 
     def __init__(self, ballast: Ballast | Imagined) -> None:
         self._ballast = ballast
@@ -193,7 +193,7 @@ async def undo_once(base: Path, kind: Any, ballast: Ballast | Imagined, at: int)
     files.close()
     disk._at = 0
     ballast.free()
-    # It is refused if opening the folder has finished the first undo.
+    # The second undo is refused if the first one has succeeded, or if opening the folder has finished it.
     with DirectoryFilesystem(root) as again, contextlib.suppress(UndoRefused):
         await call.undo(again)
         assert ended != "undone", f"undone twice at {at}"

@@ -1,7 +1,7 @@
 """Hosts on one machine. Each has its own network namespace, whose link can be cut, and its own clock, which can be set wrong.
 
 Only root can create them. The clock of a host's processes is set wrong by Debian's `faketime`, and stays right if that
-is not installed. The monotonic clock is left alone, as on a machine whose time is set.
+is not installed. The monotonic clock stays right, as it does when somebody sets the time of a real machine.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Host:
 
 
 def obey() -> None:
-    """Let this process sleep under `faketime`, whose `clock_nanosleep` refuses the monotonic clock if that is left alone."""
+    """Make `time.sleep` work under `faketime`, whose `clock_nanosleep` fails for a monotonic clock that it does not change."""
     if _CLOCK in os.environ:
 
         def sleep(seconds: float) -> None:

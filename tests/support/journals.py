@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from handrail import PostgresJournal, SqliteJournal
+from handrail.errors import HandrailError
 from handrail.journal.any_journal import AnyJournal
+from handrail.journals import Journal
 from support import postgres
 
 KINDS = ("sqlite", "postgres") if os.environ.get("HANDRAIL_DEEP") else ("sqlite",)
@@ -54,3 +56,11 @@ def of_kind(kind: str) -> Generator[None]:
         _kind = before
         while _opened:
             _opened.pop().close()
+
+
+async def kept(journal: Journal, run_id: str) -> bool:
+    """Renew the lease of one run, and return whether the run should be cancelled. Raises the reason if this fails."""
+    found = (await journal.runs.keep(run_id))[run_id]
+    if isinstance(found, HandrailError):
+        raise found
+    return found

@@ -329,6 +329,15 @@ prompt = Prompt(
             "test_prompt_with_arguments",
             "Prompt with arguments: arg1='$arg1', arg2='$arg2'",
         ),
+        MarkdownSection(
+            "With an image", "test_prompt_with_image", "Describe the image.", attachments=[Attachment(PNG)]
+        ),
+        MarkdownSection(
+            "With a file",
+            "test_prompt_with_embedded_resource",
+            "Summarise the file.",
+            attachments=[Attachment(b"This is an embedded resource content.", "embedded.txt")],
+        ),
     ],
     tools=[each for each in list(globals().values()) if isinstance(each, Tool)],
 )

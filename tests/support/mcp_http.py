@@ -19,7 +19,7 @@ class Reply(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One request: its method, its headers in lower case, its body as JSON ({} if it is a form), and its path."""
+    """One request: its method, its headers in lower case, its body as JSON ({} if it is empty or not JSON), and its path."""
 
     method: str
     headers: dict[str, str]

@@ -1,6 +1,6 @@
 """An app for `handrail mcp` that is killed while it asks. It notes what it does in the file $HANDRAIL_NOTES.
 
-The first line of each process is its id. $HANDRAIL_DAYS sets its clock forward.
+The first line that each process writes names its process id. $HANDRAIL_DAYS sets the process's clock forward.
 """
 
 import os

@@ -62,7 +62,7 @@ def notify(method: str, **params: object) -> None:
 
 def listed() -> list[dict[str, object]]:
     more = extra + (state.read_text().split() if state is not None and state.exists() else [])
-    names = {**TOOLS, **{name: {"inputSchema": TEXT} for name in more}}
+    names = {**TOOLS, **{name: {"inputSchema": 3 if name == "wrong" else TEXT} for name in more}}
     return [{"name": name, "description": f"Does {name}.", **rest} for name, rest in names.items()]
 
 

@@ -90,7 +90,7 @@ class Nesting:
         self.asked: list[tuple[str, str]] = []
         """The requests to models: the model's name, and the prompt's instructions."""
         self.settings: list[tuple[str, ModelSettings]] = []
-        """The settings of the requests, with the prompt's instructions."""
+        """The requests to models: the prompt's instructions, and the settings."""
         self.middle_settings = ModelSettings()
         self.ran = 0
         self.inner_calls = inner_calls

@@ -52,7 +52,7 @@ def answer_to(question: Question, value: Any = None) -> Answer:
 
 
 async def park_and_resume(adapter: Adapter, prompt: Prompt[Any], **arguments: Any) -> str:
-    """Run a prompt until it waits for an answer, answer with a text, and resume it. Returns the answer of its model."""
+    """Run a prompt until a question parks the run, answer "yes", and resume the run. Returns the model's final text."""
     with pytest.raises(RunParked) as parked:
         await adapter.evaluate(prompt, "go", run_id="r1", environment=LaterEnvironment(), **arguments)
     journal = adapter.options.journal

@@ -83,8 +83,6 @@ class Recording(MemoryJournal):
 
 
 MARK = "K3YQZ"
-
-
 """A part of every secret in these tests, made of characters that JSON does not escape."""
 
 
@@ -120,8 +118,6 @@ LEAVES = [
 
 
 SAID_SO = Drawn(Annotated[str, Field(json_schema_extra={"writeOnly": True})], SECRETS)
-
-
 """A type that is ordinary text in Python but is marked as secret in its schema."""
 
 

@@ -1,4 +1,4 @@
-"""Third-party model servers, against which the HTTP models are tested.
+"""Third-party model servers for the tests of the HTTP models.
 
     with aimock(fixtures) as server: ...      npm's @copilotkit/aimock: answers from fixtures
     with llmock(behaviors) as server: ...     PyPI's llmock: faults, and a verdict on the client
@@ -14,7 +14,7 @@ session (and per xdist worker), and have no script when a test begins.
     server.script([…])      aimock, llmock: reset the server, and use this script
     server.requests()       aimock, llmock: the requests since the script was set, as `Seen`
     server.pending()        llmock: the part of the script that is not used yet
-    server.verdict()        llmock: its verdict on the client, `["passed"]` and `["findings"]`, each with a `code`
+    server.verdict()        llmock: its verdict on the client: `["passed"]`, and `["findings"]`, a list in which each has a `code`
     server.busy()           embedded: whether the model is generating
 
 `CAN` says which server can play which case on which wire. Scripts for aimock:
@@ -34,12 +34,12 @@ session (and per xdist worker), and have no script when a test begins.
     thinking            "response": {"content": …, "reasoning": …, "reasoningSignature": …}, and a model whose
                         name aimock treats as a reasoning model, such as o3 or claude-opus-4-6
 
-Scripts for llmock, each of whose behaviours applies to the next matching request (`"times"`, default 1; `"match"`):
+Scripts for llmock. Each behaviour applies to the next request that fits its `"match"`, `"times"` times (default 1):
 
     text                {"type": "reply", "text": "One two."}        one word per event
     calls               {"type": "reply", "tool_calls": [{"name": "f", "arguments": {…}}, …]}
     malformed arguments {"type": "tool_fault", "kind": "malformed_arguments"} after the reply
-    unknown tool        {"type": "tool_fault", "kind": "unknown_tool"} after the reply, or any name in it
+    unknown tool        {"type": "tool_fault", "kind": "unknown_tool"} after the reply, or a reply that calls an unknown tool
     length              {"type": "reply", "text": …, "finish_reason": "length"}
     error               {"type": "fail", "status": 429, "retry_after": 0.2}; without `retry_after` there is no such header
     500 then fine       {"type": "fail", "status": 500}, then a reply
@@ -47,11 +47,14 @@ Scripts for llmock, each of whose behaviours applies to the next matching reques
     timeout             {"type": "delay", "seconds": 30}
     truncated           {"type": "stream_fault", "kind": "truncate", "after_chunks": 3}: ends without an error
     disconnected        the same with "disconnect": the connection is cut
-    malformed           the same with "malformed": one event has only half of its JSON, and the rest follows
+    malformed           the same with "malformed": the JSON of one event is cut in half, and the later events follow unchanged
 
-When a client disconnects, llmock records it (`raw["completed"]` is false, and `raw["stall_waited"]` is set), and the
-embedded model stops within a fraction of a second; aimock does not notice. aimock records the headers, with keys
-blanked, and the body converted to the format of chat completions; llmock records the body as it was sent.
+When a client disconnects, llmock records it: `raw["completed"]` is false, and if the stream was stalled,
+`raw["stall_waited"]` is the number of seconds that the client waited. The embedded model stops within a fraction of a
+second. aimock does not notice.
+
+aimock records the headers, with keys blanked, and the body converted to the format of chat completions. llmock records
+the body as it was sent.
 
 The embedded model (`"model": "smollm2"`) calls a tool if the conversation has about three examples of such calls with
 their results and answers; `tool_choice` is not enforced. Its responses wire requires `"type": "message"` and a list
@@ -223,7 +226,7 @@ class Llmock(Server):
         ]
 
     def verdict(self) -> dict[str, Any]:
-        """Return llmock's verdict on the client: `passed`, and `findings`, each with a `code`."""
+        """Return llmock's verdict on the client: `["passed"]`, and `["findings"]`, a list in which each has a `code`."""
         return self.control("GET", "/_llmock/verdict")
 
 

@@ -273,10 +273,10 @@ async def serving(
     people_file: str = "people.db",
     **options: Any,
 ) -> AsyncGenerator[Client]:
-    """Start a server as `handrail serve` does, but in this process.
+    """Start a server in this process, as `handrail serve` would, and yield a client of it.
 
-    Unless the options or the folder's users say who may use the server, it has a token, and the client sends that
-    token.
+    If neither the options nor users in the folder determine who may use the server, it has a token, which the client
+    sends.
     """
     journal = SqliteJournal(folder / "runs.db")
     people = People(folder / people_file)

@@ -193,10 +193,10 @@ def play(stage: Stage) -> Play:
     )
 
 
-def paid_at_most_once(seen: Seen) -> str | None:
+def paid_once(seen: Seen) -> str | None:
     """Return a problem if the bill was not paid exactly once, and otherwise None.
 
-    If another process took over the run, it may be paid twice.
+    If another process took over the run, the bill may be paid twice.
     """
     paid = seen.world.count("paid")
     return None if paid == 1 or (seen.overtaken and paid == 2) else f"it was paid {paid} times"
@@ -220,7 +220,7 @@ SHOPPING = Scenario(
     name="a shop orders paint",
     play=play,
     files={"book.md": "# Book\n", "other.txt": "nobody touches this\n"},
-    laws=[paid_at_most_once, mailed_at_most_once, knew_its_own_price],
+    laws=[paid_once, mailed_at_most_once, knew_its_own_price],
     secrets=[SECRET],
 )
 
@@ -420,7 +420,7 @@ def asked_once_for_each(seen: Seen) -> str | None:
 DECIDING = Scenario(name="visits", play=deciding, laws=[nothing_was_kicked, asked_once_for_each])
 
 
-# --- a fourth scenario: calls inside calls that must not be repeated, whose charges must not be forgotten -----------
+# --- a fourth scenario: inner calls, which must not be repeated, and must be charged even after a crash -------------
 
 
 def delivering_tools(stage: Stage) -> list[AnyTool]:

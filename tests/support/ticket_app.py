@@ -1,6 +1,6 @@
 """A program whose tool issues a ticket and waits. Started again, the program redeems the ticket.
 
-Both use the same journal and folder.
+Both processes use the same journal and folder.
 
     python ticket_app.py FOLDER give ok|fail|resume EFFECT   writes the ticket to FOLDER/ticket, and waits for FOLDER/go
     python ticket_app.py FOLDER redeem - EFFECT              redeems the ticket, and prints the result

@@ -58,7 +58,7 @@ async def test_a_call_gets_the_arguments_as_a_dict() -> None:
     ],
 )
 async def test_arguments_that_do_not_match_are_refused(sent: Any, problem: str) -> None:
-    """A call with such arguments fails, and the handler does not run."""
+    """A call whose arguments do not match the schema fails, and the handler does not run."""
     result = await open_gate([contact()]).invoke("contact", sent)
     assert not result.success
     assert problem in result.message
@@ -78,7 +78,7 @@ def test_secrets_are_masked() -> None:
 
 
 def test_a_secret_beside_a_reference_is_masked() -> None:
-    """The keywords beside a reference apply, also if the reference names an anchor."""
+    """A secret is masked if it is described beside a reference, or by an anchor that a reference names."""
     schema = {
         "type": "object",
         "$defs": {"login": {"$anchor": "login", "properties": {"user": {"type": "string"}}}},
@@ -95,7 +95,7 @@ def test_a_secret_beside_a_reference_is_masked() -> None:
 
 
 async def test_a_policy_and_the_handler_share_nothing() -> None:
-    """The arguments are copied at every depth."""
+    """A policy gets a copy of the arguments, at every depth, so it can't change those of the handler."""
     made = contact()
     sent = made.parse({"email": "a", "home": {"city": "Bonn"}})
     copied = made.copy_params(sent, "{}")
@@ -104,7 +104,7 @@ async def test_a_policy_and_the_handler_share_nothing() -> None:
 
 
 def test_such_a_tool_is_a_value() -> None:
-    """It can be compared, hashed and copied, and its schema can't be changed afterwards."""
+    """A tool with a schema can be compared, hashed and copied, and its schema can't be changed afterwards."""
     schema = copy.deepcopy(CONTACT)
     made = contact(params=schema)
     schema["required"] = ["fax"]
@@ -144,7 +144,7 @@ def test_the_handler_takes_a_dict() -> None:
 
 
 def test_a_wrong_schema_or_example_is_an_error_at_definition() -> None:
-    """The error names the tool."""
+    """A wrong schema or example is refused when the tool is defined, and the error names the tool."""
     with pytest.raises(ToolDefinitionError, match="tool 'contact': the schema of its params"):
         contact(params={"type": "array"})
     with pytest.raises(ToolDefinitionError, match="examples\\[0\\] is invalid: email is missing"):

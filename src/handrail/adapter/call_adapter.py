@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from handrail.adapter.conversation import Conversation
-from handrail.adapter.loop import run_in
+from handrail.adapter.loop import run_in, with_sections
 from handrail.adapter.response import Output, PromptResponse, respond
 from handrail.adapter.settings import Settings, check_added, check_files, one_message, settings_of
 from handrail.callbacks import Callback
@@ -110,16 +110,17 @@ class CallAdapter:
                     rendered = prompt.render(
                         given.params, session=attempt.session, opened=given.opened, deadline=frame.deadline
                     )
+                    conversation = Conversation(frame.session, frame.run_context.run_id)
                     outcome = await run_in(
                         self._adapter,
                         frame,
                         settings,
-                        Conversation(frame.session, frame.run_context.run_id),
+                        conversation,
                         prompt,
                         rendered,
                         given.message,
                         tools=given.tools,
-                        attachments=given.attachments,
+                        attachments=with_sections(rendered, conversation, given.attachments),
                     )
             return respond(outcome, frame)
 

@@ -15,7 +15,7 @@ import msgspec
 from handrail.adapter.apps import prompt_of
 from handrail.adapter.call_adapter import bind_model
 from handrail.adapter.conversation import root_conversation
-from handrail.adapter.loop import NO_MESSAGE, run_in
+from handrail.adapter.loop import NO_MESSAGE, run_in, with_sections
 from handrail.adapter.mask import SecretMask
 from handrail.adapter.response import PromptResponse, respond
 from handrail.adapter.run_lease import acquire_in_process, acquire_run
@@ -215,6 +215,9 @@ async def _go(
                 )  # if this is skipped, the session already has the history
                 if masked is not None:
                     options = options.replace(history=tuple(masked(each) for each in history))
+            if resumed is None:  # a resumed run has its attachments in its record
+                attached = with_sections(rendered, conversation, options.attachments)
+                options = options.replace(attachments=attached)
             journal = None if log is None else options.journal
             if journal is not None:
                 await load(journal, run_id, attached_to(conversation.messages), some=True)

@@ -117,7 +117,7 @@ def _charge_cut(
 
 
 def _tell_outside(run: Run, answer: Answer, streaming: bool) -> None:
-    """Add a line for each call of the provider's own tools to the thought, which people are shown."""
+    """Add a line for each call of the provider's own tools to the answer's thinking, which is shown to people."""
     kept = None if answer.stop is None else answer.stop.kept
     lines = outside_lines(kept)
     if lines:

@@ -28,6 +28,7 @@ from handrail.errors import ToolValidationError, VisibilityExpansionRequired
 from handrail.messages import CallAnswered, CallAsked, Model, ToolMessage, UserMessage
 from handrail.models import ModelRequestRefused
 from handrail.prompt import OPENER, Prompt, RenderedPrompt
+from handrail.replay.attachments import attached_to
 from handrail.replay.marks import is_masked
 from handrail.replay.records import RecordedResult
 from handrail.tools import Tool, ToolResult
@@ -46,6 +47,16 @@ _MOST_PAUSES = 16
 def first_text(message: str | None, attachments: Sequence[Attachment]) -> str:
     """Return the text of a run's first message. Without a message, it is "" if there are attachments, or else `NO_MESSAGE`."""
     return message if message is not None else "" if attachments else NO_MESSAGE
+
+
+def with_sections(
+    rendered: RenderedPrompt[Any], conversation: Conversation, attachments: Sequence[Attachment]
+) -> tuple[Attachment, ...]:
+    """Return the attachments of a run's first message: those of the prompt's sections that are not yet sent, then its own."""
+    if not rendered.attachments:
+        return tuple(attachments)
+    seen = {*attached_to(conversation.messages), *attachments}
+    return (*(each for each in rendered.attachments if each not in seen), *attachments)
 
 
 def _check_attachments(model: Model, attachments: Sequence[Attachment]) -> None:
@@ -275,8 +286,8 @@ class Sections:
 def opener(rendered: Callable[[], RenderedPrompt[Any]], in_place: bool) -> Tool[Sections, list[str]]:
     """Create the tool with which a model opens sections that are shown as summaries.
 
-    Its result is the sections' text, so that earlier messages stay byte-identical. The tools of the sections can
-    be called from the next turn on. If `in_place` is false, the tool raises `VisibilityExpansionRequired`.
+    Its result has the sections' text and attachments, so that earlier messages stay byte-identical. The sections' tools
+    can be called from the next turn on. If `in_place` is false, the tool raises `VisibilityExpansionRequired`.
     """
 
     async def open_sections(params: Sections, *, context: ToolContext) -> ToolResult[list[str]]:
@@ -285,7 +296,12 @@ def opener(rendered: Callable[[], RenderedPrompt[Any]], in_place: bool) -> Tool[
             raise VisibilityExpansionRequired(params.sections, context.run_context.run_id)
         names = ", ".join(tool.name for tool in opening.tools)
         more = f"\n\nThese tools can be called from now on: {names}." if names else ""
-        return ToolResult.ok(params.sections, opening.text + more, exclude_value_from_context=True)
+        return ToolResult.ok(
+            params.sections,
+            opening.text + more,
+            exclude_value_from_context=True,
+            attachments=opening.attachments,
+        )
 
     return Tool(
         OPENER,

@@ -28,7 +28,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     due_at: float = 0.0
     """When the run was due, in seconds since 1970. The next repetition is due a multiple of `every` seconds later."""
     key: str = ""
-    """The idempotency key of the first of the repeated runs, or that run's id if it had none."""
+    """The idempotency key with which the request was first submitted, or the id of its first run if it had no key."""
 
     @property
     def workspace(self) -> str:

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextvars import Context
 from datetime import UTC, datetime
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from handrail.clock import Clock
 from handrail.deadline import Deadline
 from handrail.dispatch.frame import Frame
-from handrail.errors import JournalError, RunBusy
+from handrail.errors import HandrailError, JournalError, RunBusy
 from handrail.journals import Journal
 from handrail.place import RUN
 from handrail.records import Entry, RunRow
@@ -26,7 +27,6 @@ STOPPED = "cancelled by somebody else"
 """The reason for a cancellation that another process requested."""
 
 _held: set[tuple[int, str]] = set()
-_keepers: dict[tuple[int, str], Callable[[], Awaitable[object]]] = {}
 _lock = threading.Lock()
 
 
@@ -77,34 +77,8 @@ async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
     deadline = frame.deadline
     if deadline is not None and deadline.pauses_for_people and frame.log.resumed:
         await note_deadline(journal, run_id, deadline, frame.clock, paused=False)  # no longer paused
-    noted = None if deadline is None else deadline.at
-
-    async def renew() -> bool:
-        """Renew the lease, and return whether the run goes on."""
-        nonlocal noted
-        try:
-            if await journal.runs.keep(run_id):
-                frame.cancellation.cancel(STOPPED)
-                return False
-            if deadline is not None and (deadline.paused or deadline.at != noted):
-                noted = deadline.at
-                await note_deadline(journal, run_id, deadline, frame.clock, paused=deadline.paused)
-        except RunBusy:
-            frame.log.close()
-            frame.cancellation.cancel("another process has taken over the run")
-            return False
-        except JournalError:
-            log.warning("the lease of run %s could not be renewed; will retry", run_id, exc_info=True)
-        return True
-
-    async def keep() -> None:
-        while True:
-            await asyncio.sleep(journal.lease / 10)
-            if not await renew():
-                return
-
-    keeper = asyncio.get_running_loop().create_task(keep())
-    _keepers[id(journal), run_id] = renew
+    keeper = _Keeper.of(journal, asyncio.get_running_loop())
+    keeper.add(run_id, frame)
     try:
         yield
     except JournalError as error:
@@ -112,8 +86,114 @@ async def leased(journal: Journal, frame: Frame) -> AsyncGenerator[None]:
             frame.log.close()
         raise
     finally:
-        del _keepers[id(journal), run_id]
-        keeper.cancel()
+        keeper.remove(run_id)
+
+
+class _Kept:
+    """A run whose lease is renewed, and the deadline that was last recorded for it."""
+
+    __slots__ = ("frame", "noted")
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.noted = None if frame.deadline is None else frame.deadline.at
+
+
+class _Keeper:
+    """Renews the leases of all runs that one event loop executes with one journal, all of them at once."""
+
+    __slots__ = ("_journal", "_runs", "_task", "loop")
+
+    def __init__(self, journal: Journal, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._journal = journal
+        self._runs: dict[str, _Kept] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of(cls, journal: Journal, loop: asyncio.AbstractEventLoop) -> _Keeper:
+        """Return the keeper of a journal's runs on a loop."""
+        with _lock:
+            known = _keepers.get(id(journal), ())
+            for each in known:
+                if each.loop is loop:
+                    return each
+            keeper = cls(journal, loop)
+            _keepers[id(journal)] = (*known, keeper)
+            return keeper
+
+    def has(self, run_id: str) -> bool:
+        return run_id in self._runs
+
+    def add(self, run_id: str, frame: Frame) -> None:
+        """Renew the lease of a run from now on."""
+        self._runs[run_id] = _Kept(frame)
+        if self._task is None:
+            # A run's context variables must not outlive it, so the task starts without any.
+            self._task = self.loop.create_task(self._keep(), context=Context())
+
+    def remove(self, run_id: str) -> None:
+        """No longer renew the lease of a run."""
+        self._runs.pop(run_id, None)
+        if not self._runs and self._task is not None:
+            self._task.cancel()
+            self._task = None
+            with _lock:
+                left = tuple(each for each in _keepers.pop(id(self._journal), ()) if each is not self)
+                if left:
+                    _keepers[id(self._journal)] = left
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._journal.lease / 10)
+            try:
+                await self.renew(list(self._runs))
+            except Exception:
+                log.exception("the leases of this process's runs could not be renewed; will retry")
+
+    async def renew(self, run_ids: Sequence[str]) -> None:
+        """Renew leases. Runs that were taken over or that should be cancelled are stopped."""
+        if not run_ids:
+            return
+        try:
+            found = await self._journal.runs.keep(*run_ids)
+        except JournalError:
+            log.warning(
+                "the leases of %s could not be renewed; will retry", ", ".join(run_ids), exc_info=True
+            )
+            return
+        for run_id, should_stop in found.items():
+            kept = self._runs.get(run_id)
+            if kept is not None and not await self._goes_on(run_id, kept, should_stop):
+                self._runs.pop(run_id, None)
+
+    async def _goes_on(self, run_id: str, kept: _Kept, should_stop: bool | HandrailError) -> bool:
+        """Act on what the journal said about a run. Returns whether the run goes on."""
+        frame, deadline = kept.frame, kept.frame.deadline
+        if isinstance(should_stop, JournalError):
+            log.warning("the lease of run %s could not be renewed; will retry", run_id, exc_info=should_stop)
+            return True
+        if isinstance(should_stop, HandrailError):
+            frame.log.close()
+            frame.cancellation.cancel("another process has taken over the run")
+            return False
+        if should_stop:
+            frame.cancellation.cancel(STOPPED)
+            return False
+        if deadline is not None and (deadline.paused or deadline.at != kept.noted):
+            kept.noted = deadline.at
+            try:
+                await note_deadline(self._journal, run_id, deadline, frame.clock, paused=deadline.paused)
+            except RunBusy as error:
+                return await self._goes_on(run_id, kept, error)
+            except JournalError:
+                log.warning("the deadline of run %s could not be recorded; will retry", run_id, exc_info=True)
+                kept.noted = None
+        return True
+
+
+_keepers: dict[int, tuple[_Keeper, ...]] = {}
+"""The keepers of each journal, by its id: one for each event loop that executes runs with it."""
 
 
 async def renew_now(journal: Journal, run_id: str) -> None:
@@ -121,9 +201,9 @@ async def renew_now(journal: Journal, run_id: str) -> None:
 
     Does nothing unless this process executes the run.
     """
-    renew = _keepers.get((id(journal), run_id))
-    if renew is not None:
-        await renew()
+    for each in _keepers.get(id(journal), ()):
+        if each.has(run_id):
+            await each.renew([run_id])
 
 
 # --- deadlines that pause for people ------------------------------------------------------------------

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class Retry:
     """Determines when a request is retried after a transient failure.
 
-    Waits double each time, with jitter. If the provider says when to retry, that time is used; if it is more than
-    `longest_wait` away, the request is not retried. Nothing is retried past the run's deadline.
+    Waits double each time, with jitter. If the provider says how long to wait, that wait is used, made longer by up to a
+    tenth; if it exceeds `longest_wait`, the request is not retried. Nothing is retried past the run's deadline.
     """
 
     attempts: int = 5
@@ -96,7 +96,7 @@ class Throttle:
         self._next = max(self._next, self._clock.monotonic() + seconds)
 
     async def enter(self) -> None:
-        """Wait until a request may be sent. Pair every `enter` with a `leave`."""
+        """Wait until a request may be sent. Once this has returned, call `leave` when the request has ended."""
         if self._at_once is not None:
             loop = asyncio.get_running_loop()
             slot = self._slots.get(loop)

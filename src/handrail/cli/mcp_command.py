@@ -25,8 +25,12 @@ def serve(options: McpOptions) -> int:
     """Serve an app or a gateway until its input ends or it is stopped, and return the exit code. An error is printed."""
     if bool(options.app) == (options.proxy is not None):
         return fail(UsageError("handrail mcp needs an APP, or --proxy with an mcp.json. Pass one of them."))
-    if (options.issuer is not None and not options.http) or (options.audience and options.issuer is None):
-        return fail(UsageError("--issuer needs --http, and --audience needs --issuer. Pass them together."))
+    if (options.issuer is not None and not options.http) or (
+        options.issuer is None and (options.audience or options.scopes)
+    ):
+        return fail(
+            UsageError("--issuer needs --http, and --audience and --scope need --issuer. Pass them together.")
+        )
     if options.proxy is not None:
         return _serve_gateway(options, options.proxy)
     try:
@@ -155,7 +159,8 @@ def _issuer_of(options: McpOptions, address: str) -> Issuer | None:
 
     audience = options.audience or address
     is_url = audience.startswith(("https://", "http://"))
-    return Issuer(options.issuer, resource=audience if is_url else address, audience=audience)
+    resource = audience if is_url else address
+    return Issuer(options.issuer, resource=resource, audience=audience, scopes=options.scopes or ())
 
 
 def _open_files(options: McpOptions, app: App) -> Any:

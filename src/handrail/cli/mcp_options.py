@@ -83,6 +83,14 @@ class McpOptions:
             help="With --issuer: the audience that access tokens must have. Default: the address of this server's endpoint.",
         ),
     ] = None
+    scopes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--scope",
+            metavar="NAME",
+            help="With --issuer: a scope that access tokens must have; repeatable.",
+        ),
+    ] = None
     tls_cert: Annotated[
         Path | None,
         typer.Option("--tls-cert", metavar="FILE", help="A certificate in PEM, to serve over TLS."),

@@ -203,7 +203,7 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
             self._home.close()
 
     def on_stop(self, watcher: Callable[[], None]) -> Callable[[], None]:
-        """Call `watcher` when the call is stopped from outside. Returns a function that unsubscribes it."""
+        """Call `watcher` when the call is cancelled or times out. Returns a function that unsubscribes it."""
         watchers = self._cancel_watch
         if watchers is None:
             watchers = self._cancel_watch = []

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class ProviderSide(Protocol):
-    """The provider's part of the contexts in a turn. Each member is created when a tool first uses it."""
+    """What the model's provider contributes to the contexts of a turn. Each member is created when a tool first uses it."""
 
     @property
     def request(self) -> RequestView | None: ...
@@ -61,7 +61,7 @@ class ProviderSide(Protocol):
 
 
 class NoProvider:
-    """The provider's part of a call that no model made."""
+    """Stands in for the provider if no model made the calls."""
 
     __slots__ = ()
     request = None
@@ -73,7 +73,7 @@ NO_PROVIDER = NoProvider()
 
 
 class People(msgspec.Struct, frozen=True, eq=False):
-    """Who a run can ask, and the key that signs its questions."""
+    """Whom a run can ask, who decides its approvals, and the key that signs its questions and tickets."""
 
     environment: Environment | None
     """The environment in which questions are asked; None if there is nobody to ask."""

@@ -369,7 +369,7 @@ class Gate:
     async def _roll_back(
         self, passage: Passage, error: BaseException, scope: CancelScope
     ) -> BaseException | None:
-        """Set the outcome of a call that raised, and undo the call unless it is undone. Returns the error that ends the run, if any."""
+        """Set the outcome of a call that raised, and undo it if that was not done yet. Returns the error that ends the run, if any."""
         attempt, name = passage.attempt, passage.call.name
         error = scope.explain(error, f"{name} was done")
         if isinstance(error, RunBusy) or (isinstance(error, JournalError) and error.is_lost):
@@ -458,7 +458,7 @@ class Gate:
         shown, parking, error = call.tool.shown, frame.parking, passage.error
         monotonic, record = frame.monotonic, frame.record
         if error is not None and error is ending:
-            error = without_frames(error)  # it collects frames as it is raised on
+            error = without_frames(error)  # it collects frames while it propagates
         if parking is None or not parking.parked or passage.recorded:  # not parked before the call's end
             seconds = monotonic() - frame.began - attempt.started
             if attempt.clock is not None or frame.lost.seconds != attempt.lost:

@@ -105,10 +105,13 @@ def check_needs(attempt: Attempt, tool: Tool[Any, Any]) -> None:
 
 
 def check_limits(attempt: Attempt) -> None:
-    """Raise the error of a cancelled run, a deadline that has passed or a spent budget; otherwise charge the call, once."""
+    """Raise an error if the run was cancelled, its deadline has passed or its budget is spent. Otherwise charge the call, once.
+
+    Compensations and probes, and the calls inside them, are neither checked nor charged.
+    """
     frame, call = attempt.frame, attempt.call
     if call.kind.undoes:
-        return  # compensations and probes run even if the run was cancelled or its deadline has passed
+        return
     frame.cancellation.check()
     if frame.deadline is not None:
         frame.deadline.check(f"{call.name} could run")
@@ -123,7 +126,7 @@ def context_in_worker(tool: Tool[Any, Any]) -> type[ToolContext]:
 
 
 def begin(handler: Any, params: Any, context: ToolContext) -> Any:
-    """Call a synchronous handler, in a thread. Raises `SignatureMismatch` if it does not take params and a context."""
+    """Call a synchronous handler. The gate does this in a thread. Raises `SignatureMismatch` if it does not take params and a context."""
     try:
         return handler(params, context=context)
     except TypeError as error:

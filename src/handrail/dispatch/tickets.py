@@ -133,7 +133,7 @@ async def take_up_tickets(attempt: Attempt) -> None:
 
 
 async def answer_for_tickets(attempt: Attempt, transaction: Transaction) -> None:
-    """Close the tickets of a failed call, and undo or report the work done under them."""
+    """Close the tickets of a failed call, and note the work done under them, so that the rollback undoes or reports it."""
     try:
         _settle_all(attempt, transaction, await _close(attempt))
     except Exception:  # the rest of the call must still be undone

@@ -13,7 +13,6 @@ import msgspec
 from handrail.adapter.requests import decode_request
 from handrail.adapter.run_lease import renew_now
 from handrail.adapter.run_record import RunOutcome
-from handrail.broadcasts import broadcasts_of
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.deadline import Deadline
 from handrail.environment import LaterEnvironment
@@ -387,7 +386,7 @@ def _narrator(journal: Journal, clock: Clock) -> Narrator | None:
 
     Returns None if the journal has no broadcasts, or if the `serve` extra is not installed.
     """
-    if broadcasts_of(journal) is None:
+    if journal.broadcasts is None:
         return None
     try:
         from handrail.serve.narration import Narrator

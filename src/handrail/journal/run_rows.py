@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 
-from handrail.errors import JournalAltered, RunUnknown
+from handrail.errors import HandrailError, JournalAltered, RunBusy, RunUnknown
 from handrail.journal.chains import Chains, fetch, outside_chain, reading, run_chain, texts_decoded
 from handrail.journal.connection import Connection
 from handrail.records import RunRecord, RunRow, RunStatus
@@ -74,6 +75,8 @@ WAITING = "(SELECT count(*) FROM questions WHERE run_id = runs.id AND answer IS 
 """An SQL expression for the number of a run's open questions."""
 _INSERT = f"INSERT INTO runs ({', '.join(_OWN)}, mac) VALUES ({', '.join('?' * (len(_OWN) + 1))})"
 _UPDATE = f"UPDATE runs SET {', '.join(f'{each} = ?' for each in (*_OWN, 'mac'))} WHERE id = ?"
+_AT_ONCE = 200
+"""Maximum number of runs that one statement lists."""
 _REAL = ("leased_until", "began_at", "changed_at", "due_at")
 
 
@@ -113,6 +116,32 @@ def find_run(connection: Connection, chains: Chains, run_id: str) -> StoredRun:
         if not fetch(connection, f"{query} LIMIT 1", *names, *names) or not _has_begun(connection, chain):
             raise RunUnknown(run_id)
     raise chains.altered(chain, 1, "its row among the runs is missing", what=f"run {run_id}")
+
+
+def find_owned(
+    connection: Connection, chains: Chains, owner: str, run_ids: Collection[str]
+) -> dict[str, StoredRun | HandrailError]:
+    """Return the rows of the runs that `owner` holds, and for every other run the reason that it has no usable row.
+
+    The rows are locked until the end of the transaction.
+    """
+    found: dict[str, StoredRun | HandrailError] = {}
+    left = iter(run_ids)
+    while some := tuple(islice(left, _AT_ONCE)):
+        query = f"SELECT {COLUMNS} FROM runs WHERE id IN ({', '.join('?' * len(some))}) /* FOR SHARE */"
+        values: dict[str, Any] = {}
+        with contextlib.suppress(
+            sqlite3.DatabaseError
+        ):  # one of them is damaged, so they are read one by one
+            values = {each[0]: each for each in fetch(connection, query, *some)}
+        for run_id in some:
+            try:
+                known = values.get(run_id)
+                row = check_run(chains, known, run_id) if known else find_run(connection, chains, run_id)
+                found[run_id] = row if row.owner == owner else RunBusy(run_id, row.owner)
+            except (RunUnknown, JournalAltered) as error:
+                found[run_id] = error
+    return found
 
 
 def _has_begun(connection: Connection, chain: str) -> bool:

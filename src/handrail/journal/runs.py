@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from handrail.errors import JournalAltered, RunBusy, RunError
+from handrail.errors import HandrailError, JournalAltered, RunBusy, RunError
 from handrail.journal.blobs import keeper, put_blob, remove_unused_blobs
 from handrail.journal.chains import Chains, fetch, outside_chain, run_chain
 from handrail.journal.connection import Connection
@@ -22,6 +22,7 @@ from handrail.journal.run_rows import (
     WAITING,
     StoredRun,
     check_run,
+    find_owned,
     find_run,
     insert_run,
     rescue_runs,
@@ -121,15 +122,16 @@ class SqliteRuns:
         self._lost(run_id)  # another process may have had the run
         return taken
 
-    async def keep(self, run_id: str, /) -> bool:
+    async def keep(self, *run_ids: str) -> Mapping[str, bool | HandrailError]:
         database = self._database
         now = database.now()
 
-        def keep(connection: Connection) -> bool:
-            check_owner(connection, database.owner, run_id)
-            row = find_run(connection, database.chains, run_id)
-            database.leases.renew(connection, database.chains, row, now)
-            return bool(row.stopping) and verified(connection, database.chains, run_id).cancelled
+        def keep(connection: Connection) -> Mapping[str, bool | HandrailError]:
+            found = find_owned(connection, database.chains, database.owner, run_ids)
+            kept: dict[str, bool | HandrailError] = {}
+            for run_id, row in found.items():
+                kept[run_id] = _renew(connection, database, row, now) if isinstance(row, StoredRun) else row
+            return kept
 
         return await database.transact(keep, synced=False)
 
@@ -407,6 +409,15 @@ def check_new(connection: Connection, run_id: str) -> None:
             "the journal already has a run with this id",
             "Resume that run, or give the new run another id.",
         )
+
+
+def _renew(connection: Connection, database: Database, row: StoredRun, now: float) -> bool | HandrailError:
+    """Renew the lease of a run. Returns whether the run should be cancelled, or why its record can't be trusted."""
+    database.leases.renew(connection, database.chains, row, now)
+    try:
+        return bool(row.stopping) and verified(connection, database.chains, row.id).cancelled
+    except JournalAltered as error:
+        return error
 
 
 def _queued(connection: Connection, database: Database, run_id: str) -> StoredRun | None:

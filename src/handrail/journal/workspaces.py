@@ -170,7 +170,8 @@ def advance(connection: Connection, database: Database, run_id: str, delta: Work
     """Make the next version of a workspace.
 
     Raises `WorkspaceBusy` unless this process has the workspace for this run and it is at the version that the call worked
-    on. Raises `BlobNotFoundError` if the bytes of a file are not stored, and `JournalAltered` if a row was altered.
+    on. Raises `BlobNotFoundError` if the bytes of a file are not stored, and `JournalAltered` if a row was altered or
+    the workspace was removed.
     """
     row = _known(connection, database.chains, delta)
     if (row.run_id, row.owner, row.version) != (run_id, database.owner, delta.base):

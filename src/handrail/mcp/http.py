@@ -91,7 +91,7 @@ class HttpServer:
         app = Starlette(
             routes=routes,
             lifespan=self._lifespan,
-            exception_handlers=exception_handlers(lambda kind: None),
+            exception_handlers=exception_handlers(lambda kind: None, served=f"MCP is at `{PATH}`."),
         )
         app.router.redirect_slashes = False
         self._is_stopping = asyncio.Event()

@@ -6,8 +6,9 @@ The MCP server is then a resource server: it publishes which issuer it trusts, a
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httpx2
@@ -20,6 +21,8 @@ from starlette.routing import BaseRoute
 
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import DefinitionError
+from handrail.serve.people import RESERVED
+from handrail.serve.principals import is_principal
 from handrail.serve.refusals import RequestRefused
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
@@ -30,24 +33,37 @@ _KEYS_SECONDS = 60.0
 """Seconds for which the issuer's keys are not read again, even if a token names an unknown key."""
 _RETRY_SECONDS = 5.0
 """Seconds before an issuer that could not be reached is tried again."""
+_SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")
+"""Matches a scope (RFC 6749)."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Issuer:
     """Verifies access tokens that are JWTs (RFC 9068), and publishes the metadata of the resource server (RFC 9728).
 
-    A token must be signed by the issuer and be for this server's `audience`. Its subject is the principal.
+    A token must be signed by the issuer, be for this server's `audience`, and have all `scopes`. Its subject is the principal.
     `resource` is the address of the MCP endpoint as clients see it. It is also the default of `audience`.
     """
 
     def __init__(
-        self, address: str, *, resource: str, audience: str = "", clock: Clock = SYSTEM_CLOCK
+        self,
+        address: str,
+        *,
+        resource: str,
+        audience: str = "",
+        scopes: Sequence[str] = (),
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        where = urlsplit(address)
-        if where.scheme != "https" and not (where.scheme == "http" and where.hostname in _LOOPBACK):
+        if not _is_safe(address):
             raise DefinitionError(f"the issuer {address!r} is not an https:// URL. Give the issuer's URL.")
         self.address = address.rstrip("/")
         self.audience = audience or resource
+        self.scopes = tuple(scopes)
+        wrong = [each for each in self.scopes if not _SCOPE.fullmatch(each)]
+        if wrong:
+            raise DefinitionError(
+                f"{wrong[0]!r} can't be a scope. Use printable ASCII characters, one scope each."
+            )
         self._resource = AnyHttpUrl(resource)
         self._clock = clock
         self._keys: dict[str, Any] = {}
@@ -56,12 +72,14 @@ class Issuer:
 
     def routes(self) -> Sequence[BaseRoute]:
         """Return the route of the metadata, from which clients learn where to get a token."""
-        return create_protected_resource_routes(self._resource, [AnyHttpUrl(self.address)])
+        issuers = [AnyHttpUrl(self.address)]
+        return create_protected_resource_routes(self._resource, issuers, list(self.scopes) or None)
 
     async def authenticate(self, request: Request) -> str:
         """Return the principal who sent a request.
 
-        Raises `RequestRefused` if the token is missing or not valid here, or if the issuer's keys can't be read.
+        Raises `RequestRefused` if the token is missing, is not valid here or lacks a scope, if its subject can't be a
+        principal, or if the issuer's keys can't be read.
         """
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer":
@@ -70,6 +88,13 @@ class Issuer:
         if found is None or not found.subject:
             problem = "the access token is not valid, has expired, or is not for this server"
             raise self._refused("TokenWrong", problem, 'error="invalid_token", ')
+        if not is_principal(found.subject) or found.subject == RESERVED:
+            problem = f"the subject of the access token can't be a principal: {found.subject[:80]!r}"
+            raise self._refused("SubjectRefused", problem, 'error="invalid_token", ')
+        missing = [each for each in self.scopes if each not in found.scopes]
+        if missing:
+            problem = f"the access token lacks the scope {missing[0]!r}"
+            raise self._refused("ScopeMissing", problem, 'error="insufficient_scope", ', 403)
         return found.subject
 
     async def verify_token(self, token: str) -> AccessToken | None:
@@ -97,7 +122,7 @@ class Issuer:
         return AccessToken(
             token=token,
             client_id=str(client),
-            scopes=str(claims.get("scope", "")).split(),
+            scopes=[*_scopes_in(claims.get("scope")), *_scopes_in(claims.get("scp"))],
             expires_at=int(claims["exp"]),
             resource=self.audience,
             subject=claims["sub"],
@@ -125,7 +150,10 @@ class Issuer:
         try:
             async with httpx2.AsyncClient(timeout=20.0) as http:
                 metadata = await self._read_metadata(http)
-                answer = await http.get(metadata["jwks_uri"])
+                keys = str(metadata["jwks_uri"])
+                if not _is_safe(keys):
+                    raise ValueError("the address of the keys is not https")
+                answer = await http.get(keys)
                 answer.raise_for_status()
                 return jwt.PyJWKSet.from_dict(answer.json())
         except (httpx2.HTTPError, ValueError, LookupError, TypeError, jwt.PyJWTError) as error:
@@ -147,14 +175,32 @@ class Issuer:
             raise ValueError("the metadata names a different issuer")
         return found
 
-    def _refused(self, kind: str, problem: str, error: str) -> RequestRefused:
+    def _refused(self, kind: str, problem: str, error: str, status: int = 401) -> RequestRefused:
         metadata = build_resource_metadata_url(self._resource)
+        wanted = f'scope="{" ".join(self.scopes)}", ' if self.scopes else ""
         return RequestRefused(
-            401,
+            status,
             kind,
             f"{problem}. Get one from {self.address}, and send it as `Authorization: Bearer TOKEN`.",
-            challenge=f'Bearer {error}resource_metadata="{metadata}"',
+            challenge=f'Bearer {error}{wanted}resource_metadata="{metadata}"',
         )
+
+
+def _is_safe(address: str) -> bool:
+    """Return whether what is read from an address can't be altered on the way."""
+    where = urlsplit(address)
+    return where.scheme == "https" or (where.scheme == "http" and where.hostname in _LOOPBACK)
+
+
+def _scopes_in(claim: object) -> list[str]:
+    """Return the scopes in a claim, which is a text with spaces, or a list."""
+    if isinstance(claim, str):
+        return claim.split()
+    return (
+        [each for each in cast("list[Any]", claim) if isinstance(each, str)]
+        if isinstance(claim, list)
+        else []
+    )
 
 
 def _unreachable(why: str) -> RequestRefused:

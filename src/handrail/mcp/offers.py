@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from handrail.content import guess_type
 from handrail.errors import FileError, HandrailError
+from handrail.mcp.results import block_of
 from handrail.prompt import Prompt, Section
 from handrail.prompt.section import LiveSection, PlainSection, walk
 from mcp import MCPError
@@ -34,7 +35,9 @@ class SectionPrompts:
         left_out = (PlainSection, LiveSection)
         titled = [(path, each) for path, each in walk(sections) if not isinstance(each, left_out)]
         self._prompts: Mapping[str, Prompt[Any]] = {
-            path: Prompt(each.key, [each]) for path, each in titled if each.template.strip()
+            path: Prompt(each.key, [each])
+            for path, each in titled
+            if each.template.strip() or each.attachments
         }
 
     def __bool__(self) -> bool:
@@ -55,7 +58,7 @@ class SectionPrompts:
         )
 
     async def get(self, request: Any, params: wire.GetPromptRequestParams) -> wire.GetPromptResult:
-        """Return a section's text, with its placeholders filled in.
+        """Return a section's text, with its placeholders filled in, and its attachments.
 
         Raises `MCPError` if there is no such prompt, or if the arguments are invalid.
         """
@@ -68,13 +71,17 @@ class SectionPrompts:
                 given = TypeAdapter[Any](prompt.params_type).validate_python(params.arguments or {})
             rendered = prompt.render(given)
             closed = [each.path for each in rendered.closed]
-            text = rendered.open(closed).text if closed else rendered.text
+            opening = rendered.open(closed) if closed else None
+            text = rendered.text if opening is None else opening.text
         except (ValidationError, HandrailError) as error:
             raise MCPError(
                 wire.INVALID_PARAMS, f"the arguments of {params.name!r} are invalid: {error}"
             ) from None
-        message = wire.PromptMessage(role="user", content=wire.TextContent(text=text))
-        return wire.GetPromptResult(messages=[message])
+        attachments = (rendered if opening is None else opening.rendered).attachments
+        content = [wire.TextContent(text=text), *map(block_of, attachments)]
+        return wire.GetPromptResult(
+            messages=[wire.PromptMessage(role="user", content=each) for each in content]
+        )
 
     async def complete(self, request: Any, params: wire.CompleteRequestParams) -> wire.CompleteResult:
         """Return the values of an argument that begin with what was typed, if its type lists them.
@@ -127,6 +134,15 @@ def _argument(name: str, needed: bool) -> wire.PromptArgument:
     return wire.PromptArgument(name=name, required=needed)
 
 
+def _is_regular(files: Any, path: str) -> bool:
+    """Return whether a path is a file that can be read. False if it was deleted meanwhile."""
+    try:
+        info = files.stat(path)
+    except (FileError, OSError):
+        return False
+    return not info.is_directory and not info.is_special
+
+
 class FileResources:
     """The files of a principal as MCP resources. Their addresses begin with `base`, such as `files:///`.
 
@@ -139,7 +155,7 @@ class FileResources:
         self._principal_of = principal_of
 
     async def list(self, request: Any, params: Any) -> wire.ListResourcesResult:
-        """Return a page of the files, sorted by path. Raises `MCPError` if the cursor is invalid."""
+        """Return a page of the regular files, sorted by path. Raises `MCPError` if the cursor is invalid."""
         files = self._files(self._principal_of(request))
         if files is None:
             return wire.ListResourcesResult(resources=[])
@@ -154,7 +170,7 @@ class FileResources:
         shown = [
             wire.Resource(uri=self._base + quote(path), name=path, mime_type=guess_type(b"", path))
             for path in paths[start : start + PAGE]
-            if not files.stat(path).is_directory
+            if _is_regular(files, path)
         ]
         more = str(start + PAGE) if len(paths) > start + PAGE else None
         return wire.ListResourcesResult(resources=shown, next_cursor=more)

@@ -47,7 +47,7 @@ def content_of(result: ToolResult[Any]) -> wire.CallToolResult:
     is_bare = result.attachments and result.value is None and not result.message
     content: list[Any] = [
         *([] if is_bare else [wire.TextContent(text=text)]),
-        *map(_block, result.attachments),
+        *map(block_of, result.attachments),
     ]
     if not result.success:
         return wire.CallToolResult(content=content, is_error=True)
@@ -64,7 +64,7 @@ def _object_of(result: ToolResult[Any]) -> dict[str, Any] | None:
     return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
-def _block(attachment: Attachment) -> Any:
+def block_of(attachment: Attachment) -> Any:
     """Return an attachment as a content block: an image, a sound, an embedded file, a link, or a note that the bytes are missing."""
     kind, name = attachment.media_type, attachment.name
     if attachment.address:

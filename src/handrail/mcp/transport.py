@@ -26,6 +26,7 @@ from mcp_types import JSONRPCError, JSONRPCResponse, jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from handrail.errors import DefinitionError
+from handrail.mcp.listings import Listings
 from handrail.mcp.login import AskLogin
 from handrail.mcp.secrets import Secrets
 from handrail.rendering import escape_line
@@ -179,7 +180,8 @@ async def _stdio(server: StdioServer, lost: Lost) -> AsyncGenerator[Any, None]:
     assert process.stderr is not None
     words = LastWords(server.command[0], server.hidden)
     errors = asyncio.create_task(words.read(process.stderr))
-    reader = asyncio.create_task(_read(process, incoming, lost, errors, words))
+    listings = Listings(str(server), server.hidden)
+    reader = asyncio.create_task(_read(process, incoming, lost, errors, words, listings))
     writer = asyncio.create_task(_write(process, outgoing, incoming, lost, reader))
     try:
         yield read, write
@@ -197,6 +199,7 @@ async def _read(
     lost: Lost,
     errors: asyncio.Task[None],
     words: LastWords,
+    listings: Listings,
 ) -> None:
     stdout = process.stdout
     assert stdout is not None
@@ -223,6 +226,7 @@ async def _read(
             if flooded := flood.add(message):
                 why = flooded
                 break
+            listings.screen(message)
             await incoming.send(SessionMessage(message))
     if why != _ENDED:
         _kill(process, signal.SIGKILL)

@@ -14,6 +14,7 @@ from mcp_types import INTERNAL_ERROR
 
 from handrail.errors import DefinitionError
 from handrail.mcp import transport
+from handrail.mcp.listings import Listings
 from handrail.mcp.login import AskLogin, Login
 from handrail.mcp.secrets import Secrets
 from handrail.mcp.transport import Flood, Lost, Mode
@@ -80,7 +81,7 @@ async def _http(server: UrlServer, lost: Lost, ask: AskLogin) -> AsyncGenerator[
             write,
         ),
     ):
-        yield _Counted(read, lost), write
+        yield _Checked(read, lost, Listings(str(server), server.hidden)), write
 
 
 class _Wire(httpx2.AsyncBaseTransport):
@@ -145,12 +146,13 @@ class _Bounded(httpx2.AsyncByteStream):
         await self._inner.aclose()
 
 
-class _Counted:
-    """The stream of a server's messages, which ends if the server floods it."""
+class _Checked:
+    """The stream of a server's messages, without tools that are not valid. It ends if the server floods it."""
 
-    def __init__(self, inner: Any, lost: Lost) -> None:
+    def __init__(self, inner: Any, lost: Lost, listings: Listings) -> None:
         self._inner = inner
         self._lost = lost
+        self._listings = listings
         self._flood = Flood()
 
     @property
@@ -166,9 +168,11 @@ class _Counted:
 
     async def __anext__(self) -> Any:
         item = await self._inner.__anext__()
-        if why := self._flood.add(getattr(item, "message", None)):
+        message = getattr(item, "message", None)
+        if why := self._flood.add(message):
             self._lost(why)
             raise StopAsyncIteration
+        self._listings.screen(message)
         return item
 
     def __aiter__(self) -> Self:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
+from handrail.content import Attachment
 from handrail.prompt.section import Condition, LiveSection, Section, condition_of
 from handrail.prompt.template import Template, template_of
 from handrail.protocols import ToolPolicy
@@ -37,6 +38,7 @@ class Node(msgspec.Struct, frozen=True):
     tools: tuple[AnyTool, ...]
     policies: tuple[ToolPolicy, ...]
     children: tuple[Node, ...]
+    attachments: tuple[Attachment, ...] = ()
     live: LiveSection | None = None
     """The section, if its tools can change during a run; otherwise None."""
 
@@ -84,6 +86,7 @@ class Planned(msgspec.Struct, frozen=True):
             self.tools if live is None else live.current_tools(),
             tuple(section.policies),
             resolved(prompt, self.children, values, given),
+            cast("tuple[Attachment, ...]", section.attachments),
             live,
         )
 

@@ -11,6 +11,7 @@ from typing import Any, Generic
 import msgspec
 from typing_extensions import TypeVar
 
+from handrail.content import Attachment
 from handrail.deadline import Deadline
 from handrail.errors import PromptDefinitionError, PromptValidationError, ToolValidationError
 from handrail.prompt.plan import OPENER, AnyTool, Node
@@ -159,6 +160,7 @@ class Tree:
             ),
             opened=opened,
             provider_tools=tuple(tool for tool in tools if isinstance(tool, ProviderTool)),
+            attachments=tuple(each for node in shown if _is_open(node, opened) for each in node.attachments),
             _tree=self,
         )
 
@@ -180,6 +182,8 @@ class RenderedPrompt(Generic[OutputT]):
     """The paths of the opened summaries. To get this prompt again, call `render` with them and the same params and session."""
     provider_tools: tuple[ProviderTool, ...]
     """The tools of the prompt and of the sections shown in full that the model's provider runs itself."""
+    attachments: tuple[Attachment, ...]
+    """The attachments of the sections that are shown in full, in declaration order."""
     _tree: Tree = dataclasses.field(repr=False, compare=False)
 
     @property
@@ -223,7 +227,8 @@ class RenderedPrompt(Generic[OutputT]):
         shown_before = {tool.name for tool in self.tools}
         text = "\n\n".join(text_of(node, opened) for node in tree.outermost(opened - self.opened))
         tools = tuple(tool for tool in rendered.tools if tool.name not in shown_before)
-        return Opening(text, tools, rendered)
+        attachments = tuple(each for each in rendered.attachments if each not in self.attachments)
+        return Opening(text, tools, rendered, attachments)
 
 
 class Opening(msgspec.Struct, Generic[OutputT], frozen=True):
@@ -235,6 +240,8 @@ class Opening(msgspec.Struct, Generic[OutputT], frozen=True):
     """The tools that are shown for the first time, in order."""
     rendered: RenderedPrompt[OutputT]
     """The complete prompt after the sections were opened."""
+    attachments: tuple[Attachment, ...] = ()
+    """The attachments that are shown for the first time, in order."""
 
 
 def text_of(node: Node, opened: frozenset[str]) -> str:

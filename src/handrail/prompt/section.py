@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, cast
 
 from typing_extensions import TypeVar as TypeVarWithDefault
 
-from handrail.errors import PromptDefinitionError, PromptRenderError
+from handrail.content import AttachmentSource, attachments_of
+from handrail.errors import DefinitionError, PromptDefinitionError, PromptRenderError
 from handrail.prompt.template import Template, fields_of, template_of
 from handrail.protocols import SessionView, ToolPolicy
 from handrail.schema.kinds import describe_kind
@@ -149,7 +150,10 @@ class Section(Generic[ParamsT], abc.ABC):
     `Section[Params]` declares the type of the section's params. A plain `Section` takes its prompt's params. `enabled`
     and `visibility` may be functions with a parameter `params`, `session`, both or neither. They are called at every
     rendering. If a section is disabled, so are its subtree, tools and policies. A section shown as a summary hides its
-    body, children and tools until it is opened.
+    body, attachments, children and tools until it is opened.
+
+    `attachments` are pictures, sounds and files, as attachments, paths or addresses. They are sent with the first message of a run, or
+    with the result of the call that opens the section.
     """
 
     params_type: ClassVar[Any] = None
@@ -176,6 +180,7 @@ class Section(Generic[ParamsT], abc.ABC):
         | Callable[[], Visibility]
     ) = "full"
     accepts_overrides: bool = True
+    attachments: Sequence[AttachmentSource] = ()
 
     def __post_init__(self) -> None:
         _check(self)
@@ -319,7 +324,12 @@ def _check(section: Section[Any]) -> None:
         raise PromptDefinitionError(
             place, "it may be shown as a summary, but has none", "Pass `summary=`, one or two sentences."
         )
+    try:
+        attachments = attachments_of(section.attachments)
+    except DefinitionError as error:
+        raise PromptDefinitionError(place, *error.parts) from None
     parts = {
+        "attachments": attachments,
         "tools": check_tools(place, section.tools),
         "policies": check_policies(place, section.policies),
         "children": check_sections(place, "children", section.children),

@@ -39,7 +39,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def facts_at(at: str | os.PathLike[str] | int, status: os.stat_result) -> Facts:
-    """Return the facts of the file at a path or descriptor, whose status is known. Does not follow a link."""
+    """Return the facts of the file at a path or descriptor, given its status. Does not follow a link."""
     return Facts(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid, read_attributes(at))
 
 
@@ -74,7 +74,8 @@ def is_portable(name: str) -> bool:
 def write_facts(at: str | os.PathLike[str] | int, wanted: Facts) -> None:
     """Give a file or folder these facts, as far as this process may. It must not be a link.
 
-    Only root can change the owner. Other users can still set the group, if they are members of it.
+    Only root can change the owner. Other users can still set the group, if they are members of it. Raises `OSError` if
+    the mode can't be set or the disk reports an error.
     """
     now = os.stat(at)
     uid, gid = (now.st_uid if wanted.uid < 0 else wanted.uid), (now.st_gid if wanted.gid < 0 else wanted.gid)

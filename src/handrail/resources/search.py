@@ -21,7 +21,7 @@ MAX_LINE = 500
 MAX_MATCHES = 100_000
 """Maximum number of lines that `grep` returns. If more lines match, the search is refused."""
 _PIECE = 1 << 20
-"""Number of characters to split into lines at a time, because many short lines take far more memory than the file."""
+"""Minimum number of characters to split into lines at a time. All lines of a file could take far more memory than the file."""
 _TOO_LONG = "(not searched: the line has {} characters, and this pattern searches lines of at most {})"
 
 _SPECIAL = re.compile(r"[*?\[]")

@@ -57,10 +57,10 @@ async def list_runs(
     limit: int = 100,
     before: Mark | None = None,
 ) -> Sequence[RunLine]:
-    """Return at most `limit` runs, newest first. `standing` filters them; if it is empty, all are returned.
+    """Return at most `limit` runs, newest first.
 
-    With `session_id` or `principal`, only runs of that session or principal are returned. To get the next page, pass the
-    last record's mark as `before`.
+    With `session_id`, `principal` or `standing`, only the runs of that session, of that principal or with one of these
+    standings are returned. To get the next page, pass the last record's mark as `before`.
     """
     waiting = Counter(unit.run_id for unit in await journal.calls.unapplied())
     holders = await journal.workspaces.holders()
@@ -105,10 +105,10 @@ async def forget(
 ) -> Sequence[str]:
     """Delete finished runs from the journal, except those that ended at or after `before`, and the newest `keep`.
 
-    A run is deleted only together with its whole session: each run builds on the earlier ones, so a session with an
-    unfinished or newer run, or with changes that are not applied, is kept. Data that a folder keeps for undo stays in the
-    folder. Returns the ids of the deleted runs or, with `dry`, of those that would be deleted. Raises `DefinitionError` if
-    neither `before` nor `keep` is passed, or if `before` has no time zone.
+    A run is deleted only together with its whole session, because each run builds on the earlier ones. So a session is
+    kept if one of its runs is unfinished, is among the runs to keep, or has changes that are not applied. Data that a
+    folder keeps for undo stays in the folder. Returns the ids of the deleted runs or, with `dry`, of those that would be
+    deleted. Raises `DefinitionError` if neither `before` nor `keep` is passed, or if `before` has no time zone.
     """
     if before is None and keep is None:
         raise DefinitionError("forget needs to know which runs to delete. Pass `before`, `keep` or both.")

@@ -55,7 +55,7 @@ async def undo(
     that it drops the call immediately; otherwise that happens when the session is next evaluated.
 
     Raises `UndoRefused`, and changes nothing, if a later commit read or wrote the same paths or slices, which the error
-    names. It is also raised if the call changed nothing because it failed, was undone or discarded before, has changes that
+    names. It is also raised if the call failed and changed nothing, was undone or discarded before, has changes that
     are not applied, belongs to the run that this one was forked from, or changed files and no `filesystem` was passed. If
     someone else has changed a file of the call, it is raised too. Inner calls that were undone before that stay undone, and
     the error's `undone` lists them.
@@ -220,8 +220,8 @@ def _refuse_built_on(unit: CommitUnit, later: Iterable[CommitUnit]) -> None:
 def built_on(unit: CommitUnit, other: CommitUnit) -> list[str]:
     """Return the places that `unit` changed and that `other`, a later commit, read or changed.
 
-    Slices belong to a session; paths belong to a folder, no matter which session uses it. A listed folder counts
-    as read if something directly in it changed, and a path counts as changed if its folder changed.
+    Slices belong to a session; paths belong to a folder, no matter which session uses it. The listing of a folder
+    depends on everything directly in it, and a path depends on the folders above it.
     """
     touched = (*other.reads, *other.writes)
     found: list[str] = []

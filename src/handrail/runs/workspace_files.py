@@ -79,15 +79,16 @@ class FilesPut(msgspec.Struct, frozen=True):
 async def put_files(journal: Journal, workspace: Workspace, source: str | PathLike[str]) -> FilesPut:
     """Copy a file, or the content of a folder, into a workspace, which is created if it does not exist.
 
-    Files that are in the way are replaced, and other files stay. Links and permissions are copied too. Names that the
-    workspace ignores, pipes, sockets and devices are left out. Raises `FileError` if the source does not exist,
-    `WorkspaceBusy` while another run has the workspace, and `RunError` if nothing could be copied.
+    Files that are in the way are replaced, and other files stay. Links and permissions are copied too. Pipes, sockets,
+    devices, reserved names, and names in a folder that the workspace ignores are left out. Raises `FileError` if the
+    source does not exist, `WorkspaceBusy` while another run has the workspace, and `RunError` if the copy fails. Then
+    nothing is copied.
     """
     at = Path(source).absolute()
     if not at.exists():
         raise FileError(str(source), "there is no such file or folder. Pass the path of one that exists")
     paths: list[str] = []
-    # Whoever names the files to copy has approved that programs read some of them when they start.
+    # Naming the files to copy counts as approval of the startup files among them.
     workspace = Workspace(
         workspace.name,
         cache=workspace.cache,
@@ -166,8 +167,8 @@ def _copy_one(source: Path, target: Path, status: os.stat_result) -> None:
 async def get_files(journal: Journal, name: str, folder: str | PathLike[str]) -> Sequence[str]:
     """Copy a workspace's recorded files to a new or empty folder, and return their paths, sorted.
 
-    A run that has the workspace is not disturbed. What its current calls have not committed is not copied. Raises
-    `WorkspaceNotFoundError` if there is no such workspace, and `FileError` if the folder is not empty.
+    A run that has the workspace is not disturbed. Changes that its calls have not committed yet are not copied. Raises
+    `WorkspaceNotFoundError` if there is no such workspace, and `FileError` if the target exists and is not an empty folder.
     """
     row = await journal.workspaces.get(name)
     if row is None:

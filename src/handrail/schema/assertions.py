@@ -1,6 +1,6 @@
-"""Assertions: every rule of a JSON Schema 2020-12, checked on a value.
+"""Assertions: a check of a value against every rule of a JSON Schema 2020-12.
 
-This is for schemas that nobody else checks, such as that of a tool whose `params` are a schema. `check_schema` refuses the
+It is for schemas that no other code checks, such as one that a tool declares as its `params`. `check_schema` refuses the
 few keywords that can't be checked. `format` and unknown keywords are annotations, which are not checked.
 """
 
@@ -72,7 +72,7 @@ def check_schema(schema: Mapping[str, Any], owner: str) -> None:
 
 
 def _problem_of(word: str, given: Any, root: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what is wrong with a keyword's value, and what to do; two empty texts if nothing is wrong."""
+    """Return what is wrong with a keyword's value, and what to do. Both are "" if nothing is wrong."""
     if word in _INSTEAD:
         return "is not supported", _INSTEAD[word]
     if word == "$ref" and (not isinstance(given, str) or target_of(given, root, None) is None):
@@ -80,10 +80,10 @@ def _problem_of(word: str, given: Any, root: Mapping[str, Any]) -> tuple[str, st
     if word == "type" and not all(kind in WORDS for kind in _listed(given)):
         return f"is {quoted(given)}", f"Use one of {', '.join(WORDS)}, or a list of these"
     if word in _COUNTS and not _is_count(given):
-        return f"is {quoted(given)}", "Use a whole number"
+        return f"is {quoted(given)}", "Use a whole number of at least 0"
     if word in _NUMBERS and not _is_number(given):
         return f"is {quoted(given)}", "Use a number"
-    if word == "multipleOf" and given <= 0:
+    if word == "multipleOf" and cast("float", given) <= 0:
         return f"is {quoted(given)}", "Use a number above 0"
     if word == "dependentRequired" and not _is_lists_by_name(given):
         return f"is {quoted(given)}", "Use an object whose values are lists of names"
@@ -94,7 +94,7 @@ def _problem_of(word: str, given: Any, root: Mapping[str, Any]) -> tuple[str, st
         except (pydantic_core.SchemaError, TypeError):
             return (
                 f"has the pattern {quoted(pattern)}",
-                "Use a pattern without look-around and back-references",
+                "Use a valid pattern, without look-around and back-references",
             )
     return "", ""
 
@@ -158,7 +158,7 @@ class _Assertions(Comparison):
         return not self.compare(schema, value, at)
 
     def _in_place(self, schema: Mapping[str, Any], value: Any, at: Spot) -> Iterator[Mistake]:
-        """Yield the mistakes that other schemas for the same value find, and those in its choices."""
+        """Yield the mistakes found by keywords for the whole value: its choices, and other schemas that it must match."""
         if "enum" in schema:
             self.count(len(schema["enum"]))
             if _key(value) not in map(_key, schema["enum"]):
@@ -174,7 +174,9 @@ class _Assertions(Comparison):
         if "oneOf" in schema:
             fitting = sum(self._fits(each, value, at) for each in schema["oneOf"])
             if fitting > 1:
-                yield Mistake(at, lambda: f"matches {fitting} of the alternatives, and must match one")
+                yield Mistake(
+                    at, lambda: f"matches {fitting} of the alternatives, and must match exactly one"
+                )
             elif not fitting:
                 yield from self.nearest(schema["oneOf"], value, at)
         if "not" in schema and self._fits(schema["not"], value, at):
@@ -272,7 +274,7 @@ def _in_number(schema: Mapping[str, Any], value: float, at: Spot) -> _Found:
 
 
 def _key(value: Any) -> Any:
-    """Return a value that equals another's if the two are the same JSON: 1 is 1.0, but not true."""
+    """Return a key that is equal for two values if they are the same JSON: 1 equals 1.0, but not true."""
     if isinstance(value, dict):
         return frozenset((name, _key(each)) for name, each in cast("dict[str, Any]", value).items())
     if isinstance(value, list):

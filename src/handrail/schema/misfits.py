@@ -55,7 +55,7 @@ _TOO_COSTLY = (
 
 
 class Misfit(NamedTuple):
-    """One definite mistake in a value."""
+    """One mistake in a value."""
 
     where: str
     """The location of the mistake, such as `orders[2].price`; "" for the value itself."""

@@ -20,7 +20,7 @@ from handrail.schema.secrets import WITHHELD, masked, masks_in
 
 
 class Check(Protocol):
-    """Returns the mistakes in a value, found with its JSON Schema."""
+    """A function that returns the mistakes in a value, found with its JSON Schema."""
 
     def __call__(
         self, schema: Mapping[str, Any], value: object, /, *, secret: bool = False
@@ -28,9 +28,9 @@ class Check(Protocol):
 
 
 class RawSchema(Schema[dict[str, Any]]):
-    """The JSON Schema of an object, as it was given. `check` finds the mistakes in a value.
+    """The JSON Schema of an object, given as plain data. `check` finds the mistakes in a value.
 
-    By default only definite mistakes are found, because somebody else, such as the server that has the tool, checks the rest.
+    By default it finds only definite mistakes, because something else, such as the server that has the tool, checks the rest.
     """
 
     __slots__ = ("_check", "_plain")

@@ -1,6 +1,6 @@
 """Read-only dicts and lists, for plain data that is shown to tools and shared between calls.
 
-They are subclasses of `dict` and `list`, so that every encoder and every check accepts them. Copies are plain and can
+They are subclasses of `dict` and `list`, so that every encoder and every check accepts them. A deep copy is plain and can
 be changed.
 """
 

@@ -15,7 +15,6 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.types import Receive, Scope, Send
 
-from handrail.broadcasts import broadcasts_of
 from handrail.errors import DefinitionError
 from handrail.journals import Journal
 from handrail.serve.access_log import AccessLog
@@ -68,7 +67,7 @@ class ServedApp:
         park_after: float = 300.0,
         grace: float = 5.0,
     ) -> None:
-        if submit is not None and broadcasts_of(journal) is None:
+        if submit is not None and journal.broadcasts is None:
             raise DefinitionError(
                 "a server can show what workers do only if the journal is in PostgreSQL, and this one is not. "
                 "Use --journal postgresql://…, or leave out --submit."

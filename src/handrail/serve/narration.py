@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from handrail import runs
-from handrail.broadcasts import Broadcasts, broadcasts_of
+from handrail.broadcasts import Broadcasts
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.ids import NewId, random_id
 from handrail.journals import Journal
@@ -81,7 +81,7 @@ class Narrator:
     @classmethod
     def of(cls, journal: Journal, **options: Any) -> Narrator | None:
         """Return a narrator for a journal that has broadcasts, and None for any other."""
-        broadcasts = broadcasts_of(journal)
+        broadcasts = journal.broadcasts
         return None if broadcasts is None else cls(journal, broadcasts, **options)
 
     async def narrate(self, source: Source, row: RunRow) -> Narration | None:

@@ -28,8 +28,8 @@ SESSION_SECONDS = 7 * 24 * 3600
 MIN_PASSWORD = 12
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _ROLE = re.compile(r"[a-z][a-z0-9._-]{0,31}")
-_RESERVED = "local"
-"""The principal of a server that has no users. No user may have this name."""
+RESERVED = "local"
+"""The principal of a server that has no users, and of programs on this machine. No user may have this name."""
 _SCRYPT = {"n": 2**14, "r": 8, "p": 1, "maxmem": 64 * 2**20, "dklen": 32}
 _MOST_VERIFIED = 1000
 VERSION = 1
@@ -138,9 +138,9 @@ class People:
         *approver* is added for a user with custom roles, and *user* otherwise. Raises `DefinitionError` for an
         invalid name, role or secret, and for a name that a user already has.
         """
-        if not _NAME.fullmatch(name) or name == _RESERVED:
+        if not _NAME.fullmatch(name) or name == RESERVED:
             raise DefinitionError(
-                f"{name!r} can't be a user's name. Use 1 to 64 letters, digits and . _ @ -, but not {_RESERVED!r}."
+                f"{name!r} can't be a user's name. Use 1 to 64 letters, digits and . _ @ -, but not {RESERVED!r}."
             )
         given = set(roles)
         for role in sorted(given):

@@ -352,7 +352,7 @@ class Principals:
             raise RequestRefused(401, "NotSignedIn", "sign in first") from None
         if found is None or found == "":
             raise RequestRefused(401, "NotSignedIn", "sign in first")
-        if not isinstance(found, str) or not _is_principal(found):  # pyright: ignore[reportUnnecessaryIsInstance]  # an app's own
+        if not isinstance(found, str) or not is_principal(found):  # pyright: ignore[reportUnnecessaryIsInstance]  # an app's own
             log.error(
                 "the app's `authenticate` returned %.80r. It must return 1 to %d printable characters, or None",
                 found,
@@ -404,7 +404,7 @@ def session_id_of(principal: str, thread_id: str) -> str:
     """
     if not ID.fullmatch(thread_id):
         raise ThreadNameRefused(thread_id[:256], "the id is invalid", f"Use {ID_RULE}")
-    if not _is_principal(principal):
+    if not is_principal(principal):
         raise ThreadNameRefused(
             thread_id,
             f"{principal[:MAX_PRINCIPAL]!r} is not a valid principal",
@@ -422,7 +422,8 @@ def parse_session_id(session_id: str) -> tuple[str, str] | None:
         return None
 
 
-def _is_principal(text: str) -> bool:
+def is_principal(text: str) -> bool:
+    """Return whether a principal may have this name."""
     return 0 < len(text) <= MAX_PRINCIPAL and text.isprintable()
 
 

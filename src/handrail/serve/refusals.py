@@ -45,16 +45,18 @@ class RequestRefused(HandrailError, ValueError):
         *,
         fields: Sequence[tuple[str, str]] = (),
         retry_after: float | None = None,
-        challenge: str = 'Bearer realm="handrail"',
+        challenge: str | None = None,
     ) -> None:
         super().__init__(message)
+        if challenge is None:
+            challenge = 'Bearer realm="handrail"' if status == 401 else ""
         self.status = status
         self.kind = kind
         self.fields = tuple(fields)
         """The problems in the body, as pairs of a JSON pointer and a message."""
         self.retry_after = retry_after
         self.challenge = challenge
-        """The value of the header `WWW-Authenticate`, which says how to authenticate. It is sent if the status is 401."""
+        """The value of the header `WWW-Authenticate`, which says how to authenticate; "" for none."""
 
 
 class ServeError(HandrailError):
@@ -138,7 +140,7 @@ STATUSES: Mapping[type[HandrailError], int] = {
     SessionError: 404,
 }
 _FRAMEWORK = {
-    404: ("NotFound", "there is nothing at this address. The page is at `/`, AG-UI at `/agent`."),
+    404: ("NotFound", "there is nothing at this address. {served}"),
     405: (
         "MethodRefused",
         "this address does not accept the method. The `Allow` header lists the methods that it accepts.",
@@ -147,17 +149,25 @@ _FRAMEWORK = {
 _PART = re.compile(r'\[(\d+|"(?:[^"\\]|\\.)*")\]|([^.\[]+)')
 
 
-def exception_handlers(refused: Callable[[str], None]) -> dict[Any, Any]:
+def exception_handlers(
+    refused: Callable[[str], None], *, served: str = "The page is at `/`, AG-UI at `/agent`."
+) -> dict[Any, Any]:
     """Return the exception handlers that Starlette uses for every route.
 
-    `refused` is called with the kind of each refusal.
+    `refused` is called with the kind of each refusal. `served` says to a client that asks for something else what there is.
     """
 
     async def handle_ours(request: Request, error: Exception) -> Response:
         refused(error.kind if isinstance(error, RequestRefused) else type(error).__name__)
         return error_response(error)
 
-    return {HTTPException: _handle_framework, HandrailError: handle_ours, Exception: _handle_defect}
+    async def handle_framework(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        kind, message = _FRAMEWORK.get(error.status_code, ("Refused", "the request can't be served"))
+        body = error_body(kind, message.format(served=served))
+        return JSONResponse(body, error.status_code, error.headers)
+
+    return {HTTPException: handle_framework, HandrailError: handle_ours, Exception: _handle_defect}
 
 
 def error_body(kind: str, message: str, fields: Sequence[tuple[str, str]] = ()) -> dict[str, Any]:
@@ -202,15 +212,9 @@ def _refusal_response(refused: RequestRefused) -> Response:
     headers: dict[str, str] = {}
     if refused.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(refused.retry_after)))
-    if refused.status == 401:
+    if refused.challenge:
         headers["www-authenticate"] = refused.challenge
     return JSONResponse(error_body(refused.kind, str(refused), refused.fields), refused.status, headers)
-
-
-async def _handle_framework(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    kind, message = _FRAMEWORK.get(error.status_code, ("Refused", "the request can't be served"))
-    return JSONResponse(error_body(kind, message), error.status_code, error.headers)
 
 
 async def _handle_defect(request: Request, error: Exception) -> Response:

@@ -13,7 +13,6 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from handrail.adapter.run_record import decode_begin
-from handrail.broadcasts import broadcasts_of
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import JournalAltered
 from handrail.ids import NewId, random_id
@@ -77,7 +76,7 @@ class Threads:
             parked=self._was_parked,
             voters=voters,
             submit=submit,
-            broadcasts=broadcasts_of(journal),
+            broadcasts=journal.broadcasts,
         )
         self._ended = ended  # called with every event that ends a leg
         self._most_kept = most_kept

@@ -2,7 +2,7 @@
 
 Items are frozen, but a frozen item may hold a list. If a handler changed that list, the change would remain even if the
 call failed. So a call reads copies of such items. Whether the items of a type are copied is decided once, by the type's
-annotations.
+annotations. Facts are never copied.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IMMUTABLE = (
 )
 
 shared: set[type] = set()
-"""The types whose items can't be changed in place, so that every call may read the items themselves."""
+"""The types found so far whose items are not copied: every call may read the items themselves."""
 _copied: set[type] = set()
 
 
@@ -66,7 +66,10 @@ def _copy(item: T) -> T:
 
 
 def readable(kind: type[T], slice_: Slice[T]) -> Slice[T]:
-    """Return a slice as a call may read it. Call this for types that are not in `shared`."""
+    """Return a slice for a call to read: the slice itself, or one that copies its items if they could be changed in place.
+
+    Call this for types that are not in `shared`.
+    """
     if kind not in _copied:
         if issubclass(kind, Fact) or _is_immutable(kind, {}):
             shared.add(kind)

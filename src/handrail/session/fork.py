@@ -96,9 +96,10 @@ class SessionFork(msgspec.Struct, eq=False):
         return SessionFork(self.root, self, owner, state, state)
 
     def commit(self) -> None:
-        """Commit everything into the parent. Raises `Conflict` and changes nothing if a slice that was read has changed.
+        """Commit everything into the parent. If this raises, the parent is unchanged.
 
-        Raises `ContextExpired` if this fork or its parent is closed, and `ReducerError` if a reducer fails.
+        Raises `Conflict` and drops the fork if a slice that was read has changed. Raises `ContextExpired` if this fork or
+        its parent is closed, and `ReducerError` if a reducer fails.
         """
         with self.root.lock:
             if self.closed or self._parent.closed:

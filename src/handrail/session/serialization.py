@@ -85,7 +85,8 @@ def load(
 ) -> Session:
     """Load a saved session. `types` are the types of its slices, except Handrail's own.
 
-    Raises `SessionError` if a type is missing, or if the data is damaged or has a different version.
+    Raises `SessionError` if a type is missing, or its items or rules do not match those that were saved, or if the data is
+    damaged or has a different version.
     """
     saved = _read(data)
     known = {_name(kind): kind for kind in (*_own_among(saved.slices), *types, *(slices or {}))}
@@ -146,7 +147,7 @@ def decode_item(data: bytes, session: str) -> Any:
 
 
 def _imported(name: str) -> type | None:
-    """Return the class with this name from the imported modules, or None."""
+    """Return the class with this name from the imported modules or from `_local`; None if there is none."""
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         module = sys.modules.get(".".join(parts[:cut]))
@@ -190,7 +191,10 @@ def under_id(data: bytes, id: str) -> bytes:
 
 
 def said_in(data: bytes, kind: type[T]) -> list[T]:
-    """Return the items of one slice in a saved session."""
+    """Return the items of one slice in a saved session; an empty list if the session has no such slice.
+
+    Raises `SessionError` if the data is damaged, or an item does not match its type.
+    """
     found = _read(data)
     slice_ = found.slices.get(_name(kind))
     return [] if slice_ is None else [_decoded(kind, bytes(item), found.id) for item in slice_.items]

@@ -163,7 +163,11 @@ class Session:
             self.state = self.take(self.state, event, route)
 
     def register(self, slice_: type, *, on: type, reducer: Reducer) -> None:
-        """Reduce events of type `on` into the slice of type `slice_` from now on."""
+        """Reduce events of type `on` into the slice of type `slice_` from now on.
+
+        Raises `DefinitionError` if `on` is not a type or the reducer is not a function, and `SessionError` if `slice_` is
+        not a type.
+        """
         check_reducer(on, reducer)
         with self.lock:
             rules = self.rules_for(slice_)
@@ -256,9 +260,9 @@ class Session:
         return self._routes.get(kind) or Route(self._targets_for(kind))
 
     def take(self, state: State, event: object, route: Route) -> State:
-        """Log an event, and return the state with the event reduced into all its slices.
+        """Reduce an event into its logs, and return the state with the event reduced into its other slices.
 
-        The caller must hold the lock.
+        The caller must hold the lock. Raises `ReducerError` and changes nothing if a reducer fails.
         """
         slice_ = route.appends_to
         if slice_ is not None and not self._reducing:

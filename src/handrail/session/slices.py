@@ -12,7 +12,7 @@ from handrail.schema.kinds import describe_kind
 from handrail.session.items import Items, Table
 
 SliceKind = Literal["state", "log"]
-"""*State* is undone with the call that changed it; a *log* keeps what happened, whatever the call's outcome."""
+"""A change of *state* is undone if the call that made it fails; a *log* keeps what happened, whatever the outcome."""
 
 Contents = Items[Any] | Table[Any]
 Reducer = Callable[[Any, Any], Any]
@@ -37,7 +37,7 @@ class SliceRules:
     """The slice's reducers, by event type.
 
     An event that no slice has a reducer for is appended to the slice of its own type. An event whose
-    type is a log is always appended to that log.
+    type is a log is also appended to that log, unless the log has a reducer for it.
     """
 
     def __post_init__(self) -> None:

@@ -89,7 +89,7 @@ def check_words(tool: Tool[Any, Any]) -> None:
 
 
 class _Check:
-    """Fills in and checks one new tool. Each method is one rule."""
+    """Checks one new tool, and fills in its derived fields. `all` checks every rule."""
 
     def __init__(self, tool: Tool[Any, Any]) -> None:
         self.tool = tool

@@ -133,7 +133,10 @@ class Tool(Generic[ParamsT, ResultT]):
         check(self)
 
     def check_complete(self) -> None:
-        """Raise `ToolDefinitionError` if a part is still missing. Called before a tool is used."""
+        """Raise `ToolDefinitionError` if a part is still missing. Called before a tool is used.
+
+        A plain tool is complete once it exists. Subclasses can override this.
+        """
 
     def with_words(
         self, *, description: str | None = None, examples: tuple[ToolExample[Any, Any], ...] | None = None
@@ -161,7 +164,7 @@ class Tool(Generic[ParamsT, ResultT]):
             try:
                 return quick(arguments, strict=True, extra="forbid")
             except Exception:
-                pass  # parsed again below, for the error message
+                pass  # parsed again below, because "" and null can mean no arguments, and for the error message
         return self._parse_slowly(arguments)
 
     def _parse_slowly(self, arguments: str | bytes | Mapping[str, Any]) -> ParamsT:

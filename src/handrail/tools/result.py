@@ -63,8 +63,7 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True, dict=True):
         exclude_value_from_context: bool = False,
         attachments: Iterable[AttachmentSource] = (),
     ) -> ToolResult[Any]:
-        """Create the result of a call that succeeded. The model sees only the message if there is no value or it is
-        excluded.
+        """Create the result of a call that succeeded. Its text is only the message if the value is None or excluded.
 
         Each of the `attachments` is an `Attachment`, the path of a file on disk, or an http address.
         """

@@ -22,7 +22,7 @@ Need = Literal["user", "model", "worker"]
 """The parts of an environment that a handler can require through the type of its context."""
 
 MISSING: Any = inspect.Parameter.empty
-"""Marks a missing annotation."""
+"""Stands for what is missing, such as an annotation or a default."""
 
 # --- signatures ----------------------------------------------------------------------------------
 
@@ -127,7 +127,8 @@ def needs_of(context_type: type[ToolContext]) -> frozenset[Need]:
 def context_parameter(tool: str, signature: Signature, what: str) -> type[ToolContext]:
     """Return the context type of a handler's parameter `*, context: ToolContext`.
 
-    Raises `ToolDefinitionError` if the parameter is missing or invalid.
+    A handler that takes `**` arguments needs no such parameter. Raises `ToolDefinitionError` if the parameter is missing or
+    invalid.
     """
     parameter = signature.parameters.get("context")
     if parameter is None:
@@ -159,9 +160,9 @@ def context_parameter(tool: str, signature: Signature, what: str) -> type[ToolCo
 
 
 def positional(tool: str, signature: Signature, count: int, what: str, form: str) -> list[str]:
-    """Return the names of a handler's positional parameters.
+    """Return the names of the positional parameters that a handler is called with, besides its context.
 
-    Raises `ToolDefinitionError` unless the handler takes exactly `count` of them besides its context.
+    Raises `ToolDefinitionError` unless the handler can be called with exactly `count` of them.
     """
     names: list[str] = []
     for name, parameter in signature.parameters.items():
@@ -184,7 +185,10 @@ def positional(tool: str, signature: Signature, count: int, what: str, form: str
 
 
 def value_type(returns: Any) -> Any:
-    """Return the type of the value that a function returns. For `ToolResult[R]`, alone or in a union, it is `R`."""
+    """Return the type of the value that a function returns; `Any` if it is not annotated.
+
+    For `ToolResult[R]`, alone or in a union, it is `R`.
+    """
     if returns in (MISSING, NoReturn, Never) or _is_result(returns):
         return get_args(returns)[0] if get_origin(returns) is ToolResult else Any
     if get_origin(returns) in (Union, types.UnionType):

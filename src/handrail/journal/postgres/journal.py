@@ -38,8 +38,8 @@ class PostgresJournal:
       that `HANDRAIL_KEY_FILE` names.
     - `lease`: how many seconds a process keeps its runs after it last renewed its lease. Default: as the URL says, or 30.
     - `synced`: whether files that tools change are synced too, as the records are.
-    - `watch`: the number of seconds between checks for answers whose notices were missed; None to wait for no answers
-      from other processes.
+    - `watch`: the number of seconds between checks for answers whose notices were missed; None if no answers from other
+      processes are expected.
     - `inline` and `moments`: as for `SqliteJournal`, for simulations.
     """
 

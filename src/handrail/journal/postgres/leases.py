@@ -18,7 +18,7 @@ _LONG_GONE = 3600.0
 class DatabaseLeases:
     """The leases of the processes that share a database. They depend on no host's clock and no process table.
 
-    `is_simulated` makes the given clock stand for that of the database.
+    With `is_simulated`, the given clock stands in for the database's.
     """
 
     free = """(owner = '' OR NOT EXISTS (

@@ -413,7 +413,7 @@ class Area:
             self.disk.forget(gone)
 
     def done(self, key: CallKey) -> Commit | None:
-        """Return a call's newest kept commit, or None. The run, the journal and the place, if given, must match too."""
+        """Return a call's newest kept commit, or None. Its run and its journal must match, and so must its place, if one is given."""
         found = self._find(key)
         if found is None:
             # A process that died may have left it among its own files, and so may an undo that failed.

@@ -91,7 +91,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     root_id: str = ""
     staging: str
     folder: str
-    """The folder that contains the slots, relative to the staging folder."""
+    """The folder that contains the slots, relative to `at-work` in the staging folder."""
     journal: str = ""
     """The id of the journal whose record decides whether the commit was made, or "" if there is no journal."""
     steps: tuple[Step, ...] = ()

@@ -189,7 +189,8 @@ class DirectoryFork(Linked, FileFork):
         Returns the manifest, from which another process can finish the commit, or None if there is nothing
         to commit. `key` names the call and the journal that will record it. Without a journal, the commit
         counts as made as soon as anything is renamed. With `synced`, the staged files survive a power cut.
-        Raises `ContextError` unless the fork is prepared, and `FileError` if the disk reports an error.
+        Raises `ContextError` unless the fork is prepared and has no outer fork, `Conflict` if a file has changed meanwhile,
+        and `FileError` if the disk reports an error.
         """
         with self._shared.lock:
             if self._state != PREPARED or self._line:

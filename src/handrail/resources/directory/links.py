@@ -20,6 +20,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
+
 from handrail.errors import Conflict, FileError, PathRefused
 from handrail.patterns import is_plain
 from handrail.protocols import FileInfo, Match
@@ -162,7 +164,7 @@ class Linked(Layer):
     def resolved(self, path: str, /) -> str:
         """Return where a path leads in this layer: normalized, with every link resolved.
 
-        Raises `PathRefused` if it leads out of the root.
+        Raises `PathRefused` if the path is invalid or reserved, has too many links, or leads out of the root.
         """
         with self._shared.lock:
             return parse_path(self._followed(path)).path
@@ -253,9 +255,9 @@ class Linked(Layer):
             except PathRefused:
                 return super()._info(path, node)
             found = self._see(at.folder, at.name) if at.name else TOP
-            if found.version:
-                return super()._info(path, found)
-        return super()._info(path, node)
+            node = found if found.version else node
+        info = super()._info(path, node)
+        return msgspec.structs.replace(info, is_special=True) if isinstance(node.data, Special) else info
 
     def _kind(self, path: str) -> bool | None:
         with self._shared.lock:

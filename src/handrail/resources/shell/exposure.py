@@ -41,10 +41,10 @@ def checked_exposed(given: Iterable[str | Path]) -> tuple[str, ...]:
 
 
 def needed_exposure(program: str, folder: str, search: str, seen: Iterable[str]) -> tuple[str, ...]:
-    """Return the folders to expose so that commands can see a program, or () if the host does not have it.
+    """Return the folders to expose so that commands can see a program.
 
-    `folder` is the folder that the command runs in, `search` is its PATH, and `seen` are the paths it sees besides the
-    system's.
+    Returns () if the host does not have the program, or if commands see it already. `folder` is the folder that the
+    command runs in, `search` is its PATH, and `seen` are the paths it sees besides the system's.
     """
     found = os.path.join(folder, program) if "/" in program else shutil.which(program, path=search)
     if found is None or not os.path.exists(found):

@@ -376,7 +376,7 @@ def _facts(facts: os.stat_result) -> tuple[int, int, int]:
 
 
 def _copy_metadata(source: str, target: str) -> None:
-    """Copy owner, attributes, mode and times."""
+    """Copy owner, mode, attributes and times; for a link, only owner and times."""
     with reach(source) as original, reach(target) as at:
         facts = os.lstat(original)
         there = os.lstat(at)

@@ -50,7 +50,10 @@ class Limits(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request to run one command. Paths are absolute and resolved, except `cwd`, which is relative to `root`."""
+    """A request to run one command.
+
+    Paths are absolute, except `cwd`, which is relative to `root`. Links are resolved, except in `cwd` and `exposed`.
+    """
 
     isolation: Isolation
     argv: list[str]

@@ -106,7 +106,7 @@ class Shell:
         If a command fails or times out, the `CommandResult` says so. Raises `CommandRefused` if no rule allows the
         command, `CommandMissing` if there is no such program, `ShellUnavailable` if it can't be sandboxed here, and
         `FileError` if it can't run in `cwd`. In these cases the command has not run. Raises `ShellError` if it can't be
-        started, or if it is unknown how it ended.
+        started, or if it is unknown how it ended. Raises `FileError` if its changes to a copy of the folder can't be read.
 
         Commands on the same upper layer run one at a time, and waiting for a turn does not count towards the timeout. On
         cancellation, `run` ends the command before it raises, and the caller must discard the upper layer.
@@ -138,7 +138,7 @@ class Shell:
         if not isinstance(files, Layered):
             raise ShellUnavailable(
                 "commands need a real folder to work on",
-                "Pass the run filesystem=DirectoryFilesystem(folder)",
+                "Pass filesystem=DirectoryFilesystem(folder) to the run",
             )
         self.rules.check(argv)  # checked here too, before the fork's changes are written to disk
         layers = files.layers()
