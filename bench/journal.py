@@ -1,37 +1,48 @@
-"""Measure the cost of recording a call, compared with no journal and with a bare insert, and of resuming runs.
+"""Measure the cost of recording a call, compared with no journal and with a bare statement, and of resuming runs.
 
     python bench/journal.py [CALLS [LONGEST]]
 
-The bare insert is one row of the same size in its own transaction, in a file opened in the same way. It is
-the minimum cost of any record with that durability.
+In SQLite the bare statement is an insert of one row of the same size in its own transaction, in a file opened in the
+same way. In PostgreSQL it is the fenced statement that adds a record, with the same bytes and a connection opened in
+the same way. It is the minimum cost of any record with that durability. The sides take turns, and the cheapest turn of
+each side counts.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import itertools
+import os
 import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
-from handrail import Adapter, Prompt, SqliteJournal, ToolContext, tool
+from handrail import Adapter, PostgresJournal, Prompt, SqliteJournal, ToolContext, tool
 from handrail.clock import SYSTEM_CLOCK
 from handrail.dispatch import open_gate
 from handrail.environment import LaterEnvironment
 from handrail.errors import RunParked
-from handrail.journal.chains import INSERT, MAC_BYTES, Chains
+from handrail.journal.chains import INSERT, MAC_BYTES, Chains, NewRecord
 from handrail.journal.connection import Connection
 from handrail.journal.database import Database
+from handrail.journal.postgres.chains import FENCED
+from handrail.journal.postgres.statements import PostgresConnection
 from handrail.journal.sqlite import Durability
 from handrail.messages import CallPart, ModelPart, ModelRequest, Price, StopPart, Traits
 from handrail.models.scripted import ScriptedModel
 from handrail.question import Answer
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+postgres: Any = importlib.import_module("support.postgres")
+"""Starts a PostgreSQL server for this process."""
 
 
 class Pick(BaseModel):
@@ -60,50 +71,138 @@ def say(what: str, figure: str) -> None:
     print(f"{what:<58}{figure:>16}")
 
 
-async def calls(count: int, journal: Any) -> float:
-    """Return the seconds that a call through the gate takes."""
+TURNS = 20
+PROCESS_LIMIT, POWER_LIMIT, POSTGRES_LIMIT = 4.0, 2.0, 2.0
+"""Maximum cost of a record: in bare inserts, for each durability of SQLite, and in fenced statements of PostgreSQL."""
+
+
+class Side:
+    """One of the compared pieces of work, and the cost of its cheapest turn in microseconds."""
+
+    def __init__(self, work: Callable[[int], Awaitable[None]]) -> None:
+        self._work = work
+        self.cpu = self.elapsed = float("inf")
+
+    async def take_turn(self, count: int) -> None:
+        cpu, began = time.process_time(), time.perf_counter()
+        await self._work(count)
+        self.elapsed = min(self.elapsed, (time.perf_counter() - began) / count * 1e6)
+        self.cpu = min(self.cpu, (time.process_time() - cpu) / count * 1e6)
+
+
+def calls(journal: Any) -> Side:
     gate = open_gate([add], journal=journal)
-    for _ in range(50):
-        await gate.invoke("add", {"a": 1, "b": 2})
-    began = time.perf_counter()
-    for number in range(count):
-        await gate.invoke("add", {"a": number, "b": 2})
-    return (time.perf_counter() - began) / count
+
+    async def work(count: int) -> None:
+        for number in range(count):
+            await gate.invoke("add", {"a": number, "b": 2})
+
+    return Side(work)
 
 
-def inserts(path: Path, count: int, size: int, synchronous: str) -> float:
-    """Return the seconds that a bare insert takes."""
+def statements(execute: Callable[[], object]) -> Side:
+    async def work(count: int) -> None:
+        for _ in range(count):
+            execute()
+
+    return Side(work)
+
+
+async def compare(count: int, *sides: Side) -> None:
+    for _ in range(TURNS):
+        for side in sides:
+            await side.take_turn(max(count // TURNS, 1))
+
+
+def inserts(path: Path, size: int, synchronous: str) -> Callable[[], object]:
+    """Return a function that inserts one row."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA synchronous = {synchronous}")
     connection.execute("CREATE TABLE units (number INTEGER PRIMARY KEY, run_id TEXT, unit BLOB)")
     connection.execute("CREATE INDEX units_of_a_run ON units (run_id)")
     body = b"x" * size
-    began = time.perf_counter()
-    for _ in range(count):
+
+    def insert() -> None:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("INSERT INTO units (run_id, unit) VALUES ('run', ?)", (body,))
         connection.execute("COMMIT")
-    spent = (time.perf_counter() - began) / count
-    connection.close()
-    return spent
+
+    return insert
+
+
+def verdict(cost: float, limit: float) -> str:
+    return f"{cost:.1f}{'' if cost <= limit else '  MISSED'}"
+
+
+async def body_size(journal: Any) -> int:
+    """Return the size of the body of a call's record in bytes. It records one call."""
+    await calls(journal).take_turn(1)
+    [[size]] = await journal._database.select("SELECT max(length(body)) FROM records WHERE kind = 'unit'")
+    return size
 
 
 async def costs(folder: Path, count: int) -> None:
-    plain = await calls(count, None)
-    say("a call without a journal", f"{plain * 1e6:.0f} µs")
-    levels: tuple[tuple[Durability, str], ...] = (("process", "OFF"), ("power", "FULL"))
-    for durability, synchronous in levels:
+    levels: tuple[tuple[Durability, str, float], ...] = (
+        ("process", "OFF", PROCESS_LIMIT),
+        ("power", "FULL", POWER_LIMIT),
+    )
+    for durability, synchronous, limit in levels:
         journal = SqliteJournal(folder / f"{durability}.db", durability=durability)
-        spent = await calls(count, journal)
-        database = journal._database  # pyright: ignore[reportPrivateUsage]
-        [units] = await database.select("SELECT avg(length(body)) FROM records WHERE kind = 'unit'")
-        size = int(units[0])
+        size = await body_size(journal)
+        bare = statements(inserts(folder / f"bare-{durability}.db", size, synchronous))
+        sides = calls(None), calls(journal), bare
+        await compare(count, *sides)
         journal.close()
-        bare = inserts(folder / f"bare-{durability}.db", count, size, synchronous)
-        say(f'with a journal, durability="{durability}"', f"{spent * 1e6:.0f} µs")
-        say(f"  a bare insert of the same {size} bytes", f"{bare * 1e6:.0f} µs")
-        say("  the cost of the record, in bare inserts", f"{(spent - plain) / bare:.1f}")
+        # Only a synced write waits for anything.
+        is_synced = synchronous == "FULL"
+        without, whole, one = (each.elapsed if is_synced else each.cpu for each in sides)
+        cost = (whole - without) / one
+        say(f"a call without a journal: {'elapsed' if is_synced else 'CPU'} time", f"{without:.0f} µs")
+        say(f'with a journal, durability="{durability}"', f"{whole:.0f} µs")
+        say(f"  a bare insert of the same {size} bytes", f"{one:.0f} µs")
+        say(f"  the cost of the record, in bare inserts (limit {limit:.0f})", verdict(cost, limit))
+
+
+def fenced(journal: PostgresJournal, size: int) -> Callable[[], object]:
+    """Return a function that executes the fenced statement once, on a chain of its own in the same tables."""
+    connection = PostgresConnection(journal._database.connect())  # pyright: ignore[reportPrivateUsage]
+    owner, seal, body = journal.owner, b"s" * MAC_BYTES, b"x" * size
+    insert = "INSERT INTO chains (chain, links, seal, number, owner) VALUES (?, ?, ?, ?, ?)"
+    connection.execute(insert, ("run bare", 0, seal, 0, owner))
+    links = itertools.count(1)
+
+    def execute() -> None:
+        link = next(links)
+        head = (link, seal, link, "run bare", seal, owner)
+        record = (link, link, "unit", f"call-{link}", 0.0, "s" * 32, body, seal, "applied", 0)
+        assert (
+            connection.execute(FENCED, (*head, *record)).rowcount == 1
+        )  # by a new cursor, as psycopg's users do
+
+    return execute
+
+
+async def postgres_costs(count: int) -> None:
+    os.environ["HANDRAIL_KEY"] = postgres.KEY
+    journal = PostgresJournal(postgres.new_url(), watch=None)
+    size = await body_size(journal)
+    plain, recorded, bare = calls(None), calls(journal), statements(fenced(journal, size))
+    await compare(count, plain, recorded, bare)
+    journal.close()
+    say(
+        "a call with a journal in PostgreSQL: CPU time, elapsed",
+        f"{recorded.cpu:.0f}, {recorded.elapsed:.0f} µs",
+    )
+    say(f"  a bare fenced statement of the same {size} bytes", f"{bare.cpu:.0f}, {bare.elapsed:.0f} µs")
+    for what, cost in (
+        ("CPU time", (recorded.cpu - plain.cpu) / bare.cpu),
+        ("elapsed time", (recorded.elapsed - plain.elapsed) / bare.elapsed),
+    ):
+        say(
+            f"  {what} of the record, in fenced statements (limit {POSTGRES_LIMIT:.0f})",
+            verdict(cost, POSTGRES_LIMIT),
+        )
 
 
 MAC_LIMIT = 6.0
@@ -113,12 +212,12 @@ MAC_LIMIT = 6.0
 class Unchained(Chains):
     """Chains that write the same rows without a MAC or a head, for comparison."""
 
-    def append(
-        self, connection: Connection, chain: str, kind: str, key: str, body: bytes, **more: Any
-    ) -> int:
+    def append_record(self, connection: Connection, record: NewRecord) -> int:
         self.number = number = getattr(self, "number", 0) + 1
         mac = bytearray(b"x" * MAC_BYTES)
-        connection.execute(INSERT, (chain, number, kind, key, 0.0, "s", bytearray(body), mac, "applied", 0))
+        body = bytearray(record.body)
+        values = (record.chain, number, record.kind, record.key, 0.0, "s", body, mac, "applied", 0)
+        connection.execute(INSERT, values)
         return number
 
 
@@ -207,6 +306,7 @@ def main() -> None:
     count, longest = ([int(each) for each in sys.argv[1:]] + [2000, 10_000][len(sys.argv) - 1 :])[:2]
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(costs(Path(folder), count))
+        asyncio.run(postgres_costs(count))
         chains(Path(folder), 10 * count)
         for steps in (longest // 10, longest // 4, longest // 2, longest):
             asyncio.run(resumed(Path(folder), steps))

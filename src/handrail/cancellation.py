@@ -15,7 +15,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
@@ -289,6 +289,40 @@ async def shielded(work: Coroutine[Any, Any, T]) -> T:
         return task.result()
     except GeneratorExit as error:
         raise RuntimeError("shielded work raised GeneratorExit") from error  # nobody closed this coroutine
+
+
+class Pending(Generic[T]):
+    """Work in another thread that can't be stopped. One task may wait for its end, even if it is cancelled meanwhile.
+
+    This is what `shielded` does for a coroutine, without a task. `settle` and `wait` are called in the same loop.
+    """
+
+    __slots__ = ("_error", "_is_over", "_value", "_waiter")
+
+    def __init__(self) -> None:
+        self._waiter: asyncio.Future[None] | None = None
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._is_over = False
+
+    def settle(self, value: T | None, error: BaseException | None) -> None:
+        """Set the value of the work, or its error if it has failed, and wake the task that waits for it."""
+        self._value, self._error, self._is_over = value, error, True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> T:
+        """Wait until the work is over, and return its value. Raises the error of the work."""
+        import anyio
+
+        with anyio.CancelScope(shield=True):
+            while not self._is_over:
+                self._waiter = asyncio.get_running_loop().create_future()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self._waiter
+        if self._error is not None:
+            raise self._error
+        return cast(T, self._value)
 
 
 # --- runs ---------------------------------------------------------------------------------------------

@@ -859,7 +859,7 @@ def test_serve_says_in_the_terminal_if_the_page_is_not_built(monkeypatch: pytest
 
 
 def test_a_page_without_libraries_is_not_built(tmp_path: Path):
-    """The page is built once its folder `vendor` has a file in it."""
+    """The page counts as built once its folder `vendor` contains a file."""
     assert not is_built(tmp_path)
     (tmp_path / "vendor").mkdir()
     assert not is_built(tmp_path)

@@ -242,7 +242,7 @@ def test_fork_undo_replay(line: Line):
 
 
 def test_a_different_folder_at_the_same_path_is_not_used(line: Line):
-    """If a different folder is where a run's folder was, commands that need the folder ask for its name."""
+    """If a different folder is where a run's folder was, commands that need the run's folder require `--files`."""
     (written,) = line.record("tea", call("write", path="a", text="1"), "end")
     folder, away = line.base / "files", line.base / "away"
     folder.rename(away)

@@ -192,7 +192,7 @@ async def test_a_handoff_in_other_words_is_the_same_handoff() -> None:
     assert (await rig.call("pick_card")).value == "card 0"
 
 
-# --- acts can't be called --------------------------------------------------------------------------
+# --- acts, policies and effects --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("act", ["before", "client", "after"])

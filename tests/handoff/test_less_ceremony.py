@@ -1,4 +1,4 @@
-"""Handoffs with fewer than three acts, their halves, their events, and the types of their answers."""
+"""Handoffs with fewer than three acts, `start` and `finish`, events, and the types of answers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def only_client(answer: Any, act: Any) -> Handoff[Visit, Any]:
     return made
 
 
-# --- one function ----------------------------------------------------------------------------------
+# --- fewer than three acts -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("answer", "value"), ANSWERS, ids=str)
@@ -153,7 +153,7 @@ def test_acts_that_do_not_fit_without_a_before_are_refused() -> None:
         Handoff("book", "Book.", params=Visit).check_complete()
 
 
-# --- what people read ------------------------------------------------------------------------------
+# --- the wording of questions ----------------------------------------------------------------------
 
 
 async def test_people_read_a_sentence_and_never_the_name_of_a_function() -> None:
@@ -256,7 +256,7 @@ async def test_no_event_has_a_secret_of_a_handoff() -> None:
     assert "hunter" not in f"{parked} {answered}"
 
 
-# --- halves ----------------------------------------------------------------------------------------
+# --- `start` and `finish` --------------------------------------------------------------------------
 
 
 async def test_an_orchestrator_drives_the_halves_itself() -> None:

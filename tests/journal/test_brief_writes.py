@@ -8,9 +8,11 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+import anyio
+import msgspec
 import pytest
 
-from handrail import SqliteJournal, tool
+from handrail import Session, SqliteJournal, ToolContext, tool
 from handrail.dispatch import open_gate
 from handrail.errors import JournalError, RunBusy
 from handrail.journal.calls import _BRIEF
@@ -26,6 +28,16 @@ PATIENCE = 20.0
 async def add(a: int, b: int) -> int:
     """Add two numbers."""
     return a + b
+
+
+class Note(msgspec.Struct, frozen=True):
+    text: str
+
+
+@tool(effect="staged")
+async def note(text: str, *, context: ToolContext) -> None:
+    """Keep a note."""
+    context.session.dispatch(Note(text))
 
 
 def unit(call_id: str, result: bytes = b'"done"') -> CommitUnit:
@@ -74,7 +86,8 @@ def test_a_call_is_recorded_in_the_callers_thread_unless_the_disk_must_confirm_i
         assert asyncio.run(main()) == {durability == "process"}
 
 
-def test_a_recorded_call_needs_no_task(tmp_path: Path) -> None:
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_a_recorded_call_needs_no_task(tmp_path: Path, durability: Durability) -> None:
     made: list[Any] = []
 
     def make(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
@@ -87,7 +100,7 @@ def test_a_recorded_call_needs_no_task(tmp_path: Path) -> None:
         await gate.invoke("add", {"a": 1, "b": 1})
         assert made == []
 
-    with opened(tmp_path) as journal:
+    with opened(tmp_path, durability) as journal:
         asyncio.run(main())
 
 
@@ -135,6 +148,50 @@ def test_a_write_follows_the_jobs_before_it(tmp_path: Path) -> None:
         assert ids_in(journal) == ["first", "second"]
 
 
+@pytest.mark.parametrize("cancellations", [1, 2])
+@pytest.mark.parametrize("by", ["task", "scope"])
+def test_a_call_that_is_cancelled_while_it_is_recorded_commits_first(
+    tmp_path: Path, cancellations: int, by: str
+) -> None:
+    """A cancellation while the journal's thread writes neither loses the changes nor gets lost itself."""
+
+    async def main() -> None:
+        session = Session()
+        gate = open_gate([note], journal=journal, session=session, run_id="run")
+        scope = anyio.CancelScope()
+
+        async def call() -> None:
+            with scope:
+                await gate.invoke("note", {"text": "kept"})
+
+        begun, may_end = threading.Event(), threading.Event()
+        earlier = asyncio.ensure_future(journal._database.transact(lambda _: _hold(begun, may_end)))
+        await asyncio.to_thread(begun.wait, PATIENCE)
+        calling = asyncio.ensure_future(call())
+        while journal._database._waiting < 2:
+            await asyncio.sleep(0)
+        for _ in range(cancellations):
+            calling.cancel() if by == "task" else scope.cancel()
+            for _ in range(3):
+                await asyncio.sleep(0)
+        assert not calling.done()
+        assert not session[Note].all()
+        may_end.set()
+        await asyncio.wait({calling})
+        assert calling.cancelled() == (by == "task")  # nothing in the scope waits after the commit
+        assert session[Note].all() == (Note("kept"),)
+        await earlier
+
+    with opened(tmp_path, "power") as journal:
+        asyncio.run(main())
+        assert len(ids_in(journal)) == 1
+
+
+def _hold(begun: threading.Event, may_end: threading.Event) -> None:
+    begun.set()
+    assert may_end.wait(PATIENCE)
+
+
 def test_a_long_record_is_left_to_the_thread(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         assert not journal.calls.commit_now(unit("long", b"x" * _BRIEF))
@@ -145,14 +202,14 @@ def test_a_long_record_is_left_to_the_thread(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path) as journal:
         chains = journal._database.chains
-        append: Any = chains.append
+        append: Any = chains.append_record
 
         def fail(*values: Any, **more: Any) -> None:
             append(*values, **more)
             raise RunBusy("run", "another process")
 
         with monkeypatch.context() as patched:
-            patched.setattr(chains, "append", fail)
+            patched.setattr(chains, "append_record", fail)
             with pytest.raises(RunBusy):
                 journal.calls.commit_now(unit("failed"))
         assert journal.calls.commit_now(unit("next"))

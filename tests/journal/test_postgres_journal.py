@@ -14,7 +14,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from handrail import PostgresJournal
+from handrail import PostgresJournal, tool
+from handrail.dispatch import open_gate
 from handrail.errors import DefinitionError, JournalAltered, JournalError, RunBusy
 from handrail.journal.postgres.address import is_url, parse_url
 from handrail.question import Vote
@@ -91,26 +92,27 @@ class Wire:
         self._watch()
 
     def _watch(self) -> None:
-        raw = self.connection.raw
-        execute = raw.execute
+        wire, raw = self, self.connection.raw
 
-        def watched(query: str, *rest: Any, **options: Any) -> Any:
-            self.sent.append(query)
-            if self.cut_before and self.cut_before in query:
-                self.cut_before = ""
-                raw.close()
-                raise psycopg.OperationalError("the connection was cut")
-            found = execute(query, *rest, **options)
-            if self.cut_after and self.cut_after in query:
-                self.cut_after = ""
-                raw.close()
-                raise psycopg.OperationalError("the connection was cut")
-            return found
+        class WatchedCursor(psycopg.Cursor[Any]):
+            def execute(self, query: Any, *rest: Any, **options: Any) -> Any:
+                wire.sent.append(query)
+                if wire.cut_before and wire.cut_before in query:
+                    wire.cut_before = ""
+                    raw.close()
+                    raise psycopg.OperationalError("the connection was cut")
+                found = super().execute(query, *rest, **options)
+                if wire.cut_after and wire.cut_after in query:
+                    wire.cut_after = ""
+                    raw.close()
+                    raise psycopg.OperationalError("the connection was cut")
+                return found
 
-        raw.execute = watched
+        raw.cursor_factory = WatchedCursor
+        self.connection._cursor = None
 
 
-# --- one statement a step -------------------------------------------------------------------------
+# --- the number of statements, and concurrent writes ----------------------------------------------
 
 
 async def test_a_unit_an_entry_and_a_settled_step_are_one_statement_each(open_journal: Open):
@@ -129,6 +131,39 @@ async def test_a_unit_an_entry_and_a_settled_step_are_one_statement_each(open_jo
 
 async def _value() -> str:
     return "value"
+
+
+async def test_a_unit_of_a_run_that_is_not_recorded_is_one_statement_until_another_process_begins_the_run(
+    open_journal: Open,
+):
+    journal, other = open_journal(inline=True), open_journal()
+    await journal.calls.commit(unit("a"))
+    wire = Wire(journal)
+    await journal.calls.commit(unit("b"))
+    assert len(wire.sent) == 1
+    await other.runs.begin(run())
+    with pytest.raises(RunBusy):
+        await journal.calls.commit(unit("c"))
+    assert [each.call_id for each in await other.calls.load("run")] == ["a", "b"]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_call_is_recorded_whether_or_not_one_statement_is_enough(open_journal: Open, is_known: bool):
+    """A call is recorded by one statement or, if this process does not know the head of the run's chain, by a transaction."""
+
+    @tool(effect="pure")
+    async def add(a: int, b: int) -> int:
+        """Add two numbers."""
+        return a + b
+
+    journal = open_journal()
+    gate = open_gate([add], journal=journal, run_id="run")
+    for number in range(3):
+        if not is_known:
+            journal._database._own_chains._known.clear()
+        assert (await gate.invoke("add", {"a": number, "b": 1})).value == number + 1
+    assert len(await journal.calls.load("run")) == 3
+    assert not (await journal.runs.verify()).altered
 
 
 async def test_what_others_add_meanwhile_costs_a_second_try_and_breaks_nothing(open_journal: Open):
@@ -436,7 +471,7 @@ def test_a_database_that_is_not_such_a_journal_is_refused(
 def test_code_in_a_schema_without_tables_is_refused(
     own_schema: None, url: str, sql: Callable[..., list[Any]]
 ):
-    """A schema with a planted function is refused, because it could replace one that the journal uses.
+    """A schema with a planted function is refused, because the function could replace one that the journal uses.
 
     No table is created.
     """
@@ -559,8 +594,8 @@ async def test_every_altered_column_is_found(
             if not (await journal.runs.verify()).altered:
                 missed.append(f"{table}.{column}")
             sql(f"UPDATE {table} SET {column} = %s WHERE ctid = %s::tid", before, now)
-    # The owner at the head of a chain only decides who may write, and the number there only the order of what follows.
-    # The rest of a ticket is checked when it is used.
+    # The owner in a chain's head only decides who may write, and the number there only orders the records that follow.
+    # These columns of a ticket are checked when the ticket is used.
     used = {f"tickets.{each}" for each in ("holder", "held_until", "open", "mac")}
     assert set(missed) <= {"chains.owner", "chains.number", *used}
     sql("UPDATE records SET body = 'x' WHERE kind = 'unit'")

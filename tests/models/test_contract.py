@@ -386,7 +386,7 @@ async def test_stopped_by_length(stage: Stage) -> None:
         assert response.stop_reason == "length"
 
 
-# --- limits ------------------------------------------------------------------------------------
+# --- cancellation and timeouts -----------------------------------------------------------------
 
 
 _LONG = "Tell me a very long story about the sea."

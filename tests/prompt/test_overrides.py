@@ -86,7 +86,7 @@ def opened(prompt: Prompt[None]) -> str:
     return prompt.render(Trip("Rome"), opened=["task.plan"]).text
 
 
-# --- applying ------------------------------------------------------------------------------------
+# --- overrides that apply ------------------------------------------------------------------------
 
 
 def test_each_kind_of_words_is_replaced(tmp_path: Path):
@@ -166,7 +166,7 @@ def test_without_a_file_nothing_changes(tmp_path: Path):
     assert stale_overrides(trip(None)) == ()
 
 
-# --- not applying --------------------------------------------------------------------------------
+# --- overrides that do not apply -----------------------------------------------------------------
 
 
 def test_a_stale_override_is_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -382,7 +382,7 @@ def test_a_file_that_can_not_be_read_is_named(content: bytes | None, tmp_path: P
         trip(tmp_path)
 
 
-# --- starting ------------------------------------------------------------------------------------
+# --- starter files -------------------------------------------------------------------------------
 
 
 def test_a_starter_changes_nothing_until_it_is_edited(tmp_path: Path):

@@ -66,7 +66,7 @@ class Looker:
         self.person = Person(approve=lambda question: self.questions.append(question) or approves)
 
 
-# --- which files count ------------------------------------------------------------------------------
+# --- which files are startup files ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_a_link_in_the_place_of_a_folder_of_them_counts(place: str) -> None:
     assert place == ".git" or not run_by(place)
 
 
-# --- every way to change one ------------------------------------------------------------------------
+# --- ways to change a startup file ------------------------------------------------------------------
 
 
 def _move(context: ToolContext) -> None:
@@ -260,7 +260,7 @@ async def test_an_inner_call_is_asked_about_with_the_outer_one(root: Path) -> No
 
     @tool(effect="staged")
     async def outer(context: ToolContext) -> str:
-        """Write from inside."""
+        """Write a startup file with an inner call."""
         return str(await context.call("write", path=".envrc"))
 
     looker = Looker(False)
@@ -287,7 +287,7 @@ async def test_a_file_that_was_made_and_removed_again_is_not_asked_about(root: P
     assert looker.questions == []
 
 
-# --- nothing stands in for a person -----------------------------------------------------------------
+# --- only a person can approve ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policies", [[], [ASK], [CapabilityPolicy({"fs.write": "allow"})]])
@@ -407,7 +407,7 @@ async def test_a_staged_call_runs_again_and_is_asked_about_again(root: Path) -> 
     assert ["-by somebody else" in question.payload["diff"] for question in looker.questions] == [False, True]
 
 
-# --- allowed by name --------------------------------------------------------------------------------
+# --- startup files that are allowed by name, marks and links ----------------------------------------
 
 
 @pytest.mark.parametrize(

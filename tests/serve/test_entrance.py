@@ -125,7 +125,7 @@ def test_the_browser_gets_the_link_from_a_private_file_not_from_an_argument(monk
 
 # --- what a tool's command can find --------------------------------------------------------------------
 
-SPYING = '''"""A desk whose tool runs a command with nothing around it, as the same user, with the network."""
+SPYING = '''"""A desk whose tool runs a command without a sandbox, as the same user and with the network."""
 import subprocess, sys
 from handrail import Adapter, Prompt, ScriptedModel, ToolCall, ToolContext, tool
 from handrail.messages import ToolMessage

@@ -231,7 +231,7 @@ async def test_a_plain_approval_that_is_remembered_does_not_cover_it(tmp_path: P
         assert (await vote(client, "fay", question)).json == {"decided": True}
 
 
-# --- over a restart -----------------------------------------------------------------------------------
+# --- votes after a restart ----------------------------------------------------------------------------
 
 
 async def test_votes_outlive_parking_and_a_restart(tmp_path: Path):
@@ -399,7 +399,7 @@ async def test_votes_outlive_kill_9(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert await ending(client) == "Done: paid 5"
 
 
-# --- counting -----------------------------------------------------------------------------------------
+# --- counting votes -----------------------------------------------------------------------------------
 
 
 def question_for(*quorums: Quorum) -> Question:

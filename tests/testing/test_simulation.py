@@ -87,7 +87,10 @@ def test_what_is_decided_for_the_session_survives_it_too():
 
 @pytest.mark.timeout(900)
 def test_a_call_that_began_is_charged_once_however_often_its_process_dies():
-    """Inner calls are charged once too: in calls that are not repeated, in repeated attempts and in nested runs."""
+    """However often the process dies, each call is charged once.
+
+    This includes the inner calls of calls that are not repeated, of repeated attempts and of nested runs.
+    """
     report = crashed(DELIVERING, write_every=1 if ALL else 3, step_every=10, overtaken_every=0, again=True)
     report.assert_kept()
     assert report.tried["step"] > 4
@@ -240,7 +243,10 @@ def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
     ids=lambda scenario: scenario.name,
 )
 def test_a_run_recorded_in_postgresql_survives_the_same_crashes(scenario: Scenario):
-    """A run in PostgreSQL keeps the same laws. In a deep run, each scenario is crashed at all points, and crashed twice."""
+    """A run that is recorded in PostgreSQL keeps the laws of its scenario.
+
+    In a deep run, every scenario is crashed at all points, and crashed twice unless it has secret answers.
+    """
     url, is_secret = postgres.new_url(), scenario is VAULT
     sampled: dict[str, Any] = {"write_every": 20, "step_every": 150, "overtaken_every": 50}
     if DEEP:

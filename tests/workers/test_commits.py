@@ -219,12 +219,12 @@ async def test_an_approval_inside_parks_the_run_and_finished_calls_are_not_repea
     assert paths(files) == ["a", "b"]
     assert noted(response.session) == ["a", "b"]
     assert "these stand: write (2 times)." in last_result(later["main"]), (
-        "also what an earlier process committed"
+        "the result leaves out what an earlier process committed"
     )
 
 
 async def test_a_resumed_worker_knows_the_commits_of_a_worker_inside_it(tmp_path: Path, files: Any) -> None:
-    """Calls that a finished `commit: each` worker had committed inside another one are named if that one fails after a resume."""
+    """If a resumed worker fails, the calls that a finished `commit: each` worker had committed inside it are named too."""
     team(tmp_path, steps="limits: {requests: 6}")
     said = models(
         main=[to("steps")],

@@ -286,7 +286,7 @@ async def test_a_session_that_was_tampered_with_gives_no_rights(registry: Worker
 
 
 async def test_a_created_worker_has_its_creators_settings(tmp_path: Path) -> None:
-    """A created worker with its creator's model has its settings as well, except for the choice of a tool."""
+    """A created worker that uses its creator's model has the creator's settings too, except for the choice of a tool."""
     front = MAIN.replace("create: true", "create: true\nsettings: {effort: low, tool_choice: create_worker}")
     registry = sound(tmp_path, TOOLS, **{**FOLDER, "main": front})
     adder = ScriptedModel(["ran"])

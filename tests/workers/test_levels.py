@@ -172,7 +172,7 @@ async def test_a_cancel_ends_all_levels(tmp_path: Path, level: int) -> None:
     assert asyncio.all_tasks() - before == set()
 
 
-# --- strict -------------------------------------------------------------------------------------
+# --- calls that need approval -------------------------------------------------------------------
 
 TOOLS = '''
 from pathlib import Path

@@ -9,8 +9,9 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
+from handrail.cancellation import Pending
 from handrail.errors import JournalAltered, RunBusy, RunUnknown
-from handrail.journal.chains import Record, fetch, run_chain, step_chain
+from handrail.journal.chains import NewRecord, Record, fetch, run_chain, step_chain
 from handrail.journal.connection import Connection
 from handrail.journal.database import Database, encode
 from handrail.journal.lease import check_owner, is_owner
@@ -40,6 +41,13 @@ _BRIEF = 65_536
 """Maximum size in bytes of a record that is written in the caller's thread."""
 
 
+def _record_of(unit: CommitUnit) -> NewRecord:
+    """Return the record of a committed call. Raises `DefinitionError` if a value in it can't be recorded."""
+    body = encode(unit, "call {!r} committed", unit.call_id)
+    state = "committed" if unit.files else "applied"
+    return NewRecord(run_chain(unit.run_id), UNIT, unit.call_id, body, unit.at, unit.session_id, state)
+
+
 class SqliteCalls:
     """Committed calls and entries in a database."""
 
@@ -53,32 +61,32 @@ class SqliteCalls:
         database = self._database
         if not database.adds_now:
             return False
-        encoded = encode(unit, f"call {unit.call_id!r} committed")
-        return len(encoded) <= _BRIEF and database.add_now(
-            unit.run_id, UNIT, unit.call_id, encoded, at=unit.at, session_id=unit.session_id, state="applied"
-        )
+        record = _record_of(unit)
+        return len(record.body) <= _BRIEF and database.add_now(unit.run_id, record)
+
+    def commit_soon(self, unit: CommitUnit, /) -> Pending[bool] | None:
+        """Begin to record a call that changes no files, if the journal has its own thread; otherwise return None.
+
+        The value is whether the call was recorded. If it is False, `commit` must be awaited.
+        """
+        return self._database.add_soon(unit.run_id, _record_of(unit))
 
     async def commit(self, unit: CommitUnit, /) -> None:
-        database = self._database
-        state = "committed" if unit.files else "applied"
-        encoded = encode(unit, f"call {unit.call_id!r} committed")
-
+        database, record = self._database, _record_of(unit)
         if unit.files:
             self._applying.add(unit.call_id)
-        record: Any = {"at": unit.at, "session_id": unit.session_id, "state": state}
 
         def commit(connection: Connection) -> None:
             check_owner(connection, database.owner, unit.run_id)
             for delta in unit.workspaces:
                 advance(connection, database, unit.run_id, delta)
-            chain = run_chain(unit.run_id)
-            database.chains.append(connection, chain, UNIT, unit.call_id, encoded, **record)
+            database.chains.append_record(connection, record)
 
         try:
             if unit.workspaces:
                 await database.transact(commit)
             else:
-                await database.add(unit.run_id, UNIT, unit.call_id, encoded, **record)
+                await database.add(unit.run_id, record)
         except BaseException:
             self._applying.discard(unit.call_id)
             raise
@@ -189,7 +197,8 @@ class SqliteCalls:
         database = self._database
 
         if not from_outside:
-            await database.add(run_id, entry.kind, entry.key, entry.body, at=entry.at, is_recorded=True)
+            record = NewRecord(run_chain(run_id), entry.kind, entry.key, entry.body, entry.at)
+            await database.add(run_id, record, is_recorded=True)
             return
 
         def note(connection: Connection) -> None:
@@ -279,8 +288,8 @@ class SqliteSteps:
         """Reserve a step, and return what `_reserve` returns. If the run's steps are known, this is a single write."""
         if run_id and key not in self._known.get(run_id, {key: None}):
             with contextlib.suppress(RunBusy):  # the new owner may have settled the step
-                now = self._database.now()
-                await self._database.add(run_id, STEP, key, b"", at=now, is_recorded=True)
+                record = NewRecord(run_chain(run_id), STEP, key, b"", self._database.now())
+                await self._database.add(run_id, record, is_recorded=True)
                 return None
         return await self._database.transact(lambda connection: self._reserve(connection, key, run_id))
 
@@ -309,14 +318,11 @@ class SqliteSteps:
 
     async def _add(self, run_id: str, key: str, kind: str, body: bytes) -> None:
         database = self._database
-        chain, now = _chain_of(run_id, key), database.now()
-
+        record = NewRecord(_chain_of(run_id, key), kind, key, body, database.now())
         if run_id:
-            await database.add(run_id, kind, key, body, at=now)
+            await database.add(run_id, record)
         else:
-            await database.transact(
-                lambda connection: database.chains.append(connection, chain, kind, key, body, at=now)
-            )
+            await database.transact(lambda connection: database.chains.append_record(connection, record))
         if kind == SETTLED:
             self._note(run_id, key, body)
         else:

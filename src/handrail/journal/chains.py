@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import sqlite3
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from typing import Any, NamedTuple, cast
 
 import msgspec
@@ -163,6 +163,22 @@ class Record(NamedTuple):
         return self.opens == 1 and bool(self.session_id)
 
 
+class NewRecord(msgspec.Struct, gc=False):
+    """A record that is about to be added to a chain. The fields are those of `Record`."""
+
+    chain: str
+    kind: str
+    key: str
+    body: bytes
+    at: float = 0.0
+    session_id: str = ""
+    state: str = ""
+
+
+Fence = tuple[str, str, str]
+"""The id of a run, the owner that it counts as having if it is not recorded, and the owner that it must have."""
+
+
 class Chains:
     """Appends records to chains, and verifies chains when it reads them."""
 
@@ -178,6 +194,9 @@ class Chains:
         """The number of records that were read and verified."""
         self._last = 0
         """The position in the journal of the last record that this process added."""
+        self._connection: Connection | None = None
+        self._execute: Callable[..., sqlite3.Cursor]
+        """Executes statements on `_connection`, always with the same cursor, since creating one takes as long as a short statement."""
         self._keyed = hashlib.blake2b(key=key, digest_size=2 * MAC_BYTES, person=_PERSON)
 
     def _digest(
@@ -209,83 +228,85 @@ class Chains:
         state: str = "",
     ) -> int:
         """Add a record to a chain, in the open transaction. Returns its position in the chain."""
+        return self.append_record(connection, NewRecord(chain, kind, key, body, at, session_id, state))
+
+    def append_record(self, connection: Connection, record: NewRecord) -> int:
+        """Add a record to its chain, in the open transaction. Returns its position in the chain."""
+        chain = record.chain
         for known in (self._heads.get(chain), None):  # what this process knows may be out of date
-            head = known or self._head(connection, chain)
-            link = self._extend(connection, chain, head, (), kind, key, body, at, session_id, state)
+            link = self._extend(connection, record, known or self._head(connection, chain), _REPLACE_HEAD)
             if link:
                 return link
         raise AssertionError("the head was read in this transaction")
 
-    def append_own(
-        self,
-        connection: Connection,
-        run_id: str,
-        owner: tuple[str, str],
-        kind: str,
-        key: str,
-        body: bytes,
-        *,
-        at: float,
-        session_id: str,
-        state: str,
-    ) -> bool:
-        """Add a record to the chain of a run if its owner is `owner[1]`. Returns False if nothing was added.
+    def append_own(self, connection: Connection, record: NewRecord, fence: Fence) -> bool:
+        """Add a record to the chain of a run if the run has the owner that `fence` names. Returns False if nothing was added.
 
-        A run that is not recorded counts as owned by `owner[0]`. The owner is checked by the statement that replaces the
-        head, so this only works if this process knows the head.
+        The owner is checked by the statement that replaces the head, so this only works if this process knows the head.
         """
-        chain = run_chain(run_id)
-        head = self._heads.get(chain)
-        if head is None:
-            return False
-        fence = (run_id, *owner)
-        return bool(self._extend(connection, chain, head, fence, kind, key, body, at, session_id, state))
+        head = self._heads.get(record.chain)
+        return head is not None and self._extend(connection, record, head, _REPLACE_OWN_HEAD, fence) != 0
 
     def _extend(
         self,
         connection: Connection,
-        chain: str,
+        record: NewRecord,
         head: _Head,
-        fence: tuple[str, ...],
-        kind: str,
-        key: str,
-        body: bytes,
-        at: float,
-        session_id: str,
-        state: str,
+        replace: str,
+        fence: Fence | tuple[()] = (),
     ) -> int:
         """Add a record after this head, and return its position in the chain.
 
-        Returns 0, and adds nothing, if the head is out of date or the run has a different owner from the one in `fence`.
+        Returns 0, and adds nothing, if the statement `replace` does not replace the head, because it is out of date or
+        the run has a different owner from the one in `fence`.
         """
-        # Binary values are bytearrays: sqlite3 looks for an adapter of every `bytes`, which takes longer than binding it.
-        cursor = cast(sqlite3.Connection, connection).cursor()
+        if self._connection is not connection:
+            self._connection = connection
+            self._execute = cast(sqlite3.Connection, connection).cursor().execute
+        execute, chain, session_id = self._execute, record.chain, record.session_id
         row, links, seal, session = head
         link, number = links + 1, self._last + 1
-        digest = bytearray(self._digest(chain, number, link, kind, key, at, session_id, seal, body))
-        mac, new = digest[:MAC_BYTES], digest[MAC_BYTES:]
+        mac, new = self._seal(record, number, link, seal)
         if not links:
-            row = cursor.execute(_INSERT_HEAD, (chain, link, new)).lastrowid or 0
-        else:
-            query = _REPLACE_OWN_HEAD if fence else _REPLACE_HEAD
-            if not cursor.execute(query, (link, new, row, seal, *fence)).rowcount:
-                # Another process has added to the chain or taken the run, or a transaction was rolled back.
-                self._heads.pop(chain, None)
-                return 0
+            row = execute(_INSERT_HEAD, (chain, link, new)).lastrowid or 0
+        elif not execute(replace, (link, new, row, seal, *fence)).rowcount:
+            # Another process has added to the chain or taken the run, or a transaction was rolled back.
+            self._heads.pop(chain, None)
+            return 0
         opens = 1 if session_id and session_id != session else 0
-        values = (chain, link, kind, key, at, session_id, bytearray(body), mac, state, opens)
-        added = cursor.execute(INSERT, values).lastrowid
+        body = bytearray(record.body)
+        values = (chain, link, record.kind, record.key, record.at, session_id, body, mac, record.state, opens)
+        added = execute(INSERT, values).lastrowid
         if added != number:  # another process has added to the journal, or a transaction was rolled back
             number = added or 0
-            digest = bytearray(self._digest(chain, number, link, kind, key, at, session_id, seal, body))
-            mac, new = digest[:MAC_BYTES], digest[MAC_BYTES:]
-            cursor.execute(_CORRECT_HEAD, (new, row))
-            cursor.execute(_CORRECT_RECORD, (mac, number))
+            mac, new = self._seal(record, number, link, seal)
+            execute(_CORRECT_HEAD, (new, row))
+            execute(_CORRECT_RECORD, (mac, number))
         self._last = number
         if len(self._heads) >= _MOST_HEADS:
             self._heads.clear()
         self._heads[chain] = row, link, new, session_id or session
         return link
+
+    def _seal(
+        self, record: NewRecord, number: int, link: int, seal: bytes | bytearray
+    ) -> tuple[bytearray, bytearray]:
+        """Return the MAC of a record and the new seal of its chain.
+
+        They are bytearrays: sqlite3 looks for an adapter of every `bytes`, which takes longer than binding it.
+        """
+        digest = self._digest(
+            record.chain,
+            number,
+            link,
+            record.kind,
+            record.key,
+            record.at,
+            record.session_id,
+            seal,
+            record.body,
+        )
+        return bytearray(digest[:MAC_BYTES]), bytearray(digest[MAC_BYTES:])
 
     def _head(self, connection: Connection, chain: str) -> _Head:
         query = "SELECT number, links, seal, '' FROM chains WHERE chain = ?"

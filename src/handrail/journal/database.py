@@ -13,9 +13,10 @@ from typing import Any, Generic, Literal, TypeVar, cast
 import msgspec
 import pydantic_core
 
+from handrail.cancellation import Pending
 from handrail.clock import Clock
 from handrail.errors import DefinitionError, HandrailError, JournalError
-from handrail.journal.chains import Chains, is_damage, run_chain
+from handrail.journal.chains import Chains, NewRecord, is_damage
 from handrail.journal.connection import Connection
 from handrail.journal.digest import key_check, new_key
 from handrail.journal.lease import HostLeases, Leases, check_not_taken, check_owner, new_owner
@@ -44,13 +45,20 @@ _WAIT_FOR_OTHERS = f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000:.0f}"
 _DO_NOT_WAIT = "PRAGMA busy_timeout = 0"
 
 
-def encode(value: object, what: str) -> bytes:
-    """Encode a value as plain data. Raises `DefinitionError`, whose message begins with `what`, if that is not possible."""
+_encode = msgspec.msgpack.Encoder(enc_hook=pydantic_core.to_jsonable_python).encode
+
+
+def encode(value: object, what: str, *names: str) -> bytes:
+    """Encode a value as plain data.
+
+    Raises `DefinitionError` if that is not possible. Its message begins with `what`, formatted with `names` if there are any.
+    """
     try:
-        return msgspec.msgpack.encode(value, enc_hook=pydantic_core.to_jsonable_python)
+        return _encode(value)
     except (TypeError, ValueError, OverflowError) as error:
+        whose = what.format(*names) if names else what
         raise DefinitionError(
-            f"{what} a value that can't be recorded: {error}. Pass plain data, a dataclass or a model."
+            f"{whose} a value that can't be recorded: {error}. Pass plain data, a dataclass or a model."
         ) from error
 
 
@@ -85,6 +93,8 @@ class Database:
         self._clock = clock
         self._moments = moments
         self._synced = synced
+        self._syncs = synced
+        """Whether the connection syncs at the moment."""
         self._closed = False
         self._jobs: SimpleQueue[Job[Any] | None] = SimpleQueue()
         self._waiting = 0
@@ -142,8 +152,9 @@ class Database:
     async def transact(self, work: Work[T], *, synced: bool = True, single: bool = False) -> T:
         """Run `work` in a transaction and return its value once the transaction is committed.
 
-        If `work` raises, the transaction is rolled back and the error is raised here. Without `synced`, the commit
-        may be lost in a power cut. `single` says that at most one statement of `work` writes.
+        If `work` raises, the transaction is rolled back and the error is raised here. An error of the database is raised
+        as a `JournalError`, and so is the use of a closed database. Without `synced`, the commit may be lost in a power
+        cut. `single` says that at most one statement of `work` writes.
         """
         if self._connection is not None:
             return self._run_inline(self._connection, Job(work, synced=synced, single=single))
@@ -162,42 +173,27 @@ class Database:
         is_done.wait()
         return job.result()
 
-    async def add(
-        self,
-        run_id: str,
-        kind: str,
-        key: str,
-        body: bytes,
-        *,
-        at: float,
-        session_id: str = "",
-        state: str = "",
-        is_recorded: bool = False,
-    ) -> None:
+    async def add(self, run_id: str, record: NewRecord, *, is_recorded: bool = False) -> None:
         """Add a record to the chain of a run that this process owns.
 
         Raises `RunBusy` if a different process owns it. If there is no such run, raises `RunUnknown` with `is_recorded`,
         and adds the record without it.
         """
-        check = check_owner if is_recorded else check_not_taken
-        own = ("" if is_recorded else self.owner, self.owner)
-        record: Any = {"at": at, "session_id": session_id, "state": state}
+        await self.transact(lambda connection: self._add(connection, run_id, record, is_recorded))
 
-        def add(connection: Connection) -> None:
-            if not self.chains.append_own(connection, run_id, own, kind, key, body, **record):
-                check(connection, self.owner, run_id)
-                self.chains.append(connection, run_chain(run_id), kind, key, body, **record)
-
-        await self.transact(add)
+    def _add(self, connection: Connection, run_id: str, record: NewRecord, is_recorded: bool = False) -> bool:
+        owner = self.owner
+        if not self.chains.append_own(connection, record, (run_id, "" if is_recorded else owner, owner)):
+            (check_owner if is_recorded else check_not_taken)(connection, owner, run_id)
+            self.chains.append_record(connection, record)
+        return True
 
     @property
     def adds_now(self) -> bool:
         """Whether `add_now` may succeed."""
         return self._connection is not None or self._shared is not None
 
-    def add_now(
-        self, run_id: str, kind: str, key: str, body: bytes, *, at: float, session_id: str, state: str
-    ) -> bool:
+    def add_now(self, run_id: str, record: NewRecord) -> bool:
         """Add a record as `add` does, in the caller's thread, if this can't block. Returns False if nothing was added.
 
         It would block if writes are synced, if another process is writing, or if earlier jobs have not ended.
@@ -206,23 +202,34 @@ class Database:
         connection = self._connection or shared
         if connection is None or not self._lock.acquire(blocking=False):
             return False
-        owner = self.owner
-        record: Any = {"at": at, "session_id": session_id, "state": state}
-
-        def add(connection: Connection) -> None:
-            if not self.chains.append_own(connection, run_id, (owner, owner), kind, key, body, **record):
-                check_not_taken(connection, owner, run_id)
-                self.chains.append(connection, run_chain(run_id), kind, key, body, **record)
-
-        job = Job(add)
+        job = Job(lambda connection: self._add(connection, run_id, record))
         try:
             if self._waiting or self._closed or (shared is not None and not _begins(shared)):
                 return False
             self._run(connection, job)
         finally:
             self._lock.release()
-        job.result()
+        if job.error is not None:
+            raise job.error
         return True
+
+    def add_soon(self, run_id: str, record: NewRecord) -> Pending[bool] | None:
+        """Begin to add a record as `add` does, in the thread. Its value is whether the record was added, or `add` must be awaited.
+
+        Returns None if all jobs run in the caller's thread.
+        """
+        return self._begin(lambda connection: self._add(connection, run_id, record))
+
+    def _begin(self, work: Work[bool], *, single: bool = False) -> Pending[bool] | None:
+        if self._connection is not None:
+            return None
+        loop, pending = asyncio.get_running_loop(), Pending[bool]()
+
+        def report(job: Job[bool]) -> None:
+            loop.call_soon_threadsafe(pending.settle, job.value, job.error)
+
+        self._put(Job(work, report, single=single))
+        return pending
 
     async def select(self, query: str, *values: object) -> list[Any]:
         """Return the rows that a query finds."""
@@ -338,10 +345,11 @@ class Database:
 
     def _execute(self, connection: Connection, job: Job[Any]) -> None:
         """Run a job in a transaction, and note its value or error."""
-        connection = cast(sqlite3.Connection, connection)
+        assert isinstance(connection, sqlite3.Connection)
         try:
-            if self._synced:
+            if self._synced and self._syncs != job.synced:
                 connection.execute(f"PRAGMA synchronous = {'FULL' if job.synced else 'OFF'}")
+                self._syncs = job.synced
             if not connection.in_transaction:  # `add_now` may have begun it
                 connection.execute("BEGIN IMMEDIATE")
             try:
@@ -436,7 +444,7 @@ def _prepare(
 ) -> tuple[str, bytes]:
     """Create the tables in an empty database, or check existing ones, and return the journal's id and key.
 
-    Raises `JournalError` if the tables are not a journal's, or if the key is not the one that it was created with.
+    Raises `JournalError` if the tables are not a journal's, or if the journal was created with a different key.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
-from handrail.cancellation import shielded
+from handrail.cancellation import Pending, shielded
 from handrail.dispatch.transaction import key_of
 from handrail.errors import PromptEvaluationError
 from handrail.events import CallStatus
@@ -64,19 +64,35 @@ def commit_recorded(
     """Record the changes of a prepared call, then apply them. The caller must prevent other commits meanwhile.
 
     Most calls change no files, and most journals can record them without waiting: then everything is done at once, and
-    this returns None. Otherwise it returns the coroutine that does the work, which must be awaited and must not be
-    cancelled. Concurrent calls always wait, so that they commit in the same order when their run is replayed.
+    this returns None. Otherwise it returns a coroutine that waits for the end of the work, even if it is cancelled.
+    Concurrent calls always wait, so that they commit in the same order when their run is replayed.
     """
     transaction = attempt.open_transaction
+    if transaction.durable or result.attachments:
+        return shielded(_commit(journal, attempt, result))
+    unit = commit_unit(attempt, result)
     commit_now: Callable[[CommitUnit], bool] | None = getattr(journal.calls, "commit_now", None)
     has_siblings = len(attempt.frame.live) > 1
-    if commit_now is None or has_siblings or journal.synced or transaction.durable or result.attachments:
-        return _commit(journal, attempt, result)
-    unit = commit_unit(attempt, result)
-    if not commit_now(unit):
-        return _commit(journal, attempt, result, unit)
-    transaction.apply()
-    return None
+    if commit_now is not None and not has_siblings and not journal.synced and commit_now(unit):
+        transaction.apply()
+        return None
+    commit_soon: Callable[[CommitUnit], Pending[bool] | None] | None = getattr(
+        journal.calls, "commit_soon", None
+    )
+    begun = None if commit_soon is None else commit_soon(unit)
+    if begun is None:
+        return shielded(_commit(journal, attempt, result, unit))
+    return _finish(begun, journal, attempt, result, unit)
+
+
+async def _finish(
+    begun: Pending[bool], journal: Journal, attempt: Attempt, result: ToolResult[Any], unit: CommitUnit
+) -> None:
+    """Wait for the record of a call that changes no files, and apply its changes."""
+    if await begun.wait():
+        attempt.open_transaction.apply()
+    else:
+        await shielded(_commit(journal, attempt, result, unit))
 
 
 async def _commit(

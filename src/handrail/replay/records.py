@@ -22,7 +22,7 @@ from handrail.resources.paths import folder_id_of, folder_of
 from handrail.schema import to_json
 from handrail.session.serialization import encode_item
 from handrail.tools import Tool, ToolResult
-from handrail.tools.result import clean_text, json_of, shown_text
+from handrail.tools.result import clean_text, json_of, rendering_of
 
 if TYPE_CHECKING:
     from handrail.dispatch.attempt import Attempt
@@ -58,16 +58,18 @@ class _Written(msgspec.Struct, frozen=True, omit_defaults=True):
     """References to the attachments, whose bytes are blobs of the journal."""
 
 
+_encode = msgspec.json.Encoder().encode
+
+
 def write_result(result: ToolResult[Any], text: str | None = None) -> bytes:
     """Encode a result, with the text that the model is shown. Raises `WrongResult` if the value can't be recorded."""
     try:
-        value = msgspec.Raw(json_of(result))
+        shown, json = rendering_of(result) if text is None else (text, json_of(result))
     except ToolValidationError as error:
         raise WrongResult(f"its return value {error}, and this run has a journal") from None
-    told = shown_text(result) if text is None else text
-    excluded = bool(result.exclude_value_from_context)
-    return msgspec.json.encode(
-        _Written(clean_text(result.message), value, bool(result.success), excluded, told, result.attachments)
+    message, excluded = clean_text(result.message), bool(result.exclude_value_from_context)
+    return _encode(
+        _Written(message, msgspec.Raw(json), bool(result.success), excluded, shown, result.attachments)
     )
 
 
@@ -105,14 +107,14 @@ def commit_unit(
     transaction = attempt.transaction if result.success else None
     frame, call = attempt.frame, attempt.call
     session_id, filesystem = frame.session.id, frame.world.filesystem
-    effects = () if transaction is None else [done.what for done in _settled(attempt, transaction)]
+    settled = () if transaction is None else _settled(attempt, transaction)
     changing = transaction if transaction is not None and transaction.touched else None
     return CommitUnit(
         run_id=frame.run_context.request_id,
         call_id=call.id,
         events=() if changing is None else [encode_item(event, session_id) for event in changing.events],
         result=write_result(result),
-        effects=effects or (),
+        effects=[done.what for done in settled] if settled else (),
         files=files,
         workspaces=tuple(workspaces),
         session_id=session_id,
@@ -126,8 +128,8 @@ def commit_unit(
         writes=() if changing is None else changing.writes(),
         diff=diff[:_LONGEST_DIFF],
         charged=attempt.charged,
-        root=folder_of(filesystem),
-        root_id=folder_id_of(filesystem),
+        root="" if filesystem is None else folder_of(filesystem),
+        root_id="" if filesystem is None else folder_id_of(filesystem),
         decision=attempt.decision,
     )
 

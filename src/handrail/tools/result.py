@@ -98,6 +98,8 @@ class ToolResult(msgspec.Struct, Generic[R], frozen=True, dict=True):
         return self.message or shown or ("done" if self.success else "failed")
 
 
+_NUMBERS = frozenset([int, float, bool])
+
 # The gate renders a result before the call is committed, and keeps what it rendered in the result's `__dict__`. So a
 # value that can be rendered only once, or changes later, is shown and recorded as it was.
 
@@ -118,6 +120,15 @@ def json_of(result: ToolResult[Any]) -> bytes:
     """Return the value of a result as JSON: the gate's if it was kept, otherwise encoded now."""
     json: str | None = result.__dict__.get("json")
     return to_json(result.value) if json is None else json.encode()
+
+
+def rendering_of(result: ToolResult[Any]) -> tuple[str, bytes]:
+    """Return what `shown_text` and `json_of` return, but encode a number only once."""
+    json, has_more = json_of(result), result.message or result.exclude_value_from_context
+    is_number = type(result) is ToolResult and type(result.value) in _NUMBERS
+    if is_number and not has_more and "text" not in result.__dict__:
+        return json.decode(), json
+    return shown_text(result), json
 
 
 def clean_text(text: str) -> str:

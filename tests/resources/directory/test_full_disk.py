@@ -31,7 +31,7 @@ def can_mount() -> bool:
 
 
 def undo_on_a_full_disk(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
-    """Run the program on a small disk of its own, or on this one with simulated errors if nothing can be mounted.
+    """Run `support.full_disk` on a small disk of its own, or on this disk with simulated errors if nothing can be mounted.
 
     A process that is allowed to mount a disk never falls back to the simulation.
     """
@@ -90,7 +90,7 @@ def test_a_commit_that_can_not_be_synced_is_reverted(tmp_path: Path):
 def test_a_commit_whose_files_can_not_be_synced_is_not_staged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """If a staged file can't be synced, staging fails and says so, because the record would promise lost bytes."""
+    """If a staged file can't be synced, staging fails and says so: otherwise a record could name bytes that are lost."""
 
     def fails(fd: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -114,7 +114,7 @@ def test_a_commit_whose_files_can_not_be_synced_is_not_staged(
 
 
 def test_a_file_that_its_owner_may_not_read_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Links and pipes have no content to sync. A file that can't be opened is synced with everything else."""
+    """Links and pipes have no content to sync. If a file can't be opened, everything is synced with `os.sync` instead."""
     synced: list[str] = []
     monkeypatch.setattr(os, "sync", lambda: synced.append("all"))
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append("one"))

@@ -135,7 +135,7 @@ def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_an_edit_in_the_last_moment_makes_it_void(folders: Folders, recorded: bool):
-    """If somebody edits a file at the last moment, the call conflicts, its message names the file, and its changes are reverted."""
+    """If somebody edits a file at the last moment, the call conflicts, its message names the file, and its changes and its record are reverted."""
 
     async def main() -> None:
         files: DirectoryFilesystem = folders(FILES, disk=Meddling(lambda: files.root))

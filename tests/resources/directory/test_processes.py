@@ -1,4 +1,4 @@
-"""Several processes and people change one folder: nothing is lost, and each call's result is true."""
+"""Several processes and people change one folder: nothing is lost, and each call's result says what happened."""
 
 import asyncio
 import fcntl
@@ -56,7 +56,7 @@ def test_processes_lose_nothing(tmp_path: Path, journaled: str):
 
 
 class Hooked(Disk):
-    """A disk that calls a function before or after each exchange, with the exchange's number."""
+    """A disk that calls functions before and after each exchange, with the exchange's number."""
 
     def __init__(self, before: Callable[[int], Any] = id, after: Callable[[int], Any] = id) -> None:
         self._before, self._after = before, after
@@ -136,9 +136,9 @@ def test_a_call_that_read_between_the_renames_of_another_fails_before_its_own(fo
 
 @pytest.mark.parametrize("foreign", [False, True])
 def test_a_commit_that_died_between_its_renames_is_finished_or_reverted(folders: Folders, foreign: bool):
-    """A commit that died between two renames is finished by the next process.
+    """A commit whose process died between two renames is finished by the next commit.
 
-    If somebody has changed the other file, the commit is reverted instead.
+    If somebody has changed the file that was not renamed yet, the dead process's commit is reverted instead.
     """
     files = folders({"a": "1", "b": "1"})
     child = os.fork()
@@ -272,7 +272,7 @@ def test_nobody_builds_on_half_a_commit(folders: Folders, journal: str):
     assert (files.staging / "renaming").read_bytes()[:1] == b"\0"
 
 
-# --- the truth about a call ----------------------------------------------------------------------------
+# --- results of calls after failures, and a shared history ---------------------------------------------
 
 
 class Failing(Disk):
@@ -456,8 +456,8 @@ asyncio.run(main(*sys.argv[1:]))
 def test_an_applied_commit_is_known_however_many_follow(folders: Folders, tmp_path: Path, deaths: list[str]):
     """A commit is still known as applied after more commits than the history keeps.
 
-    Its process dies just before or just after the journal is told that the commit is applied, and so may a process
-    that recovers it.
+    Its process dies just before or just after the journal is told that the commit is applied. A process that
+    recovers the commit may die at the same points.
     """
     files, path = folders({"a": "1"}, keep_calls=2), tmp_path / "runs.db"
     for death in deaths:

@@ -113,7 +113,7 @@ def test_no_command_writes_through_a_link_to_a_folder(world: World, shell: Shell
 def test_a_link_that_leads_back_into_the_folder_leads_to_what_the_command_sees(
     world: World, shell: Shell
 ) -> None:
-    """A write through an absolute link into the folder is caught, and the link itself stays as it is."""
+    """A write through an absolute link into the folder goes to the upper layer, and the link itself stays as it is."""
     link = world.folder.root / "absolute"
     link.symlink_to(world.folder.root / "docs" / "one.md")
     world.before = world.look()

@@ -36,7 +36,7 @@ VERSIONS = ("1.0.0", "0.0.59")
 DRIVER = Path(__file__).with_name("drive.mjs")
 MAP = {
     "name": "showMap",
-    "description": "Show a map to whoever is there.",
+    "description": "Show a map to the person.",
     "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
 }
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from handrail.journal.chains import MAC_BYTES, Chains, Record, run_chain
+from handrail.journal.chains import MAC_BYTES, Chains, NewRecord, Record, run_chain
 from handrail.journal.connection import Connection
+from handrail.journal.postgres.statements import PostgresConnection
 
 NOBODY = "-"
 """The owner of a recorded run that no process has. The owner is "" for chains that belong to no recorded run."""
@@ -27,7 +28,7 @@ _INSERT = f"""WITH head AS (
     ) {_RECORD} SELECT {_VALUES} FROM head"""
 _REPLACE = "UPDATE chains SET links = ?, seal = ?, number = ? WHERE chain = ? AND seal = ?"
 _APPEND = f"WITH head AS ({_REPLACE} RETURNING chain) {_RECORD} SELECT {_VALUES} FROM head"
-_FENCED = f"WITH head AS ({_REPLACE} AND owner = ? RETURNING chain) {_RECORD} SELECT {_VALUES} FROM head"
+FENCED = f"WITH head AS ({_REPLACE} AND owner = ? RETURNING chain) {_RECORD} SELECT {_VALUES} FROM head"
 _MOST_HEADS = 10_000
 
 
@@ -39,84 +40,55 @@ class _Head(NamedTuple):
     session_id: str = ""
     """The session of the last call in the chain; "" if that is not known."""
 
-    def opens(self, session_id: str) -> int:
-        """Return whether the next record is marked as the first of its session, as 1 or 0."""
-        return 1 if session_id and session_id != self.session_id else 0
-
 
 _EMPTY = _Head(0, b"", 0, "")
 
 
-class FencedRecord:
+class FencedRecord(NewRecord, gc=False):
     """A record to be added by one statement.
 
     It remembers what was sent, so that it can be found again after a lost connection.
     """
 
-    def __init__(
-        self, chain: str, kind: str, key: str, body: bytes, at: float, session_id: str, state: str
-    ) -> None:
-        self.chain = chain
-        self.kind = kind
-        self.key = key
-        self.body = body
-        self.at = at
-        self.session_id = session_id
-        self.state = state
-        self.sent: tuple[int, bytes] | None = None
-        """The position and the MAC with which the record was sent; None before that."""
+    owners: tuple[str, ...] = ()
+    """The owners that its run may have at the head of its chain: this process, and "" if the run need not be recorded."""
+    sent: tuple[int, bytes] | None = None
+    """The position and the MAC with which the record was sent; None before that."""
 
 
 class PostgresChains(Chains):
     """Appends records to chains in PostgreSQL. `micros` returns the time of the database in microseconds."""
 
-    def __init__(
-        self, journal: str, path: str, key: bytes, owner: str, channel: str, micros: Callable[[], int]
-    ) -> None:
+    def __init__(self, journal: str, path: str, key: bytes, channel: str, micros: Callable[[], int]) -> None:
         super().__init__(journal, path, key)
         self.channel = channel
         """The channel on which processes tell each other what has changed."""
-        self._owner = owner
         self._micros = micros
         self._known: dict[str, _Head] = {}
         """The heads of chains as this process last wrote them. Each is compared with the stored one before it is replaced."""
 
-    def append(
-        self,
-        connection: Connection,
-        chain: str,
-        kind: str,
-        key: str,
-        body: bytes,
-        *,
-        at: float = 0.0,
-        session_id: str = "",
-        state: str = "",
-    ) -> int:
-        record = FencedRecord(chain, kind, key, body, at, session_id, state)
+    def append_record(self, connection: Connection, record: NewRecord) -> int:
+        chain = record.chain
         for head in (self._known.get(chain), None):
             if head is None:
                 head = self._stored_head(connection, chain)
-            number, mac, new = self._sealed(record, head)
-            link = head.links + 1
-            values = (number, link, kind, key, at, session_id, body, mac, state, head.opens(session_id))
+            after, _, values = self._next(record, head)
             if not head.links:
-                added = connection.execute(_INSERT, (chain, link, new, number, *values))
+                added = connection.execute(_INSERT, (chain, *after[:3], *values))
             else:
-                added = connection.execute(_APPEND, (link, new, number, chain, head.seal, *values))
+                added = connection.execute(_APPEND, (*after[:3], chain, head.seal, *values))
             if added.rowcount:
-                self._note(chain, _Head(link, new, number, head.owner, session_id or head.session_id))
-                return link
-            self._known.pop(
-                chain, None
-            )  # another process has added to the chain, or a transaction was rolled back
+                self._note(chain, after)
+                return after.links
+            # Another process has added to the chain, or a transaction was rolled back.
+            self._known.pop(chain, None)
         raise AssertionError("the head was read in this transaction")
 
-    def append_fenced(self, connection: Connection, record: FencedRecord) -> bool:
+    def append_fenced(self, connection: PostgresConnection, record: FencedRecord) -> bool:
         """Add a record to the chain of a run that this process owns, by one statement outside of any transaction.
 
-        Returns False, and adds nothing, unless this process owns the run and knows the current head of its chain.
-        Called again after a lost connection, it only returns whether the record was added.
+        Returns False, and adds nothing, unless the run has one of the record's owners and this process knows the current
+        head of its chain. Called again after a lost connection, it only returns whether the record was added.
         """
         chain = record.chain
         if record.sent is not None:  # the connection was lost, and the record may have been added
@@ -125,46 +97,36 @@ class PostgresChains(Chains):
             self._known.pop(chain, None)
             return row is not None and row[0] == record.sent[1]
         head = self._known.get(chain)
-        if head is None or head.owner != self._owner:
+        if head is None or head.owner not in record.owners:
             return False
-        number, mac, new = self._sealed(record, head)
-        link = head.links + 1
-        record.sent = link, mac
-        replaced = (link, new, number, chain, head.seal, self._owner)
-        values = (
+        after, mac, values = self._next(record, head)
+        record.sent = after.links, mac
+        if connection.change(FENCED, (*after[:3], chain, head.seal, head.owner, *values)):
+            self._known[chain] = after
+            return True
+        self._known.pop(chain, None)
+        return False
+
+    def _next(self, record: NewRecord, head: _Head) -> tuple[_Head, bytes, tuple[object, ...]]:
+        """Return a chain's head after its next record, that record's MAC, and the values of its columns."""
+        number = self._last = max(self._last + 1, head.number + 1, self._micros())
+        link, session_id = head.links + 1, record.session_id
+        digest = self._digest(
+            record.chain,
             number,
             link,
             record.kind,
             record.key,
             record.at,
-            record.session_id,
-            record.body,
-            mac,
-            record.state,
-            head.opens(record.session_id),
-        )
-        if connection.execute(_FENCED, (*replaced, *values)).rowcount:
-            session_id = record.session_id or head.session_id
-            self._known[chain] = _Head(link, new, number, head.owner, session_id)
-            return True
-        self._known.pop(chain, None)
-        return False
-
-    def _sealed(self, record: FencedRecord, head: _Head) -> tuple[int, bytes, bytes]:
-        """Return the number and the MAC of the next record of a chain, and the chain's new seal."""
-        number = self._last = max(self._last + 1, head.number + 1, self._micros())
-        digest = self._digest(
-            record.chain,
-            number,
-            head.links + 1,
-            record.kind,
-            record.key,
-            record.at,
-            record.session_id,
+            session_id,
             head.seal,
             record.body,
         )
-        return number, digest[:MAC_BYTES], digest[MAC_BYTES:]
+        mac, seal = digest[:MAC_BYTES], digest[MAC_BYTES:]
+        opens = 1 if session_id and session_id != head.session_id else 0
+        kind, key, at, body, state = record.kind, record.key, record.at, record.body, record.state
+        values = (number, link, kind, key, at, session_id, body, mac, state, opens)
+        return _Head(link, seal, number, head.owner, session_id or head.session_id), mac, values
 
     def _note(self, chain: str, head: _Head) -> None:
         if len(self._known) >= _MOST_HEADS:

@@ -8,14 +8,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import psycopg
 from psycopg import errors
 
+from handrail.cancellation import Pending
 from handrail.clock import SYSTEM_CLOCK, Clock
 from handrail.errors import HandrailError, JournalError
-from handrail.journal.chains import run_chain
+from handrail.journal.chains import NewRecord
 from handrail.journal.connection import Connection
-from handrail.journal.database import Database, Job, Moments
+from handrail.journal.database import Database, Job, Moments, Work
 from handrail.journal.digest import key_check
 from handrail.journal.postgres.address import Address
 from handrail.journal.postgres.chains import FencedRecord, PostgresChains
@@ -84,25 +86,23 @@ class PostgresDatabase(Database):
     def note_damage(self) -> None:
         """Do nothing: lists always rely on the database's indexes."""
 
-    async def add(
-        self,
-        run_id: str,
-        kind: str,
-        key: str,
-        body: bytes,
-        *,
-        at: float,
-        session_id: str = "",
-        state: str = "",
-        is_recorded: bool = False,
-    ) -> None:
-        record = FencedRecord(run_chain(run_id), kind, key, body, at, session_id, state)
-        if not await self.transact(
-            lambda connection: self._own_chains.append_fenced(connection, record), single=True
-        ):
-            await super().add(
-                run_id, kind, key, body, at=at, session_id=session_id, state=state, is_recorded=is_recorded
-            )
+    async def add(self, run_id: str, record: NewRecord, *, is_recorded: bool = False) -> None:
+        owners = (self.owner,) if is_recorded else (self.owner, "")
+        if not await self.transact(self._fenced(record, owners), single=True):
+            await super().add(run_id, record, is_recorded=is_recorded)
+
+    def add_soon(self, run_id: str, record: NewRecord) -> Pending[bool] | None:
+        return self._begin(self._fenced(record, (self.owner, "")), single=True)
+
+    def _fenced(self, record: NewRecord, owners: tuple[str, ...]) -> Work[bool]:
+        """Return the work that adds a record by one statement, if its run has one of these owners."""
+        fenced = FencedRecord(*msgspec.structs.astuple(record), owners=owners)
+
+        def add(connection: Connection) -> bool:
+            assert isinstance(connection, PostgresConnection)
+            return self._own_chains.append_fenced(connection, fenced)
+
+        return add
 
     def _open(self, new_id: str) -> PostgresConnection:
         self.leases = self._own_leases = DatabaseLeases(
@@ -151,7 +151,7 @@ class PostgresDatabase(Database):
     def _prepare(self, connection: PostgresConnection, new_id: str) -> None:
         """Create the tables in an empty schema, or check existing ones, and find the journal's id and key.
 
-        Raises `JournalError` if the tables are not a journal's, or if the key is not the one that it was created with.
+        Raises `JournalError` if the tables are not a journal's, or if the journal was created with a different key.
         """
         connection.raw.execute("BEGIN")
         try:
@@ -180,7 +180,7 @@ class PostgresDatabase(Database):
         digest = hashlib.sha256(f"{self._address.schema} {self.id}".encode()).hexdigest()
         self.channel = f"handrail_{digest[:32]}"
         self.chains = self._own_chains = PostgresChains(
-            self.id, self.path, self.key, self.owner, self.channel, self._micros
+            self.id, self.path, self.key, self.channel, self._micros
         )
 
     def _measure(self, connection: PostgresConnection) -> None:
@@ -211,14 +211,14 @@ class PostgresDatabase(Database):
 
     def _until_done(self, connection: PostgresConnection, job: Job[Any]) -> Any:
         """Run a job, and run it again after a conflict or a lost connection, until it is done or has failed."""
-        tries, commit = 0, _Commit()
+        tries, commit = 0, None
         while True:
             try:
-                if commit.number and self._is_committed(connection, commit.number):
-                    return commit.value
-                commit = _Commit()
                 if job.single:
                     return job.work(connection)
+                if commit is not None and commit.number and self._is_committed(connection, commit.number):
+                    return commit.value
+                commit = _Commit()
                 return self._in_transaction(connection, job, commit)
             except _CONFLICTS:
                 tries += 1

@@ -36,6 +36,7 @@ class PostgresConnection:
         self.raw = raw
         self.total_changes = 0
         """The number of rows that this connection has inserted, changed or deleted."""
+        self._cursor: psycopg.Cursor[Any] | None = None
 
     def execute(self, query: str, values: Sequence[Any] | Mapping[str, Any] = (), /) -> Rows:
         translated, reads = translate(query)
@@ -43,6 +44,18 @@ class PostgresConnection:
         if not reads:
             self.total_changes += max(cursor.rowcount, 0)
         return cursor
+
+    def change(self, query: str, values: Sequence[Any]) -> int:
+        """Execute a statement that returns no rows, and return the number of rows that it changed.
+
+        All such statements use the same cursor, since creating one takes as long as encoding the values.
+        """
+        cursor = self._cursor
+        if cursor is None or cursor.connection is not self.raw:
+            cursor = self._cursor = self.raw.cursor()
+        cursor.execute(translate(query)[0], values, binary=True)  # pyright: ignore[reportArgumentType]  # it contains no user's text
+        self.total_changes += cursor.rowcount
+        return cursor.rowcount
 
     def close(self) -> None:
         self.raw.close()
