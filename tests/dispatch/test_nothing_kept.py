@@ -58,7 +58,7 @@ def test_steps_of_calls_that_are_over_are_forgotten() -> None:
         while not done:
             await asyncio.sleep(0)
         for number in range(20):
-            assert (await gate.invoke("pay", {"name": str(number)})).value == 2  # its own, and the slow one's
+            assert (await gate.invoke("pay", {"name": str(number)})).value == 2  # its own and the slow call's
             assert (await gate.invoke("outer", {"name": str(number)})).value == 3
         go.set()
         assert (await slow).value == 1

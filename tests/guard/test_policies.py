@@ -138,7 +138,7 @@ def test_what_a_policy_decides_is_what_happens(check: Any, approve: Any, status:
 
 @pytest.mark.parametrize("denies", [0, 1, 2])
 def test_all_must_allow(denies: int):
-    """If one policy denies a call, it is denied in any order of the policies, and nobody is asked."""
+    """If one policy denies a call, the call is denied, whatever the order of the policies, and nobody is asked."""
     rules = [Rule(f"rule {index}", PolicyDecision.ask("?")) for index in range(3)]
     rules[denies] = Rule("denier", PolicyDecision.deny("no"))
     person = Person(approve=True)
@@ -715,7 +715,7 @@ def doing(effect: Effect, *capabilities: str) -> Tool[Any, Any]:
     ],
 )
 def test_effect_decides_unless_told_otherwise(effect: Effect, capabilities: Any, decision: str):
-    """By default, each effect has the verdict in the last column of the effect table."""
+    """By default, pure, read and staged calls are allowed, and a person is asked about all others."""
     assert decided(CapabilityPolicy(), doing(effect, *capabilities)) == decision
 
 

@@ -94,7 +94,7 @@ RIGHT: dict[str, Work] = {
 @pytest.mark.parametrize("effect", ["staged", "idempotent", "irreversible"])
 @pytest.mark.parametrize("how", sorted(WRONG))
 async def test_a_call_that_changes_a_file_that_was_not_read_is_rejected(files: Any, how: str, effect: Any):
-    """None of the call's changes are committed, and the model is told which file to read."""
+    """If a call changes a file that was not read, none of its changes are committed, and the model is told which file to read."""
     gate = open_gate(
         [working(WRONG[how], effect=effect)], policies=[ReadBeforeWritePolicy()], filesystem=files
     )

@@ -189,7 +189,7 @@ def test_a_list_leaves_out_a_damaged_run_and_logs_it(
 def test_the_command_line_says_it_in_words(path: Path, how: str, words: list[str]):
     """No command shows a traceback, whatever is damaged.
 
-    Each says what is damaged and fails, except a list without damaged runs.
+    Each says what is damaged and fails. Only `list` may succeed, if the file as a whole can be read.
     """
     if how == "row":
         row_damage(path, "cake")

@@ -287,7 +287,7 @@ class Chaos:
         return len(self._select("SELECT 1 FROM {}.runs WHERE status = ANY(%s)", list(OVER)))
 
     def _select(self, query: str, *values: Any) -> list[Any]:
-        """Return the rows that a query finds in the journal's tables. Its `{}` stands for their schema."""
+        """Return the rows that a query finds in the journal's tables. A `{}` in the query stands for the schema of these tables."""
         named = psycopg.sql.SQL(query).format(psycopg.sql.Identifier(self._address.schema))  # pyright: ignore[reportArgumentType]  # our own text
         with psycopg.connect(self._address.conninfo) as connection:
             return connection.execute(named, values).fetchall()

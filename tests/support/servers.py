@@ -235,7 +235,7 @@ class Embedded(Server):
     """The embedded model behind xllamacpp's own server. It can't be scripted, and records no requests."""
 
     def busy(self) -> bool:
-        """Return whether the model is generating. It stops soon after the client has closed the connection."""
+        """Return whether the model is generating. It stops generating soon after the client has closed the connection."""
         return any(slot["is_processing"] for slot in self.control("GET", "/slots"))
 
 

@@ -60,7 +60,7 @@ from handrail.dispatch.policies import (
 from handrail.dispatch.rollback import abandon, undo
 from handrail.dispatch.tickets import take_up_tickets
 from handrail.dispatch.transaction import Transaction, commit_lock_of, key_of, new_transaction, note_past
-from handrail.errors import Conflict, JournalError, RunBusy, TransientError
+from handrail.errors import Conflict, TransientError
 from handrail.events import CallStatus, ToolInvoked, ToolStarted
 from handrail.isolation import begin_isolated, is_closing
 from handrail.operation import Operation
@@ -388,9 +388,9 @@ class Gate:
         """Set the outcome of a call that raised, and undo it if that was not done yet. Returns the error that ends the run, if any."""
         attempt, name = passage.attempt, passage.call.name
         error = scope.explain(error, f"{name} was done")
-        if isinstance(error, RunBusy) or (isinstance(error, JournalError) and error.is_lost):
-            self.frame.log.close()  # another process takes over the run, and decides what to undo
         failure = failure_of(attempt, error, scope.is_stopped())
+        if failure.loses_run:
+            self.frame.log.close()
         if failure.status in ("cancelled", "timed out"):
             attempt.stop()
         passage.status, passage.error, passage.result = failure.status, error, failure.result
