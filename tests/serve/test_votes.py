@@ -208,7 +208,7 @@ async def test_where_too_few_such_people_exist_it_is_denied_at_once(
 
 @pytest.mark.parametrize("approvals", [None, "approve_all", "strict"])
 async def test_nothing_stands_in_for_the_people_who_are_asked(tmp_path: Path, approvals: Any):
-    """If nobody can vote, the call is denied, even if all calls are approved otherwise."""
+    """If nobody can vote, the call is denied, even if all other calls are approved."""
     source = desk(money=FINANCE)
     source._approvals = approvals  # pyright: ignore[reportPrivateUsage]
     async with serving(tmp_path, source) as client:

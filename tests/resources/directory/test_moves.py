@@ -220,7 +220,7 @@ def test_a_renamed_project_keeps_its_history(tmp_path: Path):
 
 @pytest.mark.parametrize("how", ["recreated", "copied"])
 def test_a_folder_in_the_place_of_another_gets_a_staging_folder_of_its_own(tmp_path: Path, how: str):
-    """A folder that replaces another one, even with a copy of it, does not get its history or its staging folder."""
+    """A folder that replaces another one, even as a copy of it, gets neither the other's history nor its staging folder."""
     root = tmp_path / "root"
     with folder_with(root, {"a": "1"}) as files:
         files.write("a", "2")

@@ -186,7 +186,7 @@ def test_what_is_saved_while_a_step_is_taken_back_stays(folders: Folders, how: s
 
 
 def test_what_is_deleted_while_a_step_is_taken_back_does_not_take_a_save_along(folders: Folders):
-    """If somebody deletes the call's file while their earlier save is put back, the save is put back all the same."""
+    """If somebody deletes the call's file while their earlier save is put back, the save is still put back."""
 
     def meddle(number: int) -> None:
         save(files.root / "a", "theirs") if number == 1 else (files.root / "a").unlink()
@@ -262,7 +262,7 @@ DYING = """
 @pytest.mark.once
 @pytest.mark.parametrize("journal", ["", "recorded"])
 def test_nobody_builds_on_half_a_commit(folders: Folders, journal: str):
-    """If a process is killed between two renames, the next commit of another process completes its commit first."""
+    """If a process is killed between two renames, the next commit, in another process, first completes the interrupted one."""
     files = folders({"a": "1", "b": "1"})
     files.write("c", "1")
     subprocess.run([sys.executable, "-c", textwrap.dedent(DYING), str(files.root), journal], check=False)

@@ -133,7 +133,7 @@ def test_a_stray_device_file_can_not_be_opened(backend: str):
 
 
 def test_a_folder_outside_tmp_is_held_the_same(backend: str):
-    """A folder outside /tmp is contained like one inside it."""
+    """Commands on a folder outside /tmp are contained like those on a folder inside it."""
     with tempfile.TemporaryDirectory(dir=outside_tmp(), prefix=".shell-") as place:
         folder = Folder(Path(place))
         folder.add("kept.txt", "kept\n")

@@ -318,7 +318,7 @@ def deny(place: Place) -> None:
 
 
 def abandoned(place: Place) -> None:
-    """Abandoning an interrupt does not approve it."""
+    """Abandoning an interrupt does not approve the call."""
     client = place.client()
     came = client.say("pay")
     came = client.resume((came.interrupts[0], None))
