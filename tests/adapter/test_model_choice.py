@@ -403,7 +403,7 @@ async def test_a_resumed_run_remembers_who_answered_and_what_it_cost() -> None:
 
 
 def test_a_choice_has_a_name_by_which_it_is_found() -> None:
-    """Names separated by commas are a choice, and its name is the same list. Each name is checked."""
+    """Names separated by commas are a choice, and the choice's name is the same list. Each name is checked."""
     model = model_named("demo:notes,openai:gpt-5")
     assert isinstance(model, ModelChoice)
     assert model.name == reference_to(model) == "demo:notes, openai:gpt-5"

@@ -438,7 +438,7 @@ async def test_another_try_has_tickets_of_its_own(stage: Stage):
 
 
 async def test_a_ticket_is_redeemed_once(stage: Stage):
-    """A second redemption returns the recorded result. While the first is in progress, it is refused."""
+    """A second redemption returns the recorded result, or is refused while the first is in progress."""
     entered: list[str] = []
 
     async def there(context: ToolContext) -> str:

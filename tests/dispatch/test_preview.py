@@ -221,7 +221,7 @@ def test_where_nobody_looks_nothing_runs_first(environment: Any, approvals: Any,
 
 
 def test_a_call_that_fails_is_not_asked_about(ground: Any) -> None:
-    """A call that fails in its preview is not asked about."""
+    """Nobody is asked about a call that fails in its preview."""
     files, journal = ground
     looker = Looker()
     gate = open_gate(

@@ -764,7 +764,7 @@ def test_a_verdict_on_an_effect_replaces_the_tables(effect: Effect, verdict: Any
     ],
 )
 def test_the_nearest_pattern_counts_and_the_strictest_word(verdicts: Any, capabilities: Any, decision: str):
-    """An exact name beats a pattern, a longer pattern beats a shorter one, and the strictest verdict wins."""
+    """An exact name beats a pattern, and a longer pattern a shorter one. Of several capabilities' verdicts, the strictest wins."""
     assert decided(CapabilityPolicy(verdicts), doing("irreversible", *capabilities)) == decision
 
 

@@ -404,7 +404,7 @@ def alter_question(folder: Path, what: str) -> None:
 @pytest.mark.parametrize("seen_before", [False, True])
 @pytest.mark.parametrize("what", SHOWN)
 async def test_an_altered_question_is_not_listed(tmp_path: Path, what: str, seen_before: bool):
-    """A list of all questions leaves out the altered one, and listing those of its run raises `JournalAltered`."""
+    """A list of all questions leaves out an altered one, and a list of the questions of its run raises `JournalAltered`."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     for run_id in ("tea", "cake", "soup"):
         put(journal, asked_in(run_id))

@@ -180,7 +180,7 @@ class Chaos:
         self.happened["kill -9"] += 1
 
     async def freeze(self) -> None:
-        """Freeze a worker for three leases. If at most one is undisturbed, kill one instead."""
+        """Freeze a worker for three leases. If at most one worker is undisturbed, kill one instead."""
         worker = self._victim()
         if worker is None:
             return self.kill()
@@ -190,7 +190,7 @@ class Chaos:
         worker.freeze(False)
 
     async def cut(self) -> None:
-        """Cut the network of a worker's host for three leases. If at most one is undisturbed, kill one instead."""
+        """Cut the network of a worker's host for three leases. If at most one worker is undisturbed, kill one instead."""
         worker = self._victim()
         if worker is None or worker.host is None:
             return self.kill()

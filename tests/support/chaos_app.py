@@ -55,7 +55,7 @@ def ledger() -> list[list[str]]:
 
 
 def read_ledger(path: Path) -> list[list[str]]:
-    """Return the four words of each line of a ledger."""
+    """Return the four words of each line of a ledger, or [] if there is no ledger yet."""
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
 
