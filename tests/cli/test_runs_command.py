@@ -205,7 +205,7 @@ def answer_and_resume(line: Line, run_id: str, *more: str) -> bool:
 
 
 def test_a_resumed_run_keeps_the_startup_files_it_was_allowed(line: Line):
-    """A resumed run may change the startup files that it began with, unless it was imported or other files are named."""
+    """A resumed run may change the startup files that its start allowed, unless it was imported or other files are named."""
     (line.base / "files").mkdir()
     allowed = DirectoryFilesystem(line.base / "files", startup_files=[".envrc"])
     line.record("tea", call("choose"), filesystem=allowed)

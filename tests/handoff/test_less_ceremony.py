@@ -157,7 +157,7 @@ def test_acts_that_do_not_fit_without_a_before_are_refused() -> None:
 
 
 async def test_people_read_a_sentence_and_never_the_name_of_a_function() -> None:
-    """A question has the handler's message and title. Without them, they are made from the question's kind."""
+    """A question has the handler's message and title. If it gives none, they are made from the question's kind."""
 
     async def ask(visit: Visit, *, context: UserContext) -> str:
         said = await context.wait_for("visit", visit, message="When shall we come?", title="Your visit")
@@ -275,7 +275,7 @@ async def test_an_orchestrator_drives_the_halves_itself() -> None:
 
 
 async def test_a_half_takes_the_steps_of_the_gate() -> None:
-    """A denied `start` returns its result. `finish` refuses an invalid answer, and returns the failure of `after`."""
+    """A denied `start` returns a failed result. `finish` refuses an invalid answer, and returns a failed result of `after`."""
     denied = await card_game(capabilities=["fs.write"], effect="irreversible").start(
         CardDeal(2), policies=[CapabilityPolicy({"fs.write": "deny"})], filesystem=MemoryFilesystem()
     )

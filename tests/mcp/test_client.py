@@ -399,9 +399,9 @@ async def test_closed_section_is_not_opened_again() -> None:
 
 
 async def test_server_that_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a required server can't be reached, a run does not begin. Without an optional server, it begins without its tools.
+    """If a required server can't be reached, a run does not begin. If an optional one can't be, the run has none of its tools.
 
-    After a failure, the next attempt to connect has to wait.
+    After a failure, the next attempt to connect is made only after a pause.
     """
     section = McpTools("gone", command=["/nonexistent/server"])
     with pytest.raises(ServerUnavailable, match="'/nonexistent/server' was not found"):

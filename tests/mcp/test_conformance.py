@@ -114,7 +114,7 @@ async def test_the_client(tmp_path: Path, revision: str, count: int) -> None:
 
 
 async def run(folder: Path, revision: str, *arguments: str) -> dict[str, list[str]]:
-    """Run the scenarios of a revision. Returns the failed checks of each."""
+    """Run the scenarios of a revision. Returns the failed checks of each scenario."""
     if not (SUITE / "node").exists():
         pytest.fail("the conformance suite is not installed. Run: scripts/components")
     program = SUITE / "node_modules/@modelcontextprotocol/conformance/dist/index.js"

@@ -121,7 +121,7 @@ DEAR_ANSWER = REFUSAL = Decimal("0.001")
 
 
 async def test_an_outage() -> None:
-    """After an outage the model is asked once more, and then the next one is."""
+    """After an outage the model is asked once more, and then the next model is asked."""
     told = await tell([DOWN], [FINE])
     assert told.outcome.text == "In Rome."
     assert told.events == [

@@ -212,7 +212,7 @@ async def test_a_person_is_told_what_a_model_does_not_take(
     assert model.name in str(refused.value)
 
 
-# --- what a model takes ---
+# --- which attachments a model takes ---
 
 ALL = (PLOT, PAPER, CLIP, FAR)
 

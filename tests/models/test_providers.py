@@ -152,7 +152,7 @@ def test_a_key_may_come_from_a_different_variable():
         OpenAIModel("m", provider="anthropic")
 
 
-# --- quirks ---
+# --- requirements of single providers ---
 
 
 def sent_by(provider: str, *messages: Any, **more: Any) -> dict[str, Any]:
@@ -254,10 +254,10 @@ async def test_reasoning_is_sent_back_with_calls(stream: bool, monkeypatch: pyte
     for said in (by("openai"), by("openrouter")):
         assert not set(fields) & set(sent_by("openai", UserMessage("hi"), said, RESULT)["messages"][1])
     moved = sent_by("deepseek", UserMessage("hi"), by("openrouter"), RESULT)["messages"][1]
-    assert moved["reasoning_content"] == " "  # it refuses calls without thoughts, even those of other models
+    assert moved["reasoning_content"] == " "  # DeepSeek refuses calls without thoughts, whoever made them
 
 
-# --- names ---
+# --- names of models ---
 
 
 @pytest.fixture
@@ -290,7 +290,7 @@ async def test_a_model_of_ones_own_by_name(module: str, attribute: str, said: st
 
 
 async def test_prompt_model_takes_a_model_and_its_name(module: str):
-    """A tool can name the model to ask, or pass it."""
+    """`prompt_model` takes the model to ask, or its name."""
 
     @tool(effect="read")
     async def ask(context: ToolContext, by_name: bool) -> str:

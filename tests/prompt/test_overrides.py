@@ -90,7 +90,7 @@ def opened(prompt: Prompt[None]) -> str:
 
 
 def test_each_kind_of_words_is_replaced(tmp_path: Path):
-    """A body, a summary, a description and examples are each replaced if the hash of the original matches."""
+    """A body, a summary, a description and examples are each replaced if the override has the hash of the original."""
     write(
         tmp_path,
         body_override("In $city: $days days!")
@@ -363,7 +363,7 @@ def test_an_override_can_not_take_a_field_out_of_the_prompt(tmp_path: Path):
 
 
 def test_a_stale_override_is_not_held_to_today_s_fields(tmp_path: Path):
-    """A stale override is ignored even if it uses unknown fields."""
+    """A stale override is ignored, and may use fields that the params don't have."""
     write(tmp_path, body_override("For $nobody.", "0" * 16))
     assert opened(trip(tmp_path)) == opened(trip(None))
 

@@ -315,7 +315,7 @@ async def test_the_same_run_and_call_in_another_journal_are_not_touched(recorder
 
 
 def test_the_same_call_id_at_another_place_of_a_run_is_another_call(tmp_path: Path):
-    """Models may repeat a call id within a run, and undo finds each call by its place."""
+    """Models may repeat a call id within a run, and undo changes only the files of the call at the given place."""
     (tmp_path / "folder").mkdir()
     files = DirectoryFilesystem(tmp_path / "folder")
     for place in (".1", ".2"):

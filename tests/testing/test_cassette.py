@@ -245,7 +245,7 @@ async def test_a_secret_in_the_pieces_of_calls_is_never_written(
 ) -> None:
     """A secret that arrives in pieces is found, even if it is escaped or pieces of a different call are in between.
 
-    No file is written then.
+    Recording then fails, and no file is written.
     """
     calls = [
         delta(tool_calls=[{"index": index, "id": f"c{index}", "function": {"name": "look", "arguments": ""}}])

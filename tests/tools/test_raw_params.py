@@ -133,7 +133,7 @@ async def takes_record(params: Record, *, context: ToolContext) -> ToolResult[st
 
 
 def test_the_handler_takes_a_dict() -> None:
-    """A handler's annotation may describe the dict more closely, but can't be a class of its own."""
+    """A handler may annotate the dict as a typed dict, but not as another class."""
     assert Tool("contact", "Contact.", takes_typed_dict, params=CONTACT).parse({"email": "a"}) == {
         "email": "a"
     }

@@ -322,7 +322,7 @@ async def test_only_workers_that_may_create_have_the_tools(registry: WorkerRegis
 
 
 def test_the_registrys_defaults_stand_under_the_files(tmp_path: Path) -> None:
-    """`WorkerRegistry(folder, creation_defaults=...)` supplies what the front matter leaves out."""
+    """`WorkerRegistry(folder, creation_defaults=...)` supplies the defaults that a worker's front matter leaves out."""
     sound(tmp_path, TOOLS, **FOLDER, plain=PLAIN)
     registry = WorkerRegistry(tmp_path, creation_defaults={"model": "a:b", "tools": []})
     main = registry["main"].creation_defaults
