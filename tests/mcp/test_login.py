@@ -145,7 +145,7 @@ class TakesLong(LogsIn):
 
 
 async def test_person_may_take_long_to_log_in(tmp_path: Path) -> None:
-    """The time that a person takes to log in does not count as the server's, and has its own limit."""
+    """The time that a person takes to log in does not count towards the time limit of connecting, and has its own limit."""
     guarded = Guarded()
     async with listening(guarded) as guarded.url:
         server = UrlServer(guarded.url, login=Login(tmp_path / "tokens", "http://127.0.0.1:1/callback"))
@@ -254,7 +254,7 @@ async def test_expired_tokens_are_refreshed_without_a_person(tmp_path: Path) -> 
 async def test_processes_share_refreshed_tokens(tmp_path: Path) -> None:
     """Two connections that need a new token at the same time refresh it once, because a refresh token works only once.
 
-    One that is open while the other refreshes takes over the new tokens.
+    A connection that is open while another one refreshes the token takes over the new tokens.
     """
     guarded = Guarded()
     async with listening(guarded) as guarded.url:
