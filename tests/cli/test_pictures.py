@@ -92,7 +92,7 @@ def shoot() -> Attachment:
 async def test_a_call_shows_its_picture(monkeypatch: pytest.MonkeyPatch, protocol: str | None, held: bool):
     """A call's line has the name, size and path of a picture. A terminal that supports pictures draws it below that line.
 
-    While a question is asked, nothing is written.
+    While a question is asked, nothing is written; the line and the picture follow later.
     """
     for name in ("TMUX", "STY", "TERM_PROGRAM", "LC_TERMINAL", "KITTY_WINDOW_ID"):
         monkeypatch.delenv(name, raising=False)

@@ -274,7 +274,7 @@ async def test_an_agent_approves_nothing_on_anybodys_behalf() -> None:
 
 
 def test_run_as_agent_plays_one_act_and_leaves_nothing_behind() -> None:
-    """`run_as_agent` runs neither `before` nor `after`."""
+    """`run_as_agent` runs only the client act: neither `before` nor `after`."""
 
     async def never(*arguments: Any, context: ToolContext) -> Any:
         raise AssertionError

@@ -192,7 +192,7 @@ async def test_a_handoff_in_other_words_is_the_same_handoff() -> None:
     assert (await rig.call("pick_card")).value == "card 0"
 
 
-# --- acts can't be called --------------------------------------------------------------------------
+# --- acts, policies and effects --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("act", ["before", "client", "after"])
@@ -816,7 +816,7 @@ def test_acts_are_found_in_whatever_scope() -> None:
 
 
 def test_a_rolled_back_handoff_says_so_once_for_each_act() -> None:
-    """When a handoff is rolled back, every start has one end, and the failed act and the handoff each have one rollback."""
+    """When a handoff is rolled back, every start has one end, and one rollback is reported for the failed act and one for the handoff."""
     session = Session()
     with RecordingSubscriber(session) as seen:
         gate = open_gate([card_game()], session=session, filesystem=MemoryFilesystem(), environment=Nobody())

@@ -57,7 +57,7 @@ def damaged(found: Reading) -> set[str]:
 
 
 def run_of(item: Any) -> str:
-    """Return the id of the run that something in a list belongs to."""
+    """Return the id of the run that an item of a list belongs to."""
     if isinstance(item, tuple):
         return str(item[0])  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     return item.record.id if hasattr(item, "record") else item.run_id
@@ -127,7 +127,7 @@ def flip_in(path: Path, text: bytes) -> None:
 def test_the_error_names_the_run_and_the_record_and_the_other_runs_are_readable(
     path: Path, expected: Reading, run_id: str
 ):
-    """One flipped bit in a record makes its run unreadable, but no run of another session."""
+    """One flipped bit in a record makes its run unreadable, and the error names both. Runs of other sessions can be read."""
     connection = sqlite3.connect(path)
     query = "SELECT link, mac FROM records WHERE chain = ? AND key = ?"
     link, mac = connection.execute(query, (f"run {run_id}", f"{run_id}-call-3")).fetchone()
@@ -189,7 +189,7 @@ def test_a_list_leaves_out_a_damaged_run_and_logs_it(
 def test_the_command_line_says_it_in_words(path: Path, how: str, words: list[str]):
     """No command shows a traceback, whatever is damaged.
 
-    Each says what is damaged and fails, except a list without damaged runs.
+    Each says what is damaged and fails. Only `list` may succeed, if the file as a whole can be read.
     """
     if how == "row":
         row_damage(path, "cake")
@@ -247,7 +247,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 @pytest.mark.parametrize("mode", ["DELETE", "WAL", "WAL, in use"])
 @pytest.mark.parametrize("table", ["t", "about", "records", ""])
 def test_a_foreign_database_is_not_touched(tmp_path: Path, mode: str, table: str):
-    """The database of another program, and the files beside it, are the same after it was refused as a journal."""
+    """The database of another program, and the files beside it, are unchanged after it was refused as a journal."""
     path = tmp_path / "other.db"
     foreign = sqlite3.connect(path, isolation_level=None)
     foreign.execute(f"PRAGMA journal_mode = {mode.split(',')[0]}")

@@ -386,7 +386,7 @@ async def test_stopped_by_length(stage: Stage) -> None:
         assert response.stop_reason == "length"
 
 
-# --- limits ------------------------------------------------------------------------------------
+# --- cancellation and timeouts -----------------------------------------------------------------
 
 
 _LONG = "Tell me a very long story about the sea."
@@ -589,7 +589,7 @@ class Watched:
 
 
 def shows_bodies(stage: Stage) -> bool:
-    """Return whether the stage's model shows its requests: those of the bridge and of models in process do not."""
+    """Return whether the stage's model shows its requests. Models of the bridge and models in process do not."""
     return stage.name.partition("@")[0] in WIRES
 
 

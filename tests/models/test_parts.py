@@ -212,7 +212,7 @@ async def test_a_person_is_told_what_a_model_does_not_take(
     assert model.name in str(refused.value)
 
 
-# --- what a model takes ---
+# --- which attachments a model takes ---
 
 ALL = (PLOT, PAPER, CLIP, FAR)
 
@@ -265,7 +265,7 @@ ALL = (PLOT, PAPER, CLIP, FAR)
     ids=lambda value: value.name if hasattr(value, "name") else "",
 )
 def test_what_a_model_takes_depends_on_the_model(model: Any, taken: tuple[Attachment, ...]) -> None:
-    """Models of the same provider take different attachments. The others are described to them in words."""
+    """Models of the same provider take different attachments. A model gets a description of those that it does not take."""
     takes = model.traits.takes
     assert tuple(each for each in ALL if takes.sends(each)) == taken
     body = written(model, request_of(UserMessage("look", attachments=ALL), *returned(*ALL)[1:])).decode()
@@ -289,7 +289,7 @@ def written(model: Any, request: ModelRequest) -> bytes:
     return model._body(request)
 
 
-# --- the cost of a turn ---
+# --- conversations that grow ---
 
 
 def every_wire() -> list[Any]:

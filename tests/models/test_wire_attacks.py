@@ -168,7 +168,7 @@ async def test_a_provider_can_not_bring_the_key_out(
     assert KEY not in chain(raised.value)
 
 
-# --- shapes ------------------------------------------------------------------------------------
+# --- unusual answers ---------------------------------------------------------------------------
 
 
 def piece(city: str, id: str, **more: Any) -> dict[str, Any]:

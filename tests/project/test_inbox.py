@@ -91,7 +91,7 @@ def test_a_job_that_can_not_be_killed_says_so(tmp_path: Path) -> None:
     assert b"not done again" not in run.stdout
 
 
-# --- the same tools with a person ------------------------------------------------------------------
+# --- the example's tools without a model -----------------------------------------------------------
 
 
 async def test_a_person_plays_the_act_that_the_model_plays(inbox: Any) -> None:

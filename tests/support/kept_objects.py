@@ -185,7 +185,7 @@ class Kept(NamedTuple):
     """How many more of our other objects are alive than before, by type."""
     kept_bytes: int
     after_session: Counter[str]
-    """The value of `objects` after the session was dropped."""
+    """How many of our objects of the measurement are alive after the session was dropped, by type."""
     after_session_bytes: int
 
 
@@ -223,6 +223,8 @@ def _is_busy() -> bool:
 
 async def measure(ending: Ending, count: int) -> Kept:
     """Make `count` calls that end in this way, after a few to warm up, and return what is still alive."""
+    gc.collect()
+    gc.freeze()  # from here on, `gc.get_objects` returns only objects that are made below
     session, files = Session(), MemoryFilesystem({"document.txt": DOCUMENT})
     policies = [Denies()] if ending.denies else []
     gate: Gate | None = open_gate([ending.tool, inner], session=session, filesystem=files, policies=policies)
@@ -230,8 +232,6 @@ async def measure(ending: Ending, count: int) -> Kept:
     await _many(gate, ending, 5)
     seen = {event.status for event in session[ToolInvoked].all() if event.tool == "work"}
     assert seen == {ending.status}, seen
-    gc.collect()
-    gc.freeze()  # from here on, `gc.get_objects` returns only objects that are made below
     tracemalloc.start()
     try:
         facts, objects = _ours()
@@ -241,15 +241,13 @@ async def measure(ending: Ending, count: int) -> Kept:
         now_used = tracemalloc.get_traced_memory()[0]
         await gate.close()
         gate = None
-        del session
+        del session, files
         _, end = _ours()
-        gc.unfreeze()
-        gc.collect()
+        end -= Counter(Timers=1)  # those of the event loop, which is still running
         end_used = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
-        gc.unfreeze()
-    return Kept(now_facts - facts, now - objects, now_used - used, end - objects, end_used - used)
+    return Kept(now_facts - facts, now - objects, now_used - used, end, end_used - used)
 
 
 def table(count: int) -> str:

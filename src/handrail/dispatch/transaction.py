@@ -295,10 +295,9 @@ class Transaction(msgspec.Struct, eq=False):
 
 def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
     """Create the transaction of one attempt at a call, inside the outer call's transaction if there is one."""
-    call = attempt.call
-    outer = None if call.parent is None else call.parent.transaction
-    parent = None if outer is None else outer.around_inner
-    return Transaction(attempt.frame.session, call.name, tool.writes, parent)
+    outer = attempt.call.parent
+    parent = None if outer is None or outer.transaction is None else outer.transaction.around_inner
+    return Transaction(attempt.frame.session, attempt.call.name, tool.writes, parent)
 
 
 def note_past(attempt: Attempt, changed: bool, *records: Any, name: str = "") -> None:

@@ -109,7 +109,7 @@ class Calls:
     ) -> LiveCall:
         """Start a call. With `asks`, the client's user can be asked. With `opens`, they can be asked for secrets too, on a page.
 
-        Raises `TooManyCalls` if the principal already has the maximum number of calls.
+        Raises `TooManyCalls` if the principal is at the limit, and `ToolValidationError` if the arguments can't be recorded.
         """
         prompt = await self.tools.load()
         if sum(each.principal == principal for each in self._live.values()) >= self.most:
