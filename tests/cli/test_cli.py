@@ -387,7 +387,7 @@ def test_tracebacks_are_shown_on_request(folder: Path):
     assert "Traceback" not in run(folder, "failing").stderr
 
 
-# --- streams ---
+# --- standard output and standard error ---
 
 
 def test_only_the_answer_goes_to_standard_output(folder: Path):

@@ -75,7 +75,7 @@ def test_iterm_gets_each_picture_in_one_sequence():
 
 
 def test_nothing_else_is_drawn():
-    """A large picture, one whose bytes are elsewhere, and any picture on a different terminal are not drawn."""
+    """A large picture, one whose bytes are elsewhere, and any picture on a terminal without a protocol are not drawn."""
     large = Attachment(PNG + bytes(4_000_000), "large.png")
     assert pictures_in([large, Attachment("https://example.org/a.png")], "kitty") == []
     assert pictures_in([SHOT], None) == []

@@ -367,7 +367,7 @@ def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
     assert heard == {name: [Step(name, 0), Step(name, 1)] for name in heard}
 
 
-# --- acts in unit tests ----------------------------------------------------------------------------
+# --- acts in unit tests, and handoffs in a gate ----------------------------------------------------
 
 
 async def test_acts_are_functions_that_a_test_can_call() -> None:

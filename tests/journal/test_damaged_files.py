@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 from handrail import SqliteJournal
 from handrail.cli.runs_commands import app
 from handrail.errors import JournalAltered, JournalError
+from handrail.journal import run_rows
+from handrail.records import RunRecord
 from support.damage import RUNS, Reading, quiet, read_journal, write_journal
 
 pytestmark = pytest.mark.once  # a journal refuses the same bytes under every Python version
@@ -277,3 +279,22 @@ def test_a_journal_is_recognised_after_a_kill_at_any_moment_of_its_creation(tmp_
     again = SqliteJournal(copy)
     assert again.id == journal.id
     again.close()
+
+
+def test_a_run_that_only_its_id_finds_is_rescued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A run whose row no scan of the table reaches is found by the id in its chain."""
+    journal = SqliteJournal(tmp_path / "runs.db", watch=None)
+    record = RunRecord(id="r", session_id="s", principal="p", prompt="p", model="m", began_at=1.0)
+    asyncio.run(journal.runs.begin(record))
+    real = run_rows._readable  # pyright: ignore[reportPrivateUsage]  # it stops at damage
+    monkeypatch.setattr(
+        run_rows,
+        "_readable",
+        lambda connection, query: () if "FROM runs" in query else real(connection, query),
+    )
+    database = journal.runs._database  # pyright: ignore[reportPrivateUsage]
+    found = asyncio.run(
+        database.transact(lambda connection: list(run_rows.rescue_runs(connection, database.chains)))
+    )
+    assert [each.id for each in found] == ["r"]
+    journal.close()

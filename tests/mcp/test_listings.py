@@ -75,7 +75,7 @@ async def test_a_list_that_is_not_one_is_still_refused() -> None:
 
 @pytest.mark.parametrize(("version", "kept"), [("2026-07-28", ["any"]), ("2025-11-25", [])])
 def test_the_version_decides_what_is_valid(version: str, kept: list[str], caplog: Any) -> None:
-    """A later version allows output schemas that an older one does not. A secret in a tool's name is not logged."""
+    """A later protocol version allows output schemas that an older one refuses. A secret in a tool's name is not logged."""
     listings = Listings("trial", Secrets.of({}, {}, ["hunter2"]))
     listings.screen(JSONRPCResponse(jsonrpc="2.0", id=1, result={"protocolVersion": version}))
     tool = {"name": "any", "inputSchema": SCHEMA, "outputSchema": {"type": "array"}}

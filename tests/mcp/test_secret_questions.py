@@ -136,7 +136,7 @@ async def test_a_call_waits_until_the_page_was_answered(mode: str) -> None:
 
 @modes
 async def test_a_person_declines(mode: str) -> None:
-    """A question can be declined on the page or at the client, and the call's error says which."""
+    """A question can be declined on the page or at the client, and the call's error says where."""
     on_page, at_client = Person(decline=True), Person(action="decline")
     async with serving(ToolServer(PROMPT)) as url:
         for person, reason in ((on_page, "declined on the page"), (at_client, "declined at the client")):

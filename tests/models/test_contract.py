@@ -655,7 +655,7 @@ async def test_a_thought_is_told_and_goes_back(stage: Stage) -> None:
             assert BACK[wire] in model.bodies[1]
 
 
-# --- the table ---------------------------------------------------------------------------------
+# --- the table of cases and models -------------------------------------------------------------
 
 
 def test_every_http_model_passes_every_case() -> None:

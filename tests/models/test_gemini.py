@@ -88,7 +88,7 @@ def sent(server: Any, number: int) -> Any:
     return server.bodies[number]
 
 
-# --- thought ---
+# --- thoughts and signatures ---
 
 
 THOUGHTS = [

@@ -75,7 +75,7 @@ def returned(*attachments: Attachment, text: str = "done") -> tuple[Message, ...
 
 
 def test_a_picture_from_a_tool_on_the_chat_wire() -> None:
-    """The API takes only text in a tool's message, so the picture follows in a user message that names the tool."""
+    """The API takes only text in a tool's message, so the tool's picture follows in a user message that names the tool."""
     *_, result, picture = sent("chat", *returned(PLOT))
     assert result == {"role": "tool", "tool_call_id": "c1", "content": "done"}
     told, shown = picture["content"]
@@ -85,7 +85,7 @@ def test_a_picture_from_a_tool_on_the_chat_wire() -> None:
 
 
 def test_a_picture_from_a_tool_on_the_responses_wire() -> None:
-    """The picture is part of the call's output."""
+    """A picture that a tool returns is part of the call's output."""
     output = sent("responses", *returned(PLOT))[-1]["output"]
     assert output == [
         {"type": "input_text", "text": "done"},
@@ -94,7 +94,7 @@ def test_a_picture_from_a_tool_on_the_responses_wire() -> None:
 
 
 def test_a_picture_from_a_tool_on_the_anthropic_wire() -> None:
-    """The picture is a block of the tool's result."""
+    """A picture that a tool returns is a block of its result."""
     (result,) = sent("messages", *returned(PLOT))[-1]["content"]
     assert result["content"] == [
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}},
@@ -103,7 +103,7 @@ def test_a_picture_from_a_tool_on_the_anthropic_wire() -> None:
 
 
 def test_a_picture_from_a_tool_on_the_gemini_wire() -> None:
-    """The picture follows the response in the same content, after a text that names the tool."""
+    """A tool's picture follows its response in the same content, after a text that names the tool."""
     response, told, shown = sent("gemini", *returned(PLOT))[-1]["parts"]
     assert response["functionResponse"]["response"] == {"output": "done"}
     assert "plot" in told["text"]

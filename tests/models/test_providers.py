@@ -152,7 +152,7 @@ def test_a_key_may_come_from_a_different_variable():
         OpenAIModel("m", provider="anthropic")
 
 
-# --- quirks ---
+# --- requirements of single providers ---
 
 
 def sent_by(provider: str, *messages: Any, **more: Any) -> dict[str, Any]:
@@ -257,7 +257,7 @@ async def test_reasoning_is_sent_back_with_calls(stream: bool, monkeypatch: pyte
     assert moved["reasoning_content"] == " "  # DeepSeek refuses calls without thoughts, whoever made them
 
 
-# --- names ---
+# --- names of models ---
 
 
 @pytest.fixture

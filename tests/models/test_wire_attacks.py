@@ -327,7 +327,7 @@ async def test_a_tool_sees_what_is_left_of_the_providers_limits(
     assert seen == [limit]
 
 
-# --- loops and programs that end ---------------------------------------------------------------
+# --- event loops and programs that end ---------------------------------------------------------
 
 
 def test_loops_that_have_ended_are_let_go() -> None:

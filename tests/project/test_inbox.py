@@ -126,7 +126,7 @@ async def test_a_bill_that_fails_half_way_leaves_the_folder_as_it_was(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-# --- the rule ------------------------------------------------------------------------------------
+# --- the rule that approves bills ----------------------------------------------------------------
 
 
 @given(st.integers(0, 10_000), st.sampled_from(["euros", "dollars"]))

@@ -273,7 +273,7 @@ async def test_a_tool_that_finds_another_workspace_or_run_busy_fails_as_any_call
 
     @tool(effect="read")
     async def raises(what: str) -> str:
-        """Raise an error about something else."""
+        """Raise an error about another run or another workspace."""
         raise RunBusy("another", "somebody") if what == "run" else WorkspaceBusy("x", "another", "somebody")
 
     prompt = Prompt("files", "Work.", tools=[raises])

@@ -74,7 +74,7 @@ def by(who: str) -> dict[str, str]:
     return {"x-who": who}
 
 
-# --- strangers ---
+# --- other sites, other hosts, and clients without a token ---
 
 
 @attack("a page of another origin posts")

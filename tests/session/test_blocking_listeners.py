@@ -120,7 +120,7 @@ def test_no_call_is_charged_for_blocking_listeners(
         ends = rig.of(ToolInvoked)
         late = sum(each.status == "timed out" for each in ends)
         assert all(each.status in ("ok", "timed out") for each in ends)
-        # A listener that blocks while another call sleeps shortens the time that this call is charged for.
+        # A listener that blocks while another call sleeps shortens the time that the sleeping call is charged for.
         may_be_shortened = len(durations) > 1 and bool(heard)
         most = sum(each > 10 for each in durations)
         assert late <= most if may_be_shortened else late == most

@@ -233,7 +233,7 @@ def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
     assert report.tried["before write"] > 5
 
 
-# --- in PostgreSQL ------------------------------------------------------------------------------------
+# --- runs recorded in PostgreSQL ----------------------------------------------------------------------
 
 
 @pytest.mark.timeout(900)

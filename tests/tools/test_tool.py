@@ -236,7 +236,7 @@ def test_a_wrapped_handler_keeps_its_types():
     assert Tool("forecast", "Tell.", logged(forecast)).params is City
 
 
-# --- needs ---------------------------------------------------------------------------------------
+# --- what a tool requires ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ async def test_what_a_model_writes_stays_one_value(registry: WorkerRegistry, des
 async def test_what_is_left_out_comes_from_the_defaults_and_limits_are_the_tighter(
     registry: WorkerRegistry,
 ) -> None:
-    """Tools that are not given come from `creation_defaults`, the lower limits apply, and the creator's model is used."""
+    """A created worker has the default tools, the lower of two limits, and its creator's model and policies."""
     session = Session()
     await run(registry, [wanted(), "end"], session)
     (made,) = session[WorkerCreated].all()

@@ -326,7 +326,7 @@ async def test_calling_a_worker_does_not_ask_but_its_capability_decides(tmp_path
 
 
 async def test_a_worker_that_failed_leaves_nothing_to_undo_of_its_own(tmp_path: Path) -> None:
-    """When an outer call fails, an irreversible call inside a worker is reported as not undone, but the worker itself is not."""
+    """When an outer call fails, an irreversible call inside a worker is reported as not undone. The worker is not reported."""
     tools = '''
     from handrail import ToolContext, tool
 

@@ -351,7 +351,7 @@ def test_no_abstract_socket_hears_it(folder: Folder, scoped: bool, monkeypatch: 
 _UNSCOPED = "from handrail.resources.shell import kernel; kernel.scope_abstract_sockets = lambda: False\n"
 
 
-# --- the host ---------------------------------------------------------------------------------------
+# --- files and programs of the host -----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -577,7 +577,7 @@ def test_there_is_no_way_out(folder: Folder, escape: str):
     assert Path("/etc/hostname").read_bytes() == hostname
 
 
-# --- as another user --------------------------------------------------------------------------------
+# --- commands of an ordinary user -------------------------------------------------------------------
 
 AS_NOBODY = """
 import asyncio, sys, tempfile
