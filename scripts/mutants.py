@@ -85,7 +85,7 @@ MUTANTS = [
     Mutant(
         "inner commit leaks",
         "dispatch/transaction.py",
-        "    parent = None if outer is None else outer.around_inner\n",
+        "    parent = None if outer is None or outer.transaction is None else outer.transaction.around_inner\n",
         "    parent = None\n",
         "tests/dispatch/test_gate.py tests/dispatch/test_transactions.py",
     ),
@@ -508,9 +508,9 @@ MUTANTS = [
     # --- cancellation ----------------------------------------------------------------------------------
     Mutant(
         "a swallowed cancel is committed",
-        "dispatch/gate.py",
-        "            return cancelled_after_all()\n",
-        "            pass\n",
+        "dispatch/handlers.py",
+        "        return cancelled_after_all()\n",
+        "        pass\n",
         "tests/dispatch/test_gate.py",
     ),
     Mutant(
@@ -609,8 +609,8 @@ MUTANTS = [
     Mutant(
         "random call ids",
         "dispatch/call.py",
-        '        id = id or f"{frame.call_prefix}{number}"\n        return',
-        "        id = id or f\"{frame.call_prefix}{number}-{__import__('os').urandom(4).hex()}\"\n        return",
+        "        id = id or frame.call_prefix + str(number)",
+        "        id = id or frame.call_prefix + str(number) + __import__('os').urandom(4).hex()",
         "tests/dispatch/test_gate.py::test_calls_are_numbered_in_their_run",
     ),
     Mutant(

@@ -49,7 +49,7 @@ class City:
 
 
 def subjects() -> dict[str, Callable[[str], Model]]:
-    """Return a model factory for each subject's name."""
+    """Return, for each model and wire to test, a function that makes a model from its name."""
     named = os.environ.get("HANDRAIL_LIVE", "").split()
     found: dict[str, Callable[[str], Model]] = {}
     for each in named or [model for key, model in KEYS.items() if os.environ.get(key)]:

@@ -947,7 +947,7 @@ FUNCTIONS: dict[str, Row] = {
 }
 
 
-# --- contents of contexts ------------------------------------------------------------------------
+# --- extras, deadlines and tickets ---------------------------------------------------------------
 
 KEY = b"k" * 16
 OTHERS: dict[str, Row] = {
@@ -1039,7 +1039,7 @@ def test_wrong_definition(name: str):
 
 @pytest.mark.parametrize("name", [name for name, row in TABLE.items() if row[1] is ToolDefinitionError])
 def test_a_tool_s_error_carries_its_parts(name: str):
-    """The error has the tool, the problem and the hint as attributes, and its message is made of them."""
+    """A `ToolDefinitionError` has the tool, the problem and the hint as attributes, and its message is made of them."""
     with pytest.raises(ToolDefinitionError) as caught:
         TABLE[name][0]()
     error = caught.value

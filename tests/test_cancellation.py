@@ -1,4 +1,4 @@
-"""Cancellation: one cancel stops a whole tree of runs, children first, and each task only once."""
+"""Cancellation: one cancel stops a whole tree of runs, children first, and cancels each task only once."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def test_a_large_attachment_is_refused(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=40), st.text(max_size=300))
 def test_a_reference_has_everything_but_the_bytes(content: bytes, name: str) -> None:
-    """However an attachment is encoded, its bytes are left out. Loading the same bytes restores it; others are refused.
+    """However an attachment is encoded, its bytes are left out. Loading the same bytes restores it. Other bytes are refused.
 
     Its name is printable and has at most 255 characters, and its filename has no slashes.
     """

@@ -71,7 +71,7 @@ def test_after_no_time_is_refused(seconds: float, clock: FakeClock):
 
 @pytest.mark.parametrize("seconds", [float("inf"), 1e12, 1e300])
 def test_after_the_end_of_the_calendar_is_refused(seconds: float, clock: FakeClock):
-    """`Deadline.after` refuses a time so far away that no date may represent it."""
+    """`Deadline.after` refuses a time so far away that no date can represent it."""
     with pytest.raises(DefinitionError, match=r"too far in the future\. Leave it out"):
         Deadline.after(seconds, clock=clock)
 

@@ -125,7 +125,7 @@ def test_closing_ends_a_gather_once_with_all_its_members():
 
 @pytest.mark.parametrize("first", ["close", "cancel"])
 def test_an_outer_cancellation_at_the_same_time_still_cancels(first: str):
-    """If the task is cancelled at the same time as its call ends, it is still cancelled."""
+    """A task that is cancelled at the moment when its call ends raises `CancelledError`, not `ContextExpired`."""
 
     async def main() -> None:
         home = Home(asyncio.get_running_loop(), "call")

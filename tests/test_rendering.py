@@ -18,7 +18,7 @@ _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 
 
 def read(text: str) -> str:
-    """Return the text that was rendered as this."""
+    """Return the original of a text that `exact` has rendered."""
     return _ESCAPE.sub(lambda found: chr(int(found[1] or found[2] or found[3], 16)), text)
 
 

@@ -75,7 +75,7 @@ def moment_after(seconds: float, spans: list[Span]) -> float:
 @example(drawn=[("thread", 3, 40), ("loop", 4, 20)], seconds=5)
 @example(drawn=[("thread", 3, 10), ("thread", 5, 20)], seconds=5)
 def test_a_timeout_is_postponed_by_exactly_what_listeners_took(drawn: list[Listener], seconds: int) -> None:
-    """The work is cancelled once it has had its seconds.
+    """Work is cancelled once it has had the seconds of its timeout.
 
     The time that listeners take does not count, however they follow, nest or overlap.
     """

@@ -48,6 +48,7 @@ models in `models`, of serving in `serve.refusals`, and of simulations in `testi
     │   │   └── JournalExposed                       other users or tools could read or change it
     │   ├── BlobNotFoundError (LookupError)        .digest: a journal has no such bytes
     │   ├── WorkspaceBusy (RuntimeError)           .workspace, .run_id, .owner: another run has the workspace
+    │   │   └── WorkspaceTakenError                  a different run has taken the workspace over
     │   ├── WorkspaceNotFoundError (LookupError)   .workspace: a journal has no such workspace
     │   ├── ResourceError (LookupError)            .resource
     │   └── FileError (OSError)                    .path
@@ -513,6 +514,21 @@ class WorkspaceBusy(StateError, RuntimeError):
         self.workspace = workspace
         self.run_id = run_id
         self.owner = owner
+
+
+class WorkspaceTakenError(WorkspaceBusy):
+    """Another run has taken over the workspace of a run that this process executes, because its lease had ended.
+
+    The run stops without committing to the workspace. It can be resumed.
+    """
+
+    def __init__(self, workspace: str, run_id: str, owner: str) -> None:
+        super().__init__(workspace, run_id, owner)
+        by = f" by the run {run_id!r} in the process {owner!r}" if run_id else ""
+        self.args = (
+            f"the workspace {workspace!r} was taken over{by}, because this process did not renew its lease in time. "
+            "Resume the run when the workspace is free.",
+        )
 
 
 class WorkspaceNotFoundError(StateError, LookupError):

@@ -70,7 +70,7 @@ class Runs(Protocol):
         ...
 
     async def stop(self, run_id: str, /) -> None:
-        """Ask the owner of a run to cancel it: its next `keep` says so.
+        """Ask the owner of a run to cancel it. The owner's next `keep` returns True for the run.
 
         Raises `RunUnknown` if there is no such run.
         """
@@ -80,6 +80,8 @@ class Runs(Protocol):
         self, run_id: str, status: RunStatus, outcome: bytes = b"", /, *, due_at: float | None = None
     ) -> None:
         """Release the lease and record the run's status. If the run is over, its open questions are deleted.
+
+        Raises `RunBusy` if another process owns the run, and `RunUnknown` if there is no such run.
 
         A submitted run that is not over is due for a worker at `due_at`, or as soon as one of its questions is
         answered.
@@ -356,7 +358,10 @@ class Workspaces(Protocol):
     """
 
     async def acquire(self, name: str, run_id: str, /) -> WorkspaceRow:
-        """Give a workspace, created if unknown, to a run of this process. Raises `WorkspaceBusy` while another live run has it."""
+        """Give a workspace, which is created if it does not exist, to a run of this process.
+
+        Raises `WorkspaceBusy` while another live run has it, and `RunBusy` if another process has taken the run over.
+        """
         ...
 
     async def release(self, name: str, run_id: str, /) -> None:
@@ -376,11 +381,17 @@ class Workspaces(Protocol):
         ...
 
     async def files(self, name: str, /, *, since: int = 0) -> Mapping[str, WorkspaceFile | None]:
-        """Return the paths that have changed after the version `since`, with their states; None for a removed path."""
+        """Return the paths that have changed after the version `since`, with their states; None for a removed path.
+
+        Raises `JournalAltered` if one of their rows was altered.
+        """
         ...
 
     async def has(self, digests: Collection[str], /, *, run_id: str) -> Collection[str]:
-        """Return the digests whose bytes are stored. From now on, these bytes are kept for this run."""
+        """Return the digests whose bytes are stored. From now on, these bytes are kept for this run.
+
+        Raises `RunBusy` if another process owns the run.
+        """
         ...
 
     async def put(self, blobs: Sequence[bytes], /, *, run_id: str) -> None:
@@ -388,7 +399,10 @@ class Workspaces(Protocol):
         ...
 
     async def fetch(self, digests: Collection[str], /) -> Mapping[str, bytes]:
-        """Return the bytes with these digests. Raises `BlobNotFoundError` if some are not stored."""
+        """Return the bytes with these digests.
+
+        Raises `BlobNotFoundError` if some are not stored, and `JournalAltered` if some were changed.
+        """
         ...
 
     async def undo(self, unit: CommitUnit, entry: Entry, /) -> Sequence[str]:

@@ -43,7 +43,7 @@ class Queue(Protocol):
         process may have taken them over.
 
         With `run_id`, only that run is considered. If it is not due, but has no owner and is not over, its count of legs
-        increases all the same, so that its next leg has a new number.
+        increases all the same, so that its next leg has a new number. Raises `RunUnknown` if there is no such run.
         """
         ...
 
@@ -54,11 +54,17 @@ class Queue(Protocol):
         ...
 
     async def wake(self, run_id: str, /, at: float | None = None) -> None:
-        """Make a run due at the time `at`, or now. Does nothing if a process owns the run or the run is over."""
+        """Make a run due at the time `at`, or now. Does nothing if a process owns the run or the run is over.
+
+        Raises `RunUnknown` if there is no such run.
+        """
         ...
 
     async def adopt(self, run_id: str, queue: str, /) -> None:
-        """Move a run to a different queue, so that a different version of its code continues it."""
+        """Move a run to a different queue, so that a different version of its code continues it.
+
+        Raises `RunUnknown` if there is no such run.
+        """
         ...
 
     async def cancel(self, run_id: str, outcome: bytes, /) -> bool:

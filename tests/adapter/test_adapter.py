@@ -1002,7 +1002,7 @@ def test_prompt_model_is_not_there_for_a_person() -> None:
     assert session[ToolInvoked].all()[0].result.value == "none"
 
 
-# --- disclosure --------------------------------------------------------------------------------
+# --- closed sections ---------------------------------------------------------------------------
 
 
 def _closed_prompt() -> Prompt[None]:
@@ -1170,7 +1170,7 @@ def test_a_childs_sections_do_not_end_the_outer_run(kind: str) -> None:
 
 
 def test_a_caller_answers_what_its_child_needs() -> None:
-    """The caller of a nested run may evaluate it again with the sections that it needs."""
+    """The caller of a nested run may evaluate the prompt again, with the sections opened that the run needed."""
     model = scripted(
         ToolCall("ask", {}), ToolCall("open_sections", {"sections": ["weather"]}), "It rains.", "Bye."
     )

@@ -68,7 +68,7 @@ async def parked(journal: MemoryJournal, *calls: Any) -> None:
 
 
 async def test_a_message_has_its_attachments(tmp_path: Path) -> None:
-    """`attachments=` takes attachments, paths and addresses, streamed or not, and with or without a text."""
+    """`evaluate` and `stream` take attachments, paths and addresses, with or without a text message."""
     file = tmp_path / "a.png"
     file.write_bytes(PNG)
     script = ScriptedModel(["ok", "ok"])

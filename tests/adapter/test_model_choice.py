@@ -109,7 +109,7 @@ async def told(
     return outcome, story(seen.events), seen.events
 
 
-# --- what is tried, and when ---
+# --- which model is asked, and when ---
 
 
 async def test_the_first_model_that_works_answers() -> None:
@@ -121,7 +121,7 @@ async def test_the_first_model_that_works_answers() -> None:
 
 
 async def test_an_outage_is_retried_once_and_then_the_next_model_is_asked() -> None:
-    """Events name the model that failed and the one that is asked instead, and the price is that of the one that answered."""
+    """After an outage and one retry, the next model is asked. Events name both, and the cost is that of the model that answered."""
     a, b = one("a:1", down(), down(), said("never")), one("b:1", said("B."), price=5)
     response, lines, events = await told(first_that_works(a, b))
     assert (response.text, response.cost, response.usage.requests) == ("B.", 15, 1)
@@ -153,7 +153,7 @@ async def test_a_short_rate_limit_is_waited_for() -> None:
 
 
 async def test_a_wrong_request_is_not_sent_to_others() -> None:
-    """A request that a provider refuses as wrong fails at once, because others would refuse it too."""
+    """A request that a provider refuses as wrong fails at once, because other providers would refuse it too."""
     wrong = ModelRequestRefused("a:1", "the prompt is too long", status=400)
     error, lines, _ = await told(first_that_works(one("a:1", wrong), one("b:1", said("B."))))
     assert lines == ["1 a:1 failed, end"]
@@ -249,7 +249,7 @@ async def test_a_refusal_that_was_seen_stands() -> None:
     assert (response.text, response.stop_reason) == ("I can't help.", "refused")
 
 
-# --- a run ---
+# --- several requests in one run ---
 
 
 async def test_a_run_stays_with_the_model_that_answered() -> None:
@@ -322,7 +322,7 @@ class City:
 
 
 async def test_a_typed_answer_is_asked_for_as_all_models_can_give_it() -> None:
-    """The answer has a native schema only if all models support that; otherwise it is a call of `final_answer`."""
+    """A typed answer has a native schema only if all models support that. Otherwise, it is a call of `final_answer`."""
     prompt = Prompt("typed", "Answer.", output=City)
     natives = first_that_works(one("a:1", down(), down()), one("b:1", said('{"name": "Oslo"}')))
     assert (await told(natives, prompt=prompt))[0].output == City("Oslo")
@@ -403,7 +403,7 @@ async def test_a_resumed_run_remembers_who_answered_and_what_it_cost() -> None:
 
 
 def test_a_choice_has_a_name_by_which_it_is_found() -> None:
-    """Names separated by commas are a choice, and its name is the same list. Each name is checked."""
+    """Names separated by commas are a choice, and the choice's name is the same list. Each name is checked."""
     model = model_named("demo:notes,openai:gpt-5")
     assert isinstance(model, ModelChoice)
     assert model.name == reference_to(model) == "demo:notes, openai:gpt-5"

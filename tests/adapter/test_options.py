@@ -148,7 +148,7 @@ def test_an_iterable_is_taken_once_and_kept() -> None:
     assert options.opened == ("guide",)
 
 
-# --- nested --------------------------------------------------------------------------------------
+# --- nested runs ---------------------------------------------------------------------------------
 
 
 def outer(**changes: Any) -> RunOptions:
@@ -204,7 +204,7 @@ OWN = (
 
 
 def test_every_option_is_inherited_limited_or_the_runs_own() -> None:
-    """Every field of `RunOptions` is here: inherited by a nested run, limited by the outer run, or the run's own."""
+    """Every field of `RunOptions` is inherited by a nested run, limited by the outer run, or the nested run's own."""
     limits = ("deadline", "budget", "depth_limit", "outer_policies")
     assert sorted((*INHERITED, *OWN, *limits)) == sorted(RunOptions.__struct_fields__)
 

@@ -308,7 +308,7 @@ async def test_a_run_can_add_one() -> None:
 
 
 async def test_each_candidate_of_a_choice_must_have_it() -> None:
-    """If a choice falls back to a model that lacks the tool, the run fails with that model's name."""
+    """If a choice falls back to a model that lacks the tool, the run fails, and the error names that model."""
     first = ScriptedModel([ModelUnavailable("a", "down")] * 2, name="a")
     second = ScriptedModel(["Done."], name="b", traits=Traits())
     with pytest.raises(PromptEvaluationError, match="model 'b': it has no web_search of its own"):
@@ -341,7 +341,7 @@ def test_a_deadline_ends_a_policy_that_waits() -> None:
 
 
 async def test_a_resumed_run_offers_the_same(tmp_path: Path) -> None:
-    """A parked run that is resumed offers the same tools in its next request, and answers from the record ask no policy."""
+    """A parked run that is resumed offers the same tools in its next request. No policy is asked about answers from the record."""
     watch = Watch(PolicyDecision.allow())
     model = ScriptedModel([ToolCall("ask"), "Done."])
     prompt = Prompt("p", "x", tools=[ask, SEARCH], policies=[watch])

@@ -82,7 +82,7 @@ def giving(folder: Path, end: str, effect: str = "staged") -> Program:
 
 
 def test_what_another_process_did_commits_with_the_call(tmp_path: Path):
-    """Another process's file and event appear when the call commits, and not before. Then the ticket is refused."""
+    """What a redeeming process writes appears when the issuing call commits, and not before. After the run, the ticket is refused."""
     first = giving(tmp_path, "ok")
     assert said_by(start(tmp_path, "redeem")) == "done at depth 0, 4 left"
     assert os.listdir(tmp_path / "files") == []
@@ -100,7 +100,7 @@ def test_what_another_process_did_commits_with_the_call(tmp_path: Path):
 
 
 def test_nothing_of_it_is_left_where_the_call_fails(tmp_path: Path):
-    """If the call fails, neither the file nor the event from the other process remains."""
+    """If the issuing call fails, neither the file nor the event of the redeeming process remains."""
     first = giving(tmp_path, "fail")
     assert said_by(start(tmp_path, "redeem")) == "done at depth 0, 4 left"
     (tmp_path / "go").touch()
@@ -145,7 +145,7 @@ def test_a_deposit_outlives_the_process_that_gave_the_ticket_out(tmp_path: Path,
         assert os.listdir(tmp_path / "files") == []
 
 
-# --- one process, with the file opened twice ---------------------------------------------------------
+# --- one process, which opens the journal's file twice -----------------------------------------------
 
 
 FREE = Traits(Price(Decimal(0), Decimal(0)), native_output=True)
@@ -438,7 +438,7 @@ async def test_another_try_has_tickets_of_its_own(stage: Stage):
 
 
 async def test_a_ticket_is_redeemed_once(stage: Stage):
-    """A second redemption returns the recorded result. While the first is in progress, it is refused."""
+    """A second redemption returns the recorded result, or is refused while the first is in progress."""
     entered: list[str] = []
 
     async def there(context: ToolContext) -> str:

@@ -387,7 +387,7 @@ def test_tracebacks_are_shown_on_request(folder: Path):
     assert "Traceback" not in run(folder, "failing").stderr
 
 
-# --- streams ---
+# --- standard output and standard error ---
 
 
 def test_only_the_answer_goes_to_standard_output(folder: Path):
@@ -609,7 +609,7 @@ def test_help_loads_little(arguments: list[str]):
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_the_extra_it_says_how_to_get_it(missing: str):
-    """Without the extra, the program says how to install it."""
+    """Without a package of the extra `cli`, the program says how to install the extra."""
     code = (
         "import sys\n"
         f"sys.modules[{missing!r}] = None\n"
@@ -859,7 +859,7 @@ def test_serve_says_in_the_terminal_if_the_page_is_not_built(monkeypatch: pytest
 
 
 def test_a_page_without_libraries_is_not_built(tmp_path: Path):
-    """The page is built once its folder `vendor` has a file in it."""
+    """The page counts as built once its folder `vendor` contains a file."""
     assert not is_built(tmp_path)
     (tmp_path / "vendor").mkdir()
     assert not is_built(tmp_path)

@@ -18,6 +18,7 @@ from handrail.cli import models_commands
 from handrail.cli.command_options import ServeOptions
 from handrail.cli.mcp_options import McpOptions
 from handrail.events import TextDelta
+from handrail.models import ModelUnavailable
 from handrail.models.availability import survey
 from handrail.models.openai import OpenAIModel
 from handrail.models.providers import PROVIDERS
@@ -103,6 +104,15 @@ async def test_no_vendor_is_contacted(monkeypatch: pytest.MonkeyPatch):
             monkeypatch.setenv(key.variable, "k")
     await survey()
     assert asked == ["http://127.0.0.1:9/v1"] * 3
+
+
+async def test_a_server_that_says_it_is_unavailable_is_not_called_silent(monkeypatch: pytest.MonkeyPatch):
+    async def get(self: Any, path: str, seconds: float) -> Any:
+        raise ModelUnavailable("ollama", "it is starting", status=503)
+
+    monkeypatch.setattr("handrail.models.http.Endpoint.get", get)
+    found = {each.provider: each for each in await survey()}["ollama"]
+    assert (found.state, "answered with status 503" in found.detail) == ("down", True)
 
 
 def test_the_list_as_lines_and_as_json(tmp_path: Path):

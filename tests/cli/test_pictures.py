@@ -75,7 +75,7 @@ def test_iterm_gets_each_picture_in_one_sequence():
 
 
 def test_nothing_else_is_drawn():
-    """A large picture, one whose bytes are elsewhere, and any picture on a different terminal are not drawn."""
+    """A large picture, one whose bytes are elsewhere, and any picture on a terminal without a protocol are not drawn."""
     large = Attachment(PNG + bytes(4_000_000), "large.png")
     assert pictures_in([large, Attachment("https://example.org/a.png")], "kitty") == []
     assert pictures_in([SHOT], None) == []
@@ -92,7 +92,7 @@ def shoot() -> Attachment:
 async def test_a_call_shows_its_picture(monkeypatch: pytest.MonkeyPatch, protocol: str | None, held: bool):
     """A call's line has the name, size and path of a picture. A terminal that supports pictures draws it below that line.
 
-    While a question is asked, nothing is written.
+    While a question is asked, nothing is written; the line and the picture follow later.
     """
     for name in ("TMUX", "STY", "TERM_PROGRAM", "LC_TERMINAL", "KITTY_WINDOW_ID"):
         monkeypatch.delenv(name, raising=False)

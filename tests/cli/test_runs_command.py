@@ -205,7 +205,7 @@ def answer_and_resume(line: Line, run_id: str, *more: str) -> bool:
 
 
 def test_a_resumed_run_keeps_the_startup_files_it_was_allowed(line: Line):
-    """A resumed run may change the startup files that it began with, unless it was imported or other files are named."""
+    """A resumed run may change the startup files that its start allowed, unless it was imported or other files are named."""
     (line.base / "files").mkdir()
     allowed = DirectoryFilesystem(line.base / "files", startup_files=[".envrc"])
     line.record("tea", call("choose"), filesystem=allowed)
@@ -242,7 +242,7 @@ def test_fork_undo_replay(line: Line):
 
 
 def test_a_different_folder_at_the_same_path_is_not_used(line: Line):
-    """If a different folder is where a run's folder was, commands that need the folder ask for its name."""
+    """If a different folder is where a run's folder was, commands that need the run's folder require `--files`."""
     (written,) = line.record("tea", call("write", path="a", text="1"), "end")
     folder, away = line.base / "files", line.base / "away"
     folder.rename(away)

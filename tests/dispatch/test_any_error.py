@@ -391,7 +391,7 @@ async def test_shielded_work_that_raises_generator_exit_does_not_look_closed() -
 
 
 def test_the_traceback_is_there_while_the_event_is_published() -> None:
-    """Listeners see the handler's frames in the traceback. It is cleared afterwards, because it would keep variables alive."""
+    """Listeners see the handler's frames in the error's traceback. It is cleared afterwards, since it would keep variables alive."""
     seen: list[str] = []
 
     async def fails(text: str, context: ToolContext) -> Any:

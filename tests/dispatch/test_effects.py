@@ -47,7 +47,7 @@ def test_beside_others(effect: Effect) -> None:
 
         @tool(**options_for(effect))
         async def meet() -> None:
-            """Wait for the other one."""
+            """Wait for the other call."""
             async with asyncio.timeout(5):
                 await meeting.wait()
 
@@ -146,7 +146,7 @@ def test_effects_compose(outer: Effect, inner: Effect) -> None:
 
         @tool(name="outer", **options_for(outer))
         async def outer_tool(context: ToolContext) -> str:
-            """Call the other one."""
+            """Call the other tool."""
             return (await context.call("inner")).message
 
         rig = Rig([inner_tool, outer_tool])

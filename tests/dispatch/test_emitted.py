@@ -75,7 +75,7 @@ async def test_an_act_emits_under_the_call_and_the_name_of_its_handoff() -> None
 
 
 async def test_a_listener_to_a_tools_own_type_hears_its_events_once() -> None:
-    """Listeners to the event's own type hear it once, even if one of them fails. `Emitted` and its base hear the wrapper."""
+    """Listeners to the event's own type hear it once, even if one of them fails. Listeners to `Emitted` hear the wrapper."""
     session, heard = Session(), list[tuple[str, object]]()
 
     def listen(name: str, kind: type[Any]) -> None:

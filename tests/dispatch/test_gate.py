@@ -118,7 +118,7 @@ def test_parallel_calls_are_isolated_and_one_failing_late_undoes_only_its_own() 
 
 
 def test_one_turn_runs_concurrently_and_alone_runs_alone() -> None:
-    """Calls in one turn run concurrently, except a call of an `alone` tool, which may still call itself."""
+    """Calls in one turn run concurrently. A call of an `alone` tool runs without others, but may call the same tool itself."""
 
     async def main() -> None:
         running: set[str] = set()

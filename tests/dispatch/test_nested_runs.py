@@ -140,7 +140,7 @@ async def test_cancellation(way: str, tmp_path: Path) -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert ends[0][0].partition(".")[0] == "probe"  # or an act of it
+    assert ends[0][0].partition(".")[0] == "probe"  # the tool, or an act of the handoff with this name
     assert ends[-1] == ("middle", "cancelled")
     assert {status for _, status in ends} == {"cancelled"}
 
@@ -205,7 +205,7 @@ async def test_approvals(way: str, mode: Any, tmp_path: Path) -> None:
     if mode == "interactive":
         (question,) = person.questions
         assert question.asked_by[0] == "middle"
-        assert question.asked_by[-1].partition(".")[0] == "probe"  # or an act of it
+        assert question.asked_by[-1].partition(".")[0] == "probe"  # the tool, or an act of the handoff
 
 
 @every_way
@@ -296,7 +296,7 @@ async def test_extras(way: str, tmp_path: Path) -> None:
     assert seen == ["acme"]
 
 
-# --- what a nested run may tighten or replace, and what not ---
+# --- what a nested run may tighten or replace, and what it may not ---
 
 
 def limited(way: str, at: Path, body: Any, in_a_file: str, **given: Any) -> Nesting:

@@ -21,7 +21,7 @@ COUNT = 10_000 if os.environ.get("HANDRAIL_DEEP") else 25
 
 @pytest.mark.parametrize("ending", endings(), ids=lambda ending: ending.name)
 def test_calls_leave_only_their_facts(ending: Ending) -> None:
-    """Many calls that end this way leave none of Handrail's objects except the facts, and free their 100 kB documents."""
+    """Many calls that end in one way leave none of Handrail's objects except the facts, and free their 100 kB documents."""
     kept = asyncio.run(measure(ending, COUNT))
     # From Python 3.13 on, asyncio keeps the newest cancellation that a task group caught, with its frames.
     newest = 1 if sys.version_info >= (3, 13) and ending.name == "failed in a group" else 0
@@ -58,7 +58,7 @@ def test_steps_of_calls_that_are_over_are_forgotten() -> None:
         while not done:
             await asyncio.sleep(0)
         for number in range(20):
-            assert (await gate.invoke("pay", {"name": str(number)})).value == 2  # its own, and the slow one's
+            assert (await gate.invoke("pay", {"name": str(number)})).value == 2  # its own and the slow call's
             assert (await gate.invoke("outer", {"name": str(number)})).value == 3
         go.set()
         assert (await slow).value == 1

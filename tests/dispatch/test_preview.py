@@ -74,7 +74,7 @@ state: Noted {"text":"a.txt"}
 
 @pytest.fixture(params=["memory", "directory", "directory with a journal"])
 def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    """Provide a filesystem with one file, and a journal or None."""
+    """Fixture: a filesystem with one file, and a journal or None."""
     if request.param == "memory":
         files: Any = MemoryFilesystem()
         files.write("a.txt", "one\n")
@@ -169,7 +169,7 @@ def test_a_new_base_may_be_denied(ground: Any) -> None:
 
 @pytest.mark.parametrize("effect", get_args(Effect))
 def test_which_effects_are_previewed(effect: Effect) -> None:
-    """A previewed call runs before it is approved. Any other call runs only afterwards."""
+    """A call whose effect is previewed runs before a person is asked. Any other call does not."""
     ran: list[str] = []
 
     async def undo(params: Any, value: Any, *, context: ToolContext) -> None:
@@ -221,7 +221,7 @@ def test_where_nobody_looks_nothing_runs_first(environment: Any, approvals: Any,
 
 
 def test_a_call_that_fails_is_not_asked_about(ground: Any) -> None:
-    """A call that fails in its preview is not asked about."""
+    """Nobody is asked about a call that fails in its preview."""
     files, journal = ground
     looker = Looker()
     gate = open_gate(

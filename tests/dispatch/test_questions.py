@@ -366,7 +366,7 @@ def test_a_question_without_an_answer_may_be_asked_again():
 
 
 def test_a_question_that_has_expired_already_is_over_at_once():
-    """A question whose time has already passed is answered as timed out, without a wait."""
+    """A question whose time has already passed ends as timed out, without a wait."""
 
     async def main() -> tuple[str, float]:
         clock = VirtualClock()

@@ -93,7 +93,7 @@ def test_a_call_that_would_wait_too_long_fails_at_once(asked: float) -> None:
 
 @pytest.mark.parametrize("asked", [math.nan, -1, -math.inf, "30", True, None])
 def test_a_wait_that_is_no_number_of_seconds_is_replaced_by_the_usual_one(asked: Any) -> None:
-    """If `retry_after` is malformed, the call is retried after the usual waits."""
+    """If `retry_after` is None or invalid, the call is retried after the usual waits."""
 
     async def main() -> None:
         ended, took = await outcome(flaky(asked))

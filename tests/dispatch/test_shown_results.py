@@ -188,7 +188,7 @@ async def test_text_with_half_a_character_is_shown(make: Callable[[], Any], jour
 
     @tool(effect="staged")
     async def outer(context: ToolContext) -> Any:
-        """Call the other one."""
+        """Call the other tool."""
         inner.append(await context.call("work"))
         return inner[0]
 

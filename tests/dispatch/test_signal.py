@@ -125,7 +125,7 @@ def test_a_handler_that_polls_its_signal_sees_it(reason: str) -> None:
 
 @pytest.mark.parametrize("reason", REASONS)
 async def test_a_sync_handler_sees_its_signal(reason: str) -> None:
-    """A handler in a thread waits for its signal, which fires for each reason."""
+    """A handler in a thread waits for its signal, which fires for each reason to stop."""
     seen, started, over = list[str](), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 

@@ -35,7 +35,7 @@ class Spec:
 
 @dataclass
 class Trace:
-    """The actions of one attempt of a call, with the values and the ids of inner calls that they returned."""
+    """The actions of one attempt of a call, each with the value or the ids of inner calls that it returned."""
 
     spec: Spec
     acts: list[tuple[str, Any, Any]] = field(default_factory=list)

@@ -274,7 +274,7 @@ async def test_an_agent_approves_nothing_on_anybodys_behalf() -> None:
 
 
 def test_run_as_agent_plays_one_act_and_leaves_nothing_behind() -> None:
-    """`run_as_agent` runs neither `before` nor `after`."""
+    """`run_as_agent` runs only the client act: neither `before` nor `after`."""
 
     async def never(*arguments: Any, context: ToolContext) -> Any:
         raise AssertionError
@@ -367,7 +367,7 @@ def test_what_an_act_emits_goes_to_its_own_listener_only() -> None:
     assert heard == {name: [Step(name, 0), Step(name, 1)] for name in heard}
 
 
-# --- acts in unit tests ----------------------------------------------------------------------------
+# --- acts in unit tests, and handoffs in a gate ----------------------------------------------------
 
 
 async def test_acts_are_functions_that_a_test_can_call() -> None:

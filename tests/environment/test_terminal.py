@@ -382,7 +382,7 @@ async def test_without_a_terminal_nobody_is_there():
 
 
 async def test_a_run_asks_at_the_terminal():
-    """The diff of a staged call is shown at the terminal, and approving it applies the change."""
+    """The diff of a staged call is shown at the terminal, and approving the call applies its change."""
 
     @tool(effect="staged", capabilities=["fs.write"])
     async def save(text: str, context: ToolContext) -> str:

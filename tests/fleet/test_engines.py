@@ -77,7 +77,7 @@ async def test_an_engine_drives_runs_through_questions_and_restarts_of_the_worke
 async def test_a_leg_that_ended_or_was_lost_before_it_claimed_its_run_is_started_again(
     engine: MakeEngine, tmp_path: Path
 ):
-    """A leg that ends or hangs without claiming its run is followed by another.
+    """If a leg ends or hangs without claiming its run, the engine starts another one when the run is woken.
 
     DBOS starts nothing twice under one id, so each leg needs an id of its own.
     """

@@ -12,12 +12,14 @@ import pytest
 
 from handrail import runs
 from handrail.adapter.evaluation import MOST_WORKER_DEATHS
+from handrail.adapter.requests import decode_request
 from handrail.adapter.run_lease import renew_now
 from handrail.adapter.run_record import decode_outcome
 from handrail.clock import SYSTEM_CLOCK
 from handrail.errors import JournalError, RunError
 from handrail.fleet import FleetApp, JournalDispatcher, Runner, Submission, submit
 from handrail.fleet.dispatcher import Execute
+from handrail.fleet.submission import repeat
 from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.journals import Journal
 from handrail.question import Answer
@@ -243,6 +245,15 @@ async def test_a_repeated_run_submits_the_next_one_once(app: FleetApp):
     assert first.due_at is not None
     assert following.due_at == first.due_at + 3600
     assert (following.queue, following.record.session_id) == (app.queue, following.record.id)
+
+
+async def test_runs_repeated_within_a_second_have_different_ids(app: FleetApp):
+    journal = MemoryJournal()
+    row = await submit(journal, app, Submission("pay rent", every=0.4, key="rent", at=4e9))
+    for _ in range(4):
+        await repeat(journal, row, decode_request(row.record), JournalDispatcher(), SYSTEM_CLOCK)
+        row = max(await journal.runs.list(), key=lambda each: each.due_at or 0.0)
+    assert len({each.record.id for each in await journal.runs.list()}) == 5
 
 
 async def test_a_queued_run_can_be_cancelled_but_not_resumed_or_forked(app: FleetApp):

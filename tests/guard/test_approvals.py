@@ -466,7 +466,7 @@ def test_two_people_asked_at_once_both_stop_the_clock():
     ],
 )
 def test_a_deadline_pauses_for_people_only_if_it_says_so(where: str, pauses: bool):
-    """A deadline that pauses for people ignores the time they take. One that doesn't pause ends the run while they think."""
+    """A deadline that pauses for people ignores the time they take. Any other deadline ends the run while they decide."""
 
     async def main() -> float:
         clock = VirtualClock()

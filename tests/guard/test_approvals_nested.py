@@ -1,4 +1,4 @@
-"""Approvals in nested, concurrent runs: each answer reaches its own question, and timeouts and deadlines pause meanwhile."""
+"""Approvals in nested, concurrent runs: each answer reaches its own question, and deadlines pause while a person is asked."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ class Slow(Person):
 @pytest.mark.parametrize("pauses", [True, False])
 @pytest.mark.parametrize("calls", [{1: "manage"}, {1: "manage", 3: "manage"}, {1: "pay", 2: "manage"}])
 def test_the_time_a_person_takes_stops_the_deadline_at_every_level(calls: dict[int, str], pauses: bool):
-    """A deadline that pauses stays paused until the last answer, at any level. One that doesn't pause ends the run."""
+    """A deadline that pauses for people stays paused until the last answer, at any level. Any other deadline ends the run."""
 
     async def main() -> float:
         firm = Firm(person=Slow(True))

@@ -129,7 +129,7 @@ def test_a_check_that_fails_never_lets_a_run_end_as_done(checkers: list[Any], on
 
 @pytest.mark.parametrize("how", sorted(BROKEN))
 def test_the_model_is_told_which_check_failed_and_why(how: str):
-    """The message names the check, and the failure is recorded in the session."""
+    """If a check fails, the message to the model names it and says why, and the failure is recorded in the session."""
     response, model = ended(Checker(BROKEN[how], cap=1))
     said = model.requests[1].messages[-1].text
     assert said.startswith("It can't be confirmed that the task is finished. The check 'mine' failed: ")
@@ -171,7 +171,7 @@ def test_a_check_that_recovers_lets_the_run_end():
 
 @pytest.mark.parametrize("swallows", [False, True])
 def test_a_check_that_hangs_ends_with_the_deadline(swallows: bool):
-    """The run fails at its deadline, even if the check suppresses the cancellation and reports nothing missing."""
+    """A run whose check hangs fails at its deadline, even if the check suppresses the cancellation and reports nothing missing."""
 
     async def missing(state: RunState) -> str | None:
         try:
@@ -198,7 +198,7 @@ def test_a_check_that_hangs_ends_with_the_deadline(swallows: bool):
 
 @pytest.mark.parametrize("swallows", [False, True])
 def test_a_run_cancelled_during_a_check_is_cancelled(swallows: bool):
-    """The cancellation reaches the caller, even if the check suppresses it."""
+    """A cancellation during a check reaches the caller of the run, even if the check suppresses it."""
 
     async def missing(state: RunState) -> str | None:
         try:

@@ -82,6 +82,11 @@ class Asks(Answering):
         return PolicyDecision.ask("sure?") if self._how == "ask" else PolicyDecision.allow()
 
 
+class AllowsLater(Answering):
+    def check(self, tool: Tool[Any, Any], params: Any, *, context: ToolContext) -> Any:
+        return _later(PolicyDecision.allow())
+
+
 def ran_with(policies: list[Any], **options: Any) -> int:
     """Make one call under these policies, check that it does not succeed, and return how often the handler ran."""
     ran: list[None] = []
@@ -114,6 +119,16 @@ def test_a_policy_that_does_not_allow_a_call_lets_nothing_through(before: int, h
     """A call that one policy does not allow doesn't run, even if the policies before and after that one allow it."""
     allowing = [Asks("allow", f"allowing {index}") for index in range(before + after)]
     assert ran_with([*allowing[:before], Answering(how), *allowing[before:]]) == 0
+
+
+@pytest.mark.parametrize(
+    "waiting", [(True,), (True, False), (False, True), (True, True), (True, False, True)]
+)
+def test_policies_after_one_that_waits_are_checked(waiting: tuple[bool, ...]):
+    """A denial counts even if policies before it allow the call, and some of them only after waiting."""
+    kinds = [AllowsLater if waits else Asks for waits in waiting]
+    allowing = [kind("allow", f"allowing {index}") for index, kind in enumerate(kinds)]
+    assert ran_with([*allowing, Answering("returns an unknown kind")]) == 0
 
 
 @pytest.mark.parametrize("how", sorted(ANSWERS))

@@ -197,7 +197,7 @@ def test_a_run_that_stops_too_early_is_held() -> None:
 
 
 def test_a_checker_holds_a_run_up_to_its_cap() -> None:
-    """A checker holds a run up to its cap. Then the run ends as incomplete."""
+    """A checker holds a run as many times as its cap allows. Then the run ends as incomplete."""
     model = ScriptedModel(["One.", "Two.", "Three."])
     response = finish(model, FilesThere("a.md", cap=2))
     assert (response.text, response.stop_reason) == ("Three.", "incomplete")

@@ -84,7 +84,7 @@ def paying(ran: Ran) -> Tool[Any, Any]:
     return pay
 
 
-# Each of these returns the tool `outer`, which pays in a nested run.
+# Each `by_…` function returns the tool `outer`, which pays in a nested run.
 
 
 def by_evaluate(ran: Ran) -> Tool[Any, Any]:
@@ -228,7 +228,7 @@ def payments(
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_nested_run_may_pay_if_nothing_denies_it(way: Any, tmp_path: Path):
-    """Without a denial, each of the ways leads to a payment."""
+    """Without a denial, every way to nest a run leads to a payment."""
     assert payments(way, [], tmp_path) == 1
 
 
@@ -289,7 +289,7 @@ def test_an_outer_rate_limits_nested_calls(way: Any, tmp_path: Path):
     ("name", "paid", "status"), [("own_rate", ["pay"], "ok"), ("rate_limit", [], "error")]
 )
 def test_rates_of_an_outer_and_a_nested_run_do_not_lift_each_other(name: str, paid: Ran, status: str):
-    """Both runs' limits apply. A nested limit with an outer one's name is refused, since they would share their counts."""
+    """Both runs' limits apply. A nested limit with the name of an outer one is refused, since the two would share a count."""
     ran: Ran = []
 
     @tool
@@ -369,7 +369,7 @@ async def test_a_gates_denials_reach_acts_that_its_handlers_play():
 
 
 async def test_an_agent_that_stops_before_its_checks_pass_says_so():
-    """The caller of an agent is told that a completion check still objects."""
+    """If an agent stops although a completion check still objects, its caller is told so."""
 
     class Objects:
         name, cap = "objects", 1

@@ -149,7 +149,7 @@ def reading(kind: Any, got: list[dict[str, Any]], failures: int = 0) -> Tool[Any
 def test_whatever_policies_and_handler_do_to_params_each_sees_those_that_came(
     kind: Any, waits: list[bool], failures: int
 ):
-    """Neither a policy nor the handler sees a change that another one made, in `check`, the handler or `on_result`."""
+    """Every policy and the handler see the original params, although each of them changes its own copy."""
     got: list[dict[str, Any]] = []
     policies = [Watching(f"rule {index}", slow) for index, slow in enumerate(waits)]
     last = told_only("last")
@@ -215,7 +215,7 @@ def test_the_check_after_an_approval_sees_the_params_that_came():
 def test_copies_are_made_by_parsing_only_where_fields_can_change(
     kind: Any, parses: int, monkeypatch: pytest.MonkeyPatch
 ):
-    """With three policies, params whose fields are all immutable are parsed once; others once more for each policy."""
+    """With three policies, params that contain only immutable values are parsed once. Others are parsed four times."""
     counted: list[None] = []
     tool = reading(kind, [])
     parse = tool.parse

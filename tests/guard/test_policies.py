@@ -138,7 +138,7 @@ def test_what_a_policy_decides_is_what_happens(check: Any, approve: Any, status:
 
 @pytest.mark.parametrize("denies", [0, 1, 2])
 def test_all_must_allow(denies: int):
-    """If one policy denies a call, it is denied in any order of the policies, and nobody is asked."""
+    """If one policy denies a call, the call is denied, whatever the order of the policies, and nobody is asked."""
     rules = [Rule(f"rule {index}", PolicyDecision.ask("?")) for index in range(3)]
     rules[denies] = Rule("denier", PolicyDecision.deny("no"))
     person = Person(approve=True)
@@ -715,7 +715,7 @@ def doing(effect: Effect, *capabilities: str) -> Tool[Any, Any]:
     ],
 )
 def test_effect_decides_unless_told_otherwise(effect: Effect, capabilities: Any, decision: str):
-    """By default, each effect has the verdict in the last column of the effect table."""
+    """By default, pure, read and staged calls are allowed, and a person is asked about all others."""
     assert decided(CapabilityPolicy(), doing(effect, *capabilities)) == decision
 
 
@@ -764,7 +764,7 @@ def test_a_verdict_on_an_effect_replaces_the_tables(effect: Effect, verdict: Any
     ],
 )
 def test_the_nearest_pattern_counts_and_the_strictest_word(verdicts: Any, capabilities: Any, decision: str):
-    """An exact name beats a pattern, a longer pattern beats a shorter one, and the strictest verdict wins."""
+    """An exact name beats a pattern, and a longer pattern a shorter one. Of several capabilities' verdicts, the strictest wins."""
     assert decided(CapabilityPolicy(verdicts), doing("irreversible", *capabilities)) == decision
 
 

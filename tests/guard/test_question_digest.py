@@ -116,7 +116,7 @@ def spelled(data: st.DataObject, amount: int, tags: set[str], limit: int) -> str
     limit=st.integers(0, 2),
 )
 def test_equal_arguments_are_the_same_question(data: st.DataObject, amount: int, tags: set[str], limit: int):
-    """Equal arguments give the same digest, payload and rows, however they are spelled. Different ones change the digest."""
+    """Equal arguments give the same digest, payload and rows, however they are spelled. Different arguments change the digest."""
     one = asked("pay", spelled(data, amount, tags, limit))
     two = asked("pay", spelled(data, amount, tags, limit))
     assert (one.digest, one.payload, one.rows) == (two.digest, two.payload, two.rows)
@@ -144,7 +144,7 @@ def test_sets_are_shown_in_order(tags: list[str]):
 
 
 def test_arguments_whose_json_says_less_are_told_apart():
-    """If the JSON of two different arguments is the same, the arguments that were sent make the difference."""
+    """If two different values have the same JSON, the arguments as they were sent make the digests differ."""
     one, two = (asked("mark", json.dumps({"label": text})) for text in ("Alpha", "alpha"))
     assert one.payload == two.payload
     assert one.digest != two.digest

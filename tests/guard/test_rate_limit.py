@@ -1,4 +1,4 @@
-"""The window of `RateLimitPolicy`: it admits what the rate allows, at a cost that does not grow."""
+"""The window of `RateLimitPolicy`: it admits what the rate allows, and a call's cost does not grow with the number of calls."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_the_ten_thousandth_call_costs_what_the_first_does() -> None:
     )
 )
 def test_a_window_admits_what_the_rate_allows(counted: list[tuple[str, int, float, int]]) -> None:
-    """The ring behaves as a list of all admitted calls would, even when the rate changes."""
+    """A stored window behaves as a list of all admitted calls would, even when the rate changes."""
     session, now, seconds = Session(), 0.0, 4.0
     admitted: dict[str, list[tuple[str, float]]] = {"a": [], "b": []}
     for policy, number, later, most in counted:

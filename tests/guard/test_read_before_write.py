@@ -94,7 +94,7 @@ RIGHT: dict[str, Work] = {
 @pytest.mark.parametrize("effect", ["staged", "idempotent", "irreversible"])
 @pytest.mark.parametrize("how", sorted(WRONG))
 async def test_a_call_that_changes_a_file_that_was_not_read_is_rejected(files: Any, how: str, effect: Any):
-    """None of the call's changes are committed, and the model is told which file to read."""
+    """If a call changes a file that was not read, none of its changes are committed, and the model is told which file to read."""
     gate = open_gate(
         [working(WRONG[how], effect=effect)], policies=[ReadBeforeWritePolicy()], filesystem=files
     )
@@ -107,7 +107,7 @@ async def test_a_call_that_changes_a_file_that_was_not_read_is_rejected(files: A
 
 @pytest.mark.parametrize("how", sorted(RIGHT))
 async def test_a_call_may_change_what_was_read_and_make_what_is_new(files: Any, how: str):
-    """A call may change files whose current content was read, create new ones, and read any."""
+    """A call may change files whose current content was read, create new files, and read any file."""
     gate = open_gate([read, working(RIGHT[how])], policies=[ReadBeforeWritePolicy()], filesystem=files)
     assert (await gate.invoke("read", {"path": "a"})).success
     result = await gate.invoke("work")

@@ -126,7 +126,7 @@ class Office:
     async def run(
         self, *calls: ToolCall, says: Any = None, session: Session | None = None, **options: Any
     ) -> list[str]:
-        """Run these calls with a person who gives this answer, or with none, and return what the model was told."""
+        """Run these calls, and return what the model was told. A person answers `says`; without it, nobody can be asked."""
         self.calls, self.number = list(calls), self.number + 1
         self.person = Person(says)
         adapter = self.adapter(self.person if says is not None else None)
@@ -173,7 +173,7 @@ def office(tmp_path: Path) -> Any:
         close()
 
 
-# --- what they outlive ---------------------------------------------------------------------------------
+# --- decisions in later processes and runs -------------------------------------------------------------
 
 
 async def test_a_lasting_no_is_one_in_the_next_process_under_approve_all(office: Office):
@@ -361,7 +361,7 @@ async def test_what_was_revoked_does_not_come_back_with_the_answer_that_made_it(
     assert len(office.person.questions) == 1
 
 
-# --- visibility ----------------------------------------------------------------------------------------
+# --- visibility, deletion and inheritance --------------------------------------------------------------
 
 
 async def test_others_never_see_them(office: Office):
@@ -441,7 +441,7 @@ async def test_what_a_session_was_saved_with_goes_along_by_the_same_rule(office:
     assert [each.scope for each in approvals_of(await office.session("other"))] == ["pay (any arguments)"]
 
 
-# --- the record ----------------------------------------------------------------------------------------
+# --- records in the journal ----------------------------------------------------------------------------
 
 
 async def test_a_call_with_nothing_remembered_costs_the_record_nothing(office: Office):

@@ -84,7 +84,7 @@ INSIDE: dict[str, Work] = {
 @pytest.mark.parametrize("effect", ["staged", "idempotent"])
 @pytest.mark.parametrize("how", sorted(OUTSIDE))
 async def test_what_a_call_changed_outside_its_scope_is_asked_about(files: Any, how: str, effect: Any):
-    """The question names a path that actually changed, and the changes are committed only if it is approved."""
+    """A person is asked about changes outside the scope, by a path that actually changed. Only an approval commits them."""
     policy = CapabilityPolicy(effects={"idempotent": "allow"}, scope=["docs"])
     before = tree(files)
     for approve in (False, True):
@@ -102,7 +102,7 @@ async def test_what_a_call_changed_outside_its_scope_is_asked_about(files: Any, 
 
 @pytest.mark.parametrize("how", sorted(OUTSIDE))
 async def test_without_a_person_nothing_outside_the_scope_is_changed(files: Any, how: str):
-    """If nobody can be asked, the call is denied and the model is told why."""
+    """If nobody can be asked, a call that changes paths outside the scope is denied, and the model is told why."""
     before = tree(files)
     gate = open_gate([working(OUTSIDE[how])], policies=[SCOPE], filesystem=files)
     result = await gate.invoke("work")
@@ -128,7 +128,7 @@ async def test_what_stays_inside_the_scope_is_allowed(files: Any, how: str):
 async def test_a_named_path_that_leads_out_through_a_link_is_asked_about_once(
     files: Any, path: str, leads: str
 ):
-    """The question says where the path leads, and an approval of it covers the file that is changed."""
+    """If a declared path leads out of the scope, the question says where it leads, and its approval covers the change."""
     person = Person(approve=True)
     gate = open_gate([write], policies=[SCOPE], filesystem=files, environment=person)
     result = await gate.invoke("write", {"path": path, "text": "new"})
@@ -244,7 +244,7 @@ def calling(inner: str, arguments: dict[str, Any], more: str = "") -> Tool[Any, 
 
 @pytest.mark.parametrize(("more", "count"), [("", 1), ("docs/a", 1), ("e", 2)])
 async def test_what_was_approved_in_a_nested_call_is_not_asked_about_again(files: Any, more: str, count: int):
-    """The outer call is asked about only if it changed other paths outside the scope."""
+    """A person is asked about an outer call only if it changes more paths outside the scope than its approved inner call."""
     person = Person(approve=True)
     outer = calling("write", {"path": "src/c", "text": "new"}, more)
     gate = open_gate([write, outer], policies=[SCOPE], filesystem=files, environment=person)

@@ -192,7 +192,7 @@ async def test_a_handoff_in_other_words_is_the_same_handoff() -> None:
     assert (await rig.call("pick_card")).value == "card 0"
 
 
-# --- acts can't be called --------------------------------------------------------------------------
+# --- acts, policies and effects --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("act", ["before", "client", "after"])
@@ -287,7 +287,7 @@ async def test_an_act_does_no_more_than_the_handoff_says() -> None:
     assert "may not dispatch Note" in (await rig.call("pick_card")).message
 
 
-# --- effects outside the transaction ---------------------------------------------------------------
+# --- effects outside the transaction, retries and conflicts ----------------------------------------
 
 
 async def test_what_before_did_to_the_world_is_named_when_nobody_answers() -> None:
@@ -549,7 +549,7 @@ async def test_handoffs_nest_as_deep_as_calls() -> None:
     assert "limit" in refused.result.message
 
 
-# --- limits at every level -------------------------------------------------------------------------
+# --- cancellation, time and cost at every level ----------------------------------------------------
 
 
 def nested(client: Any, **options: Any) -> list[Any]:
@@ -816,7 +816,7 @@ def test_acts_are_found_in_whatever_scope() -> None:
 
 
 def test_a_rolled_back_handoff_says_so_once_for_each_act() -> None:
-    """When a handoff is rolled back, every start has one end, and the failed act and the handoff each have one rollback."""
+    """When a handoff is rolled back, every start has one end, and the failed act and the handoff each report one rollback."""
     session = Session()
     with RecordingSubscriber(session) as seen:
         gate = open_gate([card_game()], session=session, filesystem=MemoryFilesystem(), environment=Nobody())

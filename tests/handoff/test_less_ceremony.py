@@ -1,4 +1,4 @@
-"""Handoffs with fewer than three acts, their halves, their events, and the types of their answers."""
+"""Handoffs with fewer than three acts, `start` and `finish`, events, and the types of answers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def only_client(answer: Any, act: Any) -> Handoff[Visit, Any]:
     return made
 
 
-# --- one function ----------------------------------------------------------------------------------
+# --- fewer than three acts -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("answer", "value"), ANSWERS, ids=str)
@@ -153,11 +153,11 @@ def test_acts_that_do_not_fit_without_a_before_are_refused() -> None:
         Handoff("book", "Book.", params=Visit).check_complete()
 
 
-# --- what people read ------------------------------------------------------------------------------
+# --- the wording of questions ----------------------------------------------------------------------
 
 
 async def test_people_read_a_sentence_and_never_the_name_of_a_function() -> None:
-    """A question has the handler's message and title. Without them, they are made from the question's kind."""
+    """A question has the handler's message and title. If it gives none, they are made from the question's kind."""
 
     async def ask(visit: Visit, *, context: UserContext) -> str:
         said = await context.wait_for("visit", visit, message="When shall we come?", title="Your visit")
@@ -256,7 +256,7 @@ async def test_no_event_has_a_secret_of_a_handoff() -> None:
     assert "hunter" not in f"{parked} {answered}"
 
 
-# --- halves ----------------------------------------------------------------------------------------
+# --- `start` and `finish` --------------------------------------------------------------------------
 
 
 async def test_an_orchestrator_drives_the_halves_itself() -> None:
@@ -275,7 +275,7 @@ async def test_an_orchestrator_drives_the_halves_itself() -> None:
 
 
 async def test_a_half_takes_the_steps_of_the_gate() -> None:
-    """A denied `start` returns its result. `finish` refuses an invalid answer, and returns the failure of `after`."""
+    """A denied `start` returns a failed result. `finish` refuses an invalid answer, and returns a failed result of `after`."""
     denied = await card_game(capabilities=["fs.write"], effect="irreversible").start(
         CardDeal(2), policies=[CapabilityPolicy({"fs.write": "deny"})], filesystem=MemoryFilesystem()
     )

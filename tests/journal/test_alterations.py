@@ -92,7 +92,7 @@ def swap(connection: sqlite3.Connection) -> None:
 
 
 def copy_over(columns: str) -> Alter:
-    """Return a function that replaces a record of one run with the same record of the other."""
+    """Return a function that copies these columns of a record of the run `cake` to the same record of the run `tea`."""
 
     def copy(connection: sqlite3.Connection) -> None:
         connection.execute(
@@ -246,7 +246,7 @@ def test_verify_says_where(folder: Path, how: Alter, where: str):
 
 
 def test_verify_prints_the_whole_problem_of_a_run_with_a_long_id():
-    """The line of a run whose id is as long as a generated one is not cut."""
+    """The line that `verify` prints about a run is not cut, even if the run's id is as long as a generated one."""
     id = "a" * 32
     altered = JournalAltered("runs.db", "run", id, 1, f"run {id}", "it is not what was recorded there")
     found = Verification(records=1, altered=[altered], imported=[])
@@ -259,7 +259,7 @@ def assert_found(said: str, where: str) -> None:
 
 @each_alteration
 async def test_resume_refuses_it(folder: Path, how: Alter, where: str):
-    """An altered run can't be resumed, and the error names the run and the record. Other runs can."""
+    """An altered run can't be resumed, and the error names the run and the record. Other runs can be resumed."""
     alter(folder, how)
     with pytest.raises(JournalAltered, match=where):
         await resume(folder)
@@ -404,7 +404,7 @@ def alter_question(folder: Path, what: str) -> None:
 @pytest.mark.parametrize("seen_before", [False, True])
 @pytest.mark.parametrize("what", SHOWN)
 async def test_an_altered_question_is_not_listed(tmp_path: Path, what: str, seen_before: bool):
-    """A list of all questions leaves out the altered one, and listing those of its run raises `JournalAltered`."""
+    """A list of all questions leaves out an altered one, and a list of the questions of its run raises `JournalAltered`."""
     journal = SqliteJournal(tmp_path / "runs.db", watch=None)
     for run_id in ("tea", "cake", "soup"):
         put(journal, asked_in(run_id))
@@ -471,7 +471,7 @@ async def test_a_vote_needs_the_question_that_was_recorded(tmp_path: Path):
     journal.close()
 
 
-# --- any row, anywhere ---
+# --- any altered row ---
 
 PROTECTED = {
     "records": ("chain", "link", "kind", "key", "at", "session_id", "body", "mac"),

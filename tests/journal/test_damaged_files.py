@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 from handrail import SqliteJournal
 from handrail.cli.runs_commands import app
 from handrail.errors import JournalAltered, JournalError
+from handrail.journal import run_rows
+from handrail.records import RunRecord
 from support.damage import RUNS, Reading, quiet, read_journal, write_journal
 
 pytestmark = pytest.mark.once  # a journal refuses the same bytes under every Python version
@@ -57,7 +59,7 @@ def damaged(found: Reading) -> set[str]:
 
 
 def run_of(item: Any) -> str:
-    """Return the id of the run that something in a list belongs to."""
+    """Return the id of the run that an item of a list belongs to."""
     if isinstance(item, tuple):
         return str(item[0])  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     return item.record.id if hasattr(item, "record") else item.run_id
@@ -127,7 +129,7 @@ def flip_in(path: Path, text: bytes) -> None:
 def test_the_error_names_the_run_and_the_record_and_the_other_runs_are_readable(
     path: Path, expected: Reading, run_id: str
 ):
-    """One flipped bit in a record makes its run unreadable, but no run of another session."""
+    """One flipped bit in a record makes its run unreadable, and the error names both. Runs of other sessions can be read."""
     connection = sqlite3.connect(path)
     query = "SELECT link, mac FROM records WHERE chain = ? AND key = ?"
     link, mac = connection.execute(query, (f"run {run_id}", f"{run_id}-call-3")).fetchone()
@@ -189,7 +191,7 @@ def test_a_list_leaves_out_a_damaged_run_and_logs_it(
 def test_the_command_line_says_it_in_words(path: Path, how: str, words: list[str]):
     """No command shows a traceback, whatever is damaged.
 
-    Each says what is damaged and fails, except a list without damaged runs.
+    Each says what is damaged and fails. Only `list` may succeed, if the file as a whole can be read.
     """
     if how == "row":
         row_damage(path, "cake")
@@ -247,7 +249,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 @pytest.mark.parametrize("mode", ["DELETE", "WAL", "WAL, in use"])
 @pytest.mark.parametrize("table", ["t", "about", "records", ""])
 def test_a_foreign_database_is_not_touched(tmp_path: Path, mode: str, table: str):
-    """The database of another program, and the files beside it, are the same after it was refused as a journal."""
+    """The database of another program, and the files beside it, are unchanged after it was refused as a journal."""
     path = tmp_path / "other.db"
     foreign = sqlite3.connect(path, isolation_level=None)
     foreign.execute(f"PRAGMA journal_mode = {mode.split(',')[0]}")
@@ -277,3 +279,22 @@ def test_a_journal_is_recognised_after_a_kill_at_any_moment_of_its_creation(tmp_
     again = SqliteJournal(copy)
     assert again.id == journal.id
     again.close()
+
+
+def test_a_run_that_only_its_id_finds_is_rescued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A run whose row no scan of the table reaches is found by the id in its chain."""
+    journal = SqliteJournal(tmp_path / "runs.db", watch=None)
+    record = RunRecord(id="r", session_id="s", principal="p", prompt="p", model="m", began_at=1.0)
+    asyncio.run(journal.runs.begin(record))
+    real = run_rows._readable  # pyright: ignore[reportPrivateUsage]  # it stops at damage
+    monkeypatch.setattr(
+        run_rows,
+        "_readable",
+        lambda connection, query: () if "FROM runs" in query else real(connection, query),
+    )
+    database = journal.runs._database  # pyright: ignore[reportPrivateUsage]
+    found = asyncio.run(
+        database.transact(lambda connection: list(run_rows.rescue_runs(connection, database.chains)))
+    )
+    assert [each.id for each in found] == ["r"]
+    journal.close()

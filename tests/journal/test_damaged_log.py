@@ -106,7 +106,7 @@ def damage(kind: str, at: int, data: bytes) -> bytes | None:
 def test_any_damage_is_refused_or_harmless(
     crashed: Path, expected: Reading, tmp_path_factory: pytest.TempPathFactory, kind: str, at: int
 ):
-    """Wherever the log is damaged, everything is read, or the journal is refused, also at the next attempt."""
+    """Wherever the log is damaged, everything is read, or the journal is refused, at the first and at every later attempt."""
     path = copied(crashed, tmp_path_factory.mktemp("damaged"))
     changed = damage(kind, at, log_of(path).read_bytes())
     log_of(path).unlink() if changed is None else log_of(path).write_bytes(changed)

@@ -559,7 +559,7 @@ async def test_claiming_one_run_that_is_not_due_gives_its_next_leg_a_new_number(
 
 
 async def test_a_queued_run_is_cancelled_without_a_turn(processes: tuple[Journal, Journal], clock: Hands):
-    """A queued run can be cancelled while a worker has another run of its session. A claimed run can't, until its worker is lost."""
+    """A queued run can be cancelled while a worker has another run of its session. A claimed run can't be cancelled until its worker is lost."""
     worker, door = processes
     for id, at in (("first", 1.0), ("second", 2.0)):
         await door.queue.submit(request(id, "s", at=at))

@@ -199,7 +199,7 @@ def test_a_group_may_write_to_the_folder_if_it_is_the_user_s_own(
             SqliteJournal(tmp_path / "runs.db")
 
 
-# --- tools ---
+# --- journals in reach of tools ---
 
 
 def refused(journal: Path, folder: Path) -> str:

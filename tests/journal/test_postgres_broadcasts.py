@@ -1,4 +1,4 @@
-"""Broadcasts: who watches a session, and what its runs send to the watchers. They are deleted when nobody watches any more."""
+"""Broadcasts: who watches a session, and what its runs send to the watchers until nobody watches the session any more."""
 
 from __future__ import annotations
 

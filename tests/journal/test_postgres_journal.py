@@ -112,7 +112,7 @@ class Wire:
         self.connection._cursor = None
 
 
-# --- one statement a step -------------------------------------------------------------------------
+# --- the number of statements, and concurrent writes ----------------------------------------------
 
 
 async def test_a_unit_an_entry_and_a_settled_step_are_one_statement_each(open_journal: Open):
@@ -149,7 +149,7 @@ async def test_a_unit_of_a_run_that_is_not_recorded_is_one_statement_until_anoth
 
 @pytest.mark.parametrize("is_known", [True, False])
 async def test_a_call_is_recorded_whether_or_not_one_statement_is_enough(open_journal: Open, is_known: bool):
-    """If the chain's head is not known any more, the call is recorded by a transaction instead."""
+    """A call is recorded by one statement or, if this process does not know the head of the run's chain, by a transaction."""
 
     @tool(effect="pure")
     async def add(a: int, b: int) -> int:
@@ -471,7 +471,7 @@ def test_a_database_that_is_not_such_a_journal_is_refused(
 def test_code_in_a_schema_without_tables_is_refused(
     own_schema: None, url: str, sql: Callable[..., list[Any]]
 ):
-    """A schema with a planted function is refused, because it could replace one that the journal uses.
+    """A schema with a planted function is refused, because the function could replace one that the journal uses.
 
     No table is created.
     """
@@ -594,8 +594,8 @@ async def test_every_altered_column_is_found(
             if not (await journal.runs.verify()).altered:
                 missed.append(f"{table}.{column}")
             sql(f"UPDATE {table} SET {column} = %s WHERE ctid = %s::tid", before, now)
-    # The owner at the head of a chain only decides who may write, and the number there only the order of what follows.
-    # The rest of a ticket is checked when it is used.
+    # The owner in a chain's head only decides who may write, and the number there only orders the records that follow.
+    # These columns of a ticket are checked when the ticket is used.
     used = {f"tickets.{each}" for each in ("holder", "held_until", "open", "mac")}
     assert set(missed) <= {"chains.owner", "chains.number", *used}
     sql("UPDATE records SET body = 'x' WHERE kind = 'unit'")

@@ -215,7 +215,7 @@ def test_an_old_copy_of_a_session_s_chain_lacks_the_later_runs(folder: Path, tmp
 
 
 def test_a_run_that_was_begun_again_under_its_id_is_found(folder: Path):
-    """A removed run can't be replaced by another one with its id, even if Handrail begins that one."""
+    """A removed run can't be replaced by a new run with its id, even if Handrail itself begins the new run."""
     alter(folder, lambda c: remove_run(c, "two"))
     journal = SqliteJournal(folder / "runs.db", watch=None)
     asyncio.run(journal.runs.begin(run_record("two", "table")))

@@ -267,9 +267,9 @@ async def test_last_words_of_a_server() -> None:
 
 
 async def test_secrets_of_a_server_are_hidden() -> None:
-    """A secret from a server's settings is hidden wherever the server repeats it.
+    """A secret from a server's settings is hidden wherever the server repeats it:
 
-    That is in a text, value, error, file or question.
+    in a text, a value, an error, a file or a question.
     """
     async with server(env={"API_TOKEN": "hunter2hunter2", "PLAIN": "text"}) as section:
         calls = [ToolCall("leak", {"text": text}) for text in ("text", "value", "error", "file", "question")]
@@ -399,9 +399,9 @@ async def test_closed_section_is_not_opened_again() -> None:
 
 
 async def test_server_that_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run does not begin if it can't reach a required server, but does without the tools of an optional one.
+    """If a required server can't be reached, a run does not begin. If an optional one can't be, the run has none of its tools.
 
-    After a failure, the next attempt to connect has to wait.
+    After a failure, the next attempt to connect is made only after a pause.
     """
     section = McpTools("gone", command=["/nonexistent/server"])
     with pytest.raises(ServerUnavailable, match="'/nonexistent/server' was not found"):
@@ -486,7 +486,7 @@ def test_invalid_definitions(options: dict[str, Any], match: str) -> None:
     st.sampled_from(["", "p_"]),
 )
 def test_names_are_mapped_reversibly(remote: list[str], prefix: str) -> None:
-    """Every name in a server's list is mapped to a different name that a model can write, whatever the list's order."""
+    """Each name in a server's list is mapped to a unique name that a model can write. The order of the list has no effect."""
     names = map_names(remote, prefix)
     assert len(set(names.values())) == len(remote)
     assert all(

@@ -1,4 +1,4 @@
-"""`mcp.json` files of other programs."""
+"""Tests for loading the servers in `mcp.json` files of other programs."""
 
 import itertools
 import json

@@ -1,7 +1,7 @@
 """MCP's own conformance suite against `handrail mcp --http` and against `McpTools`, for 2026-07-28 and 2025-11-25.
 
 Each scenario that does not pass is listed with its reason. The server does not offer sampling, roots, logging
-and subscriptions, which 2026-07-28 deprecates or leaves optional, nor prompts that ask or that contain more than text.
+and subscriptions, which 2026-07-28 deprecates or leaves optional, nor prompts that ask.
 The client passes every scenario that a revision requires. It does not log in without a person, and has no DPoP.
 """
 
@@ -114,7 +114,7 @@ async def test_the_client(tmp_path: Path, revision: str, count: int) -> None:
 
 
 async def run(folder: Path, revision: str, *arguments: str) -> dict[str, list[str]]:
-    """Run the scenarios of a revision. Returns the failed checks of each."""
+    """Run the scenarios of a revision. Returns the failed checks of each scenario."""
     if not (SUITE / "node").exists():
         pytest.fail("the conformance suite is not installed. Run: scripts/components")
     program = SUITE / "node_modules/@modelcontextprotocol/conformance/dist/index.js"

@@ -74,7 +74,10 @@ async def output_of(*words: str, journal: Path) -> str:
 
 
 async def test_writes_are_approved_denied_audited_and_limited(tmp_path: Path) -> None:
-    """An approver sees the path and the content of a write and decides on it. The audit has each call and each vote."""
+    """An approver sees the path and the content of a write and decides on it. A denied move and a third read are refused.
+
+    The audit log has each vote, and the journal has each call.
+    """
     work, journal = tmp_path / "work", tmp_path / "runs.db"
     work.mkdir()
     with closing(People(people_path(journal))) as people:

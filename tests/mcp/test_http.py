@@ -158,7 +158,7 @@ async def test_people_need_a_role_that_runs(tmp_path: Path) -> None:
 
 
 async def hold(url: str, name: str) -> int:
-    """Open a session and its stream, which stays open. Returns the status of the request that was refused."""
+    """Open a session and its stream, which stays open. Returns the status of the first request that is refused."""
     sent = {"Authorization": f"Bearer {name}", "Accept": "application/json, text/event-stream"}
     async with httpx2.AsyncClient(headers=sent, timeout=None) as http:
         opened = await http.post(url, json=INITIALIZE)

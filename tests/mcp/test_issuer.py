@@ -198,9 +198,9 @@ async def test_a_token_counts_only_in_its_header() -> None:
 async def test_a_subject_that_can_not_be_a_principal_is_refused(
     subject: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The principal of programs on this machine has remembered approvals, which nobody gets by a name.
+    """A token for `local`, the principal of programs on this machine, is refused, so that nobody gets its approvals.
 
-    Names that can't be shown are refused too. The token is at fault, and not the server.
+    Subjects that can't be shown or are too long are refused too. The response calls the token invalid.
     """
     provider = Provider()
     async with protected(provider) as url, httpx2.AsyncClient() as http:
@@ -216,7 +216,7 @@ async def test_a_subject_that_can_not_be_a_principal_is_refused(
     "claim", [{"scope": "read tools"}, {"scp": ["read", "tools"]}, {"scope": ["read", "tools"]}]
 )
 async def test_required_scopes(claim: dict[str, Any]) -> None:
-    """A token without a scope is refused with status 403, and the client learns which ones it needs."""
+    """A token without a required scope is refused with status 403, and the client learns which scopes it needs."""
     provider = Provider()
     async with protected(provider, ["read", "tools"]) as url, httpx2.AsyncClient() as http:
         lacking: list[dict[str, Any]] = [
@@ -288,7 +288,7 @@ def test_what_contradicts_an_issuer_is_refused() -> None:
 def test_options_that_contradict_each_other(
     options: dict[str, Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command refuses the options with a message, and serves nothing."""
+    """The command refuses options for an issuer that are invalid or contradict each other, and says why."""
     app = tmp_path / "app.py"
     app.write_text("from handrail import Prompt\nprompt = Prompt('shop', 'Sell.')\n")
     token = tmp_path / "token"

@@ -27,7 +27,7 @@ WRONG: list[Any] = [
 
 
 async def test_over_http(caplog: pytest.LogCaptureFixture) -> None:
-    """Each such tool is named once, with what is wrong, however often the list is read."""
+    """One warning names each tool that is described wrongly and says what is wrong, however often the list is read."""
 
     def answer(request: Request) -> Reply | None:
         if request.message.get("method") == "tools/list":
@@ -50,7 +50,7 @@ async def test_over_http(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_of_a_command(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The same applies to a server that is started by a command."""
+    """A wrongly described tool of a server that is started by a command is left out too."""
     (tmp_path / "state").write_text("wrong fresh")
     command = [sys.executable, "-S", str(SUPPORT / "mcp_server.py"), str(tmp_path / "state")]
     async with McpTools("trial", server=StdioServer(command)) as section:
@@ -75,7 +75,7 @@ async def test_a_list_that_is_not_one_is_still_refused() -> None:
 
 @pytest.mark.parametrize(("version", "kept"), [("2026-07-28", ["any"]), ("2025-11-25", [])])
 def test_the_version_decides_what_is_valid(version: str, kept: list[str], caplog: Any) -> None:
-    """A later version allows output schemas that an older one does not."""
+    """A later protocol version allows output schemas that an older one refuses. A secret in a tool's name is not logged."""
     listings = Listings("trial", Secrets.of({}, {}, ["hunter2"]))
     listings.screen(JSONRPCResponse(jsonrpc="2.0", id=1, result={"protocolVersion": version}))
     tool = {"name": "any", "inputSchema": SCHEMA, "outputSchema": {"type": "array"}}
@@ -88,7 +88,7 @@ def test_the_version_decides_what_is_valid(version: str, kept: list[str], caplog
 
 
 def test_other_messages_are_left_alone() -> None:
-    """The result of a call may have a field called `tools` in it."""
+    """The result of a call may have a field called `tools`, which is not changed."""
     listings = Listings("trial", Secrets.of({}, {}, ()))
     result = {"content": [], "tools": [3]}
     response = JSONRPCResponse(jsonrpc="2.0", id=1, result=dict(result))

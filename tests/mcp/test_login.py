@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,19 @@ from mcp.shared.auth import OAuthToken
 
 from handrail import Adapter, Prompt, ScriptedModel, ToolCall
 from handrail.mcp import Login, McpTools, UrlServer, connection
-from handrail.mcp.login import LOGIN_SECONDS, LoginNeeded, TokenFile, _code_in, _listening  # pyright: ignore[reportPrivateUsage]
+from handrail.mcp.login import LOGIN_SECONDS, LoginNeeded, _code_in, _listening  # pyright: ignore[reportPrivateUsage]
+from handrail.mcp.tokens import TokenFile
 from handrail.messages import ToolMessage
 from handrail.protocols import Environment
 from handrail.question import Answer, Question
 from handrail.tools import RunMode
 from support.mcp_http import Reply, Request, listening, ordinary
+
+
+@pytest.fixture(autouse=True)
+def without_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connect again without a pause."""
+    monkeypatch.setattr(connection, "FIRST_WAIT", 0.0)
 
 
 class LogsIn(Environment):
@@ -40,14 +48,26 @@ class Guarded:
 
     def __init__(self) -> None:
         self.url = ""
+        self.elsewhere = ""
+        """The address of the authorization server, if it is not the server's own."""
+        self.token = "secret-token"
+        self.grants: list[str] = []
+        """The grants for which tokens were issued. A refresh token works once."""
+        self.token_hosts: list[str] = []
 
     def __call__(self, request: Request) -> Reply:
-        base = self.url.removesuffix("/mcp")
+        base = self.elsewhere or self.url.removesuffix("/mcp")
         path = urlsplit(request.path).path
+        if path == "/token":
+            self.token_hosts.append(request.headers["host"].partition(":")[0])
+            refresh = request.form.get("refresh_token", f"refresh-{len(self.grants)}")
+            if refresh != f"refresh-{len(self.grants)}":
+                return Reply(400, {"Content-Type": "application/json"}, [b'{"error": "invalid_grant"}'])
+            self.grants.append(request.form["grant_type"])
         if path == "/mcp":
-            if request.headers.get("authorization") == "Bearer secret-token":
+            if request.headers.get("authorization") == f"Bearer {self.token}":
                 return ordinary(request)
-            where = f'Bearer resource_metadata="{base}/.well-known/oauth-protected-resource/mcp"'
+            where = f'Bearer resource_metadata="{self.url.removesuffix("/mcp")}/.well-known/oauth-protected-resource/mcp"'
             return Reply(401, {"WWW-Authenticate": where})
         found: dict[str, Any] = {
             "/.well-known/oauth-protected-resource/mcp": {
@@ -63,7 +83,12 @@ class Guarded:
                 "code_challenge_methods_supported": ["S256"],
             },
             "/register": {"client_id": "me", "redirect_uris": request.message.get("redirect_uris", [])},
-            "/token": {"access_token": "secret-token", "token_type": "Bearer", "expires_in": 3600},
+            "/token": {
+                "access_token": self.token,
+                "token_type": "Bearer",
+                "expires_in": 3600,
+                "refresh_token": f"refresh-{len(self.grants)}",
+            },
         }
         if path not in found:
             return Reply(404)
@@ -119,9 +144,8 @@ class TakesLong(LogsIn):
         return await super().ask(question)
 
 
-async def test_person_may_take_long_to_log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time that a person takes to log in does not count as the server's, and has its own limit."""
-    monkeypatch.setattr(connection, "FIRST_WAIT", 0.0)
+async def test_person_may_take_long_to_log_in(tmp_path: Path) -> None:
+    """The time that a person takes to log in does not count towards the time limit of connecting, and has its own limit."""
     guarded = Guarded()
     async with listening(guarded) as guarded.url:
         server = UrlServer(guarded.url, login=Login(tmp_path / "tokens", "http://127.0.0.1:1/callback"))
@@ -150,12 +174,114 @@ async def test_browser_comes_back_by_itself() -> None:
     port = free.sockets[0].getsockname()[1]
     free.close()
     await free.wait_closed()
-    async with _listening(f"http://127.0.0.1:{port}/callback") as came_back:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /callback?code=abc&state=s HTTP/1.1\r\n\r\n")
-        assert b"You are logged in" in await reader.read()
-        writer.close()
+    async with _listening(f"http://127.0.0.1:{port}/callback", "s") as came_back:
+        for path in (
+            "/callback?code=evil&state=other",
+            "/callback?code=evil",
+            "/other?code=evil&state=s",
+            "",
+        ):
+            assert b"This is not the login" in await visited(port, path)
+            assert not came_back.done()
+        assert b"You are logged in" in await visited(port, "/callback?code=abc&state=s")
         assert _code_in(await came_back).code == "abc"
+        assert b"did not succeed" in await visited(port, "/callback?error=access_denied&state=s")
+
+
+async def visited(port: int, path: str) -> bytes:
+    """Return what a browser is shown at a path."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+    found = await reader.read()
+    writer.close()
+    return found
+
+
+class WrongState(LogsIn):
+    """A person whose answer belongs to a different login."""
+
+    async def ask(self, question: Question, /) -> Answer:
+        answer = await super().ask(question)
+        ended = re.sub("state=.*", f"state={'x' * 43}", str(answer.value))
+        return Answer(question_id=question.id, digest=question.digest, by=question.principal, value=ended)
+
+
+async def test_answer_of_a_different_login(tmp_path: Path) -> None:
+    """If the state is not the one that was sent, the login fails, its code is not used, and no token is kept."""
+    guarded = Guarded()
+    async with listening(guarded) as guarded.url:
+        login = Login(tmp_path, "http://127.0.0.1:1/callback")
+        async with McpTools("mail", server=UrlServer(guarded.url, login=login)) as section:
+            told, _ = await run(section, WrongState(), ToolCall("mail_login"))
+    assert "State parameter mismatch" in told[0]
+    assert guarded.grants == []
+    assert "secret-token" not in "".join(each.read_text() for each in tmp_path.iterdir())
+
+
+async def logged_in(guarded: Guarded, folder: Path) -> tuple[UrlServer, Path]:
+    """Log in, let the access token expire, and return the server and the file with the tokens."""
+    guarded.elsewhere = guarded.url.replace("127.0.0.1", "localhost").removesuffix("/mcp")
+    server = UrlServer(guarded.url, login=Login(folder, "http://127.0.0.1:1/callback"))
+    async with McpTools("mail", server=server) as section:
+        assert (await run(section, LogsIn(), ToolCall("mail_login"), ToolCall("echo", {"text": "a"})))[0][
+            1
+        ] == "a"
+    (file,) = folder.glob("*.json")
+    expire(file)
+    return server, file
+
+
+def expire(file: Path) -> None:
+    """Set the end of the access token's time to the past."""
+    stored = json.loads(file.read_text())
+    assert stored["expires_at"] > 0
+    file.write_text(json.dumps({**stored, "expires_at": 1.0}))
+
+
+async def test_expired_tokens_are_refreshed_without_a_person(tmp_path: Path) -> None:
+    """A later process gets a new access token from the server that issued the old one. The tokens stay private."""
+    guarded = Guarded()
+    async with listening(guarded) as guarded.url:
+        server, file = await logged_in(guarded, tmp_path)
+        async with McpTools("mail", server=server) as later:
+            assert (await run(later, None, ToolCall("echo", {"text": "b"})))[0] == ["b"]
+    assert guarded.grants == ["authorization_code", "refresh_token"]
+    assert set(guarded.token_hosts) == {"localhost"}, "the refresh token is sent to its issuer only"
+    assert json.loads(file.read_text())["tokens"]["refresh_token"] == "refresh-2"
+    assert {stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()} == {0o600}
+
+
+async def test_processes_share_refreshed_tokens(tmp_path: Path) -> None:
+    """Two connections that need a new token at the same time refresh it once, because a refresh token works only once.
+
+    A connection that is open while another one refreshes the token takes over the new tokens.
+    """
+    guarded = Guarded()
+    async with listening(guarded) as guarded.url:
+        server, file = await logged_in(guarded, tmp_path)
+        async with McpTools("a", server=server, prefix="a_") as one, McpTools("b", server=server) as other:
+            assert guarded.grants == ["authorization_code", "refresh_token"]
+            expire(file)
+            told = await asyncio.gather(
+                run(one, None, ToolCall("a_echo", {"text": "1"})),
+                run(other, None, ToolCall("echo", {"text": "2"})),
+            )
+        assert [each[0] for each in told] == [["1"], ["2"]]
+    assert guarded.grants == ["authorization_code", "refresh_token", "refresh_token"]
+
+
+async def test_tokens_of_an_unknown_issuer_are_not_refreshed(tmp_path: Path) -> None:
+    """If it is not recorded who issued a refresh token, it is sent nowhere, and the person logs in again."""
+    guarded = Guarded()
+    async with listening(guarded) as guarded.url:
+        server, file = await logged_in(guarded, tmp_path)
+        stored = json.loads(file.read_text())
+        guarded.token = "newer-token"
+        file.write_text(json.dumps({**stored, "server": None}))
+        async with McpTools("mail", server=server) as later:
+            told, _ = await run(later, None, ToolCall("mail_login"))
+    assert "login" in told[0]
+    assert guarded.grants == ["authorization_code"]
 
 
 def test_address_without_a_code() -> None:

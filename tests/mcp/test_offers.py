@@ -78,7 +78,7 @@ async def test_sections_are_prompts(mode: Any) -> None:
 
 @modes
 async def test_the_attachments_of_a_section_are_content(mode: Any) -> None:
-    """An image, a sound, a file and a link follow the text of a prompt, also if the section is shown as a summary."""
+    """An image, a sound, a file and a link follow the text of a prompt, even if the section is shown as a summary."""
     files = [
         Attachment(PNG, "a.png"),
         Attachment(b"fLaC", "a.flac"),
@@ -141,7 +141,7 @@ async def test_only_regular_files_are_resources(tmp_path: Path) -> None:
 @modes
 @pytest.mark.parametrize("cursor", ["-1", "\u0663", "9" * 5000])
 async def test_a_made_up_cursor_is_refused(mode: Any, cursor: str) -> None:
-    """A cursor that the server did not return is refused in words, however long it is."""
+    """A cursor that the server did not return is refused with an error that says so, however long it is."""
     files = MemoryFilesystem()
     server = ToolServer(Prompt("p", "Text."), files=lambda principal: files, resource_address="files:///")
     async with Client(server.server, mode=mode) as client:

@@ -125,7 +125,7 @@ async def test_a_task_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_a_task_may_take_longer_than_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The timeout of a call does not count while its task is working."""
+    """The timeout of a call does not apply while its task is working."""
     work = Work()
     loop = asyncio.get_running_loop()
     clock = loop.time

@@ -1,6 +1,6 @@
-"""A question that asks for a secret is never asked in a form, but on a page of the server.
+"""A question that asks for a secret is never asked in the client's form, but on a page of the server.
 
-Without one, the call fails.
+If the server has no page, or the client can't open it, the call fails.
 """
 
 import asyncio
@@ -94,7 +94,7 @@ async def connected(url: str, mode: Any, person: Person) -> AsyncGenerator[Clien
 async def test_a_secret_is_asked_for_on_the_servers_page(mode: str, is_recorded: bool) -> None:
     """The client gets an address. Its page shows the question, and the secret goes from the browser to the server.
 
-    The journal never has it.
+    The journal never contains the secret.
     """
     journal = MemoryJournal() if is_recorded else None
     person = Person()
@@ -136,7 +136,7 @@ async def test_a_call_waits_until_the_page_was_answered(mode: str) -> None:
 
 @modes
 async def test_a_person_declines(mode: str) -> None:
-    """A question can be declined on the page or at the client, and the call's error says which."""
+    """A question can be declined on the page or at the client, and the call's error says where."""
     on_page, at_client = Person(decline=True), Person(action="decline")
     async with serving(ToolServer(PROMPT)) as url:
         for person, reason in ((on_page, "declined on the page"), (at_client, "declined at the client")):
@@ -217,7 +217,7 @@ async def test_only_the_caller_may_answer() -> None:
 
 
 async def test_a_question_survives_the_server() -> None:
-    """The page resumes a call that was parked, gives it the answer, and the client gets the result."""
+    """After a restart of the server, its page resumes the parked call with the answer, and the client gets the result."""
     journal = MemoryJournal()
     person = Person()
     async with (

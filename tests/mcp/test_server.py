@@ -185,7 +185,7 @@ async def test_an_argument_can_not_look_like_another_one(mode: Any) -> None:
 
 @modes
 async def test_a_number_that_json_does_not_have(mode: Any) -> None:
-    """The result has the number in its text, and no structured value."""
+    """The result of a tool that returns NaN says so in its text, and has no structured value."""
     async with Client(ToolServer(ODD).server, mode=mode) as connected:
         found: Any = await connected.call_tool("measure", {})
     assert (found.content[0].text, found.structured_content) == ("NaN", None)

@@ -110,7 +110,7 @@ def stopped(reason: str) -> list[Any]:
 
 
 def searched(*more: Any) -> bytes:
-    """Return a stream in which the provider searches the web, then goes on."""
+    """Return a stream in which the provider searches the web, followed by `more`."""
     asked = [{"type": "input_json_delta", "partial_json": piece} for piece in ("", '{"que', 'ry":"x"}')]
     return body_of([block(0, SEARCH, *asked), block(1, FOUND), *more], stream=True)
 
@@ -182,7 +182,7 @@ async def test_a_stream_of_chat_that_ends_without_a_reason() -> None:
 
 @pytest.mark.parametrize("body", [chat_stream(), chat_stream({"content": "Ye"}, end=b"")])
 async def test_a_stream_of_chat_that_was_cut_off(body: bytes) -> None:
-    """A stream without [DONE] and without a reason was cut off, and so was one in which nothing arrived."""
+    """A stream without [DONE] and without a reason counts as cut off, and so does one in which nothing arrived."""
     assert isinstance(await answered("chat", [[body]], stream=True), ModelAnswerBroken)
 
 

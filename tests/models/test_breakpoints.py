@@ -70,7 +70,7 @@ def turn(number: int, calls: int, kept: bool) -> list[Message]:
 def test_each_request_finds_what_the_one_before_cached(
     turns: list[tuple[int, bool]], system: str, tools: int, ttl: Any
 ) -> None:
-    """The next request has a breakpoint where the one before ended, or near enough after it to find what was cached.
+    """Each request has a breakpoint where the previous one ended, or near enough after it to find what was cached.
 
     The prefix of tools and system text stays the same, and no request has more than four breakpoints.
     """
@@ -107,7 +107,7 @@ def test_a_short_turn_changes_no_message() -> None:
 
 
 def test_tools_end_the_prefix_if_there_is_no_system_text() -> None:
-    """The last tool that is offered from the start is marked. A tool that is added later must not be."""
+    """Without system text, the last tool that is offered from the start has a breakpoint. A tool that is added later has none."""
     tools = Sent([Offered(look), Offered(look, deferred=True)])
     sent = json.loads(MODEL._body(ModelRequest("", Sent([UserMessage("Go.")]), tools)))
     assert ["cache_control" in each for each in sent["tools"]] == [True, False]

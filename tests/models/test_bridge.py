@@ -132,7 +132,7 @@ def test_an_answer_that_was_kept_with_different_calls_is_sent_without_what_was_k
 
 
 def test_every_provider_of_the_bridge_is_known_by_name():
-    """A new provider must be added to `BRIDGED`, or a module in a folder could take its name."""
+    """Every provider of pydantic-ai is listed in Handrail, so that no module in a folder can take its name."""
     names = get_args(KnownModelName.__value__)
     providers = {name.partition(":")[0].partition("/")[0] for name in names}
     assert providers <= BRIDGED | PROVIDERS.keys()

@@ -238,7 +238,7 @@ async def test_usage_of_any_kind_can_be_counted_and_recorded(wire: str, stream: 
     assert 0 <= response.usage.output <= 2**53
 
 
-# --- input -------------------------------------------------------------------------------------
+# --- the input of a call -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -386,7 +386,7 @@ async def test_stopped_by_length(stage: Stage) -> None:
         assert response.stop_reason == "length"
 
 
-# --- limits ------------------------------------------------------------------------------------
+# --- cancellation and timeouts -----------------------------------------------------------------
 
 
 _LONG = "Tell me a very long story about the sea."
@@ -589,7 +589,7 @@ class Watched:
 
 
 def shows_bodies(stage: Stage) -> bool:
-    """Return whether the stage's model shows its requests: those of the bridge and of models in process do not."""
+    """Return whether the stage's model shows its requests. Models of the bridge and models in process do not."""
     return stage.name.partition("@")[0] in WIRES
 
 
@@ -655,7 +655,7 @@ async def test_a_thought_is_told_and_goes_back(stage: Stage) -> None:
             assert BACK[wire] in model.bodies[1]
 
 
-# --- the table ---------------------------------------------------------------------------------
+# --- the table of cases and models -------------------------------------------------------------
 
 
 def test_every_http_model_passes_every_case() -> None:

@@ -121,7 +121,7 @@ DEAR_ANSWER = REFUSAL = Decimal("0.001")
 
 
 async def test_an_outage() -> None:
-    """After an outage the model is asked once more, and then the next one is."""
+    """After an outage the model is asked once more, and then the next model is asked."""
     told = await tell([DOWN], [FINE])
     assert told.outcome.text == "In Rome."
     assert told.events == [
@@ -151,7 +151,7 @@ async def test_a_rate_limit() -> None:
 
 
 async def test_a_refusal() -> None:
-    """A refusal is paid for. The next model is asked only if the choice says so."""
+    """A refusal is paid for. The next model is asked only if `on_refusal` is set."""
     told = await tell([REFUSED], [FINE], on_refusal=True)
     assert told.events == [
         "asked anthropic:claude",
@@ -170,9 +170,10 @@ async def test_a_refusal() -> None:
 
 
 async def test_a_cut_stream() -> None:
-    """If part of an answer was streamed, the same model is asked again, and the run fails if that is cut off too.
+    """If part of an answer was streamed before it was cut off, only the same model is asked again.
 
-    If nothing was streamed, the next model is asked. What the provider had counted before it was cut off is paid for.
+    If nothing was streamed, the next model is asked after one more try. The tokens that the provider had counted before
+    it was cut off are paid for.
     """
     cut = ("anthropic:claude", "the answer ended before it was complete")
     told = await tell([CUT, WHOLE], [FINE_STREAM], stream=True)
@@ -204,7 +205,7 @@ async def test_a_cut_stream() -> None:
 
 
 async def test_a_stream_that_is_cut_every_time() -> None:
-    """A stream that was seen and is cut again and again ends the run, and no other model continues it."""
+    """If every attempt is cut off after part of its text was streamed, the run fails, and no other model is asked."""
     told = await tell([CUT], [FINE_STREAM], stream=True)
     assert isinstance(told.outcome, PromptEvaluationError)
     assert told.asked[1] == []
@@ -228,7 +229,7 @@ async def look() -> str:
 
 
 async def test_a_resumed_run_has_paid_for_what_was_cut_off() -> None:
-    """The requests that failed before an answer are in the record, and a resumed run counts their cost again."""
+    """The requests that failed before an answer are recorded, and a resumed run still counts their cost."""
     cut = Reply(cut=True, usage=Usage(input=10, requests=1))
     model = ScriptedModel(
         [cut, cut, Reply(calls=[ToolCall("ask")], usage=Usage(input=1, requests=1)), "Done."],

@@ -88,7 +88,7 @@ def sent(server: Any, number: int) -> Any:
     return server.bodies[number]
 
 
-# --- thought ---
+# --- thoughts and signatures ---
 
 
 THOUGHTS = [
@@ -191,7 +191,7 @@ async def test_the_arguments_of_a_call_arrive_in_pieces() -> None:
 
 
 async def test_a_call_in_pieces_that_is_cut_off() -> None:
-    """A call without its last piece is cut off with the answer. If the answer claims to be complete, it is broken."""
+    """A call without its last piece is kept as far as it arrived if the answer was cut off, and is an error otherwise."""
     pieces = [piece(name="look"), piece(at("$.where", goes_on=True, stringValue="the"))]
     *_, cut, stop = await parts_of(*pieces, reason="MAX_TOKENS")
     assert isinstance(cut, CallPart)

@@ -75,7 +75,7 @@ def returned(*attachments: Attachment, text: str = "done") -> tuple[Message, ...
 
 
 def test_a_picture_from_a_tool_on_the_chat_wire() -> None:
-    """The API takes only text in a tool's message, so the picture follows in a user message that names the tool."""
+    """The API takes only text in a tool's message, so the tool's picture follows in a user message that names the tool."""
     *_, result, picture = sent("chat", *returned(PLOT))
     assert result == {"role": "tool", "tool_call_id": "c1", "content": "done"}
     told, shown = picture["content"]
@@ -85,7 +85,7 @@ def test_a_picture_from_a_tool_on_the_chat_wire() -> None:
 
 
 def test_a_picture_from_a_tool_on_the_responses_wire() -> None:
-    """The picture is part of the call's output."""
+    """A picture that a tool returns is part of the call's output."""
     output = sent("responses", *returned(PLOT))[-1]["output"]
     assert output == [
         {"type": "input_text", "text": "done"},
@@ -94,7 +94,7 @@ def test_a_picture_from_a_tool_on_the_responses_wire() -> None:
 
 
 def test_a_picture_from_a_tool_on_the_anthropic_wire() -> None:
-    """The picture is a block of the tool's result."""
+    """A picture that a tool returns is a block of its result."""
     (result,) = sent("messages", *returned(PLOT))[-1]["content"]
     assert result["content"] == [
         {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": DATA}},
@@ -103,7 +103,7 @@ def test_a_picture_from_a_tool_on_the_anthropic_wire() -> None:
 
 
 def test_a_picture_from_a_tool_on_the_gemini_wire() -> None:
-    """The picture follows the response in the same content, after a text that names the tool."""
+    """A tool's picture follows its response in the same content, after a text that names the tool."""
     response, told, shown = sent("gemini", *returned(PLOT))[-1]["parts"]
     assert response["functionResponse"]["response"] == {"output": "done"}
     assert "plot" in told["text"]
@@ -212,7 +212,7 @@ async def test_a_person_is_told_what_a_model_does_not_take(
     assert model.name in str(refused.value)
 
 
-# --- what a model takes ---
+# --- which attachments a model takes ---
 
 ALL = (PLOT, PAPER, CLIP, FAR)
 
@@ -265,7 +265,7 @@ ALL = (PLOT, PAPER, CLIP, FAR)
     ids=lambda value: value.name if hasattr(value, "name") else "",
 )
 def test_what_a_model_takes_depends_on_the_model(model: Any, taken: tuple[Attachment, ...]) -> None:
-    """Models of the same provider take different attachments. The others are described to them in words."""
+    """Models of the same provider take different attachments. A model gets a description of those that it does not take."""
     takes = model.traits.takes
     assert tuple(each for each in ALL if takes.sends(each)) == taken
     body = written(model, request_of(UserMessage("look", attachments=ALL), *returned(*ALL)[1:])).decode()
@@ -289,7 +289,7 @@ def written(model: Any, request: ModelRequest) -> bytes:
     return model._body(request)
 
 
-# --- the cost of a turn ---
+# --- conversations that grow ---
 
 
 def every_wire() -> list[Any]:

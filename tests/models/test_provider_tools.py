@@ -234,7 +234,7 @@ async def test_gemini_asks_for_the_calls_as_parts() -> None:
 
 
 async def refusal(wire: str, *tools: Any, name: str = "") -> str:
-    """Return why a request with these tools is refused. Nothing may have been sent."""
+    """Return why a request with these tools is refused, and check that nothing was sent."""
     async with raw_server(whole(DONE.get(wire, {}))) as server:
         prompt, adapter = Prompt("p", "Be brief.", tools=tools), Adapter(model_at(wire, server.url, name))
         with pytest.raises(PromptEvaluationError) as raised:
@@ -275,7 +275,7 @@ async def test_an_older_gemini_refuses_the_combination() -> None:
 
 
 async def test_a_model_that_knows_nothing_of_them_is_not_asked() -> None:
-    """A model whose traits have no provider's tools is never sent such a request."""
+    """If a model's traits list no provider's tools, a run with such a tool is refused before the model is asked."""
     model = ScriptedModel(["Hm."], traits=Traits())
     with pytest.raises(PromptEvaluationError, match="it has no code_execution of its own"):
         await Adapter(model).evaluate(Prompt("p", "x", tools=[ProviderTool("code_execution")]), "Go.")
@@ -357,7 +357,7 @@ async def test_gemini_without_parts_says_what_it_searched_for() -> None:
 
 
 def test_searches_are_added_and_priced() -> None:
-    """Usages add up their searches, and the table has prices of searches."""
+    """Adding usages adds their searches, and the table has prices for searches."""
     from handrail.models.prices import tariff_of
 
     both = Usage(searches=1) + Usage(searches=2)

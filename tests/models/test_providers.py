@@ -152,7 +152,7 @@ def test_a_key_may_come_from_a_different_variable():
         OpenAIModel("m", provider="anthropic")
 
 
-# --- quirks ---
+# --- requirements of single providers ---
 
 
 def sent_by(provider: str, *messages: Any, **more: Any) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def test_the_fields_of_a_streamed_request(provider: str):
 
 
 def test_what_mistral_requires():
-    """Call ids have nine letters and digits and still match, and no user message directly follows a result."""
+    """Mistral gets call ids of nine letters and digits, which still match, and no user message right after a result."""
     body = sent_by("mistral", UserMessage("hi"), CALLED, RESULT, UserMessage("go on"))
     assert [each["role"] for each in body["messages"]] == ["user", "assistant", "tool", "assistant", "user"]
     id = body["messages"][1]["tool_calls"][0]["id"]
@@ -254,10 +254,10 @@ async def test_reasoning_is_sent_back_with_calls(stream: bool, monkeypatch: pyte
     for said in (by("openai"), by("openrouter")):
         assert not set(fields) & set(sent_by("openai", UserMessage("hi"), said, RESULT)["messages"][1])
     moved = sent_by("deepseek", UserMessage("hi"), by("openrouter"), RESULT)["messages"][1]
-    assert moved["reasoning_content"] == " "  # it refuses calls without thoughts, even those of other models
+    assert moved["reasoning_content"] == " "  # DeepSeek refuses calls without thoughts, whoever made them
 
 
-# --- names ---
+# --- names of models ---
 
 
 @pytest.fixture
@@ -290,7 +290,7 @@ async def test_a_model_of_ones_own_by_name(module: str, attribute: str, said: st
 
 
 async def test_prompt_model_takes_a_model_and_its_name(module: str):
-    """A tool can name the model to ask, or pass it."""
+    """`prompt_model` takes the model to ask, or its name."""
 
     @tool(effect="read")
     async def ask(context: ToolContext, by_name: bool) -> str:

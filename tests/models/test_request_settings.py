@@ -202,7 +202,7 @@ def test_a_tool_that_is_not_offered_cannot_be_chosen(wire: str) -> None:
 
 
 def test_kimi_gets_its_thoughts_back() -> None:
-    """A Kimi model gets back its own thinking with calls, and a blank for calls of another provider's model. It is not forced."""
+    """A Kimi model gets back its own thinking with calls, and a blank for calls of another provider's model. It is never forced to call."""
     quirks, wire = PROVIDERS["moonshotai"].quirks, "chat:moonshotai"
     whole = {
         "choices": [

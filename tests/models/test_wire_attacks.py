@@ -168,7 +168,7 @@ async def test_a_provider_can_not_bring_the_key_out(
     assert KEY not in chain(raised.value)
 
 
-# --- shapes ------------------------------------------------------------------------------------
+# --- unusual answers ---------------------------------------------------------------------------
 
 
 def piece(city: str, id: str, **more: Any) -> dict[str, Any]:
@@ -327,7 +327,7 @@ async def test_a_tool_sees_what_is_left_of_the_providers_limits(
     assert seen == [limit]
 
 
-# --- loops and programs that end ---------------------------------------------------------------
+# --- event loops and programs that end ---------------------------------------------------------
 
 
 def test_loops_that_have_ended_are_let_go() -> None:

@@ -150,7 +150,7 @@ def test_a_broken_link_fails_the_build(tmp_path: Path):
 
 
 def test_broken_links_and_foreign_loads_are_found(tmp_path: Path):
-    """The checks in this file find broken links, missing assets and assets of other sites."""
+    """The checks in this file find broken links, missing assets and assets that are loaded from other sites."""
     one = tmp_path / "one.html"
     one.write_text(
         '<h1 id="here"></h1><a href="#here">ok</a><a href="two.html#there">ok</a><a href="https://x.org">out</a>'

@@ -49,7 +49,7 @@ def test_the_package_itself_loads_nothing_else():
 
 
 def test_a_gate_loads_no_shell_and_no_database():
-    """Importing `open_gate` and `tool` loads neither the shell nor the adapter, and no package that can wait."""
+    """Importing `open_gate` and `tool` loads neither the shell nor the adapter, and no package in `LATER`."""
     loaded = loaded_by("from handrail import open_gate, tool")
     assert not [
         name for name in of_ours(loaded) if name.startswith(("handrail.resources.shell", "handrail.adapter"))

@@ -91,7 +91,7 @@ def test_a_job_that_can_not_be_killed_says_so(tmp_path: Path) -> None:
     assert b"not done again" not in run.stdout
 
 
-# --- the same tools with a person ------------------------------------------------------------------
+# --- the example's tools without a model -----------------------------------------------------------
 
 
 async def test_a_person_plays_the_act_that_the_model_plays(inbox: Any) -> None:
@@ -126,7 +126,7 @@ async def test_a_bill_that_fails_half_way_leaves_the_folder_as_it_was(
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-# --- the rule ------------------------------------------------------------------------------------
+# --- the rule that approves bills ----------------------------------------------------------------
 
 
 @given(st.integers(0, 10_000), st.sampled_from(["euros", "dollars"]))

@@ -86,11 +86,11 @@ def opened(prompt: Prompt[None]) -> str:
     return prompt.render(Trip("Rome"), opened=["task.plan"]).text
 
 
-# --- applying ------------------------------------------------------------------------------------
+# --- overrides that apply ------------------------------------------------------------------------
 
 
 def test_each_kind_of_words_is_replaced(tmp_path: Path):
-    """A body, a summary, a description and examples are each replaced if the hash of the original matches."""
+    """A body, a summary, a description and examples are each replaced if the override has the hash of the original."""
     write(
         tmp_path,
         body_override("In $city: $days days!")
@@ -166,7 +166,7 @@ def test_without_a_file_nothing_changes(tmp_path: Path):
     assert stale_overrides(trip(None)) == ()
 
 
-# --- not applying --------------------------------------------------------------------------------
+# --- overrides that do not apply -----------------------------------------------------------------
 
 
 def test_a_stale_override_is_left_out_and_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture):
@@ -363,7 +363,7 @@ def test_an_override_can_not_take_a_field_out_of_the_prompt(tmp_path: Path):
 
 
 def test_a_stale_override_is_not_held_to_today_s_fields(tmp_path: Path):
-    """A stale override is ignored even if it uses unknown fields."""
+    """A stale override is ignored, and may use fields that the params don't have."""
     write(tmp_path, body_override("For $nobody.", "0" * 16))
     assert opened(trip(tmp_path)) == opened(trip(None))
 
@@ -382,7 +382,7 @@ def test_a_file_that_can_not_be_read_is_named(content: bytes | None, tmp_path: P
         trip(tmp_path)
 
 
-# --- starting ------------------------------------------------------------------------------------
+# --- starter files -------------------------------------------------------------------------------
 
 
 def test_a_starter_changes_nothing_until_it_is_edited(tmp_path: Path):

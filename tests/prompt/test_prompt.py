@@ -434,7 +434,7 @@ def test_a_wrong_keyword_is_a_type_error():
         any_section("Title", "key", "Text.", tool=[])
 
 
-# --- not refused ---------------------------------------------------------------------------------
+# --- definitions that are accepted ---------------------------------------------------------------
 
 
 def deep(params: Wide) -> bool:

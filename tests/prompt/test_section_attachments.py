@@ -112,14 +112,14 @@ async def test_a_resumed_run_has_them_once() -> None:
 
 
 async def test_a_nested_run_has_its_own() -> None:
-    """A prompt that a handler evaluates sends the attachments of its sections."""
+    """The attachments of a prompt that a handler evaluates reach that nested run's model, and not the outer run's."""
     script = ScriptedModel([ToolCall("delegate", {}), "inner", "ok"])
     await Adapter(script).evaluate(Prompt("outer", "x", tools=[delegate]), "look")
     assert [names(script, each) for each in range(3)] == [[], ["plan.png"], []]
 
 
 def test_paths_are_read_when_the_section_is_defined(tmp_path: Path) -> None:
-    """The path of a file is read when its section is defined. If it can't be read, the error names the section."""
+    """A file that is given by its path is read when its section is defined. If it can't be read, the error names the section."""
     file = tmp_path / "a.png"
     file.write_bytes(PNG)
     made = MarkdownSection("A", "a", "x", attachments=[file])

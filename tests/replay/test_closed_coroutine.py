@@ -64,7 +64,10 @@ async def test_a_call_that_was_closed_is_compensated_when_its_run_is_resumed() -
 
 
 async def test_what_a_closed_call_had_done_inside_is_compensated_with_it() -> None:
-    """The finished inner calls of a compensable call are undone with it when the run is resumed, last first and once."""
+    """When the run is resumed, a closed compensable call and its finished inner calls are undone, last first and once.
+
+    A compensation that fails is reported, and the others still run.
+    """
     undone: list[Any] = []
 
     async def take_back(params: Any, value: Any, *, context: ToolContext) -> None:

@@ -134,7 +134,7 @@ def test_a_call_that_was_being_undone_is_not_replayed_as_done(program: Program, 
 
 
 def test_what_was_undone_does_not_stand(program: Program, tmp_path: Path):
-    """If the handler is not rerun, a compensation that did not finish runs again, and one that did does not."""
+    """If the handler is not rerun, an interrupted compensation runs again, a finished one does not, and the model learns of both."""
     world, told, _ = crashed_and_resumed(program, tmp_path, "trip_not_entered_again")
     booked = ["booked flight", "booked hotel"]
     assert world == ["asked", *booked, "undone hotel", "undone flight", "undone flight", "asked"]

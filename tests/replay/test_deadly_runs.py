@@ -48,7 +48,7 @@ APP = textwrap.dedent(
 
 
 def test_a_run_that_ends_every_process_is_set_aside(tmp_path: Path):
-    """If three processes die while they execute a run, the next one ends the run and says why. Its session can go on."""
+    """If three processes die while they execute a run, the next one ends the run and says why. The run's session can continue."""
     (tmp_path / "deadly.py").write_text(APP)
     path = tmp_path / "runs.db"
     for begins in ("begin", "resume", "resume"):

@@ -22,7 +22,7 @@ async def test_a_call_whose_record_was_lost_is_made_again(monkeypatch: pytest.Mo
     commit = journal.calls.commit
 
     async def fail(*_: Any) -> None:
-        lost.setattr(journal.calls, "commit", commit)  # it is only lost for a moment
+        lost.setattr(journal.calls, "commit", commit)  # later commits work again
         raise JournalError("runs", "the connection is lost", "Try again.", is_lost=True)
 
     with monkeypatch.context() as lost:

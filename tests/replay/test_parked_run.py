@@ -271,7 +271,7 @@ async def test_an_environment_that_raises_at_rest_has_its_run_parked(caplog: pyt
     assert "the environment raised in `run_waiting`" in caplog.text
 
 
-# --- by force ----------------------------------------------------------------------------------------
+# --- parking by force --------------------------------------------------------------------------------
 
 
 async def test_by_force_what_is_at_work_is_cut_and_follows_its_effect():

@@ -51,7 +51,7 @@ def using(*protocols: type) -> Any:
 
 
 def test_a_resource_that_does_not_close_does_not_discard_a_finished_run(caplog: pytest.LogCaptureFixture):
-    """A finished run's response is returned, with the errors that closing raised in `unclosed`. They are also logged."""
+    """If resources fail to close, a finished run still returns its response. The errors are in `unclosed` and are logged."""
     log: list[str] = []
     bindings = [
         Binding(Thing, lambda _: Thing(log)),

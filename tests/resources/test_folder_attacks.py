@@ -421,7 +421,7 @@ def test_a_line_has_one_number(root: Path) -> None:
     assert shown == (True, "3\tthree\n(lines 3 to 3 of 4. Continue with from_line=4.)")
 
 
-# --- completion --------------------------------------------------------------------------------
+# --- commands that check completion ------------------------------------------------------------
 
 
 def test_a_command_that_has_to_pass_can_not_be_in_conflict(root: Path) -> None:

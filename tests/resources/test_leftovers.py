@@ -48,7 +48,7 @@ def nest(folder: Path, name: str = "n" * 100, depth: int = 400) -> None:
     (folder / name).chmod(0)
 
 
-# --- depth ---------------------------------------------------------------------------------------------
+# --- deeply nested folders, and leftovers that can't be removed ----------------------------------------
 
 
 def test_a_tree_past_the_longest_path_is_removed(tmp_path: Path):
@@ -134,7 +134,7 @@ async def _recover(files: DirectoryFilesystem) -> Any:
     return await files.recover(MemoryJournal())
 
 
-# --- rights --------------------------------------------------------------------------------------------
+# --- setuid and setgid bits ----------------------------------------------------------------------------
 
 
 def test_no_command_leaves_a_program_with_more_rights(folders: Folders, backend: str):

@@ -218,7 +218,7 @@ BAD: dict[str, tuple[Callable[[Files], Any], type[HandrailError], str]] = {
         r"the control character '\n'. Remove it",
     ),
     "backslash": (lambda f: f.read("src\\main.py"), PathRefused, "Separate folders with '/'"),
-    "surrogate": (lambda f: f.read("a\ud800"), PathRefused, r"'\ud800' can't be encoded as UTF-8"),
+    "surrogate": (lambda f: f.read("docs/a\ud800"), PathRefused, r"'\ud800' can't be encoded as UTF-8"),
     "long name": (lambda f: f.write("ü" * 128, ""), PathRefused, "longer than 255 bytes. Use a shorter one"),
     "long path": (lambda f: f.write("abc/" * 8193 + "x", ""), PathRefused, "longer than 32768 bytes"),
     "not text": (lambda f: f.read(3), PathRefused, "a path must be a str, not an int. Pass a str"),  # pyright: ignore[reportArgumentType]

@@ -18,7 +18,7 @@ from support.file_transactions import Transactions
 from support.filesystems import commit, tree
 from support.steps import steps_of
 
-# --- after a fork has ended, and threads ----------------------------------------------------------
+# --- ended forks, threads, and the cost of a fork -------------------------------------------------
 
 
 @pytest.mark.parametrize("end", ["prepare", "apply", "drop", "conflict", "parent"])
@@ -175,7 +175,7 @@ def test_a_fork_and_a_commit_take_the_same_steps_at_any_size():
     assert [sum(map(len, by_folder.values())) if by_folder else 0 for by_folder in held] == [1, 1, 0]
 
 
-# --- any interleaving ----------------------------------------------------------------------------
+# --- any interleaving of forks -------------------------------------------------------------------
 
 
 TestTransactions = Transactions.TestCase

@@ -142,7 +142,7 @@ DEEP = (
 
 
 def test_no_command_sees_it_at_any_depth(tmp_path: Path, backend: str):
-    """A command sees no reserved name, however deep it is, and sees the rest of the folders around it."""
+    """A command sees no reserved name, however deep it is, and sees everything else in the folders around it."""
     made = Folder(tmp_path)
     made.add("a/b/own", "own")
     (made.root / "a/b").chmod(0o750)

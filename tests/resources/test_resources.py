@@ -531,7 +531,7 @@ def test_a_provider_that_raises_leaves_nothing_behind_and_is_tried_again():
     assert log == ["+1", "+a", "-a", "-1"]
 
 
-# --- async ---------------------------------------------------------------------------------------
+# --- async providers -----------------------------------------------------------------------------
 
 
 def async_kinds(log: list[str]) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Looker:
         self.person = Person(approve=lambda question: self.questions.append(question) or approves)
 
 
-# --- which files count ------------------------------------------------------------------------------
+# --- which files are startup files ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -153,12 +153,12 @@ def test_what_does_not_run_by_itself(path: str) -> None:
 
 @pytest.mark.parametrize("place", [".git", ".git/hooks", ".github", ".github/workflows", "a/.vscode"])
 def test_a_link_in_the_place_of_a_folder_of_them_counts(place: str) -> None:
-    """A link in place of a folder with startup files counts as one, because it decides which files are there."""
+    """A link in place of a folder with startup files counts as a startup file, because it decides which files are there."""
     assert run_by(place, is_link=True)
     assert place == ".git" or not run_by(place)
 
 
-# --- every way to change one ------------------------------------------------------------------------
+# --- ways to change a startup file ------------------------------------------------------------------
 
 
 def _move(context: ToolContext) -> None:
@@ -193,7 +193,7 @@ TOOLS: dict[str, tuple[Callable[[ToolContext], object], str]] = {
 @pytest.mark.parametrize("approves", [True, False])
 @pytest.mark.parametrize("way", TOOLS)
 async def test_a_tool_that_changes_one_is_asked_about(root: Path, way: str, approves: bool) -> None:
-    """Even if no policy asks, a person sees the change with a mark, and it is applied only if they approve it."""
+    """Even if no policy asks, a person is shown a tool's change with a mark, and the change is applied only if they approve it."""
     change, path = TOOLS[way]
     before = (root / path).read_text() if (root / path).exists() else None
 
@@ -209,7 +209,7 @@ async def test_a_tool_that_changes_one_is_asked_about(root: Path, way: str, appr
     (question,) = looker.questions
     assert f"files that later run automatically, outside the sandbox: {path} (run by " in question.message
     assert MARK in question.payload["diff"]
-    assert "scopes" not in question.payload  # it can't be remembered
+    assert "scopes" not in question.payload  # the answer can't be remembered
     assert result.success is approves
     after = (root / path).read_text() if (root / path).exists() else None
     assert after == ("new\n" if approves else before)
@@ -260,7 +260,7 @@ async def test_an_inner_call_is_asked_about_with_the_outer_one(root: Path) -> No
 
     @tool(effect="staged")
     async def outer(context: ToolContext) -> str:
-        """Write from inside."""
+        """Write a startup file with an inner call."""
         return str(await context.call("write", path=".envrc"))
 
     looker = Looker(False)
@@ -287,7 +287,7 @@ async def test_a_file_that_was_made_and_removed_again_is_not_asked_about(root: P
     assert looker.questions == []
 
 
-# --- nothing stands in for a person -----------------------------------------------------------------
+# --- only a person can approve ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("policies", [[], [ASK], [CapabilityPolicy({"fs.write": "allow"})]])
@@ -354,7 +354,7 @@ async def test_an_answer_that_wants_to_be_remembered_is_refused(root: Path) -> N
 
 @pytest.mark.parametrize("approved", [True, False])
 async def test_a_parked_run_waits_for_it(root: Path, tmp_path: Path, approved: bool) -> None:
-    """The run is parked with the question in its journal, and the answer is applied when the run is resumed."""
+    """A run that changes a startup file is parked with a question, and its answer takes effect when the run is resumed."""
     prompt = Prompt("p", "Do.", tools=[write])
     model = ScriptedModel([ToolCall("write", {"path": ".envrc"}), "done"])
     with closing(SqliteJournal(tmp_path / "journal.db")) as journal:
@@ -407,7 +407,7 @@ async def test_a_staged_call_runs_again_and_is_asked_about_again(root: Path) -> 
     assert ["-by somebody else" in question.payload["diff"] for question in looker.questions] == [False, True]
 
 
-# --- allowed by name --------------------------------------------------------------------------------
+# --- startup files that are allowed by name, marks and links ----------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -421,7 +421,7 @@ async def test_a_staged_call_runs_again_and_is_asked_about_again(root: Path) -> 
     ],
 )
 async def test_one_is_allowed_by_name(root: Path, allowed: str, path: str, passes: bool) -> None:
-    """Only a file that `startup_files` allows needs no approval. Diffs mark it all the same."""
+    """Only a file that `startup_files` allows needs no approval. Diffs still mark it."""
     files = DirectoryFilesystem(root, startup_files=[allowed])
     assert (await open_gate([write], filesystem=files).invoke("write", {"path": path})).success is passes
     fork = files.fork("x")
@@ -495,7 +495,7 @@ def test_a_bare_repository_of_any_name_counts(root: Path, folder: str, file: str
 
 @pytest.mark.parametrize("changed", ["step", "real"])
 def test_every_link_on_the_way_to_one_counts(root: Path, changed: str) -> None:
-    """If a startup file is a link to a link, a change to the second link or to its target counts."""
+    """If a startup file is a link to a link, a change to the second link or to its target counts as one to the startup file."""
     (root / "conftest.py").symlink_to("step")
     (root / "step").symlink_to("real")
     (root / "real").write_text("")

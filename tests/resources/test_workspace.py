@@ -29,10 +29,18 @@ from handrail import (
     runs,
     tool,
 )
-from handrail.errors import DefinitionError, RunParked, UndoRefused, WorkspaceBusy
+from handrail.errors import (
+    DefinitionError,
+    RunBusy,
+    RunParked,
+    UndoRefused,
+    WorkspaceBusy,
+    WorkspaceTakenError,
+)
 from handrail.events import ToolInvoked
 from handrail.journal.any_journal import AnyJournal
 from handrail.question import Answer
+from handrail.records import RunRecord
 from support import PATIENCE, journals
 from support.workspaces import PROMPT, TOOLS, adapter, contents, run, steps, tree
 
@@ -220,6 +228,66 @@ async def test_a_second_run_is_refused_with_the_name_of_the_first(
     await run(journal, there, steps("write a one"), run_id="r3")
 
 
+@pytest.mark.parametrize("depth", ["call", "nested agent"])
+async def test_a_run_that_loses_its_workspace_stops_and_can_be_resumed(
+    journal: AnyJournal, hosts: tuple[Path, Path], depth: str
+):
+    """A call whose workspace another run has taken over is not told as failed: the run stops, and a resume repeats it."""
+    here, _ = hosts
+    entered: list[str] = []
+    other = RunRecord(id="other", session_id="other", principal="p", prompt="p", model="m", began_at=1.0)
+    await journal.runs.begin(other)
+
+    @tool(effect="staged")
+    async def lose(*, context: ToolContext) -> str:
+        """Write a file, and lose the workspace the first time."""
+        context.filesystem.write("kept", "yes")
+        entered.append("once")
+        if len(entered) == 1:
+            await journal.workspaces.release("w", "r")
+            await journal.workspaces.acquire("w", "other")
+        return "written"
+
+    writing = ScriptedModel([ToolCall("lose", {}), "Done."])
+    clerk = Agent(writing, "Write.", name="clerk", description="Writes.", tools=[lose])
+    prompt = Prompt("files", "Work.", tools=[lose, clerk.as_tool()])
+    asked = ToolCall("lose", {}, "c") if depth == "call" else ToolCall("clerk", {"message": "go"}, "c")
+    working = adapter(asked)
+    with pytest.raises(WorkspaceTakenError, match="the workspace 'w' was taken over"):
+        await working.evaluate(
+            prompt, "go", run_id="r", journal=journal, filesystem=Workspace("w", cache=here)
+        )
+    row = await journal.runs.get("r")
+    assert (row.status, row.outcome) == ("running", b"")
+    await journal.workspaces.release("w", "other")
+    response = await working.resume("r", prompt, journal=journal, filesystem=Workspace("w", cache=here))
+    assert response.stop_reason == "done"
+    assert contents(here) == {"kept": "yes"}
+
+
+async def test_a_tool_that_finds_another_workspace_or_run_busy_fails_as_any_call_does(
+    journal: AnyJournal, hosts: tuple[Path, Path]
+):
+    """Only the loss of a run's own lease or workspace stops it."""
+    here, _ = hosts
+
+    @tool(effect="read")
+    async def raises(what: str) -> str:
+        """Raise an error about another run or another workspace."""
+        raise RunBusy("another", "somebody") if what == "run" else WorkspaceBusy("x", "another", "somebody")
+
+    prompt = Prompt("files", "Work.", tools=[raises])
+    calls = [ToolCall("raises", {"what": each}) for each in ("run", "workspace")]
+    response = await adapter(*calls).evaluate(
+        prompt, "go", run_id="r", journal=journal, filesystem=Workspace("w", cache=here)
+    )
+    assert response.stop_reason == "done"
+    assert (await journal.runs.get("r")).status == "done"
+    told = "\n".join(texts(response))
+    assert "raises failed" in told
+    assert "'another'" in told
+
+
 async def test_nested_and_parallel_calls_commit_as_usual(journal: AnyJournal, hosts: tuple[Path, Path]):
     here, there = hosts
     nested = ToolCall("outer", {"steps": [["write", "a", "1"], ["write", "b", "2"], ["move", "a", "d/a"]]})
@@ -394,7 +462,7 @@ async def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: 
     journal.close()
 
 
-# --- against a plain model -----------------------------------------------------------------------------
+# --- a workspace compared with a plain folder ----------------------------------------------------------
 
 _paths = st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a"])
 _texts = st.sampled_from(["1", "2", "3"])

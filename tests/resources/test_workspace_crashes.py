@@ -65,7 +65,7 @@ def trees(base: Path) -> dict[str, dict[str, Any]]:
 def test_what_is_recorded_is_on_every_host_and_nothing_else_wherever_the_process_dies(
     what: str, killed: Killed, tmp_path: Path
 ):
-    """A call's changes are on every host if its record is, and on none otherwise. An undo is complete or has not happened."""
+    """A call's changes are on every host if the call was recorded, and on none otherwise. An undo is complete or has no effect."""
     known, seen = trees(tmp_path), list[str]()
     start = tmp_path / "start"
     start.mkdir()

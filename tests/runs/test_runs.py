@@ -426,7 +426,7 @@ async def test_only_whole_sessions_that_are_over_are_forgotten(recorder: Recorde
         await forget(recorder.journal)
 
 
-# --- both journals -----------------------------------------------------------------------------------------
+# --- a journal in memory -----------------------------------------------------------------------------------
 
 
 async def test_a_journal_in_memory_does_the_same():

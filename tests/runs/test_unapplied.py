@@ -121,7 +121,7 @@ async def test_only_what_waits_to_be_applied_is_discarded(recorder: Recorder):
 
 
 def test_the_command_line_says_what_is_not_applied_and_discards_it(recorder: Recorder):
-    """`list` and `show` report changes that are not applied, and how to give them up. `discard` does that."""
+    """`list` and `show` report changes that are not applied. `show` says how to give them up, and `discard` gives them up."""
     wrote = asyncio.run(lose(recorder))
     recorder.journal.close()
     journal = ["--journal", str(recorder.base / "runs.db")]

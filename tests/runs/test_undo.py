@@ -94,7 +94,10 @@ def overlap(written: str, touched: str) -> bool:
 @settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_undo_is_refused_exactly_where_something_was_built_on_it(data: st.DataObject):
-    """Undo is refused exactly if a later call depends on the call. Otherwise, the result is as if it had never run."""
+    """Undo of a call that succeeded is refused exactly if a later call depends on it.
+
+    Otherwise, the result is as if the call had never run.
+    """
     script = data.draw(st.lists(operations, min_size=1, max_size=6))
     split = data.draw(st.integers(0, len(script)))
     target = data.draw(st.integers(0, len(script) - 1))
@@ -312,7 +315,7 @@ async def test_the_same_run_and_call_in_another_journal_are_not_touched(recorder
 
 
 def test_the_same_call_id_at_another_place_of_a_run_is_another_call(tmp_path: Path):
-    """Models may repeat a call id within a run, and undo finds each call by its place."""
+    """Models may repeat a call id within a run, and undo changes only the files of the call at the given place."""
     (tmp_path / "folder").mkdir()
     files = DirectoryFilesystem(tmp_path / "folder")
     for place in (".1", ".2"):

@@ -48,7 +48,7 @@ def shown(folder: Path) -> dict[str, str]:
 
 
 async def recorded(journal: AnyJournal, tmp_path: Path, name: str = "shop") -> dict[str, str]:
-    """Return what `get_files` copies to a new folder."""
+    """Return what `get_files` copies to a new folder, in the form of `shown`."""
     target = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
     await get_files(journal, name, target)
     return shown(target)

@@ -234,7 +234,7 @@ def fits(schema: Any, value: Any, defs: dict[str, Any]) -> bool:
 
 
 def forwards(schema: Any, name: str) -> Any:
-    """Return the schema with only those references that lead to later names. Others become `true`."""
+    """Return the schema with only those references that lead to later names. Other references become `true`."""
     if isinstance(schema, list):
         return [forwards(each, name) for each in schema]
     if not isinstance(schema, dict):

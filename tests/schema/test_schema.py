@@ -725,7 +725,7 @@ def test_parse_refuses(name: str):
 
 @pytest.mark.parametrize("name", ROWS)
 def test_dump_gives_what_parse_takes(name: str):
-    """A value that is dumped and parsed again is unchanged, unless part of it is masked or computed."""
+    """A value that is dumped and parsed again is unchanged, unless part of it is masked or not kept."""
     annotation, _, data, value, _, _ = ROWS[name]
     if annotation in (SecretStr, Scaled):
         return  # secrets are masked, and an InitVar is not kept

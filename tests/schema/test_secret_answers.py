@@ -358,7 +358,7 @@ async def test_what_is_nested_in_a_call_with_a_secret_does_not_wait_until_later(
     assert "can't wait for a later answer" in _told(model)
 
 
-# --- when the process ends ----------------------------------------------------------------------
+# --- after a crash ------------------------------------------------------------------------------
 
 
 async def _answered(run: Cut, value: Any, reached: asyncio.Event, *, asks_more: bool = False) -> None:
@@ -613,7 +613,7 @@ async def test_an_answer_that_only_the_schema_calls_secret_is_masked_too() -> No
     )
 
 
-# --- a server -----------------------------------------------------------------------------------
+# --- answers through a server -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["live", "parked", "restarted"])

@@ -97,7 +97,7 @@ def logins(draw: st.DrawFn, types: st.SearchStrategy[Drawn] = TYPES, secret: boo
     return Login(made, json.loads(json.dumps(draw(drawn.values))), got)
 
 
-# --- one tool ----------------------------------------------------------------------------------
+# --- the arguments of one tool -----------------------------------------------------------------
 
 
 @given(logins(WIDER))
@@ -321,7 +321,7 @@ def test_a_model_that_plays_a_client_gets_params_as_they_are() -> None:
     assert got == [MARK]
 
 
-# --- a run -------------------------------------------------------------------------------------
+# --- everything that shows a run ---------------------------------------------------------------
 
 
 @tool(effect="read")

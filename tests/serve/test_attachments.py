@@ -147,7 +147,7 @@ async def test_ag_ui_parts_are_attachments(tmp_path: Path, part: dict[str, Any])
     ],
 )
 def test_nothing_that_can_run_is_shown(content: bytes, kind: str) -> None:
-    """The type comes from the bytes.
+    """The media type of an attachment is guessed from its bytes.
 
     Content that is not known to be harmless is a download, and everything is sandboxed.
     """

@@ -74,7 +74,7 @@ def by(who: str) -> dict[str, str]:
     return {"x-who": who}
 
 
-# --- strangers ---
+# --- other sites, other hosts, and clients without a token ---
 
 
 @attack("a page of another origin posts")
@@ -604,7 +604,7 @@ JSON: list[tuple[str, bytes]] = [
     ("depth of a few hundred", b'{"text": ' + b"[" * 150 + b"]" * 150 + b"}"),
     ("NaN", b'{"text": NaN}'),
     ("an infinity", b'{"text": -Infinity}'),
-    ("a number that is one", b'{"text": 1e999}'),
+    ("a number that is read as an infinity", b'{"text": 1e999}'),
     ("a huge whole number", b'{"text": ' + b"9" * 100_000 + b"}"),
     ("a whole number of 65 bits", b'{"text": 18446744073709551616}'),
     ("half a character", b'{"text": "\\ud800"}'),

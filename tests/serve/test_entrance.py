@@ -1,4 +1,4 @@
-"""Tests for how people and programs get in: by link or token. A tool's commands find neither."""
+"""Tests for how people and programs sign in: by link or token. A tool's commands find neither."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_the_browser_gets_the_link_from_a_private_file_not_from_an_argument(monk
 
 # --- what a tool's command can find --------------------------------------------------------------------
 
-SPYING = '''"""A desk whose tool runs a command with nothing around it, as the same user, with the network."""
+SPYING = '''"""A desk whose tool runs a command without a sandbox, as the same user and with the network."""
 import subprocess, sys
 from handrail import Adapter, Prompt, ScriptedModel, ToolCall, ToolContext, tool
 from handrail.messages import ToolMessage
@@ -188,7 +188,7 @@ def real_server(folder: Path, *given: str, **env: str) -> Generator[tuple[Client
 
 @pytest.mark.parametrize("how", ["environment", "link"])
 def test_a_command_of_a_tool_finds_no_token_and_can_not_approve(tmp_path: Path, how: str):
-    """A tool's command finds no token or link in environments, arguments or files, and the server refuses it."""
+    """A tool's command finds no token or link in environments, arguments or files, and the server refuses its requests."""
     (tmp_path / "desk.py").write_text(SPYING)
     (tmp_path / "spy.py").write_text(SPY)
     env = {"HANDRAIL_TOKEN": TOKEN} if how == "environment" else {}

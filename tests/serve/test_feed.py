@@ -196,7 +196,7 @@ async def test_legs_end_where_their_run_finishes_or_fails() -> None:
 
 @pytest.mark.parametrize("large", [1, 3])
 async def test_a_reader_that_waits_gets_what_comes_however_large(large: int) -> None:
-    """A reader that keeps up receives a batch that is larger than the limit. The feed does not keep it afterwards."""
+    """A reader that keeps up receives a batch that is larger than the limit. The feed does not keep the batch afterwards."""
     feed = Feed("boot", most_bytes=1000)
     feed.append([token("before")])
     readers = [asyncio.ensure_future(read_all(feed, 1, 4 + large)) for _ in range(3)]

@@ -43,7 +43,7 @@ def record(app: str = "", prompt: str = "help", number: int = 0) -> RunRecord:
 
 
 async def test_another_apps_thread_is_neither_listed_nor_continued(tmp_path: Path) -> None:
-    """Every address of another app's thread is refused, and the parked run then goes on where it belongs."""
+    """Every request to another app's thread is refused, and the thread's parked run can then go on in its own app."""
     async with serving(tmp_path, app(CLERK)) as client:
         run_id = await client.say("t", 'call pay {"amount": 3}')
         question = await client.asked("t")

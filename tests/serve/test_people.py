@@ -47,7 +47,7 @@ class Clock:
         return self.seconds
 
 
-# --- the file -----------------------------------------------------------------------------------------
+# --- the file of users --------------------------------------------------------------------------------
 
 
 def test_the_file_is_private_and_holds_nothing_that_can_be_used(tmp_path: Path):
@@ -233,7 +233,7 @@ async def refusal(principals: Principals, address: str, name: str, password: str
 
 
 async def test_guesses_sent_at_once_are_counted_like_any_others():
-    """Secrets from one address, or for one name, are checked one after the other, so the limit holds for a burst."""
+    """Secrets from one address, or for one name, are checked one after the other, so the limit also holds for a burst."""
     clock = Clock()
     people = People(clock=clock)
     people.add("ann", secret=SECRET)
@@ -389,7 +389,7 @@ async def test_a_role_that_changed_counts_at_once(tmp_path: Path):
     people.close()
 
 
-# --- a folder for each ---------------------------------------------------------------------------------
+# --- a folder for each principal -----------------------------------------------------------------------
 
 
 def test_folder_names_tell_every_two_principals_apart():

@@ -97,7 +97,7 @@ async def listed(client: Client, thread: str) -> list[tuple[str, bool]]:
 
 
 def test_decisions_outlive_a_server_that_was_killed(tmp_path: Path) -> None:
-    """Decisions outlive a server that is killed, in their own thread only. A denial holds even with `--approve all`.
+    """Decisions outlive a server that is killed, and hold only in their own thread. A denial holds even with `--approve all`.
 
     The command line lists and revokes them while the server runs, and so does the server's HTTP interface. A revocation
     outlives the server too.

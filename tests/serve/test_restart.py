@@ -46,7 +46,7 @@ def answered_elsewhere(app: App, question: Any, value: Any) -> None:
     journal.close()
 
 
-# --- stopped ------------------------------------------------------------------------------------------
+# --- after the server was stopped ---------------------------------------------------------------------
 
 
 async def test_a_run_at_rest_is_parked_and_its_question_stands(tmp_path: Path) -> None:
@@ -380,14 +380,14 @@ async def test_a_question_that_expires_while_its_run_is_parked(tmp_path: Path) -
         assert texts(await thread.messages())[-1] == "too late"
 
 
-# --- times --------------------------------------------------------------------------------------------
+# --- how long calls waited ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("restarted", [False, True])
 async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted: bool) -> None:
     """A call that waited for an answer is shown as one call, from before the question until after the answer.
 
-    The tree has the time of the answer, even if the server was restarted meanwhile.
+    The run's tree has the time of the answer, even if the server was restarted meanwhile.
     """
     async with served(tmp_path) as app:
         run_id = await app.thread().say(plan([["choose", {}]], "ok"))
@@ -416,7 +416,7 @@ async def test_a_run_says_how_long_it_waited_for_whom(tmp_path: Path, restarted:
         assert datetime.fromisoformat(shown["answered_at"]).timestamp() == pytest.approx(asked.answered_at)
 
 
-# --- killed ---------------------------------------------------------------------------------------------
+# --- after the server was killed ------------------------------------------------------------------------
 
 
 def killed(folder: Path, said: str) -> str:

@@ -208,7 +208,7 @@ async def test_where_too_few_such_people_exist_it_is_denied_at_once(
 
 @pytest.mark.parametrize("approvals", [None, "approve_all", "strict"])
 async def test_nothing_stands_in_for_the_people_who_are_asked(tmp_path: Path, approvals: Any):
-    """If nobody can vote, the call is denied, even if all calls are approved otherwise."""
+    """If nobody can vote, the call is denied, even if all other calls are approved."""
     source = desk(money=FINANCE)
     source._approvals = approvals  # pyright: ignore[reportPrivateUsage]
     async with serving(tmp_path, source) as client:
@@ -231,7 +231,7 @@ async def test_a_plain_approval_that_is_remembered_does_not_cover_it(tmp_path: P
         assert (await vote(client, "fay", question)).json == {"decided": True}
 
 
-# --- over a restart -----------------------------------------------------------------------------------
+# --- votes after a restart ----------------------------------------------------------------------------
 
 
 async def test_votes_outlive_parking_and_a_restart(tmp_path: Path):
@@ -399,7 +399,7 @@ async def test_votes_outlive_kill_9(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert await ending(client) == "Done: paid 5"
 
 
-# --- counting -----------------------------------------------------------------------------------------
+# --- counting votes -----------------------------------------------------------------------------------
 
 
 def question_for(*quorums: Quorum) -> Question:

@@ -95,6 +95,18 @@ def test_a_listener_that_blocks_is_named_once(
     run_virtual(main)
 
 
+def test_a_listener_to_a_tools_own_event_is_named_too(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        rig = new_rig([work])
+        rig.session.dispatcher.subscribe(Note, slow)
+        assert (await rig.call("work", seconds=1)).success
+
+    run_virtual(main)
+    assert [
+        "test_blocking_listeners.slow took 2.50 s for the event Note" in each for each in warnings_in(caplog)
+    ] == [True]
+
+
 @given(
     heard=st.lists(
         st.tuples(
@@ -120,7 +132,7 @@ def test_no_call_is_charged_for_blocking_listeners(
         ends = rig.of(ToolInvoked)
         late = sum(each.status == "timed out" for each in ends)
         assert all(each.status in ("ok", "timed out") for each in ends)
-        # A listener that blocks while another call sleeps shortens the time that this call is charged for.
+        # A listener that blocks while another call sleeps shortens the time that the sleeping call is charged for.
         may_be_shortened = len(durations) > 1 and bool(heard)
         most = sum(each > 10 for each in durations)
         assert late <= most if may_be_shortened else late == most

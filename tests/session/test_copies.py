@@ -63,7 +63,7 @@ def spoil(item: Any) -> None:
 @pytest.mark.parametrize("how", ["latest", "all", "where", "iterate"])
 @pytest.mark.parametrize("item", ITEMS, ids=lambda item: type(item).__name__)
 async def test_what_a_call_changes_in_place_is_not_in_the_session(item: Any, how: str, fails: bool):
-    """A change in place is not an event, so it is lost, whether or not the call fails."""
+    """An item that a call changes in place stays unchanged in the session, whether or not the call fails."""
     session, kind = Session(), type(item)
     session.dispatch(item)
     before = repr(item)
@@ -89,7 +89,7 @@ async def test_what_a_call_changes_in_place_is_not_in_the_session(item: Any, how
 
 
 async def test_a_policy_reads_copies_too():
-    """A policy can't change the state in place, either before or after the call."""
+    """A policy can't change state items in place, either before or after the call."""
     session = Session()
     session.dispatch(Plan("p", ["a"]))
 

@@ -37,7 +37,7 @@ class Branch:
 
 
 class Interleavings(RuleBasedStateMachine):
-    """Forks, dispatches, reads, commits and drops in any order have the same result as replaying the commits."""
+    """Forks, dispatches, reads, commits and drops in any order, compared with a replay of the commits."""
 
     branches = Bundle("branches")
     events = st.one_of(

@@ -180,7 +180,7 @@ class Chaos:
         self.happened["kill -9"] += 1
 
     async def freeze(self) -> None:
-        """Freeze a worker for three leases. If at most one is undisturbed, kill one instead."""
+        """Freeze a worker for three leases. If at most one worker is undisturbed, kill one instead."""
         worker = self._victim()
         if worker is None:
             return self.kill()
@@ -190,7 +190,7 @@ class Chaos:
         worker.freeze(False)
 
     async def cut(self) -> None:
-        """Cut the network of a worker's host for three leases. If at most one is undisturbed, kill one instead."""
+        """Cut the network of a worker's host for three leases. If at most one worker is undisturbed, kill one instead."""
         worker = self._victim()
         if worker is None or worker.host is None:
             return self.kill()
@@ -287,7 +287,7 @@ class Chaos:
         return len(self._select("SELECT 1 FROM {}.runs WHERE status = ANY(%s)", list(OVER)))
 
     def _select(self, query: str, *values: Any) -> list[Any]:
-        """Return the rows that a query finds in the journal's tables. Its `{}` stands for their schema."""
+        """Return the rows that a query finds in the journal's tables. A `{}` in the query stands for the schema of these tables."""
         named = psycopg.sql.SQL(query).format(psycopg.sql.Identifier(self._address.schema))  # pyright: ignore[reportArgumentType]  # our own text
         with psycopg.connect(self._address.conninfo) as connection:
             return connection.execute(named, values).fetchall()

@@ -1,6 +1,6 @@
 """An app for workers that are killed while they execute it. Its tools write to a ledger and to the files of their run.
 
-`CHAOS_LEDGER` names the ledger's file. Its lines are `begin WHAT ORDER KEY`, `end WHAT ORDER KEY` and `undone WHAT ORDER KEY`.
+`CHAOS_LEDGER` names the ledger's file. The ledger's lines are `begin WHAT ORDER KEY`, `end WHAT ORDER KEY` and `undone WHAT ORDER KEY`.
 If the process's clock is wrong, each of these lines is followed by `clock WHAT ORDER SECONDS`. The file `log` in the run's
 workspace has a line for each committed call of `pay`, `ship`, `book` and `charge`.
 The calls of a run take a moment, so that they can be interrupted.
@@ -55,7 +55,7 @@ def ledger() -> list[list[str]]:
 
 
 def read_ledger(path: Path) -> list[list[str]]:
-    """Return the four words of each line of a ledger."""
+    """Return the four words of each line of a ledger, or [] if there is no ledger yet."""
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
 
 

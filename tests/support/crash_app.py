@@ -248,7 +248,10 @@ async def main() -> dict[str, Any]:
 
 
 def serve() -> None:
-    """Fork a child for every line of standard input. The modules are imported only once, before the first fork."""
+    """Fork a child for every line of standard input, and print its exit code and what `main` returned, as JSON.
+
+    The modules are imported only once, before the first fork.
+    """
     for line in sys.stdin:
         folder, Start.tool, Start.mode = json.loads(line)
         Start.folder = Path(folder)

@@ -109,7 +109,10 @@ def quiet() -> Generator[None]:
 
 
 def read_journal(path: Path) -> Reading:
-    """Read a journal in every way. Damage is represented by its `JournalError`; any other error is raised."""
+    """Read a journal in every way. Damage is represented by its `JournalError`, and a refused ticket by the reason.
+
+    Any other error is raised.
+    """
     with quiet():
         try:
             journal = SqliteJournal(path, watch=None, inline=True)

@@ -46,7 +46,7 @@ def below(files: Plain, path: str) -> list[str]:
 
 
 def make_way(files: Plain, folders: list[str]) -> None:
-    """Create the missing ones among these folders, or raise `FileInTheWay` if one of them is a file."""
+    """Create those of these folders that are missing, or raise `FileInTheWay` if one of them is a file."""
     if any(files.get(folder) is not None for folder in folders):
         raise FileInTheWay("", "")
     files.update({folder: None for folder in folders if folder not in files})

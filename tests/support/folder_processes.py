@@ -91,7 +91,7 @@ async def add(token: str, paths: list[str], context: ToolContext) -> None:
 
 
 class Worker:
-    """One process. It writes each call's outcome to a file. If it is killed, its next life continues from there."""
+    """A process that writes each call's outcome to a file. If it is killed, the next process continues where it stopped."""
 
     def __init__(self, base: Path, number: int, round: Round) -> None:
         self._base, self._number, self._round = base, number, round

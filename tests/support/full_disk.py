@@ -193,7 +193,7 @@ async def undo_once(base: Path, kind: Any, ballast: Ballast | Imagined, at: int)
     files.close()
     disk._at = 0
     ballast.free()
-    # The second undo is refused if the first one has succeeded, or if opening the folder has finished it.
+    # The second undo is refused if the first one has succeeded, or was finished when the folder was opened again.
     with DirectoryFilesystem(root) as again, contextlib.suppress(UndoRefused):
         await call.undo(again)
         assert ended != "undone", f"undone twice at {at}"

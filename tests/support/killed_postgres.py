@@ -53,9 +53,9 @@ class Server:
         return f"postgresql://tests@/postgres?host={host or self._folder}&port={self.port}{added}"
 
     def wait(self) -> None:
-        """Wait until the server accepts connections. It is started again if it has ended.
+        """Wait until the server accepts connections. If it has ended, start it again.
 
-        A server refuses to start while processes of a killed one are left.
+        A new server ends at once while processes of a killed one are left.
         """
         until = time.monotonic() + _PATIENCE
         while True:

@@ -11,8 +11,8 @@ from typing import Any
 
 import xllamacpp  # pyright: ignore[reportMissingTypeStubs] (it has none)
 
-# The template in the weights leaves tools out. This one is the same ChatML, with the tools in the system turn, calls as
-# JSON between tags, and each result in its own turn.
+# The template in the weights leaves tools out. This template is the same ChatML, with the tools in the system turn, calls
+# as JSON between tags, and each result in its own turn.
 TEMPLATE = """
 {%- if messages[0].role == 'system' -%}
     {%- set system = messages[0].content -%}{%- set turns = messages[1:] -%}

@@ -115,7 +115,7 @@ async def use_server(request: Mapping[str, str]) -> None:
 def planned_calls(
     context: Mapping[str, Any], tools: Sequence[Tool[Any, Any]], needs_login: bool
 ) -> list[tuple[str, dict[str, Any]]]:
-    """Return the calls the suite names, or one of each tool if it names none or the login comes first."""
+    """Return the calls the suite names, or one call of each tool if it names none or a login is needed first."""
     if context.get("toolCalls") and not needs_login:
         # The suite writes null for an argument that is not provided. The tools' schemas do not allow null.
         return [

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
 
 ECHO = {"name": "echo", "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}}}
 
@@ -19,12 +20,13 @@ class Reply(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One request: its method, its headers in lower case, its body as JSON ({} if it is empty or not JSON), and its path."""
+    """One request: its method, its headers in lower case, its body as JSON ({} if it is empty or not JSON), its path, and its form."""
 
     method: str
     headers: dict[str, str]
     message: dict[str, Any]
     path: str = ""
+    form: Mapping[str, str] = MappingProxyType({})
 
 
 def json_reply(message: dict[str, Any], result: Any, **headers: str) -> Reply:
@@ -70,7 +72,8 @@ async def listening(answer: Callable[[Request], Reply | None]) -> AsyncGenerator
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 method, path, _ = first.decode().split()
                 message = json.loads(body) if "json" in headers.get("content-type", "") and body else {}
-                reply = answer(Request(method, headers, message, path))
+                form = dict(parse_qsl(body.decode())) if "form" in headers.get("content-type", "") else {}
+                reply = answer(Request(method, headers, message, path, form))
                 if reply is None:
                     break
                 named = "".join(f"{name}: {value}\r\n" for name, value in reply.headers.items())

@@ -220,7 +220,7 @@ def _launch(folder: Path) -> subprocess.Popen[bytes]:
 def _prepare(folder: Path, server: subprocess.Popen[bytes]) -> None:
     """Wait until the server accepts connections, and create the user who needs a password.
 
-    Raises an error if the server ends, or if it accepts none in time.
+    Raises an error if the server ends, or if it accepts no connection in time.
     """
     import psycopg
 

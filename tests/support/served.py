@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 class Gates:
-    """Points at which a tool waits until the test lets it continue, from any thread."""
+    """Points at which a tool waits until a test, on any thread, lets it continue."""
 
     def __init__(self) -> None:
         self._open: dict[str, threading.Event] = {}

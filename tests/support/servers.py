@@ -34,7 +34,7 @@ session (and per xdist worker), and have no script when a test begins.
     thinking            "response": {"content": …, "reasoning": …, "reasoningSignature": …}, and a model whose
                         name aimock treats as a reasoning model, such as o3 or claude-opus-4-6
 
-Scripts for llmock. Each behaviour applies to the next request that fits its `"match"`, `"times"` times (default 1):
+Scripts for llmock. Each behaviour applies to the next `"times"` requests (default 1) that fit its `"match"`:
 
     text                {"type": "reply", "text": "One two."}        one word per event
     calls               {"type": "reply", "tool_calls": [{"name": "f", "arguments": {…}}, …]}
@@ -235,7 +235,7 @@ class Embedded(Server):
     """The embedded model behind xllamacpp's own server. It can't be scripted, and records no requests."""
 
     def busy(self) -> bool:
-        """Return whether the model is generating. It stops soon after the client has closed the connection."""
+        """Return whether the model is generating. It stops generating soon after the client has closed the connection."""
         return any(slot["is_processing"] for slot in self.control("GET", "/slots"))
 
 

@@ -243,7 +243,10 @@ async def test_a_secret_inside_of_a_file_is_not_written(tmp_path: Path) -> None:
 async def test_a_secret_in_the_pieces_of_calls_is_never_written(
     pieces: list[tuple[int, str]], tmp_path: Path
 ) -> None:
-    """A secret that arrives in pieces is found if it is escaped, or if a piece of a different call is in between."""
+    """A secret that arrives in pieces is found, even if it is escaped or pieces of a different call are in between.
+
+    Recording then fails, and no file is written.
+    """
     calls = [
         delta(tool_calls=[{"index": index, "id": f"c{index}", "function": {"name": "look", "arguments": ""}}])
         for index in sorted({index for index, _ in pieces})

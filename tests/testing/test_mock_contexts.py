@@ -141,7 +141,7 @@ def test_the_options_of_a_prompt_are_taken():
     assert user_context({"x": 1}).wait_for("x", {}, int, timeout=5).wait() == 1
 
 
-# --- the other verbs -----------------------------------------------------------------------------
+# --- approvals, calls, workers and `once` --------------------------------------------------------
 
 
 def test_approvals_are_denied_unless_told_otherwise():
@@ -346,7 +346,7 @@ def test_made_on_a_loop_it_runs_there_and_made_in_a_script_on_the_shared_one():
 
 
 def test_contexts_are_independent():
-    """Expiring one context, or recording in it, does not affect another."""
+    """Expiring one context, or recording in it, does not affect other contexts."""
     one, two = headless_context(), headless_context()
     one.beat()
     expire(one)

@@ -1,4 +1,4 @@
-"""Contexts for tests follow the real ones: signals, streamed text, approvals, wordings and workers."""
+"""Mock contexts behave like real ones: signals, streamed text, approvals, wordings and workers."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_a_person_answers_by_kind(laid_out: Any, outcome: str, value: Any, reaso
 
 
 def test_another_exception_is_the_environments():
-    """Any other prepared exception is raised by `ask`."""
+    """A prepared exception that does not stand for a missing answer is raised by `ask`."""
     with pytest.raises(OSError, match="line dead"):
         said(Person(answers={"pick": OSError("line dead")}), asking())
 

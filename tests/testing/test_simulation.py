@@ -79,7 +79,7 @@ def test_several_at_once_retries_threads_and_previews_survive_it_too():
 
 @pytest.mark.timeout(900)
 def test_what_is_decided_for_the_session_survives_it_too():
-    """A remembered answer is recorded when it is given, so it need not be given again after a crash."""
+    """A remembered answer is recorded when it is given, so after a crash the person is not asked again."""
     report = crashed(DECIDING, write_every=1 if ALL else 8, step_every=30, overtaken_every=40)
     report.assert_kept()
     assert report.tried["step"] > 4
@@ -87,7 +87,10 @@ def test_what_is_decided_for_the_session_survives_it_too():
 
 @pytest.mark.timeout(900)
 def test_a_call_that_began_is_charged_once_however_often_its_process_dies():
-    """Inner calls are charged once too: in calls that are not repeated, in repeated attempts and in nested runs."""
+    """However often the process dies, each call is charged once.
+
+    This includes the inner calls of calls that are not repeated, of repeated attempts and of nested runs.
+    """
     report = crashed(DELIVERING, write_every=1 if ALL else 3, step_every=10, overtaken_every=0, again=True)
     report.assert_kept()
     assert report.tried["step"] > 4
@@ -95,7 +98,7 @@ def test_a_call_that_began_is_charged_once_however_often_its_process_dies():
 
 @pytest.mark.timeout(900)
 def test_a_run_in_a_workspace_survives_it_on_another_host():
-    """What committed calls and a nested agent changed is on the host that continues, and nothing else."""
+    """A host that continues a run has the files that committed calls and a nested agent changed, and no other changes."""
     report = crashed(WRITING, write_every=1 if ALL else 5, step_every=40, overtaken_every=60)
     report.assert_kept()
     assert report.tried["before write"] > 4
@@ -230,7 +233,7 @@ def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
     assert report.tried["before write"] > 5
 
 
-# --- in PostgreSQL ------------------------------------------------------------------------------------
+# --- runs recorded in PostgreSQL ----------------------------------------------------------------------
 
 
 @pytest.mark.timeout(900)
@@ -240,7 +243,10 @@ def test_secrets_that_somebody_answers_with_are_recorded_nowhere_either():
     ids=lambda scenario: scenario.name,
 )
 def test_a_run_recorded_in_postgresql_survives_the_same_crashes(scenario: Scenario):
-    """A run in PostgreSQL keeps the same laws. In a deep run, each scenario is crashed at all points, and crashed twice."""
+    """A run that is recorded in PostgreSQL keeps the laws of its scenario.
+
+    In a deep run, every scenario is crashed at all points, and crashed twice unless it has secret answers.
+    """
     url, is_secret = postgres.new_url(), scenario is VAULT
     sampled: dict[str, Any] = {"write_every": 20, "step_every": 150, "overtaken_every": 50}
     if DEEP:

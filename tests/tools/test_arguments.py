@@ -75,7 +75,7 @@ def test_a_misspelt_argument_gets_the_nearest_name(mistake: Any, words: str) -> 
 
 
 def test_two_tools_with_one_name_in_one_place() -> None:
-    """The error names the place of two equally named tools once if they are in the same place."""
+    """If two tools with the same name are in the same place, the error names the place once."""
 
     @tool
     def fare() -> str:

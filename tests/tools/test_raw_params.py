@@ -95,7 +95,7 @@ def test_a_secret_beside_a_reference_is_masked() -> None:
 
 
 async def test_a_policy_and_the_handler_share_nothing() -> None:
-    """A policy gets a copy of the arguments, at every depth, so it can't change those of the handler."""
+    """`copy_params`, which makes the arguments for a policy, copies at every depth, so a policy can't change the handler's."""
     made = contact()
     sent = made.parse({"email": "a", "home": {"city": "Bonn"}})
     copied = made.copy_params(sent, "{}")
@@ -133,7 +133,7 @@ async def takes_record(params: Record, *, context: ToolContext) -> ToolResult[st
 
 
 def test_the_handler_takes_a_dict() -> None:
-    """A handler's annotation may describe the dict more closely, but can't be a class of its own."""
+    """A handler may annotate the dict as a typed dict, but not as another class."""
     assert Tool("contact", "Contact.", takes_typed_dict, params=CONTACT).parse({"email": "a"}) == {
         "email": "a"
     }

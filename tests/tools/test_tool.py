@@ -236,7 +236,7 @@ def test_a_wrapped_handler_keeps_its_types():
     assert Tool("forecast", "Tell.", logged(forecast)).params is City
 
 
-# --- needs ---------------------------------------------------------------------------------------
+# --- what a tool requires ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -771,7 +771,7 @@ def test_the_context_is_injected_and_never_shown():
 
 
 def test_a_narrower_context_has_its_verb():
-    """A function with a `UserContext` or an `AgentContext` can use the verb that it adds."""
+    """A function with a `UserContext` or an `AgentContext` can use the verb that this context adds."""
 
     @tool
     async def ask(context: UserContext) -> int:

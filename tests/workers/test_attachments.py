@@ -90,7 +90,7 @@ async def test_a_nested_worker_has_the_bytes_that_it_was_given(tmp_path: Path) -
 
 
 async def test_without_a_journal_nothing_is_recorded(tmp_path: Path) -> None:
-    """A worker's call with a path runs without a journal too."""
+    """Without a journal, a worker that is called with the path of a file gets the file as an attachment too."""
     registry = sound(tmp_path, TOOLS, sender=MAIN, main="---\nworkers: [sender]\n---\nGo.")
     call = ToolCall("sender", {"input": "go", "attachments": ["a.txt"]})
     sender = ScriptedModel([ToolCall("send", {}), "sent"])

@@ -190,7 +190,7 @@ async def parked_and_resumed(
 ) -> tuple[PromptResponse[Any], WorkerRegistry]:
     """Run until an approval is asked for, and resume the run with everything opened anew.
 
-    Returns its response, and the workers that were resumed.
+    Returns the run's response, and the registry that resumed it.
     """
     opened = SqliteJournal(at / "runs.db")
     registry = WorkerRegistry(at / "team")
@@ -219,12 +219,12 @@ async def test_an_approval_inside_parks_the_run_and_finished_calls_are_not_repea
     assert paths(files) == ["a", "b"]
     assert noted(response.session) == ["a", "b"]
     assert "these stand: write (2 times)." in last_result(later["main"]), (
-        "also what an earlier process committed"
+        "the result leaves out what an earlier process committed"
     )
 
 
 async def test_a_resumed_worker_knows_the_commits_of_a_worker_inside_it(tmp_path: Path, files: Any) -> None:
-    """Calls that a finished `commit: each` worker had committed inside another one are named if that one fails after a resume."""
+    """If a resumed worker fails, the calls that a finished `commit: each` worker had committed inside it are named too."""
     team(tmp_path, steps="limits: {requests: 6}")
     said = models(
         main=[to("steps")],
@@ -271,7 +271,7 @@ async def test_a_resumed_outer_transaction_has_what_a_worker_inside_had_committe
 async def test_a_cancelled_worker_keeps_what_it_has_committed(
     tmp_path: Path, files: Any, journal: Any
 ) -> None:
-    """Cancelling the run leaves the calls that have committed, and undoes the one in progress."""
+    """Cancelling the run keeps what finished calls have committed, and undoes the call in progress."""
     registry, session = team(tmp_path), Session(id="s")
     said = models(main=[to("steps")], steps=[written("a"), ToolCall("hang", {"path": "b"})])
     run = asyncio.ensure_future(
@@ -322,7 +322,7 @@ async def test_undoing_the_worker_undoes_each_of_its_calls(tmp_path: Path, fails
 
 
 async def test_an_undo_that_stops_half_way_says_what_it_has_undone(tmp_path: Path) -> None:
-    """If a file of an inner call was changed since, the calls after it are undone, and the error, session and model say so."""
+    """If an inner call's file was changed since, only the calls after it are undone, and the error and the model say so."""
     (tmp_path / "files").mkdir()
     files, journal, session = DirectoryFilesystem(tmp_path / "files"), MemoryJournal(), Session(id="s")
     registry = team(tmp_path)

@@ -174,7 +174,7 @@ async def test_what_a_model_writes_stays_one_value(registry: WorkerRegistry, des
 async def test_what_is_left_out_comes_from_the_defaults_and_limits_are_the_tighter(
     registry: WorkerRegistry,
 ) -> None:
-    """Tools that are not given come from `creation_defaults`, the lower limits apply, and the creator's model is used."""
+    """A created worker has the default tools, the lower of two limits, and its creator's model and policies."""
     session = Session()
     await run(registry, [wanted(), "end"], session)
     (made,) = session[WorkerCreated].all()
@@ -286,7 +286,7 @@ async def test_a_session_that_was_tampered_with_gives_no_rights(registry: Worker
 
 
 async def test_a_created_worker_has_its_creators_settings(tmp_path: Path) -> None:
-    """A created worker with its creator's model has its settings as well, except for the choice of a tool."""
+    """A created worker that uses its creator's model has the creator's settings too, except for the choice of a tool."""
     front = MAIN.replace("create: true", "create: true\nsettings: {effort: low, tool_choice: create_worker}")
     registry = sound(tmp_path, TOOLS, **{**FOLDER, "main": front})
     adder = ScriptedModel(["ran"])
@@ -322,7 +322,7 @@ async def test_only_workers_that_may_create_have_the_tools(registry: WorkerRegis
 
 
 def test_the_registrys_defaults_stand_under_the_files(tmp_path: Path) -> None:
-    """`WorkerRegistry(folder, creation_defaults=...)` supplies what the front matter leaves out."""
+    """`WorkerRegistry(folder, creation_defaults=...)` supplies the defaults that a worker's front matter leaves out."""
     sound(tmp_path, TOOLS, **FOLDER, plain=PLAIN)
     registry = WorkerRegistry(tmp_path, creation_defaults={"model": "a:b", "tools": []})
     main = registry["main"].creation_defaults

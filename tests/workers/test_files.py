@@ -383,7 +383,7 @@ def test_any_front_matter_is_taken_or_refused_in_words(front: str) -> None:
     assert all(1 <= problem.line <= front.count("\n") + 3 for problem in find.problems)
 
 
-# --- output -------------------------------------------------------------------------------------
+# --- output schemas -----------------------------------------------------------------------------
 
 LEAVES = st.sampled_from(
     [

@@ -172,7 +172,7 @@ async def test_a_cancel_ends_all_levels(tmp_path: Path, level: int) -> None:
     assert asyncio.all_tasks() - before == set()
 
 
-# --- strict -------------------------------------------------------------------------------------
+# --- calls that need approval -------------------------------------------------------------------
 
 TOOLS = '''
 from pathlib import Path
@@ -235,7 +235,7 @@ def every_path() -> list[Any]:
 
 
 def burning(request: Any) -> Any:
-    """Play the model of any other worker: try to burn, then report the result."""
+    """Play the model of any other worker: call `burn`, then answer with its result."""
     return ToolCall("burn", {}) if len(request.messages) == 1 else request.messages[-1].text
 
 

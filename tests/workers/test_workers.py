@@ -192,7 +192,7 @@ def imported_elsewhere() -> None:
     ],
 )
 async def test_what_is_not_listed_is_not_reached(tmp_path: Path, how: str, name: str, said: str) -> None:
-    """Neither an unlisted worker nor an unlisted function can be called, by either verb."""
+    """Neither an unlisted worker nor an unlisted function can be called, with `call` or with `call_worker`."""
     main = "---\npolicies: []\ntools: [reach]\nworkers: [listed]\n---\nGo."
     registry = sound(tmp_path, REACHING, main=main, listed=PLAIN, other=PLAIN)
     other = ScriptedModel([])
@@ -326,7 +326,7 @@ async def test_calling_a_worker_does_not_ask_but_its_capability_decides(tmp_path
 
 
 async def test_a_worker_that_failed_leaves_nothing_to_undo_of_its_own(tmp_path: Path) -> None:
-    """When an outer call fails, an irreversible call inside a worker is reported as not undone, but the worker itself is not."""
+    """When an outer call fails, an irreversible call inside a worker is reported as not undone. The worker is not reported."""
     tools = '''
     from handrail import ToolContext, tool
 

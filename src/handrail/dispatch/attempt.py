@@ -112,6 +112,8 @@ class Attempt(msgspec.Struct, eq=False, weakref=True):
     ended: bool = False
     stopped: bool = False
     policy_context: ToolContext | None = None
+    policy_home: Home | None = None
+    """The owner of the policies' operations; None until they use one."""
     policies_made_resources: bool = False
     bound: BoundAdapter | None = None
     made_resources: CallResources | None = None

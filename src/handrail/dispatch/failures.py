@@ -28,6 +28,8 @@ from handrail.errors import (
     ToolValidationError,
     TransientError,
     VisibilityExpansionRequired,
+    WorkspaceBusy,
+    WorkspaceTakenError,
 )
 from handrail.events import CallStatus, DecidedBy
 from handrail.raised_errors import in_short, leaves_of, words_of
@@ -83,16 +85,24 @@ class Unsuccessful(Exception):
 class Failure:
     """The outcome of a failed call: the result for the model, and the error that ends the run, if any."""
 
-    __slots__ = ("advice", "reraise", "result", "status")
+    __slots__ = ("advice", "loses_run", "reraise", "result", "status")
 
     def __init__(
-        self, status: CallStatus, message: str, reraise: BaseException | None = None, advice: str = ""
+        self,
+        status: CallStatus,
+        message: str,
+        reraise: BaseException | None = None,
+        advice: str = "",
+        *,
+        loses_run: bool = False,
     ) -> None:
         self.status: CallStatus = status
         self.result: ToolResult[Any] = ToolResult.error(clean_text(message))
         self.reraise = reraise
         self.advice = advice
         """Advice to the model, which is given only if no effect of the call remains."""
+        self.loses_run = loses_run
+        """Whether this process can no longer record the run."""
 
     def told(self, left: Sequence[str], kept: Sequence[str] = ()) -> ToolResult[Any]:
         """Return the result for the model. It names what remains of the call, or gives the advice if nothing remains.
@@ -145,6 +155,20 @@ def failure_of(attempt: Attempt, raised: BaseException, cancel_requested: bool) 
         return Failure("error", f"{attempt.name} failed: {type(raised).__name__}")
 
 
+def _loss(attempt: Attempt, error: BaseException) -> str:
+    """Return why this process can no longer record the run of a call, or "" if the error does not say so.
+
+    The run then stops here. It can be resumed, and whoever resumes it decides what to undo.
+    """
+    if isinstance(error, RunBusy) and error.run_id == attempt.frame.log.run_id:
+        return "another process has taken over the run"
+    if isinstance(error, WorkspaceTakenError):
+        return "another run has taken over its workspace"
+    if isinstance(error, JournalError) and error.is_lost:
+        return "the journal can't be reached"
+    return ""
+
+
 def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> Failure:
     name = attempt.name
     match error:
@@ -191,12 +215,8 @@ def _look_up(attempt: Attempt, error: BaseException, cancel_requested: bool) -> 
             places = ", ".join(error.places)
             what = f"{name} was not applied: another call or somebody else has changed {places} meanwhile."
             return Failure("conflict", what, advice="Look at the new state and try again.")
-        case RunBusy():
-            return Failure(
-                "cancelled", f"{name} was not applied: another process has taken over the run.", error
-            )
-        case JournalError() if error.is_lost:
-            return Failure("cancelled", f"{name} was not recorded: the journal can't be reached.", error)
+        case RunBusy() | WorkspaceBusy() | JournalError() if loss := _loss(attempt, error):
+            return Failure("cancelled", f"{name} was not recorded: {loss}.", error, loses_run=True)
         case OutcomeUnknown():
             return Failure("error", f"The outcome of {name} is unknown: {words_of(error)}")
         case Diverged():

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Mapping
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -31,18 +32,16 @@ from handrail.dispatch.failures import (
     Failure,
     Refused,
     SignatureMismatch,
-    Unsuccessful,
     failure_of,
     not_approved,
 )
 from handrail.dispatch.frame import Frame
 from handrail.dispatch.handlers import (
     begin,
-    cancelled_after_all,
+    check_finished,
     check_limits,
     check_nesting,
     check_outer,
-    check_result,
     context_in_worker,
     look_up,
     refuse_misfit,
@@ -58,9 +57,8 @@ from handrail.dispatch.policies import (
     tell_policies,
 )
 from handrail.dispatch.rollback import abandon, undo
-from handrail.dispatch.tickets import take_up_tickets
 from handrail.dispatch.transaction import Transaction, commit_lock_of, key_of, new_transaction, note_past
-from handrail.errors import Conflict, JournalError, RunBusy, TransientError
+from handrail.errors import Conflict, TransientError
 from handrail.events import CallStatus, ToolInvoked, ToolStarted
 from handrail.isolation import begin_isolated, is_closing
 from handrail.operation import Operation
@@ -188,7 +186,7 @@ class Gate:
                 # Opened here and used from step 7 on, so that what the policies read counts as read by the call.
                 transaction = attempt.transaction = new_transaction(attempt, tool)
                 if policies:
-                    if (waiting := check_policies(attempt, iter(policies))) is not None:  # 3
+                    if (waiting := check_policies(attempt, policies)) is not None:  # 3
                         await waiting
                     if attempt.decision != "allow" and passage.approved is None:
                         await self._approve_first(passage)  # 4
@@ -202,8 +200,8 @@ class Gate:
                 try:
                     timed = tool.is_timed or frame.lease is not None
                     begun = self._timed(attempt, context, scope) if timed else self._start(attempt, context)
-                    attempt.finished = await begun  # 8
-                    if (waiting := self._check_finished(attempt, scope)) is not None:
+                    result = attempt.finished = await begun  # 8
+                    if (waiting := check_finished(attempt, tool, result, scope)) is not None:
                         await waiting
                     if (attempt.preview or transaction.durable) and (why := why_ask(attempt)):
                         await self._approve(passage, why, diff_of(transaction))  # 4, its changes
@@ -257,7 +255,7 @@ class Gate:
             return
         await self._approve(passage, reason)
         attempt.checked.clear()
-        if (waiting := check_policies(attempt, iter(self.frame.policies))) is not None:
+        if (waiting := check_policies(attempt, self.frame.policies)) is not None:
             await waiting  # the state may have changed while the question was open
 
     async def _approve(self, passage: Passage, reason: str, diff: str = "") -> None:
@@ -276,12 +274,11 @@ class Gate:
         handler: Any = tool.handler
         if attempt.token is not _TOKEN or handler is None:
             raise SignatureMismatch("it did not pass the gate")
-        params = attempt.params
         entered.set(ref(attempt))
         if not tool.is_async:
-            return run_in_thread(lambda: begin(handler, params, context))
+            return run_in_thread(partial(begin, handler, attempt.params, context))
         try:
-            return handler(params, context=context)
+            return handler(attempt.params, context=context)
         except TypeError as error:
             refuse_misfit(error)
             raise
@@ -294,19 +291,6 @@ class Gate:
         finally:
             stop_timers(attempt, scope)
         return attempt.finished
-
-    def _check_finished(self, attempt: Attempt, scope: CancelScope) -> Coroutine[Any, Any, None] | None:
-        """Check the handler's result and close its context. Returns a coroutine to await, or None. Raises `Unsuccessful` for a failure."""
-        if scope.is_stopped():
-            return cancelled_after_all()
-        result = attempt.finished
-        check_result(attempt.call.tool, result, attempt)
-        if not result.success:
-            raise Unsuccessful(result)
-        if attempt.tickets is not None:
-            return take_up_tickets(attempt)
-        attempt.close()
-        return None
 
     # 9
 
@@ -388,9 +372,9 @@ class Gate:
         """Set the outcome of a call that raised, and undo it if that was not done yet. Returns the error that ends the run, if any."""
         attempt, name = passage.attempt, passage.call.name
         error = scope.explain(error, f"{name} was done")
-        if isinstance(error, RunBusy) or (isinstance(error, JournalError) and error.is_lost):
-            self.frame.log.close()  # another process takes over the run, and decides what to undo
         failure = failure_of(attempt, error, scope.is_stopped())
+        if failure.loses_run:
+            self.frame.log.close()
         if failure.status in ("cancelled", "timed out"):
             attempt.stop()
         passage.status, passage.error, passage.result = failure.status, error, failure.result

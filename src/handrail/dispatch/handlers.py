@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from handrail.dispatch.failures import (
     retry_delay,
     transient_in,
 )
+from handrail.dispatch.tickets import take_up_tickets
 from handrail.errors import CapabilityMissing, DepthExceededError, ToolValidationError, TransientError
 from handrail.limits import Heartbeat
 from handrail.operation import Operation
@@ -193,6 +194,24 @@ async def wait_to_retry(
         await asyncio.sleep(pause)
     finally:
         heartbeat.stop()
+
+
+def check_finished(
+    attempt: Attempt, tool: Tool[Any, Any], result: Any, scope: CancelScope
+) -> Coroutine[Any, Any, None] | None:
+    """Check what the handler returned, and close its context. Returns a coroutine to await, or None.
+
+    Raises `Unsuccessful` for a result with `success=False`, and what `check_result` raises.
+    """
+    if scope.is_stopped():
+        return cancelled_after_all()
+    check_result(tool, result, attempt)
+    if not result.success:
+        raise Unsuccessful(result)
+    if attempt.tickets is not None:
+        return take_up_tickets(attempt)
+    attempt.close()
+    return None
 
 
 async def cancelled_after_all() -> None:

@@ -42,7 +42,7 @@ async def why_withheld(gate: Gate, tool: ProviderTool, answer: Place) -> str | N
     attempt = Attempt(_offer(gate, tool, answer), gate.frame)
     transaction = attempt.transaction = new_transaction(attempt, tool)
     try:
-        if (waiting := check_policies(attempt, iter(policies))) is not None:
+        if (waiting := check_policies(attempt, policies)) is not None:
             await waiting
         if attempt.decision != "allow":
             raise DefinitionError(

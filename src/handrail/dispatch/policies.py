@@ -71,15 +71,15 @@ class PolicyCall(msgspec.Struct, eq=False):
     """
 
     _attempt: Attempt
-    _home: Home | None = None
     _resources: CallResources | None = None
 
     @property
     def home(self) -> Home:
-        if self._home is None:
-            self._home = Home(self._attempt.call.loop, self._attempt.id)
-            self._home.closed = self._attempt.policy_context is None
-        return self._home
+        attempt = self._attempt
+        if attempt.policy_home is None:
+            attempt.policy_home = Home(attempt.call.loop, attempt.id)
+            attempt.policy_home.closed = attempt.policy_context is None
+        return attempt.policy_home
 
     def check(self) -> None:
         """Raise `ContextExpired` once the call is over.
@@ -125,11 +125,9 @@ class PolicyCall(msgspec.Struct, eq=False):
 
 def close_policy_context(attempt: Attempt) -> None:
     """Close the policies' context, which must exist, and break its reference cycle."""
-    context: Any = attempt.policy_context
     attempt.policy_context = None
-    home = context._source._home
-    if home is not None:
-        home.close()
+    if attempt.policy_home is not None:
+        attempt.policy_home.close()
 
 
 def policy_resources(attempt: Attempt) -> CallResources | None:
@@ -152,7 +150,7 @@ async def close_resources(attempt: Attempt) -> None:
 
 
 def check_policies(
-    attempt: Attempt, policies: Iterator[ToolPolicy], asked: str | None = None
+    attempt: Attempt, policies: Iterable[ToolPolicy], asked: str | None = None
 ) -> Coroutine[Any, Any, None] | None:
     """Check a call against every policy, and set `attempt.decision`.
 
@@ -174,7 +172,7 @@ def check_policies(
         except Exception as error:
             raise _undecided(attempt, policy) from error
         if not isinstance(decision, PolicyDecision):
-            return _check_waiting(attempt, policy, decision, policies, asked)
+            return _check_waiting(attempt, policy, decision, asked)
         if decision.kind != "allow":
             asked = _reason_to_ask(attempt, policy, decision, asked)
     attempt.decision = "allow" if asked is None else f"{_ASK}{asked}"
@@ -185,7 +183,6 @@ async def _check_waiting(
     attempt: Attempt,
     policy: ToolPolicy,
     waiting: Awaitable[PolicyDecision],
-    rest: Iterator[ToolPolicy],
     asked: str | None,
 ) -> None:
     """Await the decision of a policy, then check the call against the rest, as `check_policies` does."""
@@ -197,6 +194,7 @@ async def _check_waiting(
         raise _undecided(attempt, policy) from error
     if kind != "allow":
         asked = _reason_to_ask(attempt, policy, decision, asked)
+    rest = attempt.frame.policies[len(attempt.checked) :]
     waiting_again = check_policies(attempt, rest, asked)
     if waiting_again is not None:
         await waiting_again

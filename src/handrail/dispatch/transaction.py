@@ -295,10 +295,9 @@ class Transaction(msgspec.Struct, eq=False):
 
 def new_transaction(attempt: Attempt, tool: Tool[Any, Any]) -> Transaction:
     """Create the transaction of one attempt at a call, inside the outer call's transaction if there is one."""
-    call = attempt.call
-    outer = None if call.parent is None else call.parent.transaction
-    parent = None if outer is None else outer.around_inner
-    return Transaction(attempt.frame.session, call.name, tool.writes, parent)
+    outer = attempt.call.parent
+    parent = None if outer is None or outer.transaction is None else outer.transaction.around_inner
+    return Transaction(attempt.frame.session, attempt.call.name, tool.writes, parent)
 
 
 def note_past(attempt: Attempt, changed: bool, *records: Any, name: str = "") -> None:
@@ -336,6 +335,8 @@ class CommitLock:
     def __init__(self) -> None:
         self._between_loops = threading.Lock()
         self._within: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+        self._held: asyncio.Lock
+        """The lock of the loop whose task holds this one."""
 
     async def __aenter__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -350,12 +351,14 @@ class CommitLock:
         except BaseException:
             within.release()
             raise
+        self._held = within
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        within = self._held
         self._between_loops.release()
-        self._within[asyncio.get_running_loop()].release()
+        within.release()
 
 
 _locks: WeakKeyDictionary[Session, CommitLock] = WeakKeyDictionary()

@@ -132,12 +132,12 @@ async def repeat(
     late = max(0.0, clock.now().timestamp() - request.due_at)
     due = request.due_at + request.every * (late // request.every + 1)
     key = f"{request.key}@{due:.3f}"
+    new_id = f"{request.key}-{due:.3f}".removesuffix(".000")
+    has_own_session = row.record.session_id == row.record.id
     record = msgspec.structs.replace(
         row.record,
-        id=f"{request.key}-{int(due)}",
-        session_id=row.record.session_id
-        if row.record.session_id != row.record.id
-        else f"{request.key}-{int(due)}",
+        id=new_id,
+        session_id=new_id if has_own_session else row.record.session_id,
         began_at=due,
         begin=b"",
         request=msgspec.msgpack.encode(msgspec.structs.replace(request, due_at=due)),

@@ -121,10 +121,10 @@ def still_fits(answer: Answer, check: Check | None) -> bool:
 
 
 def seal(question: Question, answer: Answer, mask: Mask | None, key: bytes) -> Answer:
-    """Return the answer in the form that may be recorded and shown. An answer without secrets keeps its value and
-    gets no seal.
+    """Return the answer in the form that may be recorded and shown: with its secrets masked, and with a seal.
 
-    If the question allows secrets and there is no `mask`, the whole value is treated as secret.
+    An answer without secrets keeps its value and gets no seal. If the question allows secrets and there is no `mask`, the
+    whole value is treated as secret. Raises `AnswerRefused` if the value of such an answer can't be written as JSON.
     """
     if not question.secret or answer.outcome != "answered":
         return msgspec.structs.replace(answer, seal="") if answer.seal else answer

@@ -68,7 +68,8 @@ class Database:
     The jobs run in a separate thread. Only `add_now` runs a brief write in the caller's thread, if it can't block and
     writes are not synced. With `inline`, all jobs run in the caller's thread, for databases in memory and for
     simulations, which need a single order of events. `moments` lets a simulation end the process before or after a
-    transaction. `find_key` returns the key of the records' MACs, given whether the journal is new.
+    transaction. `find_key` returns the key of the records' MACs, given whether the journal is new. Raises `JournalError`
+    if the database can't be opened.
     """
 
     def __init__(
@@ -152,8 +153,9 @@ class Database:
     async def transact(self, work: Work[T], *, synced: bool = True, single: bool = False) -> T:
         """Run `work` in a transaction and return its value once the transaction is committed.
 
-        If `work` raises, the transaction is rolled back and the error is raised here. Without `synced`, the commit
-        may be lost in a power cut. `single` says that at most one statement of `work` writes.
+        If `work` raises, the transaction is rolled back and the error is raised here. An error of the database is raised
+        as a `JournalError`, and so is the use of a closed database. Without `synced`, the commit may be lost in a power
+        cut. `single` says that at most one statement of `work` writes.
         """
         if self._connection is not None:
             return self._run_inline(self._connection, Job(work, synced=synced, single=single))
@@ -443,7 +445,7 @@ def _prepare(
 ) -> tuple[str, bytes]:
     """Create the tables in an empty database, or check existing ones, and return the journal's id and key.
 
-    Raises `JournalError` if the tables are not a journal's, or if the key is not the one that it was created with.
+    Raises `JournalError` if the tables are not a journal's, or if the journal was created with a different key.
     """
     connection.execute("BEGIN IMMEDIATE")
     try:

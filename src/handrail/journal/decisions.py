@@ -48,7 +48,10 @@ def remembered_as(
 
 
 def remembered_by(question: Question, answer: Answer, at: datetime) -> ApprovalRemembered | None:
-    """Return the decision that an answer asks to remember; None for "once", or if the answer will be refused."""
+    """Return the decision that an answer asks to remember.
+
+    Returns None if it asks to remember nothing, if the decision can't be remembered, or if the answer is invalid.
+    """
     value: Any = answer.value
     if question.decision_keys is None or answer.outcome != "answered" or not isinstance(value, Mapping):
         return None

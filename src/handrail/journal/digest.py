@@ -110,7 +110,8 @@ def _kept_key(*places: str | None) -> bytes:
     """Return the key in the state folder. The folder and the key are created if they are missing.
 
     `places` are the values of the variables that determine the folder. They are arguments so that the key is read again
-    if one changes. Raises `JournalError` if the key file is not private or has the wrong length.
+    if one changes. Raises `JournalError` if there is no home folder, or if the key file is not private or has the wrong
+    length, and `OSError` if it can't be created or read.
     """
     path = state_folder() / f"folders{KEY_SUFFIX}"
     create_folders(path.parent)

@@ -184,7 +184,7 @@ class LocalQuestions:
         mask: Mask | None = None,
         /,
     ) -> Answer:
-        """Ask a question, wait until it is answered or ends without an answer, and return its answer.
+        """Ask a question, wait until it is over, and return its answer. The outcome of the answer says how it ended.
 
         Raises `AnswerRefused` if a different question with the same id was asked before.
         """
@@ -294,7 +294,7 @@ class LocalQuestions:
             self._settle(pending, answer, recorded=True)
 
     def forget(self, question_id: str) -> None:
-        """Drop a question that is over."""
+        """Drop a question, if it is over."""
         with self._lock:
             pending = self._questions.get(question_id)
             if pending is not None and pending.answer is not None:

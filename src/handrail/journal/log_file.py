@@ -135,7 +135,7 @@ def _intact_frames(data: bytes, committed: _Committed) -> int:
 
 
 def _checksum(data: bytes, order: str, start: tuple[int, int]) -> tuple[int, int]:
-    """Return the checksum that SQLite computes of data, whose length is a multiple of eight bytes."""
+    """Return SQLite's checksum of data, continued from `start`. The length of the data is a multiple of eight bytes."""
     words: Sequence[int] = struct.unpack(f"{'<' if order == 'little' else '>'}{len(data) // 4}I", data)
     one, two = start
     pairs = iter(words)

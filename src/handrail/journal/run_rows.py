@@ -181,7 +181,7 @@ def rescue_runs(connection: Connection, chains: Chains) -> Iterator[StoredRun | 
             if kind == "run" and id not in found:
                 found[id] = None
                 try:
-                    find_run(connection, chains, id)
+                    yield find_run(connection, chains, id)
                 except RunUnknown:
                     continue
                 except JournalAltered as altered:

@@ -136,7 +136,7 @@ def _not_a_journal(path: str) -> JournalError:
 def create_tables(connection: sqlite3.Connection, path: str) -> bool:
     """Create the tables in an empty database and return True. If there are tables, check them and return False.
 
-    Raises `JournalError` for a database that is not a journal, has another version, or has an altered schema.
+    Raises `JournalError` for a database that is not a journal, is damaged, has another version, or has an altered schema.
     """
     found = read_schema(connection)
     if found:

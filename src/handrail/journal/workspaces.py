@@ -14,7 +14,14 @@ from typing import Any
 
 import msgspec
 
-from handrail.errors import BlobNotFoundError, JournalAltered, RunBusy, UndoRefused, WorkspaceBusy
+from handrail.errors import (
+    BlobNotFoundError,
+    JournalAltered,
+    RunBusy,
+    UndoRefused,
+    WorkspaceBusy,
+    WorkspaceTakenError,
+)
 from handrail.ids import random_id
 from handrail.journal.blobs import keeper
 from handrail.journal.chains import Chains, fetch, run_chain
@@ -169,13 +176,13 @@ class SqliteWorkspaces:
 def advance(connection: Connection, database: Database, run_id: str, delta: WorkspaceDelta) -> None:
     """Make the next version of a workspace.
 
-    Raises `WorkspaceBusy` unless this process has the workspace for this run and it is at the version that the call worked
-    on. Raises `BlobNotFoundError` if the bytes of a file are not stored, and `JournalAltered` if a row was altered or
+    Raises `WorkspaceTakenError` unless this process has the workspace for this run, and it is at the version that the
+    call worked on. Raises `BlobNotFoundError` if the bytes of a file are not stored, and `JournalAltered` if a row was altered or
     the workspace was removed.
     """
     row = _known(connection, database.chains, delta)
     if (row.run_id, row.owner, row.version) != (run_id, database.owner, delta.base):
-        raise WorkspaceBusy(row.name, row.run_id, row.owner)
+        raise WorkspaceTakenError(row.name, row.run_id, row.owner)
     states = [state for change in delta.changes for state in (change.old, change.new) if state is not None]
     wanted = {state.digest for state in states if state.digest}
     for digest in wanted - set(_stored(connection, wanted)):

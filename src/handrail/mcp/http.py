@@ -43,8 +43,9 @@ class HttpServer:
 
     Requests are authenticated by access tokens of `issuer`, by `authenticate`, by the users in `people`, or by `token`.
     Without any of these, every request is refused. With an `issuer` there is no page, because a browser has no
-    access token. Raises `DefinitionError` if both `issuer` and `authenticate` are given. `hosts` are additional
-    host names that the server answers to, and `origins` are additional origins whose pages may use it.
+    access token. `hosts` are additional host names that the server answers to, and `origins` are additional origins whose
+    pages may use it. Raises `DefinitionError` if both `issuer` and `authenticate` are given, if `token` is too short or is
+    given together with either of them or with users, or if the access log can't be opened.
     """
 
     def __init__(

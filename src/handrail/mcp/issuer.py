@@ -42,7 +42,8 @@ class Issuer:
     """Verifies access tokens that are JWTs (RFC 9068), and publishes the metadata of the resource server (RFC 9728).
 
     A token must be signed by the issuer, be for this server's `audience`, and have all `scopes`. Its subject is the principal.
-    `resource` is the address of the MCP endpoint as clients see it. It is also the default of `audience`.
+    `resource` is the address of the MCP endpoint as clients see it. It is also the default of `audience`. Raises
+    `DefinitionError` if the issuer's address is neither https nor on loopback, or if a scope is malformed.
     """
 
     def __init__(

@@ -9,29 +9,23 @@ import asyncio
 import contextlib
 import dataclasses
 import hashlib
-import json
-import os
-import tempfile
+import hmac
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 from mcp.client.auth import OAuthClientProvider
-from mcp.shared.auth import (
-    AuthorizationCodeResult,
-    OAuthClientInformationFull,
-    OAuthClientMetadata,
-    OAuthToken,
-)
-from pydantic import ValidationError
+from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthClientMetadata
 
 from handrail.errors import DefinitionError, HandrailError
 from handrail.journal.location import state_folder
+from handrail.mcp.tokens import SharedLogin, TokenFile
 
 LOGIN_SECONDS = 600.0
 """How many seconds a person has to log in."""
-_DONE = b"You are logged in. Close this page, and confirm in the program that sent you here."
+_DONE = "You are logged in. Close this page, and confirm in the program that sent you here."
+_FAILED = "The login did not succeed. Close this page, and return to the program that sent you here."
+_STRANGE = "This is not the login that the program waits for. Open the address that it shows."
 _MAX_REQUEST = 16 * 1024
 
 AskLogin = Callable[[str], Awaitable[str]]
@@ -84,12 +78,13 @@ class Login:
             opened[:] = [address]
 
         async def callback() -> AuthorizationCodeResult:
-            async with _listening(self.redirect) as came_back:
+            state = parse_qs(urlsplit(opened[0]).query).get("state", [""])[0]
+            async with _listening(self.redirect, state) as came_back:
                 answer = (await ask(opened[0])).strip()
                 return _code_in(answer or (came_back.result() if came_back.done() else ""))
 
         try:
-            return OAuthClientProvider(
+            return SharedLogin(
                 url, about, self.storage(url), redirect, callback, client_metadata_url=self.metadata_url
             )
         except ValueError as error:
@@ -110,53 +105,6 @@ class Login:
         return TokenFile(folder / f"{name}.json", known)
 
 
-class TokenFile:
-    """The tokens for one server, and the client's registration with it, in a file that only its owner can read."""
-
-    def __init__(self, path: Path, known: OAuthClientInformationFull | None = None) -> None:
-        self.path = path
-        self._known = known
-
-    async def get_tokens(self) -> OAuthToken | None:
-        return self._read("tokens", OAuthToken)
-
-    async def set_tokens(self, tokens: OAuthToken) -> None:
-        self._write("tokens", tokens)
-
-    async def get_client_info(self) -> OAuthClientInformationFull | None:
-        return self._known or self._read("client", OAuthClientInformationFull)
-
-    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        self._write("client", client_info)
-
-    def _load(self) -> dict[str, Any]:
-        try:
-            found: Any = json.loads(self.path.read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-
-    def _read(self, key: str, kind: Any) -> Any:
-        try:
-            return kind.model_validate(self._load()[key])
-        except (KeyError, ValidationError):
-            return None
-
-    def _write(self, key: str, value: Any) -> None:
-        data = {**self._load(), key: value.model_dump(mode="json", exclude_none=True)}
-        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # The file is created for its owner alone, so that there is no moment at which others can read it.
-        handle, name = tempfile.mkstemp(dir=self.path.parent)
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(data, file)
-            os.replace(name, self.path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
-
-
 def _code_in(address: str) -> AuthorizationCodeResult:
     """Return the code in the address to which the browser was sent. Raises `LoginNeeded` if it has none."""
     found = parse_qs(urlsplit(address).query)
@@ -169,10 +117,10 @@ def _code_in(address: str) -> AuthorizationCodeResult:
 
 
 @contextlib.asynccontextmanager
-async def _listening(redirect: str) -> AsyncGenerator[asyncio.Future[str], None]:
+async def _listening(redirect: str, state: str) -> AsyncGenerator[asyncio.Future[str], None]:
     """Listen for the browser at a loopback address. Yields a future of the address that it requests.
 
-    If the port is taken, or the address is not loopback, nobody listens, and the person copies the address.
+    Any page in a browser can send a request here, so only a request with the `state` of this login counts. If the port is taken, or the address is not loopback, nobody listens, and the person copies the address.
     """
     came_back: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     where = urlsplit(redirect)
@@ -180,10 +128,16 @@ async def _listening(redirect: str) -> AsyncGenerator[asyncio.Future[str], None]
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, ValueError, TimeoutError):
             line = (await asyncio.wait_for(reader.readline(), 10))[:_MAX_REQUEST].decode("latin-1").split()
-            if len(line) > 1 and urlsplit(line[1]).path == where.path and not came_back.done():
-                came_back.set_result(line[1])
-            head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len(_DONE)}\r\n\r\n"
-            writer.write(head.encode() + _DONE)
+            asked = urlsplit(line[1] if len(line) > 1 else "")
+            found = parse_qs(asked.query)
+            given = found.get("state", [""])[0]
+            is_ours = asked.path == where.path and hmac.compare_digest(given.encode(), state.encode())
+            if is_ours and not came_back.done():
+                came_back.set_result(asked.geturl())
+            words = (_DONE if "code" in found else _FAILED) if is_ours else _STRANGE
+            status = "200 OK" if is_ours else "400 Bad Request"
+            head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {len(words)}\r\n\r\n"
+            writer.write((head + words).encode())
             await writer.drain()
         writer.close()
 

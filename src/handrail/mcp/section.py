@@ -47,7 +47,8 @@ class McpTools(LiveSection):
     runs on the same event loop. Its tools go through the gate like any others. Every tool is `irreversible`, unless `effects` has
     an effect for it under the server's name, or `trust_annotations` is set and the server says that the tool is read-only or
     idempotent. `prefix` is put before each name. `timeout` limits one call, in seconds. If the server is not `required`, a run
-    begins without its tools when it can't be reached.
+    begins without its tools when it can't be reached. Raises `DefinitionError` unless exactly one of `command`, `url` and
+    `server` is given, or if it, the prefix or an effect is invalid.
     """
 
     def __init__(

@@ -79,7 +79,8 @@ class StdioServer:
     """A server that is started by a command, and communicates over its standard input and output.
 
     It gets a few variables of this process's environment, such as `PATH` and `HOME`, and those in `env`. `secrets` are
-    further values to hide, besides the variables whose names suggest a secret.
+    further values to hide, besides the variables whose names suggest a secret. Raises `DefinitionError` if `command` is not
+    a list of strings that names a program.
     """
 
     command: Sequence[str]
@@ -324,7 +325,7 @@ async def _drain(stdout: asyncio.StreamReader | None) -> None:
 
 
 def check_command(command: object) -> tuple[str, ...] | None:
-    """Return a command as a tuple, or None if it is not a non-empty list of strings."""
+    """Return a command as a tuple; None unless it is a list of strings that names a program and has no null bytes."""
     if isinstance(command, str) or not isinstance(command, Sequence) or not command:
         return None
     words = tuple(cast("Sequence[Any]", command))

@@ -74,7 +74,8 @@ class AnthropicModel:
     provider's cache; `cache=False` leaves the marks out, for a server that refuses them. Thinking blocks
     are kept and sent back as the API requires. `options` are further fields of the request, such as
     `{"thinking": {"type": "enabled", "budget_tokens": 2048}}`. `takes` says which attachments the model takes, if
-    that is not known from its name. After `silence` seconds without data, a request fails.
+    that is not known from its name. After `silence` seconds without data, a request fails. Raises `DefinitionError` if
+    no such provider has this API, if the address or a header is invalid, or if a key is passed as `api_key`.
     """
 
     def __init__(

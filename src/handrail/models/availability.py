@@ -72,7 +72,11 @@ async def _ask(name: str, row: Provider, address: str) -> Availability:
         return Availability(
             name, "not installed" if find_spec("aiohttp") is None else "no address", str(error)
         )
-    except ModelUnavailable:
+    except ModelUnavailable as error:
+        if error.status is not None:
+            return Availability(
+                name, "down", f"{address} answered with status {error.status}. Try again later."
+            )
         start = f"Start it with `{row.start}`, or set" if row.start else "Start it, or change"
         return Availability(name, "down", f"Nothing answers at {address}. {start} {variable}.")
     except ModelError as error:

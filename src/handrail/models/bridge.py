@@ -73,7 +73,8 @@ class BridgedModel:
     such as `{"thinking": "low"}`.
 
     `context.request` shows the conversation before it is converted to pydantic-ai's messages. Raises
-    `DefinitionError` if pydantic-ai or the provider's package is not installed, or if there is no such provider.
+    `DefinitionError` if pydantic-ai or the provider's package is not installed, if there is no such provider, or if `model`
+    is neither a name nor a pydantic-ai model.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class LocalModel:
     checked afterwards like those of any other model. Answers are repeatable: temperature 0 unless the
     request says otherwise, and a fixed seed. Objects with the same `threads` and `context` share one
     engine, which generates one answer at a time and takes about 300 MB. Raises `DefinitionError` if the engine or
-    the weights are not installed.
+    the weights are not installed, if there is no embedded model of this name, or if a number is too small.
     """
 
     def __init__(

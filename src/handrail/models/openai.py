@@ -75,7 +75,8 @@ class OpenAIModel:
     "azure". For any other server pass its `base_url`. `key_variable` names the environment variable with the server's
     key; None sends no key. `options` are further fields of the request, such as `{"reasoning_effort": "low"}`.
     `api` is the API to use: chat completions or responses. `takes` says which attachments the model takes, if that
-    is not known from its name. After `silence` seconds without data, a request fails.
+    is not known from its name. After `silence` seconds without data, a request fails. Raises `DefinitionError` if `api` or
+    the provider is unknown, if the address is missing, if it or a header is invalid, or if a key is passed as `api_key`.
     """
 
     def __init__(

@@ -203,7 +203,7 @@ def _check_names(path: str, names: list[str]) -> None:
     try:
         sizes = [len(os.fsencode(on_disk(name)) if "\\" in name else name.encode()) for name in names]
     except UnicodeEncodeError as error:
-        character = path[error.start : error.start + 1]
+        character = error.object[error.start : error.start + 1]
         raise PathRefused(path, f"{character!r} can't be encoded as UTF-8. Use ordinary characters") from None
     if sizes and max(sizes) > MAX_NAME:
         raise PathRefused(_cut(path), f"a name in it is longer than {MAX_NAME} bytes. Use a shorter one")

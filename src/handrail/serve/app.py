@@ -45,8 +45,11 @@ class ServedApp:
 
     Requests are authenticated by `authenticate`, by the users in `people`, or by `token`. Without any of these, the
     page is opened with a link that works once. The app logs that link when an ASGI server starts it. Only the
-    page's files, sign-in and `/health` need no authentication. `oidc` needs users: without any, `DefinitionError` is
-    raised.
+    page's files, sign-in and `/health` need no authentication.
+
+    Raises `DefinitionError` if `oidc` is given and there are no users, if `submit` is given and the journal is not in
+    PostgreSQL, if `token` is too short or is given together with users or `authenticate`, or if the access log can't be
+    opened.
     """
 
     def __init__(

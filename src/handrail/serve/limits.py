@@ -15,7 +15,10 @@ from handrail.serve.refusals import RequestRefused
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a server. The response to a refused request says which limit was reached."""
+    """The limits of a server. The response to a refused request says which limit was reached.
+
+    Raises `DefinitionError` if a limit is not a positive, finite number.
+    """
 
     body_bytes: int = 2**20
     """Maximum size of a request body, without the attachments of a message."""

@@ -73,7 +73,8 @@ class Principals:
     once. A page that has signed in has a session: a cookie that scripts can't read, and a key that only pages of the
     same origin can read. Browsers send a cookie to every port of a host, so the cookie is not accepted without the
     key, except for the app's renderers. Secrets are compared in constant time. Wrong secrets are rate-limited, both by
-    the address that sends them and by the user name that they are sent for.
+    the address that sends them and by the user name that they are sent for. Raises `DefinitionError` if the token is too
+    short, can't be sent in a header, or is given although the hook or the users authenticate requests.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Principals:
         """Return the person who sent a request.
 
         Raises `RequestRefused`: 401 if the request is not authenticated, 429 after many wrong secrets, and 500 if the
-        app's own hook returns an invalid name.
+        app's own hook returns an invalid name. The hook may also raise `RequestRefused` itself, with any status.
         """
         if self._authenticate is not None:
             return self._person(await self._call_hook(self._authenticate, request))
@@ -172,8 +173,8 @@ class Principals:
     async def sign_in(self, request: Request, body: LoginBody) -> Cookie:
         """Exchange a link, a token, or a name and password for a session.
 
-        Raises `RequestRefused` if they are wrong, if the request is from another site's page, or if the app
-        authenticates requests itself.
+        Raises `RequestRefused` if they are wrong, after too many wrong ones, if the request is from another site's page,
+        or if the app authenticates requests itself.
         """
         if self._authenticate is not None:
             raise RequestRefused(
@@ -273,7 +274,8 @@ class Principals:
     def _take_link(self, request: Request, code: str) -> str:
         """Return the name of the person that a link signs in, and invalidate the link.
 
-        Raises `RequestRefused` if the link is unknown, used, expired or bound to a different browser.
+        Raises `RequestRefused` if the link is unknown, used, expired or bound to a different browser, and after too many
+        wrong secrets.
         """
         self._check_patience(request)
         link = self._links.pop(_digest(code), None)
@@ -291,7 +293,7 @@ class Principals:
         return link.name
 
     async def _check_secret(self, request: Request, name: str, secret: str) -> Person:
-        """Return the user with this name and secret. Raises `RequestRefused` if one of them is wrong.
+        """Return the user with this name and secret. Raises `RequestRefused` if one is wrong, or after too many wrong secrets.
 
         Secrets from one address, and secrets for one name, are checked one after the other, so that concurrent guesses
         are counted like any others.

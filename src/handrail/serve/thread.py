@@ -108,7 +108,8 @@ class Thread(ThreadRecord):
         """Start a run with a message, and return its id once it is recorded.
 
         Raises `ThreadBusy` while a run is active, `QuestionsOpen` if one waits for answers, `ServerStopping` at shutdown,
-        and `NotForWorkers` if workers execute the runs and the message comes with more than text.
+        and `NotForWorkers` if workers execute the runs and the message comes with more than text. If the run fails before
+        it is recorded, raises its error.
         """
         async with self._lock:
             self._check_accepting()
@@ -141,7 +142,8 @@ class Thread(ThreadRecord):
 
         Raises `AnswerRefused` if an answer is invalid. Then none is accepted, except those before an answer that only the
         asking tool finds invalid. Repeating an answer is harmless, even after the run has ended. The returned id is "" if
-        no leg opens here: for repeated answers, while the server stops, or if a different process has the run.
+        no leg opens here: for repeated answers, while the server stops, or if a different process has the run. Raises
+        `ServerStopping` at shutdown if only a resumed run can take the answer, for example one with a secret.
         """
         async with self._lock:
             asked = await self._asked([each.question_id for each in answers])
@@ -263,8 +265,8 @@ class Thread(ThreadRecord):
     async def watched(self) -> Watch | None:
         """Follow what other processes broadcast about this thread's runs, as long as somebody reads its feed.
 
-        Returns None if the journal has no broadcasts, if this process executes the thread's runs itself, or if the server
-        is stopping.
+        Returns None if the journal has no broadcasts, if no other process executes the thread's runs, or if the server is
+        stopping.
         """
         broadcasts = self._setup.broadcasts
         if self.live is not None or broadcasts is None or self._setup.stopping:
@@ -280,7 +282,10 @@ class Thread(ThreadRecord):
         return self._watch
 
     async def opening(self) -> Joined | None:
-        """Return the state of a run that another process executes; None if there is no such run, or no reply in time."""
+        """Return the state of a run that another process executes.
+
+        Returns None if there is no such run, if it has no open leg, or if that process does not reply in time.
+        """
         watch = await self.watched()
         row = None if watch is None else await self.newest()
         if watch is None or row is None or row.status in OVER or not self._is_leased(row):
@@ -418,7 +423,8 @@ class Thread(ThreadRecord):
     ) -> LiveRun | None:
         """Resume a parked run if an answer can't reach it through the journal. Returns the active run, or None.
 
-        This is necessary if a question is cancelled, or answered with a secret, which the journal does not keep.
+        This is necessary if a question is cancelled, or answered with a secret, which the journal does not keep. Raises
+        `AnswerRefused` if a worker executes the run of such a question.
         """
         left: list[Question] = []
         for each in answers:

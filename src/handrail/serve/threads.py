@@ -121,7 +121,10 @@ class Threads:
         return thread
 
     async def open(self, principal: str, id: str) -> Thread:
-        """Return this principal's thread for a request. Raises `ThreadElsewhere` if it belongs to a different app."""
+        """Return this principal's thread for a request, as `thread` does.
+
+        Raises `ThreadElsewhere` if it belongs to a different app, and `ThreadNameRefused` if a name is invalid.
+        """
         thread = self.thread(principal, id)
         newest = await thread.newest() if thread.live is None else None
         if newest is not None and not serves(self.source, newest.record):

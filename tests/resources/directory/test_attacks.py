@@ -24,7 +24,7 @@ SECRET = "the secret outside"
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Run each test twice: with paths opened by `openat2`, and with paths opened one component at a time.
 
-    Skips the first if the kernel has no `openat2`.
+    Skips the first run if the kernel has no `openat2`.
     """
     if request.param == "openat2":
         if not jail.has_openat2:
@@ -140,7 +140,7 @@ LINKS: dict[str, str] = {
 
 
 def attack(world: World, files: Any, path: str, verb: str) -> None:
-    """Try the attack, commit if `files` is a fork, and check that nothing outside was read or changed."""
+    """Run the operation `verb` on the path, commit if `files` is a fork, and check that nothing outside was read or changed."""
     said, refused = "", ""
     try:
         said = repr(VERBS[verb](files, path))
@@ -241,7 +241,7 @@ def test_links_in_a_circle_end(world: World):
 
 
 def test_pipes_sockets_and_devices_are_not_opened(world: World):
-    """Pipes and sockets exist, but reading them is refused, and a search skips them."""
+    """Pipes and sockets count as existing, but reading them is refused, and a search skips them."""
     os.mkfifo(world.root / "pipe")
     with tempfile.TemporaryDirectory() as short, socket.socket(socket.AF_UNIX) as listening:
         listening.bind(f"{short}/s")

@@ -26,7 +26,7 @@ def crashes(tmp_path: Path, killed: Killed) -> Crashes:
 
 
 def before_and_after(crashes: Crashes, **order: Any) -> tuple[Any, Any, int]:
-    """Run the order without a kill. Return the folder's contents before and after it, and the number of kill points."""
+    """Run a commit with these options to its end. Return the folder before and after it, and the number of kill points."""
     crashes.fresh()
     before = snapshot(crashes.base / "root")
     assert crashes.run(**order) == 0
@@ -62,7 +62,8 @@ def test_killed_at_any_step_it_is_before_or_after(crashes: Crashes, seed: int, d
 def test_what_somebody_edits_in_the_last_moment_is_never_lost(crashes: Crashes, seed: int):
     """A change that another program makes to a file at the last moment is never lost.
 
-    If the process is not killed, the call is undone. After a kill, a recorded call is completed except for that file.
+    If the process is not killed, the call is undone. After a kill, recovery completes a recorded call except for that
+    file, and reverts a call that was not recorded.
     """
     order = {"seed": seed + 20, "edited": "a.txt"}
     before, after, points = before_and_after(crashes, **order)
@@ -86,7 +87,10 @@ def test_what_somebody_edits_in_the_last_moment_is_never_lost(crashes: Crashes, 
 
 
 def test_what_somebody_edits_after_the_crash_stays_theirs(crashes: Crashes):
-    """Recovery keeps a file that was edited after the crash, reports it, and completes the other changes."""
+    """Recovery never overwrites a file that was edited after the crash, and completes a recorded call's other changes.
+
+    It reports the file if the call's own change to it had to be left out.
+    """
     order = {"seed": 20}
     _, after, points = before_and_after(crashes, **order)
     seen: set[tuple[str, ...]] = set()
@@ -104,7 +108,7 @@ def test_what_somebody_edits_after_the_crash_stays_theirs(crashes: Crashes):
 
 
 def test_a_recovery_that_is_killed_is_gone_on_with(crashes: Crashes):
-    """A recovery that is killed at any step can be repeated. It leaves the folder as it was before or after the call."""
+    """A recovery that is killed at any step can be repeated. The second one leaves the folder as it was before or after the call."""
     order = {"seed": 3}
     before, after, points = before_and_after(crashes, **order)
     for at in picked(points, 4):

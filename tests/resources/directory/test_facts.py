@@ -182,7 +182,7 @@ def test_privileges_are_not_kept(folders: Folders):
 @needs_root
 @pytest.mark.parametrize("with_list", [False, True])
 def test_new_files_are_made_as_their_folder_says(folders: Folders, with_list: bool):
-    """New files and folders in a set-group-ID folder get its group, and the permissions of its default access list."""
+    """New files and folders in a set-group-ID folder get its group, and the permissions of its default access list if it has one."""
     files = folders({"d/a": "old", "plain/a": "old"})
     os.chown(files.root / "d", 0, 4321)
     (files.root / "d").chmod(0o2775)
@@ -227,7 +227,7 @@ def test_what_a_command_makes_gets_the_group_of_its_folder(folders: Folders, bac
         assert facts(files.root / name)[2] == 4321, name
 
 
-# --- what a command changes besides bytes --------------------------------------------------------------
+# --- metadata that a command changes -------------------------------------------------------------------
 
 CHANGES = {
     "attribute": ("os.setxattr(name, 'user.note', b'new')", 'attribute user.note: "new"'),
@@ -249,7 +249,7 @@ CHANGES = {
 def test_what_a_command_changes_besides_bytes_is_committed(
     folders: Folders, backend: str, case: str, name: str
 ):
-    """A command's change of a file's or a folder's attributes, access list or owner is shown, committed and undone."""
+    """A command's change of the attributes, access list, owner or group of a file or folder is shown, committed and undone."""
     code, shown = CHANGES[case]
     files = folders({"a": "old", "d/a": "old"})
     dress(files.root / name, 0o770)
@@ -355,7 +355,7 @@ def test_a_file_that_becomes_a_pipe_or_socket_is_replaced(
 
 @needs_root
 def test_a_device_that_a_command_makes_is_refused(folders: Folders):
-    """A device is refused with an error that names it as one, because it could lead out of the folder."""
+    """A device that a command made is refused, because it could lead out of the folder. The error says that it is a device."""
     files = folders({"a": "old"})
     fork = files.fork("call")
     layers = fork.layers()

@@ -31,7 +31,7 @@ def can_mount() -> bool:
 
 
 def undo_on_a_full_disk(folder: Path, what: str) -> subprocess.CompletedProcess[str]:
-    """Run the program on a small disk of its own, or on this one with simulated errors if nothing can be mounted.
+    """Run `support.full_disk` on a small disk of its own, or on this disk with simulated errors if nothing can be mounted.
 
     A process that is allowed to mount a disk never falls back to the simulation.
     """
@@ -48,7 +48,7 @@ def undo_on_a_full_disk(folder: Path, what: str) -> subprocess.CompletedProcess[
 @pytest.mark.once
 @pytest.mark.parametrize("what", ["bytes", "names"])
 def test_old_bytes_are_found_whenever_the_disk_fills_up_during_an_undo(tmp_path: Path, what: str):
-    """If the disk fills up at any operation of an undo, the undo does all or nothing, and can be repeated.
+    """If the disk fills up at any operation of an undo, the undo either completes or changes nothing, and can be repeated.
 
     This holds whether the disk runs out of bytes or of inodes, and for calls with and without a journal on
     the same disk.
@@ -90,7 +90,7 @@ def test_a_commit_that_can_not_be_synced_is_reverted(tmp_path: Path):
 def test_a_commit_whose_files_can_not_be_synced_is_not_staged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """If a staged file can't be synced, staging fails and says so, because the record would promise lost bytes."""
+    """If a staged file can't be synced, staging fails and says so: otherwise a record could name bytes that are lost."""
 
     def fails(fd: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -114,7 +114,7 @@ def test_a_commit_whose_files_can_not_be_synced_is_not_staged(
 
 
 def test_a_file_that_its_owner_may_not_read_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Links and pipes have no content to sync. A file that can't be opened is synced with everything else."""
+    """Links and pipes have no content to sync. If a file can't be opened, everything is synced with `os.sync` instead."""
     synced: list[str] = []
     monkeypatch.setattr(os, "sync", lambda: synced.append("all"))
     monkeypatch.setattr(os, "fsync", lambda fd: synced.append("one"))

@@ -108,7 +108,7 @@ def test_a_call_that_fails_leaves_the_folder_as_it_was(folders: Folders, how: st
 def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
     """A call is recorded before its files are renamed, and marked as applied afterwards.
 
-    The record names the changed paths, and with it the call can be undone.
+    The record names the changed paths, and the call can be undone.
     """
 
     async def main() -> None:
@@ -135,7 +135,7 @@ def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
 
 @pytest.mark.parametrize("recorded", [False, True])
 def test_an_edit_in_the_last_moment_makes_it_void(folders: Folders, recorded: bool):
-    """If somebody edits a file at the last moment, the call conflicts, its message names the file, and its changes are reverted."""
+    """If somebody edits a file at the last moment, the call conflicts, its message names the file, and its changes and its record are reverted."""
 
     async def main() -> None:
         files: DirectoryFilesystem = folders(FILES, disk=Meddling(lambda: files.root))
@@ -302,7 +302,7 @@ def test_calls_in_parallel_lose_no_update(folders: Folders, tmp_path: Path, reco
 def test_a_call_that_only_reads_writes_nothing_down(folders: Folders):
     """A call that only reads creates no staging folder, and its record names no files."""
 
-    @tool(effect="read", description="Look.")
+    @tool(effect="read", description="Read a file.")
     async def look(context: ToolContext) -> str:
         return context.filesystem.read("a")
 

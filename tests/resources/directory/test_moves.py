@@ -85,7 +85,7 @@ MOVES: list[Callable[[Path], Path]] = [nothing, with_the_folder_around_it, renam
 @once
 @pytest.mark.parametrize("move", MOVES)
 def test_a_moved_project_recovers_its_commit_at_its_new_place(crashes: Crashes, move: Callable[[Path], Path]):
-    """Wherever a commit was killed and wherever the project was moved, recovery completes it if it was recorded, or reverts it."""
+    """Wherever a commit was killed and wherever the project was moved, recovery completes it if it was recorded, and reverts it otherwise."""
     crashes.fresh()
     before = snapshot(crashes.base / "root")
     assert crashes.run(seed=5) == 0
@@ -105,7 +105,7 @@ def test_a_moved_project_recovers_its_commit_at_its_new_place(crashes: Crashes, 
 
 
 def taken_away(base: Path) -> Callable[[], None]:
-    """Take away the disk that has both the project and its staging folder."""
+    """Move the project and its staging folder away, as if their disk had been removed."""
     away = base.parent / "away"
     away.mkdir(exist_ok=True)
     names = [name for name in ("root", ".root.handrail") if (base / name).exists()]
@@ -156,6 +156,7 @@ def without_staging(base: Path) -> Callable[[], None]:
     return back
 
 
+# Each of these returns a function that restores what it took away.
 ABSENCES = [taken_away, replaced, replaced_beside_its_staging, without_staging]
 
 
@@ -164,9 +165,9 @@ ABSENCES = [taken_away, replaced, replaced_beside_its_staging, without_staging]
 def test_a_commit_whose_folder_is_missing_stays_unapplied_until_it_is_there_again(
     crashes: Crashes, absence: Callable[[Path], Callable[[], None]]
 ):
-    """While the folder or its staged files are missing, a commit stays unapplied, is reported, and nothing else is changed.
+    """While the folder or its staged files are missing, a recorded commit is reported as unapplied, and no file is changed.
 
-    Once they are back, recovery completes it.
+    Once they are back, recovery completes the commit.
     """
     crashes.fresh()
     before = snapshot(crashes.base / "root")
@@ -219,7 +220,7 @@ def test_a_renamed_project_keeps_its_history(tmp_path: Path):
 
 @pytest.mark.parametrize("how", ["recreated", "copied"])
 def test_a_folder_in_the_place_of_another_gets_a_staging_folder_of_its_own(tmp_path: Path, how: str):
-    """A folder that replaces another one, even with a copy of it, does not get its history or its staging folder."""
+    """A folder that replaces another one, even as a copy of it, gets neither the other's history nor its staging folder."""
     root = tmp_path / "root"
     with folder_with(root, {"a": "1"}) as files:
         files.write("a", "2")

@@ -217,7 +217,7 @@ def needs_attributes(tmp_path: Path) -> None:
 @settings(max_examples=500 if os.environ.get("HANDRAIL_DEEP") else 5)
 @given(st.lists(deeds, min_size=1, max_size=5))
 def test_any_changes_are_as_without_handrail_and_can_be_undone(changes: list[tuple[Any, ...]]):
-    """After each call the folder equals its twin, and each undo restores the folder as it was before the call."""
+    """After each call the folder equals its twin, which was changed without Handrail, and each undo reverts its call."""
     base = Path(tempfile.mkdtemp(prefix="handrail-test-"))
     root, twin = base / "root", base / "twin"
     for folder in (root, twin):

@@ -1,4 +1,4 @@
-"""Several processes and people change one folder: nothing is lost, and each call's result is true."""
+"""Several processes and people change one folder: nothing is lost, and each call's result says what happened."""
 
 import asyncio
 import fcntl
@@ -56,7 +56,7 @@ def test_processes_lose_nothing(tmp_path: Path, journaled: str):
 
 
 class Hooked(Disk):
-    """A disk that calls a function before or after each exchange, with the exchange's number."""
+    """A disk that calls functions before and after each exchange, with the exchange's number."""
 
     def __init__(self, before: Callable[[int], Any] = id, after: Callable[[int], Any] = id) -> None:
         self._before, self._after = before, after
@@ -136,9 +136,9 @@ def test_a_call_that_read_between_the_renames_of_another_fails_before_its_own(fo
 
 @pytest.mark.parametrize("foreign", [False, True])
 def test_a_commit_that_died_between_its_renames_is_finished_or_reverted(folders: Folders, foreign: bool):
-    """A commit that died between two renames is finished by the next process.
+    """A commit whose process died between two renames is finished by the next commit.
 
-    If somebody has changed the other file, the commit is reverted instead.
+    If somebody has changed the file that was not renamed yet, the dead process's commit is reverted instead.
     """
     files = folders({"a": "1", "b": "1"})
     child = os.fork()
@@ -186,7 +186,7 @@ def test_what_is_saved_while_a_step_is_taken_back_stays(folders: Folders, how: s
 
 
 def test_what_is_deleted_while_a_step_is_taken_back_does_not_take_a_save_along(folders: Folders):
-    """If somebody deletes the call's file while their earlier save is put back, the save is put back all the same."""
+    """If somebody deletes the call's file while their earlier save is put back, the save is still put back."""
 
     def meddle(number: int) -> None:
         save(files.root / "a", "theirs") if number == 1 else (files.root / "a").unlink()
@@ -262,7 +262,7 @@ DYING = """
 @pytest.mark.once
 @pytest.mark.parametrize("journal", ["", "recorded"])
 def test_nobody_builds_on_half_a_commit(folders: Folders, journal: str):
-    """If a process is killed between two renames, the next commit of another process completes its commit first."""
+    """If a process is killed between two renames, the next commit, in another process, first completes the interrupted one."""
     files = folders({"a": "1", "b": "1"})
     files.write("c", "1")
     subprocess.run([sys.executable, "-c", textwrap.dedent(DYING), str(files.root), journal], check=False)
@@ -272,7 +272,7 @@ def test_nobody_builds_on_half_a_commit(folders: Folders, journal: str):
     assert (files.staging / "renaming").read_bytes()[:1] == b"\0"
 
 
-# --- the truth about a call ----------------------------------------------------------------------------
+# --- results of calls after failures, and a shared history ---------------------------------------------
 
 
 class Failing(Disk):
@@ -456,8 +456,8 @@ asyncio.run(main(*sys.argv[1:]))
 def test_an_applied_commit_is_known_however_many_follow(folders: Folders, tmp_path: Path, deaths: list[str]):
     """A commit is still known as applied after more commits than the history keeps.
 
-    Its process dies just before or just after the journal is told that the commit is applied, and so may a process
-    that recovers it.
+    Its process dies just before or just after the journal is told that the commit is applied. A process that
+    recovers the commit may die at the same points.
     """
     files, path = folders({"a": "1"}, keep_calls=2), tmp_path / "runs.db"
     for death in deaths:

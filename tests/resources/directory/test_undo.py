@@ -32,7 +32,7 @@ class Dead(BaseException):
 
 
 class Faulty(Disk):
-    """A disk whose operation number `at` fails, and if `on` is true, all later ones too."""
+    """A disk whose operation number `at` fails. If `on` is true, all later ones fail too."""
 
     def __init__(self) -> None:
         self.at, self.on, self.passed = 0, False, 0

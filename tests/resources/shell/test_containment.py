@@ -133,7 +133,7 @@ def test_a_stray_device_file_can_not_be_opened(backend: str):
 
 
 def test_a_folder_outside_tmp_is_held_the_same(backend: str):
-    """A folder outside /tmp is contained like one inside it."""
+    """Commands on a folder outside /tmp are contained like those on a folder inside it."""
     with tempfile.TemporaryDirectory(dir=outside_tmp(), prefix=".shell-") as place:
         folder = Folder(Path(place))
         folder.add("kept.txt", "kept\n")
@@ -227,7 +227,7 @@ def test_it_has_no_descriptors_but_three(folder: Folder, backend: str):
 
 
 def test_processes_are_bounded(folder: Folder):
-    """A fork bomb stops at the command's own process limit."""
+    """A fork bomb is killed at the command's own process limit, or fails to create more processes."""
     release = tuple(int(part) for part in os.uname().release.split(".")[:2])
     if release < (6, 14) and os.geteuid() == 0:
         pytest.skip("this kernel does not count root's processes by namespace")
@@ -351,7 +351,7 @@ def test_no_abstract_socket_hears_it(folder: Folder, scoped: bool, monkeypatch: 
 _UNSCOPED = "from handrail.resources.shell import kernel; kernel.scope_abstract_sockets = lambda: False\n"
 
 
-# --- the host ---------------------------------------------------------------------------------------
+# --- files and programs of the host -----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -577,7 +577,7 @@ def test_there_is_no_way_out(folder: Folder, escape: str):
     assert Path("/etc/hostname").read_bytes() == hostname
 
 
-# --- as another user --------------------------------------------------------------------------------
+# --- commands of an ordinary user -------------------------------------------------------------------
 
 AS_NOBODY = """
 import asyncio, sys, tempfile
@@ -649,6 +649,9 @@ def test_an_ordinary_user_is_held_the_same(backend: str, tmp_path: Path):
     assert lines[2].split() == ["CapEff:", "0000000000000000"]
     assert lines[3].startswith("unshare: ")
     assert lines[-2:] == [f" {backend} kept ['docs', 'new']", "[]"]
+
+
+# --- the probe and the keeper ------------------------------------------------------------------------
 
 
 def test_the_probe_finds_what_the_machine_has(tmp_path: Path):

@@ -386,7 +386,7 @@ def test_descriptors_are_given_back(folder: Folder):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-# --- the fake ------------------------------------------------------------------------------------
+# --- the fake shell ------------------------------------------------------------------------------
 
 
 def test_a_fake_shell_says_what_it_was_told(tmp_path: Path):

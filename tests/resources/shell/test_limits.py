@@ -1,4 +1,4 @@
-"""Command limits: a command that exceeds one is killed with a message and leaves nothing behind."""
+"""Command limits: a command that exceeds one is killed, its result names the limit, and nothing is left behind."""
 
 import asyncio
 import dataclasses

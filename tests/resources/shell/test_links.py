@@ -85,7 +85,7 @@ LEADING_TO_FILES = ["file", "relative", "missing", "first", "second", "docs/up",
 def test_no_command_writes_through_a_link_to_a_file(
     world: World, shell: Shell, link: str, script: str
 ) -> None:
-    """Whatever a command writes through a link that leads out, nothing outside changes, nor does the real folder."""
+    """Whatever a command writes through a link that leads out, neither the files outside nor the real folder change."""
     world.folder.sh(shell, script.format(link))
     assert world.look() == world.before
 
@@ -113,7 +113,7 @@ def test_no_command_writes_through_a_link_to_a_folder(world: World, shell: Shell
 def test_a_link_that_leads_back_into_the_folder_leads_to_what_the_command_sees(
     world: World, shell: Shell
 ) -> None:
-    """A write through an absolute link into the folder is caught, and the link itself stays as it is."""
+    """A write through an absolute link into the folder goes to the upper layer, and the link itself stays as it is."""
     link = world.folder.root / "absolute"
     link.symlink_to(world.folder.root / "docs" / "one.md")
     world.before = world.look()
@@ -123,7 +123,7 @@ def test_a_link_that_leads_back_into_the_folder_leads_to_what_the_command_sees(
 
 
 def test_a_link_that_a_command_makes_to_its_folder_outlives_the_command(world: World, shell: Shell) -> None:
-    """An absolute link to a file in the folder, made or moved by a command, leads there afterwards as well."""
+    """An absolute link to a file in the folder, made or moved by a command, still leads there after the command has ended."""
     root = os.path.realpath(world.folder.root)
     (world.folder.root / "absolute").symlink_to(f"{root}/docs/one.md")
     world.before = world.look()
@@ -144,7 +144,7 @@ def test_links_that_a_command_leaves_alone_stay(world: World, shell: Shell) -> N
 def test_without_a_sandbox_a_program_outside_still_runs_through_its_link(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command sees a copy of the program in place of a link to a program outside, such as a virtual environment's python."""
+    """Without a sandbox, a command sees a copy of a program in place of a link to it, such as a virtual environment's python."""
     support = Support("none", False, ("namespaces of its own: no",))
     monkeypatch.setattr(execution_module, "probe", lambda folder: support)
     (world.folder.root / "run").symlink_to(world.home / "bin" / "run")

@@ -49,7 +49,7 @@ def test_output_keeps_the_ends_however_it_arrives(parts: list[bytes], limit: int
 
 
 def test_memory_does_not_grow_with_the_output():
-    """However long the output is, less than 300 kB of it are kept in memory."""
+    """However long the output is, less than 300 kB of it is kept in memory."""
     output = Output(1000)
     for _ in range(500):
         output.feed(b"x" * 100_000)

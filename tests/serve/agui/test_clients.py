@@ -36,7 +36,7 @@ VERSIONS = ("1.0.0", "0.0.59")
 DRIVER = Path(__file__).with_name("drive.mjs")
 MAP = {
     "name": "showMap",
-    "description": "Show a map to whoever is there.",
+    "description": "Show a map to the person.",
     "parameters": {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]},
 }
 
@@ -318,7 +318,7 @@ def deny(place: Place) -> None:
 
 
 def abandoned(place: Place) -> None:
-    """Abandoning an interrupt does not approve it."""
+    """Abandoning an interrupt does not approve the call."""
     client = place.client()
     came = client.say("pay")
     came = client.resume((came.interrupts[0], None))

@@ -181,7 +181,7 @@ def test_a_name_that_no_model_takes_is_refused() -> None:
 @pytest.mark.parametrize("value", [{}, 0, None], ids=["object", "number", "null"])
 @pytest.mark.parametrize("field", ["messages", "tools", "context", "resume"])
 def test_an_input_with_too_many_values_is_refused_before_it_is_validated(field: str, value: Any):
-    """Validating many invalid values takes seconds, so their number is limited first."""
+    """An input with too many values is refused before it is validated, because validating them could take seconds."""
     with pytest.raises(RequestRefused) as refused:
         parse_input({**sent(user("x")), field: [value] * 20_001})
     assert (refused.value.status, refused.value.kind) == (413, "InputTooLarge")

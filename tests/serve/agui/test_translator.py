@@ -399,7 +399,7 @@ def _tag(checker: Checker, kind: str, id: str) -> dict[str, str]:
 
 
 def answers(word: str = "tea", approved: bool = True) -> Callable[[Question], Answer]:
-    """Return a function that gives the same answer to every question."""
+    """Return a function that answers approvals with `approved`, and all other questions with `word`."""
 
     def says(question: Question) -> Answer:
         value: Any = {"approved": approved} if question.kind == "approval" else {"word": word}
@@ -418,7 +418,7 @@ def check_told(small: Small, *, done: bool) -> None:
             assert window.checker.calls.keys() == window.checker.results.keys()
 
 
-# --- the law ----------------------------------------------------------------------------------------------
+# --- valid streams for any plan ---------------------------------------------------------------------------
 
 
 @given(plan=plans(2), parks=st.booleans(), approved=st.booleans(), again=plans(1))

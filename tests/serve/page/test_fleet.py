@@ -28,7 +28,10 @@ def fleet(tmp_path: Path) -> Iterator[WatchedFleet]:
 def test_the_page_goes_on_through_restarts_of_the_worker_and_of_the_server(
     browser: Browser, tmp_path: Path, fleet: WatchedFleet
 ):
-    """Two windows watch a run. Its worker is killed, another continues it, and the server is restarted."""
+    """Two windows show a run to its end, although its worker is killed, another continues it, and the server is restarted.
+
+    Both windows also follow the next runs, which they answer and stop.
+    """
     first_worker, first_server = fleet.worker(), fleet.server()
     context = browser.new_context(reduced_motion="reduce")
     context.set_default_timeout(PATIENCE)

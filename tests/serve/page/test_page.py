@@ -323,7 +323,7 @@ def test_a_change_is_approved_after_its_diff_was_seen_and_undone_from_its_card(p
     assert "Monday" in plan(desk)
     expect(page).to_have_title("edit")
     edited = card(page, "edit_file")
-    edited.locator("summary", has_text="plan.md").click()  # it appears after the result
+    edited.locator("summary", has_text="plan.md").click()  # the diff appears after the result
     expect(edited).to_contain_text("see Anna on monday")
     edited.get_by_role("button", name="Undo").click()
     edited.get_by_role("button", name="Yes, undo").click()

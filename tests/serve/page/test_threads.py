@@ -25,7 +25,7 @@ BEGAN = 1_760_000_000.0
 
 
 async def fill(folder: Path) -> None:
-    """Record old threads. The oldest one and every fiftieth after it are about a boat. The newest is another app's."""
+    """Record old threads. The oldest one and every fiftieth after it are about a boat. The newest belongs to another app."""
     journal = SqliteJournal(folder / "runs.db")
     for number in range(MANY + 1):
         about = f"a boat {number}" if number % 50 == 0 else f"about {number}"

@@ -21,7 +21,7 @@ _KEPT_SECONDS = 30.0
 """Seconds for which a batch is kept. A reader needs milliseconds, or seconds after it has lost its connection."""
 _WATCH = """INSERT INTO watchers VALUES (?, ?, ?, ?)
     ON CONFLICT (id) DO UPDATE SET joins = excluded.joins, until = excluded.until"""
-# The position is the time, because a counter would begin anew after a crash, which empties the table.
+# The position is the time, because a crash empties the table, and a counter would start again.
 _ADD = """WITH added AS (
         INSERT INTO broadcasts VALUES ((extract(epoch FROM clock_timestamp()) * 1000000)::bigint, ?, ?, ?, ?, ?, ?, ?)
         RETURNING 1

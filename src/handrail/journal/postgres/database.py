@@ -151,7 +151,7 @@ class PostgresDatabase(Database):
     def _prepare(self, connection: PostgresConnection, new_id: str) -> None:
         """Create the tables in an empty schema, or check existing ones, and find the journal's id and key.
 
-        Raises `JournalError` if the tables are not a journal's, or if the key is not the one that it was created with.
+        Raises `JournalError` if the tables are not a journal's, or if the journal was created with a different key.
         """
         connection.raw.execute("BEGIN")
         try:

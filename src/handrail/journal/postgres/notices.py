@@ -134,7 +134,8 @@ class PostgresQueue(SqliteQueue):
     async def wait(self, seconds: float, /) -> None:
         wake = _Wake(asyncio.get_running_loop())
         self._waiting.add(wake)
-        if not self.notices.is_listening:  # once it listens, it wakes all waiting workers, so nothing is missed
+        if not self.notices.is_listening:
+            # Once it listens, it wakes all waiting workers, so nothing is missed.
             await asyncio.to_thread(self.notices.start)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(

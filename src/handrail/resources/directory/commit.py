@@ -156,9 +156,9 @@ class Commit:
         """Do every step or none.
 
         If someone else has changed a path, restores everything and raises `Conflict` with that path. Raises
-        `FileError` if another program is writing to a path, or if the disk reports an error. Its message names the paths
-        that could not be restored, if any. With `synced`, the result survives a power cut. With `lenient`, a folder that
-        should be removed but is not empty is kept.
+        `FileError` if another program is writing to a path, if the folder's lock is not free in time, if the staged changes
+        were deleted, or if the disk reports an error. Its message names the paths that could not be restored, if any. With
+        `synced`, the result survives a power cut. With `lenient`, a folder that should be removed but is not empty is kept.
         """
         with self._folders() as folders:
             with self._lock.held(self.folder):
@@ -346,7 +346,8 @@ class Commit:
     def _do(self, step: Step, folders: Folders) -> None:
         """Do one step. Does nothing if the folder that it creates already exists.
 
-        Raises `Unexpected` if the disk does not have what the step expects.
+        Raises `Unexpected` if the disk does not have what the step expects, and its subclass `Busy` if a program is
+        writing to the file.
         """
         path = step.path
         if reserved_in(path):

@@ -40,7 +40,7 @@ class Source(Protocol):
     """A place from which the content and the attributes of a file on disk are read."""
 
     def read(self, path: str, version: int) -> bytes:
-        """Return the bytes. Raises `Conflict` if the file no longer has this version."""
+        """Return the bytes. Raises `Conflict` if the file no longer has this version, and `FileError` if it can't be read."""
         ...
 
     def attributes(self, path: str) -> Attributes:

@@ -205,9 +205,9 @@ class DirectoryFork(Linked, FileFork):
     def apply(self, *, synced: bool = False) -> None:
         """Commit the changes to the parent, which is the folder itself or an outer fork.
 
-        A commit to the folder can still fail, and then everything is restored. Raises `Conflict` if someone has
-        changed a file since `prepare`, and `FileError` if the disk reports an error. With `synced`, a commit to the
-        folder survives a power cut.
+        A commit to the folder can still fail. Then everything is restored, or the error names the paths that could not be
+        restored. Raises `Conflict` if someone has changed a file since `prepare`, and `FileError` if another program is
+        writing to a file or the disk reports an error. With `synced`, a commit to the folder survives a power cut.
         """
         if self._line:
             self._apply_inside()
@@ -280,7 +280,7 @@ class DirectoryFork(Linked, FileFork):
 
         All changes so far are written to disk. The layers of outer forks do not change while this fork exists. Only
         one command may run at a time, and nothing else may change this fork before `absorb`. Raises `ContextExpired` if
-        this fork accepts no more changes.
+        this fork accepts no more changes, and `FileError` if the folder was moved or replaced.
         """
         with self._shared.lock:
             self._enter()
@@ -303,8 +303,9 @@ class DirectoryFork(Linked, FileFork):
 
         `mounted_at` is `Layers.mounted_at`. Returns the paths taken over, sorted; a folder's path ends in `/`.
         Raises `Conflict` with the paths that someone else has also changed since the mount, because the command may
-        have seen either version, and `FileError` for a device, which could lead out of the folder. Nothing is taken
-        over then, and the fork must be dropped. Raises `ContextError` if `layers` has not been called.
+        have seen either version. Raises `FileError` if the folder was moved or replaced, or if a path can't be taken over,
+        such as a device, which could lead out of the folder. After either error, the fork must be dropped. Raises
+        `ContextError` if `layers` has not been called.
         """
         with self._shared.lock:
             self._enter()

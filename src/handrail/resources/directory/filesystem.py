@@ -43,7 +43,8 @@ class DirectoryFilesystem(Linked):
     Calls work on forks. A fork costs nothing to create, and its reads go to the disk. Its writes are staged beside
     the folder until it commits. The commit checks that no person, process or other call has changed the same paths,
     and then renames the writes into place. No other path is ever touched. A write made directly through this object
-    is a separate commit.
+    is a separate commit. Raises `DefinitionError` if the folder can't be opened or its disk ignores case, or if `staging`
+    is the folder itself, contains it, or is deep inside it.
 
     - `staging`: the folder for pending changes and displaced files, on the same disk. The default is
       `.<name>.handrail` beside the root, or `.staging.handrail` in the root if it is a mount point or nothing can be
@@ -117,7 +118,8 @@ class DirectoryFilesystem(Linked):
         Call ids repeat between conversations, so pass the id of the call's run, and the id of its journal if the run
         was recorded. `handrail.runs.undo` does this, and also tells the model. Raises `UndoRefused` if the commit is
         no longer kept, or if someone has changed its paths since; the error then lists them. Raises `Conflict` if a
-        prepared fork is about to change one of its paths.
+        prepared fork is about to change one of its paths, and `FileError` if the folder was moved or replaced, or if the
+        disk reports an error.
         """
         ground = self._ground
         with ground.lock:

@@ -59,7 +59,7 @@ class Ground(Shared):
         """The name of the staging folder if it is in the root, or "" if it is elsewhere."""
 
     def read(self, path: str, version: int) -> bytes:
-        """Read a file in the folder. Raises `Conflict` if it no longer has this version."""
+        """Read a file in the folder. Raises the errors of `Jail.read`, such as `Conflict` if it no longer has this version."""
         return self.jail.read(path, version, self.limits.max_file_size)
 
     def attributes(self, path: str) -> Attributes:
@@ -137,7 +137,7 @@ class Linked(Layer):
     def _followed(self, path: str, *, last: bool = True) -> str:
         """Return a path with its links resolved. With `last=False`, a link at the end is not resolved.
 
-        Raises `PathRefused` if a link leads out of the root, or if the path has too many links or a hidden name.
+        Raises `PathRefused` if the path is invalid or hidden, has too many links, or leads out of the root.
         """
         return self._follow(path, last)[0]
 
@@ -164,7 +164,7 @@ class Linked(Layer):
     def resolved(self, path: str, /) -> str:
         """Return where a path leads in this layer: normalized, with every link resolved.
 
-        Raises `PathRefused` if the path is invalid or reserved, has too many links, or leads out of the root.
+        Raises `PathRefused` if the path is invalid or hidden, has too many links, or leads out of the root.
         """
         with self._shared.lock:
             return parse_path(self._followed(path)).path
@@ -248,7 +248,7 @@ class Linked(Layer):
             return super().list(self._followed(path))
 
     def _info(self, path: str, node: Node) -> FileInfo:
-        """Return information on a link's target, or on the link itself if the target does not exist or is outside the root."""
+        """Return information on a link's target, or on the link itself if the target does not exist or may not be used."""
         if is_link(node):
             try:
                 at = parse_path(self._followed(path))
