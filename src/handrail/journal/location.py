@@ -67,7 +67,7 @@ def former_journals(project: Path) -> Sequence[Path]:
     """Return the default journals that this folder had under earlier paths, so that a message can name them.
 
     A moved folder keeps its device and inode. But a new folder can get those of a removed one, so these journals are
-    only opened if somebody names one.
+    only opened if somebody names one. Raises `JournalError` if there is no home folder.
     """
     facts, own = os.stat(project), default_journal(project)
     wanted = f"{facts.st_dev} {facts.st_ino}"

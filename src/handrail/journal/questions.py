@@ -82,7 +82,10 @@ class SqliteQuestions:
         return answer
 
     def _find(self, connection: Connection, question: Question) -> tuple[bool, QuestionRecord | None]:
-        """Return whether the question's run is recorded, and the recorded question; None if it was not asked before."""
+        """Return whether the question's run is recorded, and the recorded question; None if it was not asked before.
+
+        Raises `JournalAltered` if the run's records were altered.
+        """
         query = (
             "SELECT EXISTS (SELECT 1 FROM runs WHERE id = ?), EXISTS (SELECT 1 FROM questions WHERE id = ?)"
         )

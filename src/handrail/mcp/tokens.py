@@ -1,7 +1,7 @@
 """The tokens of a login by OAuth, in a file that several processes may share.
 
-The SDK does not keep when a token expires, nor which server issued it, and reads stored tokens only once. So without this module a
-stored token that has expired would need a new login, and so would one that another process has refreshed meanwhile.
+The SDK stores neither when a token expires nor which server issued it, and reads stored tokens only once. Without this module,
+the person would have to log in again when a stored token has expired, or when another process has refreshed it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Stored(NamedTuple):
     expires_at: float | None
     """When the access token expires, in seconds since 1970; None if that is unknown."""
     server: OAuthMetadata | None
-    """The metadata of the server that issued the tokens."""
+    """The metadata of the server that issued the tokens; None if it is unknown."""
     resource: ProtectedResourceMetadata | None
 
 
@@ -49,7 +49,7 @@ class TokenFile:
         self._known = known
         self._clock = clock
         self.context: Any = None
-        """The context of the SDK's login, whose metadata is stored with the tokens; None for none."""
+        """The context of the SDK's login, whose metadata is stored with the tokens; None if there is no login."""
 
     async def get_tokens(self) -> OAuthToken | None:
         return self._read("tokens", OAuthToken)
@@ -70,7 +70,7 @@ class TokenFile:
         self._write(client=_plain(client_info))
 
     def stored(self) -> Stored | None:
-        """Return the tokens in the file, or None if there are none."""
+        """Return the tokens in the file, or None if it has no valid ones."""
         tokens = self._read("tokens", OAuthToken)
         if tokens is None:
             return None
@@ -84,7 +84,10 @@ class TokenFile:
 
     @contextlib.asynccontextmanager
     async def lock(self) -> AsyncGenerator[None]:
-        """Keep other processes from refreshing the tokens. If one does so for too long, this goes on without the lock."""
+        """Keep other processes from refreshing the tokens during the block.
+
+        If another process holds the lock for 30 seconds, the block runs without it.
+        """
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -423,7 +423,8 @@ class Thread(ThreadRecord):
     ) -> LiveRun | None:
         """Resume a parked run if an answer can't reach it through the journal. Returns the active run, or None.
 
-        This is necessary if a question is cancelled, or answered with a secret, which the journal does not keep.
+        This is necessary if a question is cancelled, or answered with a secret, which the journal does not keep. Raises
+        `AnswerRefused` if a worker executes the run of such a question.
         """
         left: list[Question] = []
         for each in answers:

@@ -346,7 +346,8 @@ class Commit:
     def _do(self, step: Step, folders: Folders) -> None:
         """Do one step. Does nothing if the folder that it creates already exists.
 
-        Raises `Unexpected` if the disk does not have what the step expects.
+        Raises `Unexpected` if the disk does not have what the step expects, and its subclass `Busy` if a program is
+        writing to the file.
         """
         path = step.path
         if reserved_in(path):

@@ -154,7 +154,10 @@ class Upper:
             self.is_marked = True
 
     def changed(self) -> Iterator[Entry]:
-        """Yield the paths that commands have changed since the previous call. A folder comes before its content."""
+        """Yield the paths that commands have changed since the previous call. A folder comes before its content.
+
+        Raises `FileError` if a path is too long, or if a folder can't be read.
+        """
         gone = set(self._written)
         pending = [""]
         while pending:

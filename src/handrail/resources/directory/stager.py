@@ -258,7 +258,7 @@ class _Stager:
             raise Conflict([data.path])
 
     def _folders_for(self, path: str) -> list[Step]:
-        """Return the steps that create the missing parents of a path."""
+        """Return the steps that create the missing parents of a path. Raises `FileError` if one can't be created."""
         missing: list[str] = []
         folder = split(path)[0]
         while folder not in self._known:
