@@ -106,7 +106,7 @@ async def test_a_tool_that_fails_now_is_found(recorder: Recorder):
 
     @tool(name="count", effect="staged")
     async def changed(number: int) -> str:
-        """Count."""
+        """Keep a number."""
         raise ValueError("no more")
 
     tools = [*TOOLS[:2], changed, *TOOLS[3:]]

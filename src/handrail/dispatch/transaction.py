@@ -335,6 +335,8 @@ class CommitLock:
     def __init__(self) -> None:
         self._between_loops = threading.Lock()
         self._within: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+        self._held: asyncio.Lock
+        """The lock of the loop whose task holds this one."""
 
     async def __aenter__(self) -> None:
         loop = asyncio.get_running_loop()
@@ -349,12 +351,14 @@ class CommitLock:
         except BaseException:
             within.release()
             raise
+        self._held = within
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        within = self._held
         self._between_loops.release()
-        self._within[asyncio.get_running_loop()].release()
+        within.release()
 
 
 _locks: WeakKeyDictionary[Session, CommitLock] = WeakKeyDictionary()
