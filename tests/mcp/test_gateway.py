@@ -1,69 +1,29 @@
 """A gateway puts other people's servers behind policies, and approvers decide on the page."""
 
 import asyncio
-import json
-import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mcp_types import ElicitResult
 
-import support
 from handrail import Adapter, Prompt, ScriptedModel
 from handrail.errors import WorkerError
-from handrail.journal.sqlite import SqliteJournal
-from handrail.mcp.gateway import Gateway, SharedRate, load_rules
+from handrail.mcp.gateway import SharedRate, load_rules
 from handrail.serve.people import People
 from handrail.serve.sources import PromptSource
 from mcp import Client
+from support.gateways import SECRET, gateway
 from support.passwords import cheap_hashes
 from support.serving import Client as Page
 from support.serving import serving
 
 __all__ = ["cheap_hashes"]
 
-SERVER = Path(support.__path__[0]) / "mcp_server.py"
-SECRET = "correct horse battery"
-POLICIES = """\
-policies:
-  - capability:
-      allow: [mcp.trial.echo]
-      deny: [mcp.trial.hang]
-  - rate_limit: {most: 3, per_seconds: 60}
-limits:
-  seconds: 30
-"""
-
 
 def by(name: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {name}:{SECRET}"}
-
-
-@asynccontextmanager
-async def gateway(
-    folder: Path, policies: str = POLICIES, *, trust_client: bool = False
-) -> AsyncGenerator[Gateway]:
-    """Open a gateway to a server that misbehaves on request. Its journal is in this folder, where the page finds it."""
-    servers = {"trial": {"command": sys.executable, "args": ["-S", str(SERVER)]}}
-    (folder / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
-    (folder / "policies.yaml").write_text(policies)
-    rules = load_rules(folder / "policies.yaml", trust_client=trust_client)
-    journal = SqliteJournal(folder / "runs.db", watch=0.02)
-    with closing(journal), closing(People(folder / "people.db")) as people:
-        for name, roles in (("ann", ["approver"]), ("bob", ["user"])):
-            if people.find(name) is None:
-                people.add(name, roles, SECRET)
-        made = Gateway(
-            folder / "mcp.json", rules, voters=None if trust_client else people.who_may_vote, journal=journal
-        )
-        try:
-            yield made
-        finally:
-            await made.calls.stop()
-            await made.close()
 
 
 def text_of(result: Any) -> str:

@@ -95,6 +95,18 @@ def test_a_listener_that_blocks_is_named_once(
     run_virtual(main)
 
 
+def test_a_listener_to_a_tools_own_event_is_named_too(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        rig = new_rig([work])
+        rig.session.dispatcher.subscribe(Note, slow)
+        assert (await rig.call("work", seconds=1)).success
+
+    run_virtual(main)
+    assert [
+        "test_blocking_listeners.slow took 2.50 s for the event Note" in each for each in warnings_in(caplog)
+    ] == [True]
+
+
 @given(
     heard=st.lists(
         st.tuples(

@@ -30,7 +30,6 @@ from handrail.errors import (
     LimitError,
     ModelError,
     NoAnswer,
-    NotSupported,
     PromptEvaluationError,
     ToolDefinitionError,
     ToolValidationError,
@@ -345,9 +344,8 @@ async def _hand_over(
 def _attempt_of(context: ToolContext) -> Attempt:
     attempt: object = context._source  # pyright: ignore[reportPrivateUsage]  # the gate's own attempt
     if not isinstance(attempt, Attempt):
-        raise NotSupported(
-            "a handoff",
-            "Call it through a gate; with a context created for a test, call its acts one by one.",
+        raise ContextError(
+            "a handoff runs only in a call. Call it through a gate; with a context created for a test, call its acts one by one"
         )
     return attempt
 

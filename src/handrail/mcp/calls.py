@@ -183,12 +183,12 @@ class Calls:
     async def answer(self, run_id: str, principal: str, responses: Mapping[str, Any]) -> None:
         """Record the answers to the open questions of a call that this process does not execute.
 
-        Refused answers are ignored, because the resumed call asks again. Raises `CallUnknown` if there is no such call.
+        Answers that are refused, or to what others decide, are ignored. Raises `CallUnknown` if there is no such call.
         """
         await self.row(run_id, principal)
         questions = self.journal_of_tasks().questions
         for question in await questions.open(run_id):
-            given = answer_of(question, responses.get(key_of(question)))
+            given = None if question.quorums else answer_of(question, responses.get(key_of(question)))
             if given is not None:
                 with contextlib.suppress(AnswerRefused):
                     questions.answer(given)

@@ -140,7 +140,7 @@ class Tasks:
         call = self._calls.find(params.task_id, principal)
         if call is not None:
             call.answer(responses)
-        else:
+        elif any(key_of(each) in responses for each in await self._questions(params.task_id)):
             await self._calls.answer(params.task_id, principal, responses)
             call = await self._resume(request, params.task_id, principal)
             if call is not None and not await call.wait():

@@ -90,6 +90,8 @@ class Dispatcher:
 
     def subscriber_blocked(self, listener: Listener, event: object, before: float, after: float) -> None:
         """Warn about a slow subscriber, once for each type of event, and note the time that this thread's event loop lost."""
+        if listener == self._unwrap:
+            return  # it measures its own subscribers
         loop = _get_running_loop()
         if loop is not None and abs(loop.time() - after) < _SAME_CLOCK:
             timers_of(loop).lost.add(before, after)
@@ -127,10 +129,13 @@ class Dispatcher:
                 if isinstance(event, each.kind) and not issubclass(Emitted, each.kind)
             ]
         for listener in listeners:
+            before = self.monotonic()
             try:
                 listener(event)
             except (Exception, CancelledError):
                 subscriber_raised(event)
+            if (after := self.monotonic()) - before > SLOW:
+                self.subscriber_blocked(listener, event, before, after)
 
 
 def _name_of(listener: Listener) -> str:
