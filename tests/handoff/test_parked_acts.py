@@ -59,7 +59,7 @@ def only_client() -> Handoff[Visit, Any]:
 
 
 def no_after() -> Handoff[Visit, Any]:
-    """Make a handoff whose answer is its result."""
+    """Make a handoff without `after`, whose answer is its result."""
     made = Handoff("book", "When shall we come?", params=Visit, answer=Slot)
 
     @made.before
@@ -70,7 +70,7 @@ def no_after() -> Handoff[Visit, Any]:
 
 
 def no_before() -> Handoff[Visit, Any]:
-    """Make a handoff whose params are public."""
+    """Make a handoff without `before`, whose params are public."""
     made = Handoff("book", "When shall we come?", params=Visit)
 
     @made.after

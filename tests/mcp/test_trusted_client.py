@@ -137,7 +137,7 @@ async def approve(session: TaskSession, task: str) -> None:
 
 
 async def reached(made: Any) -> list[tuple[str, str]]:
-    """Return the tools and arguments of the calls that were made."""
+    """Return the tools and arguments of the calls that succeeded."""
     found: list[tuple[str, str]] = []
     for row in await made.calls.journal.runs.list():
         units = await made.calls.journal.calls.load(row.record.id)

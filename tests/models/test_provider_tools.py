@@ -295,7 +295,7 @@ async def searched(wire: str, server: Raw, **options: Any) -> tuple[Any, Session
 
 @pytest.mark.parametrize("wire", WIRES)
 async def test_a_run_with_searches(wire: str, tmp_path: Path) -> None:
-    """The searches are shown, recorded, priced and sent back, but are not numbered as calls of the run."""
+    """A provider's searches are shown, recorded, priced and sent back, but are not numbered as calls of the run."""
     async with raw_server(whole(SEARCHED[wire]), whole(DONE[wire])) as server:
         journal = SqliteJournal(tmp_path / "j.db")
         response, session = await searched(wire, server, journal=journal)

@@ -257,7 +257,7 @@ async def test_a_connection_is_used_again_after_a_stream() -> None:
 
 
 async def test_a_stream_that_stays_open_after_its_end_is_left() -> None:
-    """A run does not wait for a server that never closes its stream."""
+    """A run does not wait for a server that keeps its stream open after the end of the answer."""
     answer = streamed(delta(content="ok"), delta("stop")).removesuffix(b"0\r\n\r\n")
     async with raw_server(answer) as raw, asyncio.timeout(PATIENCE):
         assert (await Adapter(chat(raw)).stream(PLAIN, "hi").response).text == "ok"

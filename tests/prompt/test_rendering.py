@@ -466,7 +466,7 @@ def test_a_policy_declared_twice_is_one_policy():
 
 
 def test_two_policies_of_one_name_are_refused():
-    """Two policies with the same name are refused, because their state in the session is stored by name."""
+    """Two policies with the same name are refused if both are enabled, because their state is stored by name."""
     sections = [
         MarkdownSection("A", "a", "", policies=[RateLimitPolicy(5, 60)]),
         MarkdownSection[Trip](
@@ -492,7 +492,7 @@ def test_a_disabled_section_takes_its_policies_with_it():
 
 
 def test_a_prompt_that_depends_on_nothing_is_rendered_once():
-    """A prompt that depends on nothing is rendered once, and rendering it again returns the same object."""
+    """A prompt without params and conditions is rendered once, and rendering it again returns the same object."""
     prompt = Prompt("p", [MarkdownSection("A", "a", "Text", summary="S", visibility="summary")])
     assert prompt.render() is prompt.render()
     assert prompt.render(session=Session()) is prompt.render()
@@ -540,7 +540,7 @@ def test_a_section_that_is_not_there_can_not_be_opened():
 
 
 def test_structured_output_has_a_schema():
-    """The output schema parses the declared output type, and a prompt without an output has none."""
+    """The output schema parses a value of the declared output type. A prompt without an output type has no schema."""
     prompt = Prompt("p", "Text.", output=Stay)
     schema = prompt.render().output_schema
     assert schema is not None

@@ -154,7 +154,10 @@ def test_approvals_are_denied_unless_told_otherwise():
 
 
 def test_calls_give_what_was_laid_out():
-    """A prepared value becomes a result, a prepared result is returned as it is, and a function gets the arguments."""
+    """A prepared value becomes a result, a prepared result is returned as it is, and a function gets the arguments.
+
+    A call of a tool without a prepared result fails.
+    """
     context = headless_context(
         results={"add": lambda given: given["a"] + given["b"], "no": ToolResult.error("broken"), "one": 1}
     )

@@ -262,7 +262,7 @@ def rendered(text: str, **values: Any) -> str:
 
 
 def test_templates_say_what_they_are_given() -> None:
-    """Templates have values, conditions, loops and filters, and inserted text is never treated as a template."""
+    """Templates may use values, conditions, loops and filters, and inserted text is never treated as a template."""
     assert rendered("{{ worker }}: {{ input|upper }}") == "main: IN"
     assert rendered("{{ input }}", input="{{ 7 * 7 }} $x") == "{{ 7 * 7 }} $x"
     text = "{% for a in attachments %}{{ loop.index }}. {{ a }}\n{% else %}none{% endfor %}"

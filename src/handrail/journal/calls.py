@@ -57,7 +57,10 @@ class SqliteCalls:
         """The ids of the calls whose files this process is changing at the moment."""
 
     def commit_now(self, unit: CommitUnit, /) -> bool:
-        """Record a call that changes no files, if this can't block. Returns False if `commit` must be awaited instead."""
+        """Record a call that changes no files, if this can't block. Returns False if `commit` must be awaited instead.
+
+        Raises `DefinitionError` if a value in it can't be recorded, and `RunBusy` if another process owns the run.
+        """
         database = self._database
         if not database.adds_now:
             return False
@@ -67,7 +70,8 @@ class SqliteCalls:
     def commit_soon(self, unit: CommitUnit, /) -> Pending[bool] | None:
         """Begin to record a call that changes no files, if the journal has its own thread; otherwise return None.
 
-        The value is whether the call was recorded. If it is False, `commit` must be awaited.
+        The value is whether the call was recorded. If it is False, `commit` must be awaited. Raises `DefinitionError` if a
+        value in the call can't be recorded.
         """
         return self._database.add_soon(unit.run_id, _record_of(unit))
 
