@@ -8,6 +8,7 @@ Prints a line per finding, `file:line: problem; fix`. The exit status is 1 if th
 import ast
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,11 +65,18 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.endswith("__")
 
 
+@lru_cache(maxsize=1)
+def nodes_of(tree: ast.Module) -> list[ast.AST]:
+    """Return all nodes of a file, which is walked only once although several checks look at them."""
+    return list(ast.walk(tree))
+
+
+@lru_cache(maxsize=1)
 def nodes_for_types(tree: ast.Module) -> set[ast.AST]:
     """Return every node in the body of an `if TYPE_CHECKING:`."""
     return {
         inner
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, ast.If) and ast.unparse(node.test).rpartition(".")[2] == "TYPE_CHECKING"
         for statement in node.body
         for inner in ast.walk(statement)
@@ -81,7 +89,7 @@ def own_imports(tree: ast.Module, package: tuple[str, ...]) -> Iterator[Import]:
     `package` is the package that the file's relative imports start from.
     """
     for_types = nodes_for_types(tree)
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         paths: list[tuple[str, ...]] = []
         if isinstance(node, ast.Import):
             paths = [tuple(alias.name.split(".")) for alias in node.names]
@@ -151,7 +159,7 @@ def check_sources(file: Path, tree: ast.Module) -> Iterator[Finding]:
     chance_hint = "take it as a parameter, or from handrail.ids"
     for_types = nodes_for_types(tree)
     names: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if node in for_types:
             continue
         found: list[tuple[str, str]] = []
@@ -166,7 +174,7 @@ def check_sources(file: Path, tree: ast.Module) -> Iterator[Finding]:
                 yield Finding(file, getattr(node, "lineno", 1), f"imports {module}", chance_hint)
             elif source in READS_TIME:
                 yield Finding(file, getattr(node, "lineno", 1), f"imports {source}", time_hint)
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Attribute) and (source := origin(node, names)) in READS_TIME:
             yield Finding(file, node.lineno, f"uses {source}", time_hint)
 
