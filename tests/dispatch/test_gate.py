@@ -647,7 +647,8 @@ def test_only_the_gate_starts_handlers() -> None:
     source = Path(handrail.__file__).parent
     callers: set[str] = set()
     for file in source.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+        text = file.read_text()
+        for node in ast.walk(ast.parse(text)) if "handler" in text else ():
             if isinstance(node, ast.Attribute) and node.attr == "handler" and isinstance(node.ctx, ast.Load):
                 callers.add(str(file.relative_to(source)))
     # checks.py inspects the handler's signature. The others only look whether there is a handler, or where it is defined.

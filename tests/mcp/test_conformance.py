@@ -2,6 +2,7 @@
 
 Each scenario that does not pass is listed with its reason. The server does not offer sampling, roots, logging
 and subscriptions, which 2026-07-28 deprecates or leaves optional, nor prompts that ask.
+The suite counts all of these as required; the scenarios for servers that it counts as pending or as extensions pass.
 The client passes every scenario that a revision requires. It does not log in without a person, and has no DPoP.
 """
 

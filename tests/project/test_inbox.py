@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -21,6 +22,14 @@ from handrail.testing import Person
 from support import ROOT, warm_python
 
 INBOX = ROOT / "examples" / "inbox"
+
+SCRIPTED = """\
+import handrail
+
+said = [handrail.ToolCall("sort_inbox", {}), "There is nothing to sort."]
+handrail.LocalModel = lambda **given: handrail.ScriptedModel(said)
+"""
+"""Code with which a new Python process uses a scripted model in place of the embedded one, which takes long to load."""
 
 
 @pytest.fixture
@@ -85,9 +94,14 @@ async def test_the_job_is_killed_resumed_and_ends_with_a_summary(tmp_path: Path)
 @pytest.mark.once
 def test_a_job_that_can_not_be_killed_says_so(tmp_path: Path) -> None:
     """A run without messages ends before it can be killed. The program reports that, and prints no summary."""
-    run = warm_python.run([INBOX, "--messages=0"], cwd=tmp_path)
+    (tmp_path / "sitecustomize.py").write_text(SCRIPTED)
+    run = warm_python.run(
+        [INBOX, "--messages=0"], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}
+    )
     assert run.returncode == 1
-    assert "should have been killed, but exited with 1" in run.stderr.decode()
+    ended, reported = run.stderr.decode().splitlines()
+    assert ended == "the run ended before it could be killed"
+    assert "should have been killed, but exited with 1" in reported
     assert b"not done again" not in run.stdout
 
 

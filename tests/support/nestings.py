@@ -25,7 +25,7 @@ from handrail import (
 )
 from handrail.ids import random_id
 from support.cards import Deal, Deck, Offer, Pick, card_game
-from support.worker_folders import sound
+from support.worker_folders import folder, sound
 
 Body = Callable[[ToolContext], Awaitable[object]]
 
@@ -97,7 +97,8 @@ class Nesting:
         self._body = body
         PROBES[:] = [self._run]
         front = f"---\ntools: [probe]\nworkers: [leaf]\npolicies: []\nlimits: {limits}\ndescription: Probes.\n---\nInner."
-        self.workers: WorkerRegistry = sound(at, TOOLS, inner=front, leaf="---\n---\nLeaf.")
+        write = sound if way in IN_A_FILE else folder  # checking loads them all, which most ways never need
+        self.workers: WorkerRegistry = write(at, TOOLS, inner=front, leaf="---\n---\nLeaf.")
 
     async def _run(self, context: ToolContext) -> None:
         self.ran += 1
