@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from handrail import (
     UserContext,
     tool,
 )
-from handrail.journal.sqlite import MemoryJournal
+from handrail.journal.sqlite import MemoryJournal, SqliteJournal
 from handrail.mcp import ToolServer
 from handrail.mcp.calls import PARK_AFTER, CallUnknown, LiveCall
 from mcp import Client, MCPError
@@ -70,7 +71,7 @@ class Restarts:
     """A server whose process can end, with the client's connection to it."""
 
     def __init__(
-        self, log: Log, journal: MemoryJournal, prompt: Prompt[Any] | None = None, **options: Any
+        self, log: Log, journal: SqliteJournal, prompt: Prompt[Any] | None = None, **options: Any
     ) -> None:
         self.journal = journal
         self.answers: ElicitResult | None = None
@@ -103,6 +104,17 @@ def accept(asked: Any, **content: Any) -> dict[str, Any]:
 
 def text(result: Any) -> str:
     return result.content[0].text
+
+
+async def test_an_answer_is_refused_while_another_process_executes_the_call(log: Log, tmp_path: Path) -> None:
+    journals = [SqliteJournal(tmp_path / "runs.db", watch=None) for _ in range(2)]
+    first, second = (Restarts(log, each) for each in journals)
+    async with first.process() as ours, second.process() as theirs:
+        asked = await ours.call_tool("order", {"product": "shirt"}, allow_input_required=True)
+        with pytest.raises(MCPError, match="a different server process is executing this call"):
+            await theirs.call_tool("order", {"product": "shirt"}, **accept(asked, size=4))
+    for each in journals:
+        each.close()
 
 
 async def test_questions_survive_restarts(log: Log) -> None:

@@ -21,6 +21,7 @@ from handrail.errors import (
     HandrailError,
     PromptEvaluationError,
     QuestionCancelled,
+    RunBusy,
     RunParked,
     RunUnknown,
 )
@@ -201,11 +202,10 @@ class Calls:
         Raises `CallUnknown` if this principal has no such call, and `RunBusy` if a different process executes it.
         """
         row, message = await self.row(run_id, principal)
-        live = self.find(run_id, principal)
-        if live is not None:
-            return live
         if row.status in OVER:
             return await self.result(row, message)
+        if row.held and row.owner != self.journal_of_tasks().owner:
+            raise RunBusy(run_id, row.owner)
         prompt = await self.tools.load()
         if (live := self.find(run_id, principal)) is not None:
             return live
