@@ -370,7 +370,7 @@ HANDLERS: dict[str, Row] = {
 
 # --- types of params and results -----------------------------------------------------------------
 
-INSTEAD = "Use a dataclass, a pydantic model, or None"
+INSTEAD = "Use a dataclass, a pydantic model, a JSON Schema, or None"
 USE = "Use dataclasses, pydantic models, enums, lists, dicts and plain JSON values"
 TYPES: dict[str, Row] = {
     "params-typed-dict": (lambda: make_from(Typed), ToolDefinitionError, "its params are Typed", INSTEAD),
