@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from mcp_types import PromptReference
+from mcp_types import ElicitResult, PromptReference
 
 from handrail import (
     Agent,
@@ -57,7 +57,8 @@ SMALL = MarkdownSection("Manners", "manners", "Be polite.", visibility="summary"
 async def test_sections_are_prompts(mode: Any) -> None:
     """A titled section is a prompt, whose arguments are the section's params.
 
-    A section that is shown as a summary is returned in full. A missing argument and an unknown prompt are errors.
+    A section that is shown as a summary is returned in full. A missing argument is an error for a client without forms, as is an unknown
+    prompt.
     """
     server = ToolServer(Prompt("guide", "Guide."), sections=[PLAN, SMALL])
     async with Client(server.server, mode=mode) as client:
@@ -74,6 +75,38 @@ async def test_sections_are_prompts(mode: Any) -> None:
     ]
     assert "Plan 3 days in Oslo." in plan.messages[0].content.text
     assert "Be polite." in manners.messages[0].content.text
+
+
+async def test_missing_arguments_are_asked_for() -> None:
+    """A client that can show forms is asked for the required arguments that are missing. If its user declines, that is an error."""
+    server = ToolServer(Prompt("guide", "Guide."), sections=[PLAN, PAINT])
+    asked: list[Any] = []
+    answers = [
+        ElicitResult(action="accept", content={"city": "Oslo"}),
+        ElicitResult(action="accept", content={"kind": "kind 1", "name": "Sky"}),
+        ElicitResult(action="decline"),
+        ElicitResult(action="accept", content={"city": "Rome"}),
+    ]
+
+    async def answer(context: Any, params: Any) -> ElicitResult:
+        asked.append(params)
+        return answers[len(asked) - 1]
+
+    async with Client(server.server, mode="2026-07-28", elicitation_callback=answer) as client:
+        plan: Any = await client.get_prompt("plan", {"days": "3"})
+        paint: Any = await client.get_prompt("paint")
+        with pytest.raises(MCPError, match="the arguments of 'plan' were not given: decline"):
+            await client.get_prompt("plan")
+        whole: Any = await client.get_prompt("plan", {"city": "Bergen"})
+    assert "Plan 3 days in Oslo." in plan.messages[0].content.text
+    assert "Paint Sky" in paint.messages[0].content.text
+    assert "Bergen" in whole.messages[0].content.text
+    assert [each.message for each in asked[:2]] == [
+        "The prompt Plan a trip needs: city",
+        "The prompt Paint needs: kind, name",
+    ]
+    assert asked[1].requested_schema["properties"]["kind"]["enum"][:2] == ["kind 0", "kind 1"]
+    assert len(asked) == 3
 
 
 @modes

@@ -24,6 +24,13 @@ _VALUE = "value"
 """The name of the only field in a form for an answer that is not an object."""
 
 
+def can_ask(request: Any) -> bool:
+    """Return whether the client can show a form to a person."""
+    capabilities = request.session.client_capabilities
+    offered = None if capabilities is None else capabilities.elicitation
+    return offered is not None and (offered.form is not None or offered.url is None)
+
+
 def address_of(question: Question, url: str) -> wire.ElicitRequestURLParams:
     """Return a question as an address to open, at which it is answered."""
     return wire.ElicitRequestURLParams(message=message_of(question), url=url)

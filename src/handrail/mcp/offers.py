@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from handrail.content import guess_type
 from handrail.errors import FileError, HandrailError
+from handrail.mcp.forms import can_ask
 from handrail.mcp.results import block_of
 from handrail.prompt import Prompt, Section
 from handrail.prompt.section import LiveSection, PlainSection, walk
@@ -26,6 +27,8 @@ PAGE = 500
 MAX_BYTES = 8 * 2**20
 """Maximum size of a resource that is read, in bytes."""
 _OLD_NOT_FOUND = -32002
+_ARGUMENTS = "arguments"
+"""The key of the form that asks for the missing arguments of a prompt."""
 
 
 class SectionPrompts:
@@ -57,18 +60,26 @@ class SectionPrompts:
             ]
         )
 
-    async def get(self, request: Any, params: wire.GetPromptRequestParams) -> wire.GetPromptResult:
+    async def get(
+        self, request: Any, params: wire.GetPromptRequestParams
+    ) -> wire.GetPromptResult | wire.InputRequiredResult:
         """Return a section's text, with its placeholders filled in, and its attachments.
 
-        Raises `MCPError` if there is no such prompt, or if the arguments are invalid.
+        If required arguments are missing, a client that can show forms is asked for them. Raises `MCPError` if there is no
+        such prompt, or if the arguments are missing or invalid.
         """
         prompt = self._prompts.get(params.name)
         if prompt is None:
             raise MCPError(wire.INVALID_PARAMS, f"there is no prompt {params.name!r}")
+        arguments = {**(params.arguments or {}), **_responses(params)}
+        missing = [name for name, needed in _fields(prompt.params_type) if needed and name not in arguments]
+        if missing and request.protocol_version in MODERN_PROTOCOL_VERSIONS and can_ask(request):
+            form = _form(prompt, missing)
+            return wire.InputRequiredResult(input_requests={_ARGUMENTS: wire.ElicitRequest(params=form)})
         given: Any = None
         try:
             if prompt.params_type is not None:
-                given = TypeAdapter[Any](prompt.params_type).validate_python(params.arguments or {})
+                given = TypeAdapter[Any](prompt.params_type).validate_python(arguments)
             rendered = prompt.render(given)
             closed = [each.path for each in rendered.closed]
             opening = rendered.open(closed) if closed else None
@@ -102,6 +113,33 @@ class SectionPrompts:
         shown = list(found[:MAX_VALUES])
         completion = wire.Completion(values=shown, total=len(found), has_more=len(found) > len(shown))
         return wire.CompleteResult(completion=completion)
+
+
+def _form(prompt: Prompt[Any], missing: Sequence[str]) -> wire.ElicitRequestFormParams:
+    """Return a form that asks for these arguments of a prompt. As everywhere in MCP, a prompt's arguments are strings."""
+    fields: dict[str, Any] = {}
+    for name in missing:
+        values = _values(prompt.params_type, name)
+        fields[name] = {"type": "string", "title": name, **({"enum": list(values)} if values else {})}
+    message = f"The prompt {prompt.sections[0].title} needs: {', '.join(missing)}"
+    schema = {"type": "object", "properties": fields, "required": list(missing)}
+    return wire.ElicitRequestFormParams(message=message, requested_schema=schema)
+
+
+def _responses(params: wire.GetPromptRequestParams) -> Mapping[str, Any]:
+    """Return the arguments that a client sent in response to a form. Raises `MCPError` if its user declined to give them."""
+    response = (params.input_responses or {}).get(_ARGUMENTS)
+    if response is None:
+        return {}
+    try:
+        result = wire.ElicitResult.model_validate(response)
+    except ValidationError:
+        return {}
+    if result.action != "accept":
+        raise MCPError(
+            wire.INVALID_PARAMS, f"the arguments of {params.name!r} were not given: {result.action}"
+        )
+    return {name: value for name, value in (result.content or {}).items() if value is not None}
 
 
 def _fields(params: Any) -> list[tuple[str, bool]]:

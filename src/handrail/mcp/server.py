@@ -25,7 +25,7 @@ from handrail.dispatch.options import SharedArguments
 from handrail.errors import RunBusy, ToolValidationError
 from handrail.journals import Journal
 from handrail.mcp.calls import NO_PAGE, PARK_AFTER, Calls, CallUnknown, LiveCall, TooManyCalls
-from handrail.mcp.forms import address_of, form_of, key_of
+from handrail.mcp.forms import address_of, can_ask, form_of, key_of
 from handrail.mcp.offers import FileResources, SectionPrompts
 from handrail.mcp.results import content_of, describe
 from handrail.mcp.served_tools import ServedTools
@@ -297,10 +297,3 @@ def principal_of(request: Any) -> str:
     scope: Any = getattr(request.request, "scope", None)
     found: str = LOCAL if scope is None else scope["handrail.principal"]
     return found
-
-
-def can_ask(request: Any) -> bool:
-    """Return whether the client can show a form to a person."""
-    capabilities = request.session.client_capabilities
-    offered = None if capabilities is None else capabilities.elicitation
-    return offered is not None and (offered.form is not None or offered.url is None)

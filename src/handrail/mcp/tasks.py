@@ -20,7 +20,7 @@ from handrail import runs
 from handrail.adapter.run_record import decode_outcome
 from handrail.errors import RunBusy
 from handrail.mcp.calls import CallUnknown, LiveCall
-from handrail.mcp.forms import key_of
+from handrail.mcp.forms import can_ask, key_of
 from handrail.mcp.results import content_of
 from handrail.question import Question
 from handrail.records import OVER, RunRow
@@ -185,8 +185,6 @@ class Tasks:
 
     async def _resume(self, request: Any, task_id: str, principal: str) -> LiveCall | None:
         """Resume a task whose process has ended. Returns None if it is over, or if a different process executes it."""
-        from handrail.mcp.server import can_ask
-
         try:
             found = await self._calls.resume(
                 task_id, principal=principal, asks=can_ask(request), opens=self._served.can_open(request)
