@@ -1,4 +1,4 @@
-"""Tests for the documentation, built as by `make docs`. Every link works, and nothing is loaded from other sites."""
+"""Tests for the documentation, built as by `make docs`. Every link within the site works, and nothing is loaded from other sites."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def foreign(pages: dict[Path, Page]) -> list[str]:
 
 @pytest.mark.timeout(240)  # building takes 15 seconds, and longer on a busy machine
 def test_the_site_holds_together(tmp_path: Path):
-    """The site builds without warnings, and every link and anchor in it leads somewhere.
+    """The site builds without warnings, and every link within it leads to an existing page, file and anchor.
 
     Nothing is loaded from other sites, and the reference describes every error.
     """

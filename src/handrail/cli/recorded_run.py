@@ -183,7 +183,7 @@ class RecordedRun:
         except Exception as error:  # importing the user's module can raise anything
             raise UsageError(
                 f"can't load the code at {named!r}: {type(error).__name__}: {error}. "
-                "Run this in the folder it is imported from, or name it: --app module:name."
+                "Correct the code, or name different code: --app module:name."
             ) from error
 
     @contextlib.asynccontextmanager

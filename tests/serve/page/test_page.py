@@ -1,4 +1,4 @@
-"""Tests of the page in a real browser with a real server. They find elements by role and label."""
+"""Tests of the page in a real browser with a real server. They find most elements by role and label."""
 
 from __future__ import annotations
 
