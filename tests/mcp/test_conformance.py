@@ -1,7 +1,7 @@
 """MCP's own conformance suite against `handrail mcp --http` and against `McpTools`, for 2026-07-28 and 2025-11-25.
 
 Each scenario that does not pass is listed with its reason. The server does not offer sampling, roots, logging
-and subscriptions, which 2026-07-28 deprecates or leaves optional. The prompts of one app have the same arguments.
+and subscriptions, which 2026-07-28 deprecates or leaves optional.
 The suite counts all of these as required; the scenarios for servers that it counts as pending or as extensions pass.
 The client passes every scenario that a revision requires. It does not log in without a person, and has no DPoP.
 """
@@ -30,7 +30,6 @@ NOT_PASSED = {
         "input-required-result-basic-sampling": SAMPLING,
         "input-required-result-basic-list-roots": "asks for the client's roots, which is not offered",
         "input-required-result-multiple-input-requests": SAMPLING,
-        "input-required-result-non-tool-request": "wants a prompt with an argument that the other prompts lack; the prompts of one app share their params",
         "input-required-result-capability-check": SAMPLING,
     },
     "2025-11-25": {

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import pytest
 from mcp_types import ElicitResult, PromptReference
+from pydantic import BaseModel, Field, field_validator
 
 from handrail import (
     Agent,
@@ -75,6 +76,68 @@ async def test_sections_are_prompts(mode: Any) -> None:
     ]
     assert "Plan 3 days in Oslo." in plan.messages[0].content.text
     assert "Be polite." in manners.messages[0].content.text
+
+
+def _in_a_city(*, params: Trip) -> bool:
+    return bool(params.city)
+
+
+@dataclass(frozen=True)
+class Checked:
+    city: str
+    days: int
+
+    def __post_init__(self) -> None:
+        if self.days < 1:
+            raise ValueError("at least one day")
+
+
+class Model(BaseModel):
+    city: str
+    days: int = Field(ge=1)
+    names: list[str] = Field(default_factory=list)
+
+
+class Validated(Model):
+    @field_validator("city")
+    @classmethod
+    def is_known(cls, city: str) -> str:
+        return city
+
+
+@pytest.mark.parametrize(
+    ("section", "arguments"),
+    [
+        (MarkdownSection[Trip]("A", "a", "In $city."), [("city", True)]),
+        (MarkdownSection[Trip]("A", "a", "$days days."), [("days", False)]),
+        (MarkdownSection[Trip]("A", "a", "Be kind."), []),
+        (
+            MarkdownSection[Trip]("A", "a", "In $city.", summary="For $days days."),
+            [("city", True), ("days", False)],
+        ),
+        (MarkdownSection[Model]("A", "a", "$days days: $names."), [("days", True), ("names", False)]),
+        # Code may read these params.
+        (MarkdownSection[Trip]("A", "a", "Be kind.", enabled=_in_a_city), [("city", True), ("days", False)]),
+        (MarkdownSection[Checked]("A", "a", "In $city."), [("city", True), ("days", True)]),
+        (
+            MarkdownSection[Validated]("A", "a", "In $city."),
+            [("city", True), ("days", True), ("names", False)],
+        ),
+    ],
+)
+async def test_the_arguments_are_the_fields_that_a_section_uses(section: Any, arguments: list[Any]) -> None:
+    server = ToolServer(Prompt("guide", "Guide."), sections=[section])
+    async with Client(server.server, mode="2026-07-28") as client:
+        [listed] = (await client.list_prompts()).prompts
+        given = {"city": "Oslo", "days": "3"}
+        found: Any = await client.get_prompt(
+            "a", {name: given[name] for name, _ in arguments if name in given}
+        )
+        if any(name == "days" and needed for name, needed in arguments):
+            with pytest.raises(MCPError, match="days"):
+                await client.get_prompt("a", {"city": "Oslo", "days": "0"})
+    assert [(each.name, each.required) for each in listed.arguments or ()] == arguments
+    assert "$" not in found.messages[0].content.text
 
 
 async def test_missing_arguments_are_asked_for() -> None:

@@ -317,6 +317,7 @@ def forecast(city: Annotated[str, Field(json_schema_extra={"x-mcp-header": "City
 class Arguments(BaseModel):
     arg1: str
     arg2: str
+    context: str
 
 
 prompt = Prompt(
@@ -328,6 +329,9 @@ prompt = Prompt(
             "With arguments",
             "test_prompt_with_arguments",
             "Prompt with arguments: arg1='$arg1', arg2='$arg2'",
+        ),
+        MarkdownSection[Arguments](
+            "That asks", "test_input_required_result_prompt", "Use this context: $context"
         ),
         MarkdownSection(
             "With an image", "test_prompt_with_image", "Describe the image.", attachments=[Attachment(PNG)]

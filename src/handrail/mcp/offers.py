@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 from urllib.parse import quote, unquote
 
 import mcp_types as wire
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 
 from handrail.content import guess_type
 from handrail.errors import FileError, HandrailError
 from handrail.mcp.forms import can_ask
 from handrail.mcp.results import block_of
 from handrail.prompt import Prompt, Section
-from handrail.prompt.section import LiveSection, PlainSection, walk
+from handrail.prompt.section import LiveSection, MarkdownSection, PlainSection, condition_of, walk
+from handrail.prompt.template import fields_of, template_of
 from mcp import MCPError
 
 MAX_VALUES = 100
@@ -32,13 +34,13 @@ _ARGUMENTS = "arguments"
 
 
 class SectionPrompts:
-    """The titled sections of a prompt as MCP prompts. The fields of a section's params are the arguments."""
+    """The titled sections of a prompt as MCP prompts. The fields of its params that a section uses are the arguments."""
 
     def __init__(self, sections: Sequence[Section[Any]]) -> None:
         left_out = (PlainSection, LiveSection)
         titled = [(path, each) for path, each in walk(sections) if not isinstance(each, left_out)]
         self._prompts: Mapping[str, Prompt[Any]] = {
-            path: Prompt(each.key, [each])
+            path: Prompt(each.key, [_narrowed(each)])
             for path, each in titled
             if each.template.strip() or each.attachments
         }
@@ -113,6 +115,57 @@ class SectionPrompts:
         shown = list(found[:MAX_VALUES])
         completion = wire.Completion(values=shown, total=len(found), has_more=len(found) > len(shown))
         return wire.CompleteResult(completion=completion)
+
+
+def _narrowed(section: Section[Any]) -> Section[Any]:
+    """Return a section whose params have only the fields that its text uses, so that clients need not send the others.
+
+    All sections of a prompt have the same params. A section is returned as it is if code may read its params too: a
+    condition, a validator, or a class of its own.
+    """
+    kind = section.params_type
+    made_of: Any = type(section)
+    if not isinstance(kind, type) or section.children or made_of is not MarkdownSection[kind]:
+        return section
+    if any(condition_of(section, what).may_read_params for what in ("enabled", "visibility")):
+        return section
+    texts = [section.template, section.summary or ""]
+    used = frozenset[str]().union(*(template_of(text).names for text in texts))
+    if used == fields_of(kind):
+        return section
+    fields = _definitions(kind)
+    if fields is None:
+        return dataclasses.replace(section, enabled=_reads_params) if section.enabled is True else section
+    narrow: Any = None
+    if used:
+        narrow = create_model(kind.__name__, **{name: fields[name] for name in fields if name in used})
+    values = {each.name: getattr(section, each.name) for each in dataclasses.fields(section)}
+    return MarkdownSection[narrow](**values)
+
+
+def _reads_params(*, params: Any) -> bool:
+    """Enable a section whose params have fields that only their own validators read. A prompt refuses fields that nothing uses."""
+    return True
+
+
+def _definitions(kind: type[Any]) -> dict[str, Any] | None:
+    """Return the type and default of each field of a params type; None if the type has validators."""
+    if issubclass(kind, BaseModel):
+        decorators: Any = kind.__pydantic_decorators__
+        has_code = any(getattr(decorators, each.name) for each in dataclasses.fields(decorators))
+        return (
+            None if has_code else {name: (each.annotation, each) for name, each in kind.model_fields.items()}
+        )
+    if hasattr(kind, "__post_init__"):
+        return None
+    hints = get_type_hints(kind, include_extras=True)
+    found: dict[str, Any] = {}
+    for each in dataclasses.fields(kind):
+        default: Any = ... if each.default is dataclasses.MISSING else each.default
+        if each.default_factory is not dataclasses.MISSING:
+            default = Field(default_factory=each.default_factory)
+        found[each.name] = (hints[each.name], default)
+    return found
 
 
 def _form(prompt: Prompt[Any], missing: Sequence[str]) -> wire.ElicitRequestFormParams:
