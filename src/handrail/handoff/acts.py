@@ -30,6 +30,7 @@ from handrail.errors import (
     LimitError,
     ModelError,
     NoAnswer,
+    NotSupported,
     PromptEvaluationError,
     ToolDefinitionError,
     ToolValidationError,
@@ -344,8 +345,9 @@ async def _hand_over(
 def _attempt_of(context: ToolContext) -> Attempt:
     attempt: object = context._source  # pyright: ignore[reportPrivateUsage]  # the gate's own attempt
     if not isinstance(attempt, Attempt):
-        raise ContextError(
-            "a handoff runs only in a call. Call it through a gate; with a context created for a test, call its acts one by one"
+        raise NotSupported(
+            "call",
+            "A handoff needs it. Call the handoff through a gate; with a context created for a test, call its acts one by one.",
         )
     return attempt
 
