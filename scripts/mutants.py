@@ -623,8 +623,8 @@ MUTANTS = [
     Mutant(
         "a lease is not renewed",
         "adapter/run_lease.py",
-        "await self._journal.runs.keep(*run_ids)",
-        "{each: (await self._journal.runs.get(each)).stopping for each in run_ids}",
+        "await self._journal.runs.keep(*asked)",
+        "{each: (await self._journal.runs.get(each)).stopping for each in asked}",
         "tests/adapter/test_run_ownership.py::test_the_lease_of_a_run_at_work_is_renewed",
     ),
     Mutant(

@@ -522,8 +522,10 @@ class WorkspaceTakenError(WorkspaceBusy):
     The run stops without committing to the workspace. It can be resumed.
     """
 
-    def __init__(self, workspace: str, run_id: str, owner: str) -> None:
+    def __init__(self, workspace: str, run_id: str, owner: str, *, loser: str) -> None:
         super().__init__(workspace, run_id, owner)
+        self.loser = loser
+        """The run that had the workspace before."""
         by = f" by the run {run_id!r} in the process {owner!r}" if run_id else ""
         self.args = (
             f"the workspace {workspace!r} was taken over{by}, because this process did not renew its lease in time. "

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 from mcp_types import ElicitResult, PromptReference
 from pydantic import BaseModel, Field, field_validator
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from handrail import (
     Agent,
@@ -105,9 +106,21 @@ class Validated(Model):
         return city
 
 
+@pydantic_dataclass
+class Strict:
+    city: str
+    days: int = 1
+
+    @field_validator("city")
+    @classmethod
+    def is_known(cls, city: str) -> str:
+        return city
+
+
 @pytest.mark.parametrize(
     ("section", "arguments"),
     [
+        (MarkdownSection[Strict]("A", "a", "In $city."), [("city", True), ("days", False)]),
         (MarkdownSection[Trip]("A", "a", "In $city."), [("city", True)]),
         (MarkdownSection[Trip]("A", "a", "$days days."), [("days", False)]),
         (MarkdownSection[Trip]("A", "a", "Be kind."), []),

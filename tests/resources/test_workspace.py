@@ -258,7 +258,7 @@ async def test_a_run_that_loses_its_workspace_stops_and_can_be_resumed(
             prompt, "go", run_id="r", journal=journal, filesystem=Workspace("w", cache=here)
         )
     row = await journal.runs.get("r")
-    assert (row.status, row.outcome) == ("running", b"")
+    assert (row.status, row.outcome, row.owner) == ("running", b"", "")
     await journal.workspaces.release("w", "other")
     response = await working.resume("r", prompt, journal=journal, filesystem=Workspace("w", cache=here))
     assert response.stop_reason == "done"

@@ -148,6 +148,35 @@ async def test_a_workspace_that_a_run_has_is_refused_but_can_be_read(
     assert (line.name, line.files, line.size, line.run_id) == ("shop", 1, 5, "r")
 
 
+async def test_a_folder_that_exists_is_filled_and_not_replaced(
+    journal: AnyJournal, tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the current folder can be named, and a link to an empty folder."""
+    await put_files(journal, shop(tmp_path), source)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    await get_files(journal, "shop", ".")
+    await get_files(journal, "shop", tmp_path / "link")
+    assert shown(Path.cwd()) == shown(tmp_path / "there") == shown(source)
+
+
+async def test_files_that_a_workspace_does_not_record_are_refused(
+    journal: AnyJournal, tmp_path: Path, source: Path
+) -> None:
+    os.mkfifo(source / "pipe")
+    (source / "skip.tmp").write_text("x")
+    (source / ".handrail").write_text("x")
+    for name in ("pipe", "skip.tmp", ".handrail"):
+        with pytest.raises(FileError, match="does not record a file with this name or of this kind"):
+            await put_files(journal, shop(tmp_path, ignore=["*.tmp"]), source / name)
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    odd.mkdir()
+    (odd / "a").write_text("x")
+    assert (await put_files(journal, shop(tmp_path), odd)).paths == ["a"]
+
+
 async def test_wrong_names_and_places_are_refused(journal: AnyJournal, tmp_path: Path, source: Path) -> None:
     with pytest.raises(FileError, match="there is no such file or folder"):
         await put_files(journal, shop(tmp_path), tmp_path / "missing")

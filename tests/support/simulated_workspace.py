@@ -41,11 +41,11 @@ def _tools(stage: Stage) -> list[Any]:
 
     @tool(effect="read")
     async def show(context: ToolContext) -> str:
-        """Show all files."""
+        """Show all files. Its result is the same even if a letter's copy is missing because its outcome is unknown."""
         files = context.filesystem
         shown = {path: files.read(path) for path in files.glob("**") if files.stat(path).size}
         stage.world.happened("shown files", files=shown)
-        return str(sorted(shown.items()))
+        return "shown"
 
     return [jot, tidy, send, paint, show]
 

@@ -128,7 +128,7 @@ class _Keeper:
     def add(self, run_id: str, frame: Frame) -> None:
         """Renew the lease of a run from now on."""
         self._runs[run_id] = _Kept(frame)
-        if self._task is None:
+        if self._task is None or self._task.done():
             # A run's context variables must not outlive it, so the task starts without any.
             self._task = self.loop.create_task(self._keep(), context=Context())
 
@@ -136,12 +136,13 @@ class _Keeper:
         """No longer renew the lease of a run."""
         self._runs.pop(run_id, None)
         if not self._runs and self._task is not None:
-            self._task.cancel()
-            self._task = None
             with _lock:
                 left = tuple(each for each in _keepers.pop(id(self._journal), ()) if each is not self)
                 if left:
                     _keepers[id(self._journal)] = left
+            task, self._task = self._task, None
+            if not self.loop.is_closed():
+                task.cancel()
 
     async def _keep(self) -> None:
         while True:
@@ -153,19 +154,20 @@ class _Keeper:
 
     async def renew(self, run_ids: Sequence[str]) -> None:
         """Renew leases. Runs that were taken over or that should be cancelled are stopped."""
-        if not run_ids:
+        asked = {run_id: self._runs[run_id] for run_id in run_ids if run_id in self._runs}
+        if not asked:
             return
         try:
-            found = await self._journal.runs.keep(*run_ids)
+            found = await self._journal.runs.keep(*asked)
         except JournalError:
-            log.warning(
-                "the leases of %s could not be renewed; will retry", ", ".join(run_ids), exc_info=True
-            )
+            log.warning("the leases of %s could not be renewed; will retry", ", ".join(asked), exc_info=True)
             return
         for run_id, should_stop in found.items():
-            kept = self._runs.get(run_id)
-            if kept is not None and not await self._goes_on(run_id, kept, should_stop):
-                self._runs.pop(run_id, None)
+            kept = asked[run_id]
+            if self._runs.get(run_id) is not kept:
+                continue  # it has ended, and may have been resumed since
+            if not await self._goes_on(run_id, kept, should_stop) and self._runs.get(run_id) is kept:
+                del self._runs[run_id]
 
     async def _goes_on(self, run_id: str, kept: _Kept, should_stop: bool | HandrailError) -> bool:
         """Act on what the journal said about a run. Returns whether the run goes on."""
@@ -203,7 +205,10 @@ async def renew_now(journal: Journal, run_id: str) -> None:
     """
     for each in _keepers.get(id(journal), ()):
         if each.has(run_id):
-            await each.renew([run_id])
+            if each.loop is asyncio.get_running_loop():
+                await each.renew([run_id])
+            else:  # only its own loop may cancel the run
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(each.renew([run_id]), each.loop))
 
 
 # --- deadlines that pause for people ------------------------------------------------------------------

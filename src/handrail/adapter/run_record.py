@@ -29,6 +29,7 @@ from handrail.errors import (
     RunError,
     RunParked,
     ToolValidationError,
+    WorkspaceTakenError,
 )
 from handrail.events import MessageAdded, SectionOpened
 from handrail.guard.approval_memory import bring_in, decisions_in, keep_decisions
@@ -269,9 +270,11 @@ async def carry_out(
             said = f"run {run_id!r} was {STOPPED}"
             raise PromptEvaluationError(said, phase="cancelled", run_id=run_id) from None
         raise
-    except (RunBusy, GeneratorExit) as error:
+    except (RunBusy, WorkspaceTakenError, GeneratorExit) as error:
         if isinstance(error, GeneratorExit):  # nothing can be awaited any more, as if the process had ended
             frame.log.close()
+        elif isinstance(error, WorkspaceTakenError):
+            status = "running"  # any process may resume it
         raise
     except Exception as error:
         status = "failed"
@@ -280,19 +283,18 @@ async def carry_out(
         outcome = RunOutcome(stop_reason="failed", error=words, phase=phase)
         raise
     finally:
-        spending = frame.costs.models
         outcome = msgspec.structs.replace(
             outcome,
-            usage=spending.usage,
-            cost=spending.cost,
+            usage=frame.costs.models.usage,
+            cost=frame.costs.models.cost,
             messages=conversation.shown_since(began),
             opened=conversation.opened[shown:],
         )
-        if not frame.log.closed or status == "parked":
+        if not frame.log.closed or status in ("parked", "running"):
             with contextlib.suppress(RunBusy):
                 if status == "parked" and frame.deadline is not None and frame.deadline.pauses_for_people:
                     await note_deadline(journal, run_id, frame.deadline, frame.clock, paused=True)
-                encoded = b"" if status == "parked" else msgspec.msgpack.encode(outcome)
+                encoded = b"" if status in ("parked", "running") else msgspec.msgpack.encode(outcome)
                 left = journal.runs.leave(run_id, status, encoded, due_at=due_at)
                 await asyncio.shield(asyncio.ensure_future(left))
 

@@ -162,7 +162,7 @@ def _loss(attempt: Attempt, error: BaseException) -> str:
     """
     if isinstance(error, RunBusy) and error.run_id == attempt.frame.log.run_id:
         return "another process has taken over the run"
-    if isinstance(error, WorkspaceTakenError):
+    if isinstance(error, WorkspaceTakenError) and error.loser == attempt.frame.log.run_id:
         return "another run has taken over its workspace"
     if isinstance(error, JournalError) and error.is_lost:
         return "the journal can't be reached"

@@ -182,7 +182,7 @@ def advance(connection: Connection, database: Database, run_id: str, delta: Work
     """
     row = _known(connection, database.chains, delta)
     if (row.run_id, row.owner, row.version) != (run_id, database.owner, delta.base):
-        raise WorkspaceTakenError(row.name, row.run_id, row.owner)
+        raise WorkspaceTakenError(row.name, row.run_id, row.owner, loser=run_id)
     states = [state for change in delta.changes for state in (change.old, change.new) if state is not None]
     wanted = {state.digest for state in states if state.digest}
     for digest in wanted - set(_stored(connection, wanted)):

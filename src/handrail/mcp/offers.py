@@ -138,7 +138,11 @@ def _narrowed(section: Section[Any]) -> Section[Any]:
         return dataclasses.replace(section, enabled=_reads_params) if section.enabled is True else section
     narrow: Any = None
     if used:
-        narrow = create_model(kind.__name__, **{name: fields[name] for name in fields if name in used})
+        narrow = create_model(
+            kind.__name__,
+            __config__=getattr(kind, "model_config", None),
+            **{name: fields[name] for name in fields if name in used},
+        )
     values = {each.name: getattr(section, each.name) for each in dataclasses.fields(section)}
     return MarkdownSection[narrow](**values)
 
@@ -149,14 +153,14 @@ def _reads_params(*, params: Any) -> bool:
 
 
 def _definitions(kind: type[Any]) -> dict[str, Any] | None:
-    """Return the type and default of each field of a params type; None if the type has validators."""
+    """Return the type and default of each field of a params type; None if the type has validators or other code."""
     if issubclass(kind, BaseModel):
         decorators: Any = kind.__pydantic_decorators__
         has_code = any(getattr(decorators, each.name) for each in dataclasses.fields(decorators))
-        return (
-            None if has_code else {name: (each.annotation, each) for name, each in kind.model_fields.items()}
-        )
-    if hasattr(kind, "__post_init__"):
+        if has_code or kind.model_post_init is not BaseModel.model_post_init:
+            return None
+        return {name: (each.annotation, each) for name, each in kind.model_fields.items()}
+    if hasattr(kind, "__post_init__") or hasattr(kind, "__pydantic_fields__"):
         return None
     hints = get_type_hints(kind, include_extras=True)
     found: dict[str, Any] = {}

@@ -25,7 +25,7 @@ from handrail.messages import ModelRequest, ToolMessage
 from handrail.models.scripted import ScriptedModel
 from handrail.rendering import counted
 from handrail.resources.mount import Layered
-from handrail.resources.paths import is_reserved, join, spelled
+from handrail.resources.paths import RESERVED, is_reserved, join, spelled
 from handrail.resources.workspace import Workspace
 from handrail.resources.workspace.cache import WorkspaceCache
 from handrail.resources.workspace.workspace import bring, is_ignored
@@ -87,7 +87,12 @@ async def put_files(journal: Journal, workspace: Workspace, source: str | PathLi
     at = Path(source).absolute()
     if not at.exists():
         raise FileError(str(source), "there is no such file or folder. Pass the path of one that exists")
+    if not at.is_dir() and (
+        not at.is_file() or is_reserved(at.name) or is_ignored(at.name, workspace.ignore)
+    ):
+        raise FileError(str(source), "a workspace does not record a file with this name or of this kind")
     paths: list[str] = []
+    shown = spelled(str(at))
     # Naming the files to copy counts as approval of the startup files among them.
     workspace = Workspace(
         workspace.name,
@@ -99,11 +104,11 @@ async def put_files(journal: Journal, workspace: Workspace, source: str | PathLi
 
     @tool(effect="staged")
     def copy_files(source: str, *, context: ToolContext) -> str:
-        """Copy files of this host into the workspace."""
+        """Copy files of this host into the workspace. `source` is the path of `at` as it is shown."""
         files = context.filesystem
         assert isinstance(files, Layered), "a workspace has layers"
         layers = files.layers()
-        _copy(Path(source), layers.upper, lambda path: is_ignored(path, workspace.ignore))
+        _copy(at, layers.upper, lambda path: is_ignored(path, workspace.ignore))
         paths[:] = files.absorb(layers.mounted_at)
         return f"Copied {counted(len(paths), 'path')}."
 
@@ -117,10 +122,10 @@ async def put_files(journal: Journal, workspace: Workspace, source: str | PathLi
             for each in message.results
         ]
         failed[:] = [each.text for each in results if each.failed]
-        return results[-1].text if results else ToolCall(copy_files.name, {"source": str(at)}, _CALL)
+        return results[-1].text if results else ToolCall(copy_files.name, {"source": shown}, _CALL)
 
     agent = Agent(ScriptedModel(answer), "Copy files.", name="workspaces", tools=[copy_files])
-    response = await agent.run(f"Copy {at} to {workspace.address}.", journal=journal, filesystem=workspace)
+    response = await agent.run(f"Copy {shown} to {workspace.address}.", journal=journal, filesystem=workspace)
     if failed:
         raise RunError(
             response.run_id, f"nothing was copied: {failed[0].rstrip('.')}", "The workspace is as before."
@@ -175,8 +180,8 @@ async def get_files(journal: Journal, name: str, folder: str | PathLike[str]) ->
         raise WorkspaceNotFoundError(name)
     target = Path(folder).absolute()
     _check_empty(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".", suffix=RESERVED, dir=target) as scratch:
         cache = await run_in_thread(lambda: WorkspaceCache.claim(Path(scratch), lambda path: False))
         try:
             await bring(cache, journal.workspaces, row)
@@ -193,10 +198,8 @@ def _check_empty(target: Path) -> None:
 
 
 def _deliver(cache: WorkspaceCache, target: Path) -> Sequence[str]:
-    mask = os.umask(0)
-    os.umask(mask)
-    cache.root.chmod(0o777 & ~mask)
-    os.rename(cache.root, target)  # replaces an empty folder only
+    for each in cache.root.iterdir():
+        os.rename(each, target / each.name)
     return sorted(
         f"{path}/" if entry.state.kind == "folder" else path for path, entry in cache.entries.items()
     )

@@ -16,6 +16,7 @@ from handrail.journals import Journal
 from handrail.records import CommitUnit
 from handrail.resources import given
 from handrail.resources.directory.disk import Disk
+from handrail.resources.directory.recovery import Recovered
 from support.filesystems import Folders, aside, marks, tree
 from support.rig import Note, Rig
 
@@ -128,6 +129,32 @@ def test_files_are_renamed_between_the_record_and_its_mark(folders: Folders):
         assert manifest["journal"] == journal.id
         assert files.undo(unit.call_id, run_id=unit.run_id, journal=journal.id) == ("a", "d", "new", "new/b")
         assert tree(files)["a"] == "1"
+        assert aside(files) == []
+
+    run(main)
+
+
+def test_files_of_a_live_process_count_as_applied_once_they_are_in_place(folders: Folders, tmp_path: Path):
+    """A process that takes over the run while the first one has yet to tell the journal finds the commit applied."""
+
+    async def main() -> None:
+        files = folders(FILES)
+        journal, theirs = (SqliteJournal(tmp_path / "runs.db", watch=None) for _ in range(2))
+        recovered: list[Recovered] = []
+        tell = journal.calls.applied
+
+        async def overtaken(unit: CommitUnit, /) -> None:
+            journal.calls.applied = tell
+            with DirectoryFilesystem(files.root) as other:
+                recovered.append(await other.recover(theirs))
+            await tell(unit)
+
+        journal.calls.applied = overtaken
+        rig = Rig([change], files=files, journal=journal)
+        assert (await rig.call("change", text="2")).success
+        [found] = recovered
+        assert (len(found.finished), found.unapplied, found.dropped) == (1, (), ())
+        assert tree(files)["a"] == "2"
         assert aside(files) == []
 
     run(main)

@@ -237,7 +237,9 @@ class _Recovery:
             return state
         with self._claimed(manifest, staging) as commit:
             if commit is None:  # its process is about to apply it, or has applied or reverted it meanwhile
-                return _state_in(manifest, staging, self._jail)
+                state = _state_in(manifest, staging, self._jail)
+                # A process that was overtaken may have applied it, and not have told the journal yet.
+                return APPLIED if state == PENDING and _shows(manifest, self._jail) else state
             if read_manifest(commit.folder) is None:
                 self._area.disk.forget(commit.folder / MANIFEST)
                 self._area.write_manifest(commit.folder, manifest)
