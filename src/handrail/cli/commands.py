@@ -250,45 +250,36 @@ class _ModelGroup(_RunsGroup):
         return typer.main.get_command(models_commands.app)
 
 
-app.add_typer(
-    typer.Typer(
-        name="model",
-        cls=_ModelGroup,
-        help="Serve the embedded model to other programs.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
+def _add_group(name: str, group: type[TyperGroup], help: str, epilog: str | None = None) -> None:
+    """Add a group of commands, which `group` loads."""
+    app.add_typer(
+        typer.Typer(
+            name=name,
+            cls=group,
+            help=help,
+            epilog=epilog,
+            no_args_is_help=True,
+            rich_markup_mode=None,
+            context_settings={"help_option_names": ["-h", "--help"]},
+        )
     )
+
+
+_add_group("model", _ModelGroup, "Serve the embedded model to other programs.")
+_add_group(
+    "runs",
+    _RunsGroup,
+    "Look at recorded runs and continue them. A run is named by its id, or by the beginning of its id.",
+    "Exit codes: 0 done; 1 the command failed, or the replay differs; 2 the command line is wrong; "
+    "4 the run reached its deadline or budget; 5 the run waits for an answer; 130 cancelled by Ctrl-C.",
 )
-app.add_typer(
-    typer.Typer(
-        name="runs",
-        cls=_RunsGroup,
-        help="Look at recorded runs and continue them. A run is named by its id, or by the beginning of its id.",
-        epilog="Exit codes: 0 done; 1 the command failed, or the replay differs; 2 the command line is wrong; "
-        "4 the run reached its deadline or budget; 5 the run waits for an answer; 130 cancelled by Ctrl-C.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
+_add_group(
+    "users",
+    _UsersGroup,
+    "Manage a server's users and their sessions, which are stored beside the journal.",
 )
-app.add_typer(
-    typer.Typer(
-        name="users",
-        cls=_UsersGroup,
-        help="Manage a server's users and their sessions, which are stored beside the journal.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-)
-app.add_typer(
-    typer.Typer(
-        name="workspaces",
-        cls=_WorkspacesGroup,
-        help="Copy files into workspaces and out of them. A run works in one with --files workspace:NAME.",
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
+_add_group(
+    "workspaces",
+    _WorkspacesGroup,
+    "Copy files into workspaces and out of them. A run works in one with --files workspace:NAME.",
 )

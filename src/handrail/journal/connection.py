@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Rows(Protocol):
@@ -44,3 +47,19 @@ class Connection(Protocol):
     def close(self) -> None:
         """Close the connection."""
         ...
+
+
+_AT_ONCE = 200
+"""Maximum number of keys or rows that one statement lists."""
+
+
+def chunks(values: Iterable[T]) -> Iterator[tuple[T, ...]]:
+    """Yield the values in groups that are small enough for one statement."""
+    left = iter(values)
+    while some := tuple(islice(left, _AT_ONCE)):
+        yield some
+
+
+def marks(values: Sequence[Any]) -> str:
+    """Return a placeholder for each of these values, separated by commas."""
+    return ", ".join("?" * len(values))

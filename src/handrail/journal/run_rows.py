@@ -8,14 +8,13 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 
 from handrail.errors import HandrailError, JournalAltered, RunBusy, RunUnknown
 from handrail.journal.chains import Chains, fetch, outside_chain, reading, run_chain, texts_decoded
-from handrail.journal.connection import Connection
+from handrail.journal.connection import Connection, chunks, marks
 from handrail.records import RunRecord, RunRow, RunStatus
 
 
@@ -75,8 +74,6 @@ WAITING = "(SELECT count(*) FROM questions WHERE run_id = runs.id AND answer IS 
 """An SQL expression for the number of a run's open questions."""
 _INSERT = f"INSERT INTO runs ({', '.join(_OWN)}, mac) VALUES ({', '.join('?' * (len(_OWN) + 1))})"
 _UPDATE = f"UPDATE runs SET {', '.join(f'{each} = ?' for each in (*_OWN, 'mac'))} WHERE id = ?"
-_AT_ONCE = 200
-"""Maximum number of runs that one statement lists."""
 _REAL = ("leased_until", "began_at", "changed_at", "due_at")
 
 
@@ -126,9 +123,8 @@ def find_owned(
     The rows are locked until the end of the transaction.
     """
     found: dict[str, StoredRun | HandrailError] = {}
-    left = iter(run_ids)
-    while some := tuple(islice(left, _AT_ONCE)):
-        query = f"SELECT {COLUMNS} FROM runs WHERE id IN ({', '.join('?' * len(some))}) /* FOR SHARE */"
+    for some in chunks(run_ids):
+        query = f"SELECT {COLUMNS} FROM runs WHERE id IN ({marks(some)}) /* FOR SHARE */"
         values: dict[str, Any] = {}
         with contextlib.suppress(
             sqlite3.DatabaseError

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -25,7 +24,7 @@ from handrail.errors import (
 from handrail.ids import random_id
 from handrail.journal.blobs import keeper
 from handrail.journal.chains import Chains, fetch, run_chain
-from handrail.journal.connection import Connection
+from handrail.journal.connection import Connection, chunks, marks
 from handrail.journal.database import Database
 from handrail.journal.lease import check_not_taken
 from handrail.journal.run_rows import find_run
@@ -45,8 +44,6 @@ _FILES = (
 )
 _REPLACE = """ ON CONFLICT (workspace, path) DO UPDATE SET version = excluded.version, kind = excluded.kind,
     mode = excluded.mode, digest = excluded.digest, size = excluded.size, mac = excluded.mac"""
-_AT_ONCE = 200
-"""Maximum number of keys or rows that one statement lists."""
 _MODULUS = 1 << 256
 
 
@@ -144,8 +141,8 @@ class SqliteWorkspaces:
 
         def fetch_all(connection: Connection) -> Mapping[str, bytes]:
             found: dict[str, bytes] = {}
-            for some in _chunks(digests):
-                query = f"SELECT digest, data FROM blobs WHERE digest IN ({_marks(some)})"
+            for some in chunks(digests):
+                query = f"SELECT digest, data FROM blobs WHERE digest IN ({marks(some)})"
                 found.update(connection.execute(query, some).fetchall())
             for digest in digests:
                 if digest not in found:
@@ -293,8 +290,8 @@ def _change(
 ) -> list[str]:
     """Make changes as the next version. If some paths are not in their old states, changes nothing and returns them."""
     before: dict[str, tuple[Any, ...]] = {}
-    for some in _chunks([change.path for change in changes]):
-        for values in fetch(connection, f"{_FILES} AND path IN ({_marks(some)})", row.name, *some):
+    for some in chunks([change.path for change in changes]):
+        for values in fetch(connection, f"{_FILES} AND path IN ({marks(some)})", row.name, *some):
             _check_file(chains, values)
             before[values[1]] = tuple(values)
     unexpected = [each.path for each in changes if _state(before.get(each.path)) != each.old]
@@ -339,8 +336,8 @@ def _shown(total: int) -> str:
 
 def _stored(connection: Connection, digests: Collection[str]) -> list[str]:
     found: list[str] = []
-    for some in _chunks(digests):
-        query = f"SELECT digest FROM blobs WHERE digest IN ({_marks(some)})"
+    for some in chunks(digests):
+        query = f"SELECT digest FROM blobs WHERE digest IN ({marks(some)})"
         found += [digest for (digest,) in connection.execute(query, some).fetchall()]
     return found
 
@@ -351,18 +348,8 @@ def _keep(connection: Connection, run_id: str, digests: Iterable[str]) -> None:
 
 
 def _insert(connection: Connection, table: str, rows: Sequence[tuple[Any, ...]], rest: str) -> None:
-    for some in _chunks(rows):
-        values = ", ".join(f"({_marks(row)})" for row in some)
+    for some in chunks(rows):
+        values = ", ".join(f"({marks(row)})" for row in some)
         connection.execute(
             f"INSERT INTO {table} VALUES {values}{rest}", tuple(each for row in some for each in row)
         )
-
-
-def _chunks(values: Iterable[Any]) -> Iterator[tuple[Any, ...]]:
-    left = iter(values)
-    while some := tuple(islice(left, _AT_ONCE)):
-        yield some
-
-
-def _marks(values: Sequence[Any]) -> str:
-    return ", ".join("?" * len(values))
