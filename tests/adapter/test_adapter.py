@@ -772,7 +772,7 @@ def test_nested_runs_are_conversations_of_their_own() -> None:
 
 
 def test_a_nested_prompt_may_have_resources_of_its_own() -> None:
-    """A nested run uses what its prompt binds, whether or not the outer run binds it too."""
+    """A nested run uses the resource that its prompt binds, whether or not the outer run binds it too."""
     from handrail.resources.bindings import given
 
     class Settings:
@@ -780,7 +780,7 @@ def test_a_nested_prompt_may_have_resources_of_its_own() -> None:
 
     @tool
     async def look(context: ToolContext) -> str:
-        """Look."""
+        """Return the word of the bound settings."""
         return context.resources.get(Settings).word
 
     inner = Prompt("inner", "Inner.", tools=[look], resources=[given(Settings, Settings())])
@@ -991,7 +991,7 @@ def test_prompt_model_is_not_there_for_a_person() -> None:
 
     @tool
     async def look(context: ToolContext) -> str:
-        """Look."""
+        """Check that there is no `prompt_model`."""
         assert context.prompt_model is None
         return "none"
 

@@ -33,7 +33,7 @@ class Pick(BaseModel):
 
 @tool(effect="pure")
 async def look() -> str:
-    """Look."""
+    """Look around."""
     return "seen"
 
 

@@ -86,7 +86,7 @@ async def test_a_message_has_its_attachments(tmp_path: Path) -> None:
 
 
 async def test_the_journal_has_the_bytes_once() -> None:
-    """However often a run refers to the same bytes, the journal has them once, and its records do not have them."""
+    """However often a run refers to the same bytes, the journal stores them once, and its records only refer to them."""
     journal = MemoryJournal()
     script = ScriptedModel([ToolCall("plot", {}), ToolCall("plot", {}), "ok"])
     await Adapter(script, journal=journal).evaluate(PROMPT, "look", attachments=[PHOTO, PHOTO], run_id="run")

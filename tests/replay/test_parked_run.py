@@ -225,7 +225,7 @@ async def test_parked_at_rest_it_says_nothing_that_looks_like_an_end():
 
     @tool(effect="staged")
     async def delegate(context: ToolContext) -> str:
-        """Have another agent do it."""
+        """Let another agent ask for a number."""
         return (await context.adapter.evaluate(Prompt("inner", "Be quick.", tools=[ask]), "go")).text
 
     going = Going(
@@ -354,7 +354,7 @@ async def test_a_handler_that_swallows_it_asks_nobody_and_commits_nothing():
 
     @tool(effect="staged")
     async def stubborn(context: ToolContext) -> str:
-        """Go on whatever happens."""
+        """Continue after a cancellation, and try to ask a person."""
         context.session.dispatch(Note("stubborn"))
         seen.append("entered")
         if len(seen) > 1:
@@ -480,7 +480,7 @@ async def _park_by_force_twice(folder: Path, at: int, again: int) -> None:
 
     @tool(effect="idempotent")
     async def delegate(context: ToolContext) -> str:
-        """Have another agent do it."""
+        """Let another agent leave a mark."""
         await moments.pass_by()
         return (await context.adapter.evaluate(Prompt("inner", "You are inner.", tools=[mark]), "go")).text
 
