@@ -275,7 +275,7 @@ def project(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
     monkeypatch.delenv("HANDRAIL_JOURNAL", raising=False)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "the_models", raising=False)
-    monkeypatch.setattr(neighbours._finder, "searched", {})  # a command has a process of its own
+    monkeypatch.setattr(neighbours._finder, "searched", {})  # as if each command ran in its own process
     return folder
 
 
