@@ -304,11 +304,7 @@ class Acts:
         )
 
     def _begun(self, value: Any) -> ToolResult[Any]:
-        """Return the result of `before`, with a `Begun` as its value if it succeeded.
-
-        Raises `WrongResult` if `before` returned something else, or data that does not match its type. Without this check, the
-        error would appear only in `after`, possibly days later.
-        """
+        """Return the result of `before`, with a `Begun` as its value if it succeeded. Raises `WrongResult` if it has a wrong type."""
         if isinstance(value, ToolResult):
             done = cast("ToolResult[Any]", value)
             if not done.success:

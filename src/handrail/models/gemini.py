@@ -80,8 +80,7 @@ class GeminiModel:
     Thoughts and their signatures are kept and sent back in their original places, as the API requires. `options` are further
     fields of the request, such as `{"safetySettings": [...]}`, and `{"generationConfig": {...}}` adds to what Handrail
     sends there. `takes` says which attachments the model takes, if that is not known from its name. After `silence` seconds
-    without data, a request fails. Raises `DefinitionError` if no such provider has this API, if the address or a header is
-    invalid, or if a key is passed as `api_key`.
+    without data, a request fails. Raises `DefinitionError` if the provider, the address or a header is invalid, or `api_key` is given.
     """
 
     def __init__(
