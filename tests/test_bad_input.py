@@ -537,7 +537,7 @@ def nothing_taken() -> Store:
 
 
 def plain(text: str) -> str:
-    """Say it."""
+    """Return the text."""
     return text
 
 

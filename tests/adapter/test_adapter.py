@@ -894,7 +894,7 @@ def test_prompt_model_gives_a_typed_answer() -> None:
 
     @tool
     async def choose(context: AgentContext) -> str:
-        """Choose."""
+        """Let the model choose."""
         choice = await context.prompt_model(
             "Choose: a or b", Choice, system="Choose well: $5.", temperature=0.5, on_text=texts.append
         )
@@ -927,7 +927,7 @@ def test_an_async_on_text_is_awaited() -> None:
 
     @tool
     async def choose(context: AgentContext) -> str:
-        """Choose."""
+        """Let the model choose."""
         choice = await context.prompt_model("Choose: a or b", Choice, on_text=hear)
         assert "".join(texts) == '{"selected": "b"}'
         return choice.selected
@@ -946,7 +946,7 @@ def test_prompt_model_takes_any_type_and_gives_up_after_two_repairs() -> None:
 
     @tool
     async def choose(context: AgentContext) -> str:
-        """Choose."""
+        """Let the model choose."""
         return await context.prompt_model("Choose", TypeAdapter(Literal["a", "b"]))
 
     right = scripted(ToolCall("choose"), '{"value": "b"}', "Done.")
@@ -976,7 +976,7 @@ def test_prompt_model_may_call_tools_and_another_model() -> None:
 
     @tool
     async def choose(context: AgentContext) -> str:
-        """Choose."""
+        """Let another model choose."""
         return (await context.prompt_model("Choose", Choice, model="test:other", tools=[weather])).selected
 
     session = Session()

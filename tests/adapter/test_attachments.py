@@ -37,7 +37,7 @@ PLOT = Attachment(PNG + b"plot", "plot.png")
 
 @tool(effect="read")
 def plot() -> Attachment:
-    """Plot."""
+    """Draw a plot."""
     return PLOT
 
 
@@ -147,7 +147,7 @@ async def test_a_nested_run_gets_attachments() -> None:
 
     @tool(effect="idempotent")
     async def describe(context: ToolContext) -> str:
-        """Describe."""
+        """Describe a photo with another model."""
         found = await context.adapter.evaluate(Prompt("q", "x"), "what?", model=inner, attachments=[PHOTO])
         return found.text
 

@@ -196,7 +196,7 @@ def test_mappings_can_be_asked_for_from_any_model(wanted: Any, native: bool) -> 
 
     @tool
     async def count(context: AgentContext) -> str:
-        """Count."""
+        """Let the model count."""
         return str((await context.prompt_model("How many?", wanted))["apples"])
 
     answer = {"value": {"apples": 3}}

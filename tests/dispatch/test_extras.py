@@ -140,7 +140,7 @@ async def test_the_tracing_span_of_a_call_is_found_by_its_id() -> None:
 
     @tool
     async def work(context: ToolContext) -> str:
-        """Work."""
+        """Record the span of the call."""
         await asyncio.sleep(0)
         seen[context.invocation.id] = context.extras[TRACING_SPAN]
         return "worked"

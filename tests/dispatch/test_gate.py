@@ -81,7 +81,7 @@ def test_policy_cannot_change_params() -> None:
 
         @tool
         async def say(text: str, words: list[str]) -> str:
-            """Say it."""
+            """Return the text."""
             return f"{text} {words}"
 
         rig = Rig([say], policies=[Meddles()])
@@ -199,7 +199,7 @@ def test_depth_is_limited() -> None:
     async def main() -> None:
         @tool(effect="staged")
         async def dig(depth: int, context: ToolContext) -> int:
-            """Dig."""
+            """Call itself until the depth limit is reached."""
             result = await context.call("dig", depth=depth + 1)
             return result.value if result.success else context.depth
 

@@ -421,7 +421,7 @@ async def test_a_run_by_hand_is_refused_what_is_always_the_calls(tmp_path: Path)
 
     @tool
     async def probe() -> str:
-        """Probe."""
+        """Do nothing."""
         return "probed"
 
     @tool
@@ -486,7 +486,7 @@ def test_a_synchronous_handler_can_nest_by_hand() -> None:
 
     @tool(effect="staged")
     def probe(context: ToolContext) -> str:
-        """Probe."""
+        """Record the id of the run."""
         seen.append(context.run_context.run_id)
         return "probed"
 

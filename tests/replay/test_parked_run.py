@@ -133,7 +133,7 @@ async def test_it_does_not_rest_while_anything_is_at_work():
 
     @tool(effect="pure")
     async def work() -> str:
-        """Work."""
+        """Work until the test lets it end."""
         at_work.set()
         await go.wait()
         return "worked"
@@ -307,7 +307,7 @@ async def test_by_force_what_is_at_work_is_cut_and_follows_its_effect():
 
     @tool(effect="staged")
     async def mark(context: ToolContext) -> str:
-        """Mark."""
+        """Add a note to the session."""
         begun("mark")
         context.session.dispatch(Note("mark"))
         return "marked"
@@ -466,7 +466,7 @@ async def _park_by_force_twice(folder: Path, at: int, again: int) -> None:
 
     @tool(effect="staged")
     async def mark(context: ToolContext) -> str:
-        """Mark."""
+        """Add a note with the call's id to the session."""
         await moments.pass_by()
         context.session.dispatch(Note(context.call_id))
         return "marked"

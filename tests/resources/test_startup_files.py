@@ -193,13 +193,13 @@ TOOLS: dict[str, tuple[Callable[[ToolContext], object], str]] = {
 @pytest.mark.parametrize("approves", [True, False])
 @pytest.mark.parametrize("way", TOOLS)
 async def test_a_tool_that_changes_one_is_asked_about(root: Path, way: str, approves: bool) -> None:
-    """Even if no policy asks, a person is shown a tool's change with a mark, and the change is applied only if they approve it."""
+    """Even if no policy asks, a person sees a tool's change to a startup file with a mark, and decides whether it is applied."""
     change, path = TOOLS[way]
     before = (root / path).read_text() if (root / path).exists() else None
 
     @tool(effect="staged")
     async def work(context: ToolContext) -> str:
-        """Work."""
+        """Make the change of this test case."""
         change(context)
         return "worked"
 
@@ -275,7 +275,7 @@ async def test_a_file_that_was_made_and_removed_again_is_not_asked_about(root: P
 
     @tool(effect="staged")
     async def work(context: ToolContext) -> str:
-        """Work."""
+        """Create and delete one startup file, and delete another."""
         context.filesystem.write("conftest.py", "x")
         context.filesystem.delete("conftest.py")
         context.filesystem.delete(".envrc")
