@@ -55,7 +55,7 @@ class Picture:
         self.sequence = sequence
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[Segment]:
-        yield Segment(self.sequence, None, [(ControlType.CARRIAGE_RETURN,)])  # rich writes a control segment unchanged
+        yield Segment(self.sequence, None, [(ControlType.CARRIAGE_RETURN,)])  # rich writes controls unchanged
         yield Segment.line()
 
 
