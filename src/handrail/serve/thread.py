@@ -329,7 +329,7 @@ class Thread(ThreadRecord):
             raise ThreadBusy(self.id)
 
     async def _settled(self) -> LiveRun | None:
-        """Return the run that this process executes, or None. A run that is being parked is awaited first."""
+        """Return the run that this process executes, or None if it executes none. A run that is being parked is awaited first."""
         if self.live is not None and self.live.is_parking:
             await self.live.wait()
         return self.live
