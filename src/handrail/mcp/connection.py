@@ -80,7 +80,8 @@ class Owner(Protocol):
     async def ask_login(self, address: str, /) -> str:
         """Ask a person to log in at an address, and return the address at which the browser ended.
 
-        Returns "" if the redirect reached this program. Raises `LoginNeeded` if nobody can be asked, or if the person declines or does not answer.
+        Returns "" if the redirect reached this program. Raises `LoginNeeded` if nobody can be asked, or if the person
+        declines or does not answer.
         """
         ...
 
