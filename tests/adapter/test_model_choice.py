@@ -231,7 +231,7 @@ async def test_a_stream_that_was_seen_fails_in_the_end() -> None:
 
 
 async def test_a_stream_that_nobody_saw_falls_over() -> None:
-    """A stream that fails before anything was shown, and a cut answer that is not streamed, fall over to the next model."""
+    """The next model is asked after a stream that fails before anything was shown, or after a cut answer that is not streamed."""
     broken = Reply(error=ModelAnswerBroken("a:1", "the connection was lost"))
     response, lines, _ = await told(
         first_that_works(one("a:1", broken, broken), one("b:1", said("B."))), stream=True
