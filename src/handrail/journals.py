@@ -374,7 +374,7 @@ class Workspaces(Protocol):
         ...
 
     async def list(self) -> Sequence[WorkspaceLine]:
-        """Return all workspaces, sorted by name. One that was altered is listed with what was altered."""
+        """Return all workspaces, sorted by name. An altered workspace is listed too, with what was altered."""
         ...
 
     async def holders(self) -> Mapping[str, str]:

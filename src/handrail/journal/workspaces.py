@@ -246,7 +246,7 @@ def workspace_alterations(connection: Connection, chains: Chains) -> Iterator[Jo
 
 
 def _line(connection: Connection, database: Database, name: str) -> WorkspaceLine:
-    """Return a workspace for the list. One statement reads its files, so only one workspace at a time is in memory."""
+    """Return a workspace as it is listed. Its files are read here, so that those of only one workspace are in memory."""
     try:
         row = _find(connection, database.chains, name)
         states = _read_files(connection, database.chains, name, row).values()
