@@ -1,4 +1,4 @@
-"""Handlers: find the one to run, check that it may, start it, and check what it returned."""
+"""Handlers: find the handler of a call, check that it may run, start it, and check what it returned."""
 
 from __future__ import annotations
 

@@ -278,7 +278,7 @@ class LiveCall:
         """Why the last answer to a question was refused, by the question's id."""
         self.parking: Parking | None = None
         self.rests = False
-        """Whether the call waits for answers. A recorded call does so only if everything in it waits."""
+        """Whether the call waits for answers. A recorded call counts as waiting only if everything in it waits."""
         self.is_parked = False
         self.is_left = False
         """Whether the client got the call's questions, and must call again for the result."""

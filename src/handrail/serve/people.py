@@ -115,7 +115,7 @@ class People:
         self._database.close()
 
     def _create_tables(self) -> None:
-        """Create the tables in an empty file. Another process may do so at the same time."""
+        """Create the tables in an empty file. Another process may be creating them at the same time."""
         database = self._database
         database.execute("BEGIN IMMEDIATE")
         try:

@@ -99,7 +99,7 @@ def serves(source: Source, record: RunRecord) -> bool:
 def app_name(record: RunRecord) -> str:
     """Return the name by which people serve a run's app: `module:name`, or the path of a worker's file; "" if it has none.
 
-    The path is relative to the current folder. Outside of it, only the file's name is returned.
+    The path is relative to the current folder. For a file outside that folder, only the file's name is returned.
     """
     path = Path(record.app)
     if not path.is_absolute():

@@ -140,10 +140,12 @@ class Thread(ThreadRecord):
     async def answer(self, answers: Sequence[Answer], *, leg: str = "") -> str:
         """Accept answers to this thread's questions, continue the run, and return the id of its leg.
 
-        Raises `AnswerRefused` if an answer is invalid. Then none is accepted, except those before an answer that only the
-        asking tool finds invalid. Repeating an answer is harmless, even after the run has ended. The returned id is "" if
-        no leg opens here: for repeated answers, while the server stops, or if a different process has the run. Raises
-        `ServerStopping` at shutdown if only a resumed run can take the answer, for example one with a secret.
+        Raises `AnswerRefused`, and accepts no answer, if one is invalid. If only the asking tool finds an answer invalid, the
+        answers before it stay accepted. Repeating an answer is harmless, even after the run has ended.
+
+        The returned id is "" if no leg opens here: for repeated answers, while the server stops, or if a different process
+        has the run. Raises `ServerStopping` at shutdown if only a resumed run can take the answer, for example one with a
+        secret.
         """
         async with self._lock:
             asked = await self._asked([each.question_id for each in answers])
