@@ -269,7 +269,7 @@ def _ends_the_run(attempt: Attempt, status: CallStatus, error: Exception, phase:
 
 
 def transient_in(error: BaseException) -> TransientError | None:
-    """Return the transient failure in an error, or None. From a group, it is the one that asks for the longest pause."""
+    """Return the transient failure in an error, in a group the one that asks for the longest pause; None if there is none."""
     found = [each for each in leaves_of(error) if isinstance(each, TransientError)]
     return max(found, key=lambda each: retry_delay(each) or 0.0, default=None)
 

@@ -199,7 +199,7 @@ async def wait_to_retry(
 def check_finished(
     attempt: Attempt, tool: Tool[Any, Any], result: Any, scope: CancelScope
 ) -> Coroutine[Any, Any, None] | None:
-    """Check what the handler returned, and close its context. Returns a coroutine to await, or None.
+    """Check what the handler returned, and close its context. Returns a coroutine to await for the rest, or None if it is done.
 
     Raises `Unsuccessful` for a result with `success=False`, and what `check_result` raises.
     """

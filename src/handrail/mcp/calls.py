@@ -59,7 +59,7 @@ _PLACE = ".1"
 """The place of the call in its run."""
 
 Report = Callable[[float, float | None, str], Awaitable[None]]
-"""A function that reports progress to the client: the amount done, the total or None, and a message."""
+"""A function that reports progress to the client: the amount done, the total (None if it is unknown), and a message."""
 
 
 class CallUnknown(HandrailError, LookupError):

@@ -344,7 +344,7 @@ class _Server:
     async def _answer(self, context: ToolContext, request: Any) -> Any:
         """Answer one request for input from a server with protocol version 2026-07-28.
 
-        Raises `MCPError` if it is not a question to a person, or if the question can't be shown.
+        Raises `MCPError` if the request is not a question to a person, or if the question can't be shown.
         """
         if not isinstance(request, ElicitRequest):
             raise MCPError(-32601, "it requires input other than an answer from a person")

@@ -54,11 +54,11 @@ class Source(Protocol):
 
     @property
     def files(self) -> Any:
-        """The files that the source's runs change: a filesystem, a `PrincipalFiles`, or None."""
+        """The files that the source's runs change, a filesystem or a `PrincipalFiles`; None if the runs have no files."""
         ...
 
     def files_of(self, principal: str) -> Any:
-        """Return the filesystem that this principal's runs change, or None."""
+        """Return the filesystem that this principal's runs change, or None if the runs have no files."""
         ...
 
     @property

@@ -329,7 +329,7 @@ class Thread(ThreadRecord):
             raise ThreadBusy(self.id)
 
     async def _settled(self) -> LiveRun | None:
-        """Return the run that this process executes, or None. A run that is being parked is awaited first."""
+        """Return the run that this process executes, or None if it executes none. A run that is being parked is awaited first."""
         if self.live is not None and self.live.is_parking:
             await self.live.wait()
         return self.live
@@ -423,7 +423,7 @@ class Thread(ThreadRecord):
     async def _resume_to_ask(
         self, answers: Sequence[Answer], asked: Mapping[str, QuestionRecord], leg: str
     ) -> LiveRun | None:
-        """Resume a parked run if an answer can't reach it through the journal. Returns the active run, or None.
+        """Resume a parked run if an answer can't reach it through the journal. Returns the active run, or None if none is.
 
         This is necessary if a question is cancelled, or answered with a secret, which the journal does not keep. Raises
         `AnswerRefused` if a worker executes the run of such a question.
