@@ -259,7 +259,7 @@ def _line(connection: Connection, database: Database, name: str) -> WorkspaceLin
     if row is None:  # an altered name may be a value that no query finds
         return WorkspaceLine(str(name), altered="its row was changed")
     found = [state for state in states if state is not None and state.kind != "folder"]
-    run_id = "" if _is_free(connection, database, row) else row.run_id
+    run_id = row.run_id if _is_kept(connection, database, row) else ""
     return WorkspaceLine(row.name, row.version, len(found), sum(state.size for state in found), run_id)
 
 
