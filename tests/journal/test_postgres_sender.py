@@ -201,6 +201,7 @@ async def test_two_loops_add_to_the_same_journal(url: str):
 async def test_a_record_of_another_loop_follows_one_that_has_no_answer_yet(url: str):
     async with begun(url) as journal:
         database = journal._database
+        assert database._sender is not None
         with blocked(url):
             first = pending(journal, "a")
             second = asyncio.ensure_future(
