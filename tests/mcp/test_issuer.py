@@ -27,6 +27,7 @@ from handrail.journal.sqlite import MemoryJournal
 from handrail.mcp import HttpServer, ToolServer
 from handrail.mcp.issuer import Issuer
 from mcp import Client
+from support import PATIENCE
 from support.mcp_http import Reply, Request, listening
 from support.mcp_served import serving
 
@@ -42,6 +43,12 @@ async def who(*, context: ToolContext) -> str:
 
 
 PROMPT = Prompt("shop", "Sell.", tools=[who], policies=[CapabilityPolicy()])
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the issuer as long as a busy machine needs."""
+    monkeypatch.setattr("handrail.mcp.issuer._FETCH_SECONDS", PATIENCE)
 
 
 class Provider:
