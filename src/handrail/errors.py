@@ -85,7 +85,7 @@ if TYPE_CHECKING:
 
 
 class HandrailError(Exception):
-    """The root of the tree: `except HandrailError` catches all of Handrail's exceptions."""
+    """The root of the tree: `except HandrailError` catches every exception in it."""
 
     hides_frames = False
     """Whether a traceback leaves out the frames inside Handrail, because the message says everything."""

@@ -286,7 +286,7 @@ class WorkClock(msgspec.Struct, eq=False):
 
 @contextlib.contextmanager
 def taken_from(clocks: Iterable[WorkClock]) -> Generator[None]:
-    """Let these clocks stand still during the block, in which listeners run on this thread. It must not be a loop's thread."""
+    """Let these clocks stand still during the block, in which listeners run on this thread, which must not be a loop's."""
     entered = [(clock, clock.enter()) for clock in clocks]
     try:
         yield

@@ -258,7 +258,7 @@ async def test_bytes_are_kept_as_long_as_the_workspace_or_a_run_refers_to_them(j
         digests["one"],
         digests["new"],
     }
-    with pytest.raises(BlobNotFoundError):  # only an undo of the forgotten run needed it
+    with pytest.raises(BlobNotFoundError):  # only an undo of the forgotten run needed these bytes
         await journal.workspaces.fetch([digests["old"]])
     assert not (await journal.runs.verify()).altered
 

@@ -367,7 +367,7 @@ def spelled(attempt: Attempt, params: Any) -> dict[str, str]:
 
 
 def _followed(attempt: Attempt, paths: list[str]) -> list[str]:
-    """Return the paths to which these paths resolve, since a link may point into another folder."""
+    """Return the paths to which these paths resolve, since a link may point into another folder. Empty without links."""
     frame = attempt.frame
     files: Any = frame.world.filesystem
     if files is None:

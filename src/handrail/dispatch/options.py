@@ -37,9 +37,7 @@ _TRACE = re.compile("[0-9a-f]{32}")
 
 @runtime_checkable
 class RunFiles(Protocol):
-    """Files that are opened when a run begins or is resumed, and closed when it ends or is parked, such as a
-    `Workspace`.
-    """
+    """Files opened when a run begins or is resumed and closed when it ends or is parked, such as a `Workspace`."""
 
     def opened(self, journal: Journal, run_id: str, /) -> AbstractAsyncContextManager[Filesystem]:
         """Open the files for a run until the block ends."""

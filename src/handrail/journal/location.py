@@ -165,9 +165,7 @@ def _files_exposure(path: str, parts: Sequence[str]) -> Exposure | None:
 
 
 def _exposure(path: str) -> Exposure | None:
-    """Return how other users can access a file or folder that is only for its owner; None if they can't, or if it
-    does not exist.
-    """
+    """Return how other users can access a private file or folder; None if they can't, or if there is no such file or folder."""
     try:
         facts = os.lstat(path)
         if stat.S_ISLNK(facts.st_mode):

@@ -87,7 +87,7 @@ def _defaults(fields: Mapping[str, Any]) -> dict[str, Any]:
 async def ask_login(server: str, context: ToolContext | None, address: str) -> str:
     """Ask the person to log in to a server, and return the address that they answer with, which may be "".
 
-    Raises `LoginNeeded` if nobody can be asked or nobody answers.
+    Raises `LoginNeeded` if nobody can be asked, or if the person declines or does not answer.
     """
     wait_for = None if context is None else context.wait_for
     if wait_for is None:

@@ -45,9 +45,9 @@ class McpTools(LiveSection):
     A server that needs more, such as environment variables or headers, is passed as `server=StdioServer(...)` or
     `server=UrlServer(...)`. It is started, or connected to, when a run with the section begins, and stays connected for later
     runs on the same event loop. Its tools go through the gate like any others. Every tool is `irreversible`, unless `effects` has
-    an effect for it under the server's name, or `trust_annotations` is set and the server says that the tool is read-only or
-    idempotent. `prefix` is put before each name. `timeout` limits one call, in seconds. If the server is not `required`, a run
-    begins without its tools when it can't be reached. Raises `DefinitionError` unless exactly one of `command`, `url` and
+    an effect for it under the name that the server uses, or `trust_annotations` is set and the server says that the tool is
+    read-only or idempotent. `prefix` is put before each name. `timeout` limits one call, in seconds. If the server can't be
+    reached, a run fails, or begins without the tools if `required` is false. Raises `DefinitionError` unless exactly one of `command`, `url` and
     `server` is given, or if it, the prefix or an effect is invalid.
     """
 

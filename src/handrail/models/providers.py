@@ -101,7 +101,7 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     addresses: tuple[Address, ...] = ()
     """The variables that replace the default address. The first that is set counts."""
     keys: tuple[Key, ...] = ()
-    """The first key whose variable is set is sent."""
+    """The keys to look for. The first one whose variable is set is sent."""
     headers: Mapping[str, str] = {}
     """Further headers, each with the variable that has its value."""
     is_own: bool = False

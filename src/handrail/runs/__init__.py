@@ -1,6 +1,7 @@
 """Operations on recorded runs: list, show, cancel, fork, undo, discard, replay, export, import and forget.
 
-Also copies of files into workspaces and out of them. They all work on a journal. None of them needs the process that executed the run.
+There are also operations that copy files into workspaces and out of them. All of them work on a journal, and none needs the
+process that executed the run.
 """
 
 from handrail.runs.catalog import RunLine, approvals, cancel, forget, list_runs

@@ -104,7 +104,7 @@ class RunTree(msgspec.Struct, kw_only=True):
     calls: list[CallNode]
     """Every call, including inner ones, in the order of their places."""
     questions: list[QuestionRecord]
-    """All questions of the run, open and answered."""
+    """The run's open, answered and declined questions."""
     usage: Usage
     cost: Decimal | None
     emitted: Mapping[str, Sequence[Any]] = {}

@@ -79,10 +79,10 @@ class FilesPut(msgspec.Struct, frozen=True):
 async def put_files(journal: Journal, workspace: Workspace, source: str | PathLike[str]) -> FilesPut:
     """Copy a file, or the content of a folder, into a workspace, which is created if it does not exist.
 
-    Files that are in the way are replaced, and other files stay. Links and permissions are copied too. Pipes, sockets,
-    devices, reserved names, and names in a folder that the workspace ignores are left out. Raises `FileError` if the
-    source does not exist, `WorkspaceBusy` while another run has the workspace, and `RunError` if the copy fails. Then
-    nothing is copied.
+    Files that are in the way are replaced, and other files stay. Links and permissions are copied too. In a folder, pipes,
+    sockets, devices, and names that are reserved or that the workspace ignores are left out. Raises `FileError` if the source
+    does not exist, or is a single file that would be left out. Raises `WorkspaceBusy` while another run has the workspace, and
+    `RunError` if the copy fails. Then nothing is copied.
     """
     at = Path(source).absolute()
     if not at.exists():

@@ -86,8 +86,8 @@ class Credentials:
 class People:
     """A server's users, their sessions, and the audit log. Thread-safe. Several processes may share the file.
 
-    Without a path, everything is kept in memory. Raises `DefinitionError` if anyone but the file's owner may read or
-    write it, and for a file that Handrail did not write, that has another version, or whose schema was altered.
+    Without a path, everything is kept in memory. Raises `DefinitionError` if anyone but the file's owner may read, write or
+    replace it, and for a file that Handrail did not write, that has another version, or whose schema was altered.
     """
 
     def __init__(self, path: Path | None = None, *, clock: Clock = SYSTEM_CLOCK) -> None:

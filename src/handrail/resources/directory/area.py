@@ -75,7 +75,7 @@ class Area:
         self._synced = False
         self._ready: dict[str, list[Path]] = {}
         self._spare: Path | None = None
-        """An empty folder for the next commit, or None. It is reused, because creating and removing folders is slow."""
+        """An empty folder to reuse for the next commit, because creating and removing folders is slow; None if there is none."""
 
     # --- the folder -------------------------------------------------------------------------------
 

@@ -87,7 +87,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str = ""
     place: str = ""
     root: str
-    """Where the root was when the commit was staged. It may have been moved since; `root_id` says which one it is."""
+    """The path of the root when the commit was staged. The root may have been moved since; `root_id` identifies it."""
     root_id: str = ""
     staging: str
     folder: str
