@@ -3,7 +3,7 @@
 import pytest
 from mcp.client import session
 
-from handrail.mcp import connection, url_transport
+from handrail.mcp import connection, issuer, transport, url_transport
 from support import PATIENCE
 
 
@@ -17,3 +17,5 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in ("CONNECT_TIMEOUT", "PROBE_TIMEOUT"):
         monkeypatch.setattr(connection, limit, PATIENCE)
     monkeypatch.setattr(url_transport, "_CONNECT", PATIENCE)
+    monkeypatch.setattr(transport, "_LAST_MOMENTS", PATIENCE)
+    monkeypatch.setattr(issuer, "_FETCH_SECONDS", PATIENCE)

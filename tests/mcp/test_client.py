@@ -51,12 +51,6 @@ async def run(
     return response, told, model
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for the last words of a server that has ended as long as a busy machine needs."""
-    monkeypatch.setattr("handrail.mcp.transport._LAST_MOMENTS", PATIENCE)
-
-
 async def test_tools_of_a_server_in_a_run() -> None:
     """A server's tools are offered with its schemas, under names a model can write, and called by the server's names.
 
@@ -236,9 +230,8 @@ async def test_server_that_sends_rubbish() -> None:
     assert all("not valid MCP" in each for each in told[5:])
 
 
-async def test_server_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_server_that_hangs() -> None:
     """A call that is not answered ends with the timeout, and the connection remains usable."""
-    monkeypatch.setattr(connections, "PROBE_TIMEOUT", PATIENCE)
     seconds, told = 0.02, ["", ""]
     while told[1] != "echo: a" and seconds < PATIENCE:
         seconds *= 10  # on a busy machine, the second call may exceed a short timeout too

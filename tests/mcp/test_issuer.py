@@ -45,12 +45,6 @@ async def who(*, context: ToolContext) -> str:
 PROMPT = Prompt("shop", "Sell.", tools=[who], policies=[CapabilityPolicy()])
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait for the issuer as long as a busy machine needs."""
-    monkeypatch.setattr("handrail.mcp.issuer._FETCH_SECONDS", PATIENCE)
-
-
 class Provider:
     """An issuer on loopback, which publishes its metadata and its keys."""
 

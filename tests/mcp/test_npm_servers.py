@@ -10,7 +10,7 @@ import pytest
 
 from handrail import Adapter, Prompt, ScriptedModel, ToolCall, tool
 from handrail.events import Progress
-from handrail.mcp import connection, transport
+from handrail.mcp import transport
 from handrail.messages import ToolMessage
 from handrail.session import Session
 from handrail.testing import Person
@@ -26,8 +26,6 @@ async def test_servers_with_different_fates_in_one_run(
     The model is told about each, and all of them can be used afterwards. A fifth server and the prompt's own tools are not affected.
     """
     monkeypatch.setattr(transport, "MAX_UNASKED", 300)
-    monkeypatch.setattr(transport, "_LAST_MOMENTS", PATIENCE)
-    monkeypatch.setattr(connection, "CONNECT_TIMEOUT", PATIENCE)
     (tmp_path / "a.txt").write_text("the file")
     graph = tmp_path / "graph.jsonl"
     os.mkfifo(graph)
