@@ -355,7 +355,8 @@ async def _(client: Client) -> str:
     async with asyncio.timeout(PATIENCE):
         said = await answer(reader)
         assert dripped < 100, "the server waited for all headers before it answered"
-        assert await reader.read() == b""
+        with contextlib.suppress(ConnectionError):  # a reset, if a header arrives after the end
+            assert await reader.read() == b""
     dripping.cancel()
     writer.close()
     return refused(said, 408, "HeadersTooSlow")

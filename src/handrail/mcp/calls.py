@@ -45,6 +45,8 @@ log = logging.getLogger("handrail.mcp")
 
 MAX_WAITING = 1_000
 """Maximum number of calls that wait for answers in memory. Beyond that, the oldest is parked, or cancelled if it is not recorded."""
+STOP_SECONDS = 5.0
+"""Maximum seconds to wait for the end of calls when the server stops."""
 PARK_AFTER = 300.0
 """Seconds for which a recorded call that waits for an answer stays in memory. Then it is parked."""
 NO_PAGE = (
@@ -250,12 +252,15 @@ class Calls:
                     del self._left[next(iter(self._left))]
 
     async def stop(self) -> None:
-        """Park every recorded call that has started, by force if it is not waiting, and cancel the others. Waits at most 5 seconds."""
+        """Park every recorded call that has started, by force if it is not waiting, and cancel the others.
+
+        Waits at most `STOP_SECONDS` for their end.
+        """
         calls = list(self._live.values())
         for call in calls:
             call.leave()
         if calls:
-            await asyncio.wait([call.task for call in calls], timeout=5.0)
+            await asyncio.wait([call.task for call in calls], timeout=STOP_SECONDS)
 
 
 class LiveCall:
