@@ -65,7 +65,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt's name."""
     model: str
     began_at: float
-    """Seconds since 1970."""
+    """When the run began, in seconds since 1970. For a run that has not begun, when it was submitted or is due."""
     begin: bytes = b""
     """The data that the adapter needs to begin the run in the same way again. Only the adapter reads it."""
     app: str = ""

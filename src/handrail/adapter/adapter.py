@@ -93,7 +93,7 @@ class Adapter:
 
     @property
     def workers(self) -> WorkerSource | None:
-        """The workers that this adapter's runs may call, or None."""
+        """The workers that this adapter's runs may call; None if there are none."""
         return self._options.workers
 
     @property

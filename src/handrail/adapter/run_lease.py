@@ -52,7 +52,7 @@ def acquire_in_process(journal: Journal, run_id: str) -> Generator[None]:
 async def acquire_run(journal: Journal, run_id: str) -> AsyncGenerator[RunRow]:
     """Acquire a run to resume it. Raises `RunBusy` if it is held in this process or by another one.
 
-    On exit it is released unchanged, unless it has ended or was parked meanwhile.
+    On exit the run is released unchanged, unless it has ended or was parked meanwhile.
     """
     with acquire_in_process(journal, run_id):
         row = await journal.runs.take(run_id)

@@ -267,7 +267,7 @@ def runs_first(attempt: Attempt) -> bool:
 
     If no preview can be shown, because nobody is there or the mode is *strict*, a call that needs approval does
     not run before it is approved. Neither does a call whose quorums can't be met, one that asks questions itself, or
-    one that runs commands, unless they are known to reach nothing but the folder.
+    one that runs commands, unless the commands are known to reach nothing but the folder.
     """
     if "proc.exec" in attempt.tool.capabilities and attempt.tool.reach != "":
         return False

@@ -159,7 +159,7 @@ class DbosDispatcher:
 
     @classmethod
     def current(cls) -> DbosDispatcher | None:
-        """Return the dispatcher that is at work in this process, or None."""
+        """Return the dispatcher that is at work in this process, or None if there is none."""
         return cls._current
 
 

@@ -66,8 +66,8 @@ def state_folder() -> Path:
 def former_journals(project: Path) -> Sequence[Path]:
     """Return the default journals that this folder had under earlier paths, so that a message can name them.
 
-    A moved folder keeps its device and inode. But a new folder can get those of a removed one, so these journals are
-    only opened if somebody names one. Raises `JournalError` if there is no home folder.
+    A moved folder keeps its device and inode. But a new folder can get the device and inode of a removed folder, so these
+    journals are only opened if somebody names one. Raises `JournalError` if there is no home folder.
     """
     facts, own = os.stat(project), default_journal(project)
     wanted = f"{facts.st_dev} {facts.st_ino}"
@@ -137,7 +137,7 @@ def find_exposure(path: str) -> Exposure | None:
     """Return how other users could read, change or replace a database's files, or None if they can't.
 
     The files must belong to this user, and nobody else may access them. The folder must belong to this user or to root.
-    Neither it nor a folder above it may let others write, unless it is sticky, as `/tmp` is.
+    The folder and the folders above it may let others write only if they are sticky, as `/tmp` is.
     """
     return _surroundings_exposure(path) or _files_exposure(path, _PARTS)
 
