@@ -3,7 +3,7 @@
 import pytest
 from mcp.client import session
 
-from handrail.mcp import calls, connection, issuer, login, remote_tasks, transport, url_transport
+from handrail.mcp import calls, connection, issuer, login, remote_tasks, tasks, transport, url_transport
 from support import PATIENCE
 
 
@@ -22,3 +22,4 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "STOP_SECONDS", PATIENCE)
     monkeypatch.setattr(login, "_READ_SECONDS", PATIENCE)
     monkeypatch.setattr(remote_tasks, "CANCEL_SECONDS", PATIENCE)
+    monkeypatch.setattr(tasks, "TASK_AFTER", PATIENCE)
