@@ -235,6 +235,22 @@ class WorkspaceRow(msgspec.Struct, frozen=True, kw_only=True):
     """The sum of the MACs of the rows of its files. It shows whether rows were added or removed."""
 
 
+class WorkspaceLine(msgspec.Struct, frozen=True):
+    """A workspace in a list of all workspaces."""
+
+    name: str
+    version: int = 0
+    """The number of commits and undos so far."""
+    files: int = 0
+    """The number of files and links."""
+    size: int = 0
+    """The number of bytes in all files together."""
+    run_id: str = ""
+    """The run that has the workspace; "" if a new run could take it."""
+    altered: str = ""
+    """What something other than Handrail has altered, in which case only the name is known; "" if nothing was altered."""
+
+
 class CommitUnit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A finished call and everything it changed, recorded atomically."""
 

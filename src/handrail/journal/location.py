@@ -237,8 +237,7 @@ def check_out_of_reach(journal: str, folder: str) -> None:
         return
     root, real = os.path.realpath(folder), os.path.realpath(journal)
     advice = "Choose a file outside it, or leave it out to use the default, which tools can't reach."
-    inside = os.path.relpath(real, root).split(os.sep)
-    if inside[0] not in (os.pardir, RESERVED):
+    if _is_below(real, root):
         raise JournalExposed(journal, f"it is in {root!r}, which tools may change", advice)
     for part in _PARTS:
         try:
@@ -251,3 +250,18 @@ def check_out_of_reach(journal: str, folder: str) -> None:
                 f"{real + part!r} has {names} hard links, and tools may reach it through another one",
                 f"Remove the others: `find / -samefile {shlex.quote(real + part)}` lists them.",
             )
+
+
+def has_journal(place: str, journal: str) -> bool:
+    """Return whether a place is a journal or its key, or is a folder that contains one. Symbolic links are resolved.
+
+    Files below `.handrail` in the folder don't count: Handrail neither copies nor shows that name.
+    """
+    if journal == ":memory:" or not journal:
+        return False
+    root, real = os.path.realpath(place), os.path.realpath(journal)
+    return any(_is_below(real + part, root) for part in _PARTS)
+
+
+def _is_below(path: str, root: str) -> bool:
+    return os.path.relpath(path, root).split(os.sep)[0] not in (os.pardir, RESERVED)
