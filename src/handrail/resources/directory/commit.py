@@ -388,7 +388,7 @@ class Commit:
         """Exchange the slot with what is at a path, and return the status of what was displaced.
 
         Returns None if somebody has just deleted the staging folder. Raises `Busy` if another program is writing to the
-        path, and `Unexpected` if it is not what the step expects. What was displaced is then put back.
+        path, and `Unexpected` if the path does not hold what the step expects. In both cases, what was displaced is put back.
         """
         with unwritten(there, name, found) as is_unwritten:
             self._disk.exchange(slots, step.slot, there, name)
